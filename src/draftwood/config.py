@@ -1,0 +1,129 @@
+"""The options of the public surface: frozen, keyword-only, checked when they are made. The one place with defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from draftwood.errors import OptionError
+
+T = TypeVar("T")
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+TARGETS = ("auto", "native", "hf")
+MAX_BUDGET = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How one request is sampled and when it ends. Temperature 0 is greedy."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output, 1: off
+    presence_penalty: float = 0.0  # over the output
+    frequency_penalty: float = 0.0  # over the output
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None  # that many alternatives per token; 0: the token's own only
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        _whole("max_tokens", self.max_tokens, 1)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _whole("top_k", self.top_k, 0)
+        _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
+        _number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        _number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        _whole("n", self.n, 1)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """How requests share one target."""
+
+    budget: int | str = "auto"  # positions per verification pass and sequence, the root included
+    max_batch: int = 8  # sequences that run together
+    prefill_chunk: int = 512  # prompt positions per pass
+    cache_tokens: int | None = (
+        None  # slots of the shared cache; None: what max_batch full contexts need, at most 65,536
+    )
+
+    def __post_init__(self) -> None:
+        if self.budget != "auto":
+            if not isinstance(self.budget, int) or isinstance(self.budget, bool) or not 1 <= self.budget <= MAX_BUDGET:
+                raise OptionError(
+                    "budget is no usable number of positions", got=self.budget, allowed=f"'auto' or 1 to {MAX_BUDGET}"
+                )
+        _whole("max_batch", self.max_batch, 1)
+        _whole("prefill_chunk", self.prefill_chunk, 1)
+        if self.cache_tokens is not None:
+            _whole("cache_tokens", self.cache_tokens, 1)
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
+    """Builds the options record ``cls`` and refuses keys it does not have."""
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise OptionError(f"{what} has no option {', '.join(map(repr, unknown))}", allowed=known or "no options")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise OptionError(f"{what} was given options it cannot use", got=dict(values)) from error
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    if value not in allowed:
+        raise OptionError(f"{name} is unknown", got=repr(value), allowed=allowed)
+    return value
+
+
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, (tuple, list)) or not all(isinstance(s, str) and s for s in strings):
+        raise OptionError("stop must be a text or several, none of them empty", got=repr(stop))
+    return tuple(strings)
+
+
+def _whole(name: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise OptionError(f"{name} must be a whole number", got=repr(value), allowed=f"{low} or more")
+
+
+def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
+        above = f"above {low:g}" if open_low else f"{low:g}"
+        span = (
+            "any finite number"
+            if low == -math.inf
+            else f"{above} or more"
+            if high == math.inf
+            else f"{above} to {high:g}"
+        )
+        raise OptionError(f"{name} is out of range", got=repr(value), allowed=span)

@@ -1,0 +1,1 @@
+"""Targets: the contract, the native decoder, the transformers adapter, and how models are found and loaded."""

@@ -1,0 +1,129 @@
+"""The contract of a target: the model whose output must not change.
+
+A target owns *sequences*. Each holds a committed prefix in the target's cache. One ``forward`` runs a packed batch: one
+*segment* per sequence, side by side in one row of N positions, each segment a tree (or a chain) hanging off its
+sequence's prefix. Nothing a forward writes is committed until ``keep`` says which nodes were accepted.
+
+    sequence = target.open(capacity=512)
+    target.forward([Segment(sequence, prompt, chain_parents(len(prompt)), num_logits=0)])
+    target.keep(sequence, range(len(prompt)))              # a prompt is a chain that is kept whole
+    output = target.forward([Segment(sequence, tree.tokens, tree.parents, num_logits=len(tree))])
+    target.keep(sequence, path)                            # accepted nodes, root first; the others are forgotten
+    target.close(sequence)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+class Segment(NamedTuple):
+    """What one sequence contributes to a packed batch."""
+
+    sequence: int
+    token_ids: Sequence[int]  # [n]
+    parents: Sequence[int]  # [n], -1 at node 0; node i sits at position prefix + depth(i)
+    num_logits: int  # logits are wanted for the last that many nodes: n for a tree, 0 or n for a prompt chunk
+
+
+class ForwardOutput(NamedTuple):
+    """The result of one packed forward. Rows follow the segments in order."""
+
+    logits: torch.Tensor  # [R, V] float32, R = sum of num_logits
+    greedy_ids: torch.Tensor  # [R] int64, argmax of each row, ties towards the lower id
+    taps: torch.Tensor | None  # [N, T*H], the hidden states asked for with set_taps, or None
+
+    def split(self, segments: Sequence[Segment]) -> list[ForwardOutput]:
+        """One output per segment: views, nothing is copied."""
+        parts: list[ForwardOutput] = []
+        row = node = 0
+        for segment in segments:
+            rows = slice(row, row + segment.num_logits)
+            nodes = slice(node, node + len(segment.token_ids))
+            taps = None if self.taps is None else self.taps[nodes]
+            parts.append(ForwardOutput(self.logits[rows], self.greedy_ids[rows], taps))
+            row, node = rows.stop, nodes.stop
+        return parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetInfo:
+    """What the rest of the program may know about a target."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    context_length: int
+    dtype: torch.dtype
+    device: torch.device
+    eos_token_ids: tuple[int, ...]
+    num_parameters: int
+    cache_bytes_per_token: int
+    backend: str  # "eager", "fused-cpu", "transformers", ...
+    can_tap: bool = True
+
+
+class Target(ABC):
+    """Runs packed trees. Implementations refuse what they cannot do when they are built, naming themselves."""
+
+    info: TargetInfo
+
+    @abstractmethod
+    def open(self, capacity: int) -> int:
+        """Reserves cache for a sequence of at most ``capacity`` positions, tree nodes included.
+
+        Raises CapabilityError if the free slots do not suffice; ``can_open`` asks first.
+        """
+
+    @abstractmethod
+    def can_open(self, capacity: int) -> bool: ...
+
+    @abstractmethod
+    def close(self, sequence: int) -> None:
+        """Frees the sequence's slots. Safe at any time between two forwards."""
+
+    @abstractmethod
+    def length(self, sequence: int) -> int:
+        """Committed positions of the sequence."""
+
+    @abstractmethod
+    def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
+        """One pass over all segments; each sequence at most once. Commits nothing."""
+
+    @abstractmethod
+    def keep(self, sequence: int, nodes: Sequence[int]) -> None:
+        """Commits the nodes of the sequence's last segment that form a path from node 0; forgets the others.
+
+        The nodes' keys already carry their final positions, so cache rows move and nothing is recomputed.
+        """
+
+    @abstractmethod
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forgets the committed positions from ``length`` on."""
+
+    @abstractmethod
+    def fork(self, sequence: int, capacity: int) -> int:
+        """A new sequence with a copy of the committed prefix."""
+
+    @abstractmethod
+    def set_taps(self, layers: Sequence[int]) -> None:
+        """Which hidden states every forward returns: the inputs of these layers, or ``num_layers`` for the last output
+        before the final norm. Empty: none."""
+
+
+def chain_parents(size: int) -> list[int]:
+    return list(range(-1, size - 1))
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths

@@ -1,0 +1,54 @@
+"""What computes a packed batch: the eager decoder in torch, or the fused one for CPUs.
+
+Both read the same weights, write the same cache layout and answer with the same record; the native target does not care
+which of them it holds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from draftwood.target.base import ForwardOutput, Segment, depths_of
+from draftwood.target.cache import KVCache
+
+
+class PackedSegment(NamedTuple):
+    """One sequence's part of a packed row."""
+
+    start: int  # its first row in the packed batch
+    base: int  # first cache slot of the sequence
+    prefix_len: int  # committed positions; node i is written to slot base + prefix_len + i
+    parents: Sequence[int]  # [n], indices inside the segment, -1 at node 0
+    num_logits: int
+
+
+class PackedBatch(NamedTuple):
+    """The trees of all sequences side by side."""
+
+    token_ids: list[int]  # [N]
+    positions: list[int]  # [N]
+    segments: list[PackedSegment]
+
+
+class Decoder(ABC):
+    name: str
+
+    @abstractmethod
+    def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
+        """Writes keys and values of all rows, returns logits of the wanted ones, and the taps."""
+
+
+def pack(segments: Sequence[Segment], cache: KVCache) -> PackedBatch:
+    """Lays the segments side by side and reserves their cache slots."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    packed: list[PackedSegment] = []
+    for segment in segments:
+        extent = cache[segment.sequence]
+        cache.reserve(segment.sequence, len(segment.token_ids))
+        packed.append(PackedSegment(len(token_ids), extent.base, extent.length, segment.parents, segment.num_logits))
+        token_ids.extend(segment.token_ids)
+        positions.extend(extent.length + depth for depth in depths_of(segment.parents))
+    return PackedBatch(token_ids, positions, packed)

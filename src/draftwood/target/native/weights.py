@@ -1,0 +1,191 @@
+"""Weights of a Llama-family model: read from safetensors, checked against the configuration, joined for fewer products.
+
+Query, key and value projections become one matrix, gate and up another: each is applied to the same input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from draftwood.errors import ModelError
+from draftwood.target.native.config import ModelConfig
+
+Progress = Callable[[int, int], None]  # done, total
+Lookup = Callable[[str], torch.Tensor]
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    input_norm: torch.Tensor  # [H]
+    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, H]
+    qkv_bias: torch.Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
+    q_norm: torch.Tensor | None  # [head_dim]
+    k_norm: torch.Tensor | None  # [head_dim]
+    o: torch.Tensor  # [H, heads * head_dim]
+    o_bias: torch.Tensor | None  # [H]
+    post_norm: torch.Tensor  # [H]
+    gate_up: torch.Tensor  # [2 * I, H], the gates first
+    down: torch.Tensor  # [H, I]
+
+
+@dataclass(slots=True)
+class Weights:
+    embed: torch.Tensor  # [V, H]
+    layers: list[LayerWeights]
+    norm: torch.Tensor  # [H]
+    head: torch.Tensor  # [V, H], the same tensor as embed where they are tied
+
+    def num_parameters(self) -> int:
+        tensors = [self.embed, self.norm, *(t for layer in self.layers for t in _tensors(layer))]
+        if self.head is not self.embed:
+            tensors.append(self.head)
+        return sum(t.numel() for t in tensors)
+
+
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> Weights:
+    """Reads every tensor the configuration asks for; a missing, extra or misshapen one is an error that names it."""
+    with ExitStack() as stack:
+        lookup, names = _open(folder, stack)
+        _check_names(names, config, folder)
+        return assemble(config, lambda name: lookup(name).to(device=device, dtype=dtype), progress)
+
+
+def assemble(config: ModelConfig, get: Lookup, progress: Progress | None = None) -> Weights:
+    """Joins named Hugging Face tensors into :class:`Weights`."""
+    checked = _shape_checked(config, get)
+    embed = checked("model.embed_tokens.weight")
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(_layer(config, checked, f"model.layers.{index}."))
+        if progress is not None:
+            progress(index + 1, config.num_layers)
+    head = embed if config.tied_embeddings else checked("lm_head.weight")
+    return Weights(embed, layers, checked("model.norm.weight"), head)
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model by its Hugging Face name."""
+    hidden, inner, q, kv = config.hidden_size, config.intermediate_size, config.q_size, config.kv_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tied_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    for index in range(config.num_layers):
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "self_attn.q_proj.weight": (q, hidden),
+            "self_attn.k_proj.weight": (kv, hidden),
+            "self_attn.v_proj.weight": (kv, hidden),
+            "self_attn.o_proj.weight": (hidden, q),
+            "post_attention_layernorm.weight": (hidden,),
+            "mlp.gate_proj.weight": (inner, hidden),
+            "mlp.up_proj.weight": (inner, hidden),
+            "mlp.down_proj.weight": (hidden, inner),
+        }
+        if config.qkv_bias:
+            layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+        if config.o_bias:
+            layer["self_attn.o_proj.bias"] = (hidden,)
+        if config.qk_norm:
+            layer |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _layer(config: ModelConfig, get: Lookup, prefix: str) -> LayerWeights:
+    def joined(template: str, *parts: str) -> torch.Tensor:
+        return torch.cat([get(prefix + template.format(part)) for part in parts])
+
+    def optional(wanted: bool, name: str) -> torch.Tensor | None:
+        return get(prefix + name) if wanted else None
+
+    return LayerWeights(
+        input_norm=get(prefix + "input_layernorm.weight"),
+        qkv=joined("self_attn.{}_proj.weight", "q", "k", "v"),
+        qkv_bias=joined("self_attn.{}_proj.bias", "q", "k", "v") if config.qkv_bias else None,
+        q_norm=optional(config.qk_norm, "self_attn.q_norm.weight"),
+        k_norm=optional(config.qk_norm, "self_attn.k_norm.weight"),
+        o=get(prefix + "self_attn.o_proj.weight"),
+        o_bias=optional(config.o_bias, "self_attn.o_proj.bias"),
+        post_norm=get(prefix + "post_attention_layernorm.weight"),
+        gate_up=joined("mlp.{}_proj.weight", "gate", "up"),
+        down=get(prefix + "mlp.down_proj.weight"),
+    )
+
+
+def _shape_checked(config: ModelConfig, get: Lookup) -> Lookup:
+    shapes = tensor_shapes(config)
+
+    def checked(name: str) -> torch.Tensor:
+        tensor = get(name)
+        if tuple(tensor.shape) != shapes[name]:
+            raise ModelError(
+                f"The tensor {name} does not fit config.json", got=list(tensor.shape), allowed=[list(shapes[name])]
+            )
+        return tensor
+
+    return checked
+
+
+def _open(folder: Path, stack: ExitStack) -> tuple[Lookup, set[str]]:
+    files = {}
+    for path in _shards(folder):
+        try:
+            handle = stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{path.name} cannot be read", got=error, next_step=f"Fetch it again: it lies in {folder}."
+            ) from error
+        files |= {name: handle for name in handle.keys()}  # noqa: SIM118 - a safetensors handle is no mapping
+    return lambda name: files[name].get_tensor(name), set(files)
+
+
+def _shards(folder: Path) -> Iterator[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        yield from sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    elif (folder / "model.safetensors").exists():
+        yield folder / "model.safetensors"
+    else:
+        raise ModelError(
+            "The model folder has no weights",
+            got=folder,
+            allowed="model.safetensors, or model.safetensors.index.json with its parts",
+            next_step="Save the model with save_pretrained(..., safe_serialization=True), or name another folder.",
+        )
+
+
+def _check_names(names: set[str], config: ModelConfig, folder: Path) -> None:
+    wanted = set(tensor_shapes(config))
+    # A tied head may be stored all the same, and old checkpoints carry rotary buffers: neither is a weight of its own.
+    extra = {n for n in names - wanted if not n.endswith("rotary_emb.inv_freq")} - {"lm_head.weight"}
+    missing = wanted - names
+    if missing or extra:
+        raise ModelError(
+            f"The weights in {folder} do not fit config.json",
+            got="; ".join(
+                f"{label}: {', '.join(sorted(group)[:6])}{' ...' if len(group) > 6 else ''}"
+                for label, group in (("missing", missing), ("unknown", extra))
+                if group
+            ),
+        )
+
+
+def _tensors(layer: LayerWeights) -> list[torch.Tensor]:
+    values = (getattr(layer, name) for name in LayerWeights.__slots__)
+    return [value for value in values if value is not None]

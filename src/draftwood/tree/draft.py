@@ -1,0 +1,179 @@
+"""The draft tree as data: arrays in topological order, and the invariants they keep.
+
+A tree knows its tokens, parents, depths, sources and probabilities, its paths and its children. It does not know
+models, caches or drafters. Node 0 is the root: the last committed token, which has not been through the target yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from draftwood.errors import TreeError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+ROOT_SOURCE = "root"
+
+
+class Proposal(NamedTuple):
+    """The distribution q a drafter drew a node's children from, over its support."""
+
+    token_ids: IntArray  # [S], distinct
+    probs: FloatArray  # [S], positive, sums to 1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Guesses for the tokens after the root.
+
+    ``children(v)`` are tried in the order they were added. A node listed in ``proposals`` has *drawn* children: they
+    were drawn without replacement, in that order, from its proposal. Children that a drafter chose rather than drew
+    come before the drawn ones and are counted in ``num_chosen``; the proposal then covers the other tokens only.
+    """
+
+    tokens: tuple[int, ...]  # [N]
+    parents: tuple[int, ...]  # [N], parents[0] == -1, parents[i] < i
+    depths: tuple[int, ...]  # [N], depths[0] == 0
+    sources: tuple[str, ...]  # [N], who suggested the node
+    probs: tuple[float, ...]  # [N], what the drafter thought of it given its parent
+    proposals: Mapping[int, Proposal] = field(default_factory=dict)
+    num_chosen: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def root_only(cls, token: int) -> DraftTree:
+        return cls((token,), (-1,), (0,), (ROOT_SOURCE,), (1.0,))
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int], source: str = ROOT_SOURCE, probs: Sequence[float] | None = None) -> DraftTree:
+        """``tokens[0]`` is the root, each further token the only child of the one before it."""
+        size = len(tokens)
+        return cls(
+            tokens=tuple(tokens),
+            parents=tuple(range(-1, size - 1)),
+            depths=tuple(range(size)),
+            sources=(ROOT_SOURCE, *(source,) * (size - 1)),
+            probs=(1.0,) * size if probs is None else tuple(probs),
+        )
+
+    def children(self) -> list[list[int]]:
+        """For every node its children, in the order they are to be tried."""
+        lists: list[list[int]] = [[] for _ in self.tokens]
+        for node in range(1, len(self.tokens)):
+            lists[self.parents[node]].append(node)
+        return lists
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root to ``node``, both included."""
+        path = [node]
+        while path[-1] != 0:
+            path.append(self.parents[path[-1]])
+        return path[::-1]
+
+    def path_tokens(self, node: int) -> list[int]:
+        """The tokens a path would add to the output: the root's is already there."""
+        return [self.tokens[i] for i in self.path(node)[1:]]
+
+    def leaves(self) -> list[int]:
+        inner = set(self.parents)
+        return [node for node in range(len(self.tokens)) if node not in inner]
+
+
+class TreeBuilder:
+    """Grows a tree node by node. A token a parent already has is merged: the higher probability keeps the tag."""
+
+    def __init__(self, root_token: int) -> None:
+        self._tokens = [root_token]
+        self._parents = [-1]
+        self._depths = [0]
+        self._sources = [ROOT_SOURCE]
+        self._probs = [1.0]
+        self._index: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, parent: int, token: int, source: str, prob: float = 1.0) -> int:
+        """Returns the node that carries ``token`` under ``parent``, new or already there."""
+        known = self._index.get((parent, token))
+        if known is not None:
+            if prob > self._probs[known]:
+                self._sources[known] = source
+                self._probs[known] = prob
+            return known
+        node = len(self._tokens)
+        self._index[(parent, token)] = node
+        self._tokens.append(token)
+        self._parents.append(parent)
+        self._depths.append(self._depths[parent] + 1)
+        self._sources.append(source)
+        self._probs.append(prob)
+        return node
+
+    def find(self, parent: int, token: int) -> int | None:
+        return self._index.get((parent, token))
+
+    def depth(self, node: int) -> int:
+        return self._depths[node]
+
+    def build(
+        self, proposals: Mapping[int, Proposal] | None = None, num_chosen: Mapping[int, int] | None = None
+    ) -> DraftTree:
+        return DraftTree(
+            tuple(self._tokens),
+            tuple(self._parents),
+            tuple(self._depths),
+            tuple(self._sources),
+            tuple(self._probs),
+            proposals or {},
+            num_chosen or {},
+        )
+
+
+def _check(tree: DraftTree) -> None:
+    size = len(tree.tokens)
+    if size == 0:
+        raise TreeError("A draft tree needs at least its root", got="no nodes")
+    lengths = {len(tree.parents), len(tree.depths), len(tree.sources), len(tree.probs)}
+    if lengths != {size}:
+        raise TreeError("The arrays of a draft tree differ in length", got=sorted({size, *lengths}))
+    if tree.parents[0] != -1 or tree.depths[0] != 0:
+        raise TreeError("Node 0 must be the root", got=f"parent {tree.parents[0]}, depth {tree.depths[0]}")
+    seen: set[tuple[int, int]] = set()
+    for node in range(1, size):
+        parent = tree.parents[node]
+        if not 0 <= parent < node:
+            raise TreeError(f"Node {node} must come after its parent", got=parent, allowed=f"0 to {node - 1}")
+        if tree.depths[node] != tree.depths[parent] + 1:
+            raise TreeError(f"Node {node} has the wrong depth", got=tree.depths[node], allowed=tree.depths[parent] + 1)
+        edge = (parent, tree.tokens[node])
+        if edge in seen:
+            raise TreeError(f"Node {parent} has two children with the token {edge[1]}", got=f"node {node}")
+        seen.add(edge)
+    _check_proposals(tree)
+
+
+def _check_proposals(tree: DraftTree) -> None:
+    for node, proposal in tree.proposals.items():
+        if not 0 <= node < len(tree):
+            raise TreeError("A proposal belongs to no node", got=node, allowed=f"0 to {len(tree) - 1}")
+        children = [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node]
+        chosen = tree.num_chosen.get(node, 0)
+        if not 0 <= chosen <= len(children):
+            raise TreeError(f"Node {node} counts more chosen children than it has", got=chosen, allowed=len(children))
+        support = set(proposal.token_ids.tolist())
+        if not set(children[chosen:]) <= support:
+            raise TreeError(f"Node {node} has a drawn child outside its proposal", got=children[chosen:])
+        if support & set(children[:chosen]):
+            raise TreeError(f"The proposal of node {node} covers a chosen child", got=children[:chosen])
