@@ -1,1 +1,29 @@
+"""Draftwood: a language model generates faster, and its output stays the same."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from draftwood.config import SamplingParams
+    from draftwood.errors import DraftwoodError
+    from draftwood.llm import LLM, Completion
+
 __version__ = "0.1.0"
+
+__all__ = ["LLM", "Completion", "DraftwoodError", "SamplingParams", "__version__"]
+
+# Torch takes a second to import: a help text should not wait for it.
+_HOMES = {
+    "LLM": "draftwood.llm",
+    "Completion": "draftwood.llm",
+    "SamplingParams": "draftwood.config",
+    "DraftwoodError": "draftwood.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'draftwood' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

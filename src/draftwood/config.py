@@ -15,6 +15,7 @@ T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TARGETS = ("auto", "native", "hf")
 MAX_BUDGET = 1024
+PREFILL_CHUNK = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,17 +69,13 @@ class EngineOptions:
 
     budget: int | str = "auto"  # positions per verification pass and sequence, the root included
     max_batch: int = 8  # sequences that run together
-    prefill_chunk: int = 512  # prompt positions per pass
+    prefill_chunk: int = PREFILL_CHUNK  # prompt positions per pass
     cache_tokens: int | None = (
         None  # slots of the shared cache; None: what max_batch full contexts need, at most 65,536
     )
 
     def __post_init__(self) -> None:
-        if self.budget != "auto":
-            if not isinstance(self.budget, int) or isinstance(self.budget, bool) or not 1 <= self.budget <= MAX_BUDGET:
-                raise OptionError(
-                    "budget is no usable number of positions", got=self.budget, allowed=f"'auto' or 1 to {MAX_BUDGET}"
-                )
+        _budget(self.budget)
         _whole("max_batch", self.max_batch, 1)
         _whole("prefill_chunk", self.prefill_chunk, 1)
         if self.cache_tokens is not None:
@@ -103,6 +100,13 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def _budget(budget: object) -> None:
+    whole = isinstance(budget, int) and not isinstance(budget, bool)
+    if budget != "auto" and not (whole and 1 <= budget <= MAX_BUDGET):  # type: ignore[operator]
+        allowed = f"'auto', or 1 to {MAX_BUDGET} positions"
+        raise OptionError("budget is no usable number of positions", got=repr(budget), allowed=allowed)
+
+
 def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, (tuple, list)) or not all(isinstance(s, str) and s for s in strings):
@@ -119,11 +123,6 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         above = f"above {low:g}" if open_low else f"{low:g}"
-        span = (
-            "any finite number"
-            if low == -math.inf
-            else f"{above} or more"
-            if high == math.inf
-            else f"{above} to {high:g}"
-        )
+        bounded = f"{above} or more" if high == math.inf else f"{above} to {high:g}"
+        span = "any finite number" if low == -math.inf else bounded
         raise OptionError(f"{name} is out of range", got=repr(value), allowed=span)

@@ -1,0 +1,15 @@
+"""Drafters: named recipes of sources and growth, and the registry they are found in."""
+
+from draftwood.drafters.base import Drafter, DraftRequest, NoOptions, Verified
+from draftwood.drafters.registry import DrafterFactory, drafter_class, drafter_names, make_factory
+
+__all__ = [
+    "DraftRequest",
+    "Drafter",
+    "DrafterFactory",
+    "NoOptions",
+    "Verified",
+    "drafter_class",
+    "drafter_names",
+    "make_factory",
+]

@@ -1,0 +1,1 @@
+"""Policies that turn suggestions into a tree."""

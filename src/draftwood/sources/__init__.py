@@ -1,0 +1,1 @@
+"""What suggests next tokens."""

@@ -75,6 +75,11 @@ class Target(ABC):
 
     info: TargetInfo
 
+    @property
+    @abstractmethod
+    def num_slots(self) -> int:
+        """Positions the cache holds in all: no sequence can be larger."""
+
     @abstractmethod
     def open(self, capacity: int) -> int:
         """Reserves cache for a sequence of at most ``capacity`` positions, tree nodes included.

@@ -85,6 +85,23 @@ class DraftTree:
         """The tokens a path would add to the output: the root's is already there."""
         return [self.tokens[i] for i in self.path(node)[1:]]
 
+    def limited(self, max_depth: int) -> DraftTree:
+        """The tree without the nodes below ``max_depth``. Whole groups of siblings go, so drawn ones stay drawn."""
+        if max(self.depths) <= max_depth:
+            return self
+        kept = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
+        number = {node: index for index, node in enumerate(kept)}
+        inner = {node for node in kept if self.depths[node] < max_depth}
+        return DraftTree(
+            tokens=tuple(self.tokens[node] for node in kept),
+            parents=tuple(number.get(self.parents[node], -1) for node in kept),
+            depths=tuple(self.depths[node] for node in kept),
+            sources=tuple(self.sources[node] for node in kept),
+            probs=tuple(self.probs[node] for node in kept),
+            proposals={number[node]: q for node, q in self.proposals.items() if node in inner},
+            num_chosen={number[node]: count for node, count in self.num_chosen.items() if node in inner},
+        )
+
     def leaves(self) -> list[int]:
         inner = set(self.parents)
         return [node for node in range(len(self.tokens)) if node not in inner]

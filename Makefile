@@ -1,0 +1,43 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up .venv by itself; a second run is fast.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types check format clean
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# torch comes first and with an exact version, so that every machine tests the same one.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 10) <= sys.version_info < (3, 14) else "Draftwood needs Python 3.10 to 3.13, this is %d.%d: run make PYTHON=python3.12" % sys.version_info[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV): a few minutes the first time"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## set up, then generate with the default model beside plain decoding
+	$(BIN)/draftwood generate --compare --max-tokens 160 "Rewrite this function with type hints and a docstring: def mean(values): total = sum(values); count = len(values); return total / count if count else 0.0"
+
+test: $(READY)  ## set up, then run the tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)  ## static types
+	$(BIN)/mypy
+
+check: lint types test  ## everything that must hold before a commit
+
+format: $(READY)  ## rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove the environment and what tools left behind
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,76 @@
+"""The contract of a drafter: four calls around every request.
+
+    drafter.begin(request)            the prompt is known
+    drafter.propose(budget)           a tree of at most ``budget`` nodes whose root is the last committed token
+    drafter.observe(verified)         what the target said about it and what was emitted
+    drafter.end()                     the request is over: finished, cancelled or failed
+
+A drafter never sees the target's cache. What all requests of one model share (tables, heads) is made once by ``share``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from draftwood.config import SamplingParams
+from draftwood.target.base import TargetInfo
+from draftwood.tree import DraftTree
+
+
+class DraftRequest(NamedTuple):
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    rng: np.random.Generator  # for drawn drafts; apart from the randomness of verification
+
+
+class Verified(NamedTuple):
+    """One verified tree."""
+
+    tree: DraftTree
+    logits: torch.Tensor  # [N, V] float32, row i is what the target says after node i
+    path: Sequence[int]  # accepted nodes, root first
+    emitted: Sequence[int]  # tokens the cycle added to the output, the bonus token last
+    taps: torch.Tensor | None  # [N, T*H]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoOptions:
+    """A drafter without options."""
+
+
+class Drafter(ABC):
+    """One request's drafter. Subclasses name their options record, and read it in their constructor."""
+
+    name: ClassVar[str]
+    Options: ClassVar[type[Any]] = NoOptions
+    wants_prompt_logits: ClassVar[bool] = False  # whether prefill computes logits for read_prompt
+
+    def __init__(self, options: Any, shared: Any) -> None:
+        self.options = options
+        self.shared = shared
+
+    @classmethod
+    def share(cls, options: Any, target: TargetInfo) -> Any:
+        """What the requests of one model have in common; built once."""
+        return None
+
+    @abstractmethod
+    def begin(self, request: DraftRequest) -> None: ...
+
+    def read_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+        """A prefilled stretch of the prompt with the target's logits ``[n, V]`` after each of its tokens."""
+
+    @abstractmethod
+    def propose(self, budget: int) -> DraftTree: ...
+
+    def observe(self, verified: Verified) -> None:
+        """Learn from a verified tree, and take note of what was emitted."""
+
+    def end(self) -> None:
+        """Let go of what the request held."""

@@ -1,0 +1,22 @@
+"""Plain decoding: the same cycle with a tree that is only its root."""
+
+from __future__ import annotations
+
+from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.tree import DraftTree
+
+
+class PlainDrafter(Drafter):
+    """`plain`: no guesses."""
+
+    name = "plain"
+    _last: int
+
+    def begin(self, request: DraftRequest) -> None:
+        self._last = request.prompt_ids[-1]
+
+    def propose(self, budget: int) -> DraftTree:
+        return DraftTree.root_only(self._last)
+
+    def observe(self, verified: Verified) -> None:
+        self._last = verified.emitted[-1]

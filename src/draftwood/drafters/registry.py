@@ -1,0 +1,71 @@
+"""Drafters by name. Built-in ones and those of other packages come in by the same door: the entry-point group
+``draftwood.drafters``, each entry a :class:`Drafter` subclass under the name users type."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from draftwood.config import from_mapping
+from draftwood.drafters.base import Drafter
+from draftwood.errors import DraftwoodError, OptionError
+from draftwood.target.base import TargetInfo
+
+GROUP = "draftwood.drafters"
+# What the package itself registers; also the table that applies when it runs from its source without being installed.
+BUILTIN = {
+    "plain": "draftwood.drafters.plain:PlainDrafter",
+    "pld": "draftwood.drafters.pld:PromptLookupDrafter",
+}
+
+
+class DrafterFactory:
+    """A drafter chosen and configured for one target; every request gets its own from ``new``."""
+
+    def __init__(self, cls: type[Drafter], options: Any, target: TargetInfo) -> None:
+        self.cls = cls
+        self.options = options
+        self._shared = cls.share(options, target)
+
+    @property
+    def name(self) -> str:
+        return self.cls.name
+
+    def new(self) -> Drafter:
+        return self.cls(self.options, self._shared)
+
+
+def drafter_names() -> list[str]:
+    return sorted(_entries())
+
+
+def drafter_class(name: str) -> type[Drafter]:
+    entries = _entries()
+    if name not in entries:
+        near = difflib.get_close_matches(name, entries, n=1)
+        raise OptionError(
+            "There is no drafter of that name",
+            got=repr(name),
+            allowed=sorted(entries),
+            next_step=f"Did you mean {near[0]!r}?" if near else None,
+        )
+    try:
+        cls = entries[name].load()
+    except (ImportError, AttributeError) as error:
+        raise DraftwoodError(f"The drafter {name!r} cannot be loaded", got=f"{entries[name].value}: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Drafter)):
+        raise DraftwoodError(f"The drafter {name!r} is no Drafter subclass", got=entries[name].value)
+    return cls
+
+
+def make_factory(name: str, options: Mapping[str, Any] | None, target: TargetInfo) -> DrafterFactory:
+    cls = drafter_class(name)
+    return DrafterFactory(cls, from_mapping(cls.Options, options or {}, f"The drafter {name!r}"), target)
+
+
+def _entries() -> dict[str, EntryPoint]:
+    found = {name: EntryPoint(name, value, GROUP) for name, value in BUILTIN.items()}
+    found.update({entry.name: entry for entry in entry_points(group=GROUP)})
+    return found

@@ -1,0 +1,36 @@
+"""What comes out of the engine while requests run."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from draftwood.engine.stats import RequestStats
+from draftwood.tree import DraftTree
+
+BONUS_SOURCE = "target"
+
+
+class TokenLogprobs(NamedTuple):
+    """The target's own view of one emitted token, before temperature and filters."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens, best first
+
+
+class TokenEvent(NamedTuple):
+    """One accepted block of a request."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]  # who drafted each token; "target" where the target added it itself
+    texts: tuple[str, ...]  # the text each token made certain; may be empty for some
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: str | None  # None while the request goes on; "stop", "length" or "cancelled"
+    stats: RequestStats
+    tree: DraftTree  # the tree that was verified
+    path: tuple[int, ...]  # its accepted nodes
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)

@@ -1,0 +1,87 @@
+"""Who runs: requests wait in order, are admitted when a row and cache slots are free, and leave when they finish."""
+
+from __future__ import annotations
+
+from draftwood.engine.prefix import PrefixStore
+from draftwood.engine.session import Session
+from draftwood.target.base import Target
+
+KEPT_PREFIXES = 4
+
+
+class Scheduler:
+    def __init__(self, target: Target, max_batch: int) -> None:
+        self._target = target
+        self._max_batch = max_batch
+        self._waiting: list[Session] = []
+        self._running: list[Session] = []
+        self._prefixes = PrefixStore(target, KEPT_PREFIXES)
+
+    @property
+    def running(self) -> list[Session]:
+        return self._running
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add(self, session: Session) -> None:
+        self._waiting.append(session)
+
+    def find(self, request_id: int) -> Session | None:
+        everyone = [*self._running, *self._waiting]
+        return next((session for session in everyone if session.request.request_id == request_id), None)
+
+    def admit(self) -> None:
+        """Lets waiting requests in, oldest first. One whose prompt another is just prefilling waits for it."""
+        for session in list(self._waiting):
+            if len(self._running) >= self._max_batch:
+                return
+            if any(sibling.is_prefilling for sibling in self._siblings(session)):
+                continue
+            place = self._place(session)
+            if place is None:
+                return  # those behind it wait too: nobody is overtaken for good
+            self._waiting.remove(session)
+            self._running.append(session)
+            session.admit(*place)
+
+    def release(self, session: Session) -> None:
+        """Takes a session out, whatever its state, and leaves the cache consistent."""
+        if session in self._waiting:
+            self._waiting.remove(session)
+            return
+        self._running.remove(session)
+        session.drafter.end()
+        wanted = any(other.request.group == session.request.group for other in self._waiting)
+        if session.request.reuse or wanted:
+            length = self._target.length(session.sequence)
+            self._prefixes.put(session.tokens[:length], session.sequence)
+        else:
+            self._target.close(session.sequence)
+
+    def clear(self) -> None:
+        for session in [*self._running, *self._waiting]:
+            self.release(session)
+        self._prefixes.clear()
+
+    def _siblings(self, session: Session) -> list[Session]:
+        """Running samples of the same prompt."""
+        return [other for other in self._running if other.request.group == session.request.group]
+
+    def _place(self, session: Session) -> tuple[int, int] | None:
+        """A sequence for the session and how much of its prompt it holds already; None if there is no room now."""
+        capacity, prompt_ids = session.capacity, session.request.prompt_ids
+        if session.request.reuse or session.request.index > 0:
+            found = self._prefixes.take(prompt_ids, capacity)
+            if found is not None:
+                return found
+        while not self._target.can_open(capacity):
+            if not self._prefixes.drop_oldest():
+                return None
+        siblings = self._siblings(session)
+        if siblings:
+            sequence = self._target.fork(siblings[0].sequence, capacity)
+            self._target.truncate(sequence, len(prompt_ids) - 1)
+            return sequence, len(prompt_ids) - 1
+        return self._target.open(capacity), 0

@@ -1,0 +1,210 @@
+"""One request while it runs: its tokens, its drafter, its place in the cache, its books.
+
+The invariant that everything here keeps: the target has committed every token of ``tokens`` but the last one. The last
+one is the root of the next tree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from draftwood.config import SamplingParams
+from draftwood.drafters import Drafter, DraftRequest, Verified
+from draftwood.engine.detokenize import IncrementalDecoder
+from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
+from draftwood.engine.stats import RequestStats
+from draftwood.engine.stopping import StopStrings, StopTokens
+from draftwood.errors import TreeError
+from draftwood.sampling import SeededRandomness, Warper
+from draftwood.target.base import ForwardOutput, Segment, TargetInfo, chain_parents
+from draftwood.target.tokenizer import TextCodec
+from draftwood.tree import DraftTree
+from draftwood.verify import Accepted, accept_greedy, accept_sampled
+
+DRAFTER_STREAM = 1  # keeps a drafter's draws apart from those of verification under one seed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What was asked for, checked and ready to run."""
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int  # what was asked for, less what the context has no room for
+    budget: int
+    prefill_chunk: int
+    group: int  # the samples of one prompt belong together
+    index: int = 0  # which of them this is
+    reuse: bool = False  # whether a cached prefix may stand in for prefill
+
+
+@dataclass(slots=True)
+class _Block:
+    """The tokens one cycle emits."""
+
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Session:
+    def __init__(self, request: Request, drafter: Drafter, codec: TextCodec, info: TargetInfo) -> None:
+        params = request.params
+        self.request = request
+        self.drafter = drafter
+        self.tokens = list(request.prompt_ids)
+        self.sequence = -1  # set on admission
+        self.stats = RequestStats(prompt_tokens=len(request.prompt_ids))
+        self.finish_reason: str | None = None
+        self._info = info
+        self._committed = 0  # prompt positions the target has, until prefill is over
+        self._tree = DraftTree.root_only(self.tokens[-1])
+        self._admitted = 0.0
+        self._warper = Warper(params, request.prompt_ids)
+        self._randomness = SeededRandomness(params.seed, request.index)
+        self._stop_tokens = StopTokens(params, info.eos_token_ids, request.max_tokens)
+        self._stop_strings = StopStrings(params.stop)
+        self._decoder = IncrementalDecoder(codec)
+
+    @property
+    def capacity(self) -> int:
+        """Cache positions the request can ever need."""
+        return len(self.request.prompt_ids) + self.request.max_tokens + self.request.budget
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[len(self.request.prompt_ids) :]
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self._committed < len(self.request.prompt_ids) - 1
+
+    def admit(self, sequence: int, reused: int) -> None:
+        """The request starts to run; the first ``reused`` positions of its prompt are in the cache already."""
+        self.sequence = sequence
+        self._committed = self.stats.reused_tokens = reused
+        self._admitted = time.perf_counter()
+        seed = self.request.params.seed
+        entropy = None if seed is None else [seed, self.request.index, DRAFTER_STREAM]
+        rng = np.random.default_rng(entropy)
+        self.drafter.begin(DraftRequest(self.request.prompt_ids, self.request.params, rng))
+
+    # -- the parts of a cycle, in order ------------------------------------------------------------------------------
+
+    def propose(self) -> Segment:
+        """A stretch of the prompt, or the drafter's tree."""
+        if self.is_prefilling:
+            end = min(self._committed + self.request.prefill_chunk, len(self.request.prompt_ids) - 1)
+            chunk = self.request.prompt_ids[self._committed : end]
+            num_logits = len(chunk) if self.drafter.wants_prompt_logits else 0
+            return Segment(self.sequence, chunk, chain_parents(len(chunk)), num_logits)
+        self._tree = self._draft()
+        return Segment(self.sequence, self._tree.tokens, self._tree.parents, len(self._tree))
+
+    def read_prompt(self, segment: Segment, output: ForwardOutput) -> None:
+        self._committed += len(segment.token_ids)
+        if segment.num_logits:
+            self.drafter.read_prompt(segment.token_ids, output.logits)
+
+    def accept(self, output: ForwardOutput, choices: Sequence[int]) -> Accepted:
+        """The longest path the target agrees with. ``choices`` are the target's greedy ids, one a node."""
+        params = self.request.params
+        if params.is_greedy and not params.has_penalties:
+            return accept_greedy(self._tree, choices)
+        tree, warper, logits = self._tree, self._warper, output.logits
+        if params.is_greedy:
+            return accept_greedy(tree, lambda node: warper.choice(logits[node], tree.path_tokens(node)))
+        return accept_sampled(tree, lambda node: warper.probs(logits[node], tree.path_tokens(node)), self._randomness)
+
+    def emit(self, accepted: Accepted, output: ForwardOutput) -> TokenEvent:
+        """Takes the accepted tokens into the output, up to a stop condition, and tells the drafter."""
+        tree = self._tree
+        block = self._cut(accepted.token_ids(tree))
+        size = len(block.token_ids)
+        sources = [*(tree.sources[node] for node in accepted.path[1:]), BONUS_SOURCE][:size]
+        self.tokens.extend(block.token_ids)
+        self._warper.commit(block.token_ids)
+        self._count(accepted, size)
+        self.finish_reason = block.finish_reason
+        self.drafter.observe(Verified(tree, output.logits, accepted.path, block.token_ids, output.taps))
+        return TokenEvent(
+            request_id=self.request.request_id,
+            token_ids=tuple(block.token_ids),
+            sources=tuple(sources),
+            texts=tuple(block.texts),
+            logprobs=self._logprobs(block.token_ids, accepted.path, output.logits),
+            finish_reason=block.finish_reason,
+            stats=self.stats,
+            tree=tree,
+            path=accepted.path,
+        )
+
+    # -- details -----------------------------------------------------------------------------------------------------
+
+    def _draft(self) -> DraftTree:
+        started = time.perf_counter()
+        tree = self.drafter.propose(self.request.budget)
+        if len(tree) > self.request.budget or tree.tokens[0] != self.tokens[-1]:
+            raise TreeError(
+                f"The drafter {self.drafter.name!r} proposed a tree that cannot be verified",
+                got=f"{len(tree)} nodes, root token {tree.tokens[0]}",
+                allowed=f"at most {self.request.budget} nodes, root token {self.tokens[-1]}",
+            )
+        # Nodes that could only be accepted past the length limit are not worth their positions.
+        remaining = self.request.max_tokens - (len(self.tokens) - len(self.request.prompt_ids))
+        tree = tree.limited(remaining - 1)
+        self.stats.draft_seconds += time.perf_counter() - started
+        return tree
+
+    def _cut(self, candidates: Sequence[int]) -> _Block:
+        """Goes through the accepted tokens one by one, exactly as plain decoding would, until one ends the output."""
+        block = _Block()
+        num_output = len(self.tokens) - len(self.request.prompt_ids)
+        for token_id in candidates:
+            block.token_ids.append(token_id)
+            reason = self._stop_tokens.reason(token_id, num_output + len(block.token_ids))
+            text = "" if reason == "stop" else self._decoder.push(token_id)
+            shown, stopped = self._stop_strings.feed(text)
+            if reason is not None and not stopped:
+                rest, stopped = self._stop_strings.feed(self._decoder.flush())
+                shown += rest if stopped else rest + self._stop_strings.flush()
+            block.texts.append(shown)
+            block.finish_reason = "stop" if stopped else reason
+            if block.finish_reason is not None:
+                break
+        return block
+
+    def _count(self, accepted: Accepted, num_emitted: int) -> None:
+        stats, tree = self.stats, self._tree
+        now = time.perf_counter()
+        if stats.cycles == 0:
+            stats.first_token_seconds = now - self._admitted
+        stats.total_seconds = now - self._admitted
+        stats.cycles += 1
+        stats.output_tokens += num_emitted
+        stats.drafted_nodes += len(tree) - 1
+        stats.tried_by_depth.update(range(1, max(tree.depths) + 1))
+        stats.drafted_by_source.update(tree.sources[1:])
+        kept = accepted.path[1 : num_emitted + 1]
+        stats.accepted_by_depth.update(range(1, len(kept) + 1))
+        stats.accepted_by_source.update(tree.sources[node] for node in kept)
+
+    def _logprobs(
+        self, token_ids: Sequence[int], path: Sequence[int], logits: torch.Tensor
+    ) -> tuple[TokenLogprobs, ...]:
+        wanted = self.request.params.logprobs
+        if wanted is None:
+            return ()
+        rows = logits[list(path[: len(token_ids)])].log_softmax(dim=-1)  # [emitted, V]
+        best, best_ids = rows.topk(min(wanted, rows.shape[-1]), dim=-1)
+        own = rows[torch.arange(len(token_ids)), list(token_ids)].tolist()
+        return tuple(
+            TokenLogprobs(token_id, logprob, tuple(zip(ids, values, strict=True)))
+            for token_id, logprob, ids, values in zip(token_ids, own, best_ids.tolist(), best.tolist(), strict=True)
+        )

@@ -1,0 +1,66 @@
+"""What a request did: counted as it runs, the same names in the API, in JSON and on the closing line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counts and seconds of one request. ``acceptance_length`` is tokens emitted per verification pass."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # prompt positions found in the cache
+    output_tokens: int = 0
+    cycles: int = 0
+    drafted_nodes: int = 0  # roots not counted
+    tried_by_depth: Counter[int] = field(default_factory=Counter)  # cycles whose tree had a node at that depth
+    accepted_by_depth: Counter[int] = field(default_factory=Counter)  # cycles that accepted a node at that depth
+    drafted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0  # this request's share of the target's passes, by positions
+    accept_seconds: float = 0.0  # acceptance, cache compaction, learning, text
+    first_token_seconds: float = 0.0  # from admission
+    total_seconds: float = 0.0  # from admission to the last token
+
+    @property
+    def acceptance_length(self) -> float:
+        return self.output_tokens / self.cycles if self.cycles else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens over the time after prefill."""
+        seconds = self.total_seconds - self.prefill_seconds
+        return self.output_tokens / seconds if seconds > 0 else 0.0
+
+    def acceptance_by_depth(self) -> list[float]:
+        """Share of the trees that reach depth 1, 2, ... which had a node accepted there."""
+        depths = range(1, max(self.tried_by_depth, default=0) + 1)
+        return [self.accepted_by_depth[d] / self.tried_by_depth[d] for d in depths]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
+            "output_tokens": self.output_tokens,
+            "cycles": self.cycles,
+            "acceptance_length": round(self.acceptance_length, 4),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "drafted_nodes": self.drafted_nodes,
+            "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth()],
+            "drafted_by_source": dict(self.drafted_by_source),
+            "accepted_by_source": dict(self.accepted_by_source),
+            "seconds": {
+                "prefill": round(self.prefill_seconds, 6),
+                "draft": round(self.draft_seconds, 6),
+                "verify": round(self.verify_seconds, 6),
+                "accept": round(self.accept_seconds, 6),
+                "first_token": round(self.first_token_seconds, 6),
+                "total": round(self.total_seconds, 6),
+            },
+        }

@@ -1,0 +1,253 @@
+"""The front door: a model, a drafter, and text.
+
+llm = LLM("smollm2", drafter="pld")
+print(llm.generate("Write a haiku about trees.")[0].text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood.config import PREFILL_CHUNK, EngineOptions, SamplingParams
+from draftwood.drafters import DrafterFactory, make_factory
+from draftwood.engine import Engine, RequestStats, TokenEvent, TokenLogprobs
+from draftwood.errors import OptionError, PromptError
+from draftwood.target.base import Target, TargetInfo
+from draftwood.target.build import load_target
+from draftwood.target.store import Progress
+from draftwood.target.tokenizer import TextCodec
+
+DEFAULT_MODEL = "smollm2"
+DEFAULT_DRAFTER = "pld"
+
+Prompt = str | Sequence[int]  # text, or token ids
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """One finished sample."""
+
+    prompt_index: int  # which of the prompts
+    index: int  # which of its ``n`` samples
+    text: str
+    token_ids: list[int]
+    sources: list[str]  # who drafted each token; "target" where the target added it itself
+    finish_reason: str  # "stop", "length" or "cancelled"
+    stats: RequestStats
+    logprobs: list[TokenLogprobs] | None  # one a token, if they were asked for
+
+
+class LLM:
+    """A loaded model that generates. Holds the target's cache; ``close`` or a ``with`` block gives it back."""
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        drafter: str = DEFAULT_DRAFTER,
+        drafter_options: Mapping[str, Any] | None = None,
+        budget: int | str = "auto",
+        dtype: str = "auto",
+        device: str = "auto",
+        target: str = "auto",
+        max_batch: int = 8,
+        cache_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        options = EngineOptions(budget=budget, max_batch=max_batch, cache_tokens=cache_tokens)
+        loaded = load_target(
+            model,
+            dtype=dtype,
+            device=device,
+            target=target,
+            max_batch=max_batch,
+            cache_tokens=cache_tokens,
+            progress=progress,
+        )
+        self._setup(loaded.target, loaded.codec, drafter, drafter_options, options)
+
+    @classmethod
+    def from_target(
+        cls,
+        target: Target,
+        codec: TextCodec,
+        *,
+        drafter: str = DEFAULT_DRAFTER,
+        drafter_options: Mapping[str, Any] | None = None,
+        budget: int | str = "auto",
+        max_batch: int = 8,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> LLM:
+        """Around a target that is loaded already."""
+        llm = cls.__new__(cls)
+        options = EngineOptions(budget=budget, max_batch=max_batch, prefill_chunk=prefill_chunk)
+        llm._setup(target, codec, drafter, drafter_options, options)
+        return llm
+
+    def _setup(
+        self,
+        target: Target,
+        codec: TextCodec,
+        drafter: str,
+        drafter_options: Mapping[str, Any] | None,
+        options: EngineOptions,
+    ) -> None:
+        self.tokenizer = codec
+        self._factories: dict[str, DrafterFactory] = {}
+        self._engine = Engine(target, codec, options)
+        self.drafter = drafter
+        self._factories[drafter] = make_factory(drafter, drafter_options, target.info)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends what still runs and frees the cache's slots."""
+        self._engine.clear()
+
+    @property
+    def info(self) -> TargetInfo:
+        """What is known about the loaded model."""
+        return self._engine.target.info
+
+    @property
+    def budget(self) -> int:
+        """Positions per verification pass, the root included."""
+        return self._engine.budget
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | None = None,
+    ) -> list[Completion]:
+        """Completes texts as they are. Results come in the order of the prompts, the ``n`` samples of each together.
+
+        ``drafter`` names another drafter for this call, with its default options.
+        """
+        return self._run([self._encode(prompt) for prompt in _listed(prompts)], params, drafter, reuse=False)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | None = None,
+    ) -> list[Completion]:
+        """Answers a conversation through the model's chat template. The cache of earlier turns is used again."""
+        return self._run([self.tokenizer.apply_chat(messages)], params, drafter, reuse=True)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | None = None,
+    ) -> Iterator[TokenEvent]:
+        """Token events of one completion as blocks are accepted. Leaving the loop early cancels the request."""
+        return self._events(self._encode(prompt), params, drafter, reuse=False)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        drafter: str | None = None,
+    ) -> Iterator[TokenEvent]:
+        """As ``stream``, for a conversation."""
+        return self._events(self.tokenizer.apply_chat(messages), params, drafter, reuse=True)
+
+    def _run(
+        self, prompts: list[list[int]], params: SamplingParams | None, drafter: str | None, *, reuse: bool
+    ) -> list[Completion]:
+        params = params or SamplingParams()
+        factory = self._factory(drafter)
+        results: dict[int, _Collected] = {}
+        try:
+            for prompt_index, prompt_ids in enumerate(prompts):
+                for index, request_id in enumerate(self._engine.submit(prompt_ids, params, factory, reuse=reuse)):
+                    results[request_id] = _Collected(prompt_index, index)
+            while self._engine.has_work:
+                for event in self._engine.step():
+                    results[event.request_id].add(event)
+        finally:
+            for request_id in results:  # after an error or Ctrl-C nothing may go on running
+                self._engine.cancel(request_id)
+        return [collected.completion(params) for collected in results.values()]
+
+    def _events(
+        self, prompt_ids: list[int], params: SamplingParams | None, drafter: str | None, *, reuse: bool
+    ) -> Iterator[TokenEvent]:
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise OptionError("A stream carries one sample", got=f"n={params.n}", next_step="Use generate for several.")
+        (request_id,) = self._engine.submit(prompt_ids, params, self._factory(drafter), reuse=reuse)
+
+        def events() -> Iterator[TokenEvent]:
+            try:
+                while self._engine.has_work:
+                    yield from self._engine.step()
+            finally:
+                self._engine.cancel(request_id)
+
+        return events()
+
+    def _factory(self, drafter: str | None) -> DrafterFactory:
+        name = drafter or self.drafter
+        if name not in self._factories:
+            self._factories[name] = make_factory(name, None, self.info)
+        return self._factories[name]
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if not prompt:
+            raise PromptError("The prompt is empty", next_step="Give at least one character of text.")
+        return self.tokenizer.encode(prompt)
+
+
+class _Collected:
+    """The events of one sample, put together. Their trees are let go: nobody reads them from a completion."""
+
+    def __init__(self, prompt_index: int, index: int) -> None:
+        self._prompt_index, self._index = prompt_index, index
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._sources: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._finish_reason = "cancelled"
+        self._stats = RequestStats()
+
+    def add(self, event: TokenEvent) -> None:
+        self._texts.append(event.text)
+        self._token_ids.extend(event.token_ids)
+        self._sources.extend(event.sources)
+        self._logprobs.extend(event.logprobs)
+        self._finish_reason = event.finish_reason or self._finish_reason
+        self._stats = event.stats
+
+    def completion(self, params: SamplingParams) -> Completion:
+        return Completion(
+            prompt_index=self._prompt_index,
+            index=self._index,
+            text="".join(self._texts),
+            token_ids=self._token_ids,
+            sources=self._sources,
+            finish_reason=self._finish_reason,
+            stats=self._stats,
+            logprobs=None if params.logprobs is None else self._logprobs,
+        )
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several; a list of numbers is one prompt of token ids."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""Prompts from text and files, the way a person means them: a request to the model, not a text to be continued."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import PromptError
+from draftwood.target.tokenizer import TextCodec
+
+Message = Mapping[str, str]
+Conversation = Sequence[Message]
+
+
+def has_chat(codec: TextCodec) -> bool:
+    """Whether the model says how messages become a prompt."""
+    return getattr(codec, "chat_template", "") is not None
+
+
+def prompt_ids(codec: TextCodec, prompt: str | Conversation, *, raw: bool = False) -> list[int]:
+    """The ids of a request: through the chat template if the model has one, or as it is with ``raw``."""
+    messages = _user(prompt) if isinstance(prompt, str) else list(prompt)
+    if not any(message["content"].strip() for message in messages):
+        raise PromptError("The prompt is empty", next_step="Give at least one word.")
+    if has_chat(codec) and not raw:
+        return codec.apply_chat(messages)
+    return codec.encode("\n\n".join(message["content"] for message in messages))
+
+
+def read_text(path: str | Path) -> str:
+    """A text file as it is."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise PromptError(f"{path} cannot be read", got=error.strerror or error) from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{path} is no UTF-8 text", got=error.reason) from error
+
+
+def read_prompts(path: str | Path, limit: int | None = None) -> list[Conversation]:
+    """The prompts of a file, empty lines left out.
+
+    A ``.jsonl`` file has one object a line with ``messages``, ``prompt`` or ``turns``; of several turns only the first is
+    used, since the others need an answer in between. Any other file is text with one prompt a line.
+    """
+    is_json = Path(path).suffix == ".jsonl"
+    prompts: list[Conversation] = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip() and (limit is None or len(prompts) < limit):
+            prompts.append(_from_json(line, f"{path}, line {number}") if is_json else _user(line.strip()))
+    if not prompts:
+        raise PromptError(f"{path} has no prompts", allowed="one prompt a line")
+    return prompts
+
+
+def _user(text: str) -> list[Message]:
+    return [{"role": "user", "content": text}]
+
+
+def _from_json(line: str, place: str) -> Conversation:
+    shape = "an object with 'messages', 'prompt' or 'turns'"
+    try:
+        entry: Any = json.loads(line)
+    except ValueError as error:
+        raise PromptError(f"{place} is not valid JSON", got=error) from error
+    if isinstance(entry, Mapping):
+        turns = entry.get("turns")
+        text = entry.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
+        if isinstance(text, str):
+            return _user(text)
+        messages = entry.get("messages")
+        if isinstance(messages, list) and messages and all(_is_message(message) for message in messages):
+            return messages
+    raise PromptError(f"{place} has no prompt", got=line[:80], allowed=shape)
+
+
+def _is_message(message: Any) -> bool:
+    return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))

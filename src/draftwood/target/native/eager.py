@@ -1,0 +1,156 @@
+"""The decoder in plain torch: any device, any floating type. The reference for the faster ones.
+
+Attention is two batched products with an additive bias over the sequence's used slots: unlike the fused attention
+calls of torch it has no slow corner for grouped heads under an arbitrary mask.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+
+from draftwood.target.base import ForwardOutput
+from draftwood.target.cache import KVCache
+from draftwood.target.native.config import ModelConfig
+from draftwood.target.native.decoder import Decoder, PackedBatch, PackedSegment
+from draftwood.target.native.rope import inverse_frequencies
+from draftwood.target.native.weights import LayerWeights, Weights
+from draftwood.tree.layout import ancestor_mask
+
+HEAD_ROWS = 16_384  # rows of a half-precision head expanded to float32 at a time
+
+
+class EagerDecoder(Decoder):
+    name = "eager"
+
+    def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache, device: torch.device) -> None:
+        self._config = config
+        self._weights = weights
+        self._cache = cache
+        self._device = device
+        self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
+        config = self._config
+        ids = torch.tensor(batch.token_ids, device=self._device)  # [N]
+        cos, sin = self._rotation(batch.positions)  # [N, 1, D] each
+        biases = [self._bias(segment, batch) for segment in batch.segments]
+        taps: dict[int, torch.Tensor] = {}
+        hidden = F.embedding(ids, self._weights.embed)  # [N, H]
+        for index, layer in enumerate(self._weights.layers):
+            if index in tap_layers:
+                taps[index] = hidden
+            hidden = hidden + self._attention(index, layer, hidden, cos, sin, batch.segments, biases)
+            hidden = hidden + _feed_forward(layer, hidden, config.norm_eps)
+        if config.num_layers in tap_layers:
+            taps[config.num_layers] = hidden
+        logits = self._logits(hidden[self._logit_rows(batch)])  # [R, V]
+        tapped = torch.cat([taps[index] for index in tap_layers], dim=-1) if tap_layers else None  # [N, T*H]
+        return ForwardOutput(logits, logits.argmax(dim=-1), tapped)
+
+    def _attention(
+        self,
+        index: int,
+        layer: LayerWeights,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        segments: list[PackedSegment],
+        biases: list[torch.Tensor],
+    ) -> torch.Tensor:
+        config = self._config
+        normed = rms_norm(hidden, layer.input_norm, config.norm_eps)
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(hidden), -1, config.head_dim)
+        query, key, value = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query = rms_norm(query, layer.q_norm, config.norm_eps)
+            key = rms_norm(key, layer.k_norm, config.norm_eps)
+        query = rotate(query, cos, sin)  # [N, heads, D]
+        key = rotate(key, cos, sin)  # [N, kv_heads, D]
+        mixed = torch.empty_like(query)
+        for segment, bias in zip(segments, biases, strict=True):
+            rows = slice(segment.start, segment.start + len(segment.parents))
+            keys, values = self._write(index, segment, key[rows], value[rows])
+            mixed[rows] = grouped_attention(query[rows], keys, values, bias)
+        return F.linear(mixed.flatten(1), layer.o, layer.o_bias)
+
+    def _write(
+        self, index: int, segment: PackedSegment, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the nodes behind the prefix; returns all the segment may look at, ``[kv_heads, S, D]``."""
+        first = segment.base + segment.prefix_len
+        end = first + len(segment.parents)
+        keys, values = self._cache.keys[index], self._cache.values[index]
+        keys[:, first:end] = key.transpose(0, 1)
+        values[:, first:end] = value.transpose(0, 1)
+        return keys[:, segment.base : end], values[:, segment.base : end]
+
+    def _bias(self, segment: PackedSegment, batch: PackedBatch) -> torch.Tensor:
+        """0 where a node may look, -inf elsewhere, ``[n, prefix + n]``."""
+        size = len(segment.parents)
+        visible = torch.ones(size, segment.prefix_len + size, dtype=torch.bool)
+        visible[:, segment.prefix_len :] = torch.from_numpy(ancestor_mask(segment.parents))
+        window = self._config.sliding_window
+        if window is not None:
+            own = torch.tensor(batch.positions[segment.start : segment.start + size])  # [n]
+            there = torch.cat([torch.arange(segment.prefix_len), own])  # [prefix + n]
+            visible &= own[:, None] - there[None, :] < window
+        bias = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
+        return bias.to(self._device)
+
+    def _rotation(self, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        at = torch.tensor(positions, device=self._device, dtype=torch.float32)  # [N]
+        angles = torch.outer(at, self._inverse_frequencies)  # [N, D/2]
+        angles = torch.cat([angles, angles], dim=-1)[:, None]  # [N, 1, D]
+        dtype = self._weights.embed.dtype
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def _logit_rows(self, batch: PackedBatch) -> torch.Tensor:
+        rows: list[int] = []
+        for segment in batch.segments:
+            end = segment.start + len(segment.parents)
+            rows.extend(range(end - segment.num_logits, end))
+        return torch.tensor(rows, device=self._device, dtype=torch.int64)
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits from weights of any type: half-precision logits tie where the model does not."""
+        normed = rms_norm(hidden, self._weights.norm, self._config.norm_eps)  # [R, H]
+        head = self._weights.head
+        if head.dtype == torch.float32:
+            return F.linear(normed, head)
+        if head.is_cuda:
+            return torch.mm(normed, head.t(), out_dtype=torch.float32)
+        parts = [F.linear(normed.float(), rows.float()) for rows in torch.split(head, HEAD_ROWS)]
+        return torch.cat(parts, dim=-1)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return wide.to(x.dtype) * weight
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turns each pair (i, i + D/2) by its angle."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def grouped_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """``query [n, heads, D]`` over ``keys, values [kv_heads, S, D]`` with ``bias [n, S]`` -> ``[n, heads, D]``."""
+    size, heads, dim = query.shape
+    kv_heads = keys.shape[0]
+    stacked = query.view(size, kv_heads, -1, dim).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)  # [KV, G*n, D]
+    scores = torch.bmm(stacked, keys.transpose(1, 2)).float() * dim**-0.5  # [KV, G*n, S]
+    scores = scores.view(kv_heads, -1, size, keys.shape[1]) + bias
+    weights = scores.softmax(dim=-1).to(values.dtype).view(kv_heads, -1, keys.shape[1])
+    mixed = torch.bmm(weights, values)  # [KV, G*n, D]
+    return mixed.view(kv_heads, -1, size, dim).permute(2, 0, 1, 3).reshape(size, heads, dim)
+
+
+def _feed_forward(layer: LayerWeights, hidden: torch.Tensor, eps: float) -> torch.Tensor:
+    gate, up = F.linear(rms_norm(hidden, layer.post_norm, eps), layer.gate_up).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, layer.down)

@@ -1,0 +1,115 @@
+"""The native target: our own decoder for the Llama family over a preallocated cache.
+
+It packs segments, lets a decoder compute them and keeps the books of the cache. Which decoder runs is decided once,
+when the target is built: the fused one on a CPU with a C compiler, the eager one elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from draftwood.errors import CapabilityError, OptionError
+from draftwood.target.base import ForwardOutput, Segment, Target, TargetInfo
+from draftwood.target.cache import KVCache
+from draftwood.target.native.config import ModelConfig
+from draftwood.target.native.cpu import CpuDecoder
+from draftwood.target.native.decoder import Decoder, pack
+from draftwood.target.native.eager import EagerDecoder
+from draftwood.target.native.weights import Progress, Weights, load_weights
+
+
+class NativeTarget(Target):
+    def __init__(
+        self, name: str, config: ModelConfig, weights: Weights, cache_tokens: int, *, backend: str = "auto"
+    ) -> None:
+        dtype, device = weights.embed.dtype, weights.embed.device
+        num_parameters = weights.num_parameters()
+        self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
+        self._decoder = _decoder(config, weights, self._cache, backend)
+        self._taps: tuple[int, ...] = ()
+        self.config = config
+        self.info = TargetInfo(
+            name=name,
+            architecture=config.architecture,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_layers,
+            context_length=config.context_length,
+            dtype=dtype,
+            device=device,
+            eos_token_ids=config.eos_token_ids,
+            num_parameters=num_parameters,
+            cache_bytes_per_token=config.cache_bytes_per_token(dtype.itemsize),
+            backend=self._decoder.name,
+        )
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        name: str,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        cache_tokens: int,
+        backend: str = "auto",
+        progress: Progress | None = None,
+    ) -> NativeTarget:
+        weights = load_weights(folder, config, dtype, device, progress)
+        return cls(name, config, weights, cache_tokens, backend=backend)
+
+    @property
+    def cache(self) -> KVCache:
+        return self._cache
+
+    @property
+    def num_slots(self) -> int:
+        return self._cache.pool.num_slots
+
+    def open(self, capacity: int) -> int:
+        return self._cache.open(capacity)
+
+    def can_open(self, capacity: int) -> bool:
+        return capacity <= self._cache.pool.largest()
+
+    def close(self, sequence: int) -> None:
+        self._cache.close(sequence)
+
+    def length(self, sequence: int) -> int:
+        return self._cache[sequence].length
+
+    def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
+        return self._decoder.forward(pack(segments, self._cache), self._taps)
+
+    def keep(self, sequence: int, nodes: Sequence[int]) -> None:
+        self._cache.keep(sequence, nodes)
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self._cache.truncate(sequence, length)
+
+    def fork(self, sequence: int, capacity: int) -> int:
+        return self._cache.fork(sequence, capacity)
+
+    def set_taps(self, layers: Sequence[int]) -> None:
+        for layer in layers:
+            if not 0 <= layer <= self.info.num_layers:
+                raise OptionError("No such layer to tap", got=layer, allowed=f"0 to {self.info.num_layers}")
+        self._taps = tuple(layers)
+
+
+def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:
+    device, dtype = weights.embed.device, weights.embed.dtype
+    fits = device.type == "cpu" and CpuDecoder.supports(config, dtype)
+    if backend == "fused-cpu" and not fits:
+        raise CapabilityError(
+            "The fused CPU decoder cannot run here",
+            got=f"{device.type}, {dtype}: {CpuDecoder.why_unavailable()}",
+            next_step="Install a C compiler, or let the backend be 'auto' or 'eager'.",
+        )
+    if backend in ("auto", "fused-cpu") and fits:
+        return CpuDecoder(config, weights, cache)
+    return EagerDecoder(config, weights, cache, device)

@@ -1,0 +1,98 @@
+"""Options are checked when they are made, and every message says what is allowed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from draftwood import SamplingParams
+from draftwood.config import EngineOptions, from_mapping, one_of
+from draftwood.drafters import drafter_class, drafter_names, make_factory
+from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
+from draftwood.target.tiny import tiny_target
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"temperature": "warm"},
+        {"temperature": True},
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": math.nan},
+        {"stop": ("",)},
+        {"stop": 3},
+        {"stop": (b"x",)},
+        {"seed": -1},
+        {"n": 0},
+        {"logprobs": -1},
+    ],
+)
+def test_sampling_parameters_out_of_range(wrong: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        SamplingParams(**wrong)
+
+
+def test_one_stop_string_may_stand_alone() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+
+
+@pytest.mark.parametrize("budget", [0, -3, 10_000, 2.5, True, "large", None])
+def test_budgets_out_of_range(budget: object) -> None:
+    with pytest.raises(OptionError, match="1 to 1024"):
+        EngineOptions(budget=budget)
+
+
+def test_unknown_options_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(OptionError, match=r"no option 'hot'[\s\S]*temperature"):
+        from_mapping(SamplingParams, {"hot": 1}, "sampling")
+    with pytest.raises(OptionError, match=r"'pld' has no option 'n'[\s\S]*max_ngram"):
+        make_factory("pld", {"n": 3}, tiny_target().info)
+    with pytest.raises(OptionError, match="no options"):
+        make_factory("plain", {"n": 3}, tiny_target().info)
+    with pytest.raises(OptionError, match="allowed: a, b"):
+        one_of("letter", "c", ("a", "b"))
+
+
+@pytest.mark.parametrize("options", [{"min_ngram": 0}, {"min_ngram": 4}, {"max_draft": 0}])
+def test_pld_options_out_of_range(options: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match="pld"):
+        make_factory("pld", options, tiny_target().info)
+
+
+def test_unknown_drafter_suggests_the_nearest() -> None:
+    with pytest.raises(OptionError, match=r"Did you mean 'plain'\?"):
+        drafter_class("plian")
+    assert {"plain", "pld"} <= set(drafter_names())
+
+
+def test_drafters_of_other_packages_come_through_the_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from draftwood.drafters import registry
+
+    entries = [
+        EntryPoint("mine", "draftwood.drafters.pld:PromptLookupDrafter", registry.GROUP),
+        EntryPoint("gone", "no_such_package:Drafter", registry.GROUP),
+        EntryPoint("odd", "math:pi", registry.GROUP),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    assert drafter_class("mine").name == "pld"
+    with pytest.raises(DraftwoodError, match="cannot be loaded"):
+        drafter_class("gone")
+    with pytest.raises(DraftwoodError, match="no Drafter subclass"):
+        drafter_class("odd")
+
+
+def test_missing_extra_names_the_command() -> None:
+    assert "pip install 'draftwood[hf]'" in str(MissingExtraError("This", "transformers", "hf"))
