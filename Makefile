@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types check format clean
+.PHONY: help demo test test-slow lint types check format clean
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # torch comes first and with an exact version, so that every machine tests the same one.
 $(READY): pyproject.toml
@@ -25,6 +25,9 @@ demo: $(READY)  ## set up, then generate with the default model beside plain dec
 
 test: $(READY)  ## set up, then run the tests
 	$(BIN)/python -m pytest
+
+test-slow: $(READY)  ## the tests that take minutes, on the default model and prompt files
+	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)  ## style
 	$(BIN)/ruff check .

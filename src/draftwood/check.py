@@ -19,8 +19,8 @@ from draftwood.engine import RequestStats
 from draftwood.errors import OptionError
 from draftwood.llm import LLM
 
-# Logits of real models lie within some tens. There float32 passes of different widths agree to about 1e-4, and a bfloat16
-# hidden state puts neighbouring values an eighth apart; float16 has three bits more than bfloat16.
+# Logits of real models lie within some tens. There float32 passes of different widths agree to about 1e-4, and the
+# neighbours of a bfloat16 value are an eighth apart; float16 has three bits more than bfloat16.
 TIE_TOLERANCE = {"float32": 1e-3, "float16": 0.25 / 8, "bfloat16": 0.25}
 
 

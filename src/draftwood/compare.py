@@ -10,6 +10,7 @@ from draftwood.config import SamplingParams
 from draftwood.engine import RequestStats
 from draftwood.errors import OptionError
 from draftwood.llm import LLM
+from draftwood.target.store import Progress, report
 
 PLAIN = "plain"
 WARM_UP_TOKENS = 8
@@ -37,7 +38,7 @@ class Comparison:
 
     @property
     def first_difference(self) -> int | None:
-        """The first position with different tokens; None if there is none or if sampling makes them differ by chance."""
+        """The first position with different tokens; None if there is none, or where sampling lets them differ."""
         if not self.same_draws:
             return None
         return first_difference(self.speculative.token_ids, self.plain.token_ids)
@@ -65,20 +66,28 @@ def warm_up(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams) -> None
         llm.generate(list(reversed(prompt_ids)), brief, drafter=drafter)
 
 
-def compare(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams, first: Run | None = None) -> Comparison:
+def compare(
+    llm: LLM,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    first: Run | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
     """Runs both kinds in turns. ``first`` is a speculative run that was made already, after ``warm_up``.
 
     A drafter that remembers earlier requests would find the answer in its memory when it sees the prompt again; repeats
     that need other cycles than the first run do not count.
     """
     _check(params)
-    drafted = [first or _run(llm, prompt_ids, params, None)]
-    plain = [_run(llm, prompt_ids, params, PLAIN)]
-    for _ in range(REPEATS - 1):
-        drafted.append(_run(llm, prompt_ids, params, None))
-        plain.append(_run(llm, prompt_ids, params, PLAIN))
+    runs: dict[str | None, list[Run]] = {None: [] if first is None else [first], PLAIN: []}
+    for done in range(len(runs[None]), 2 * REPEATS):
+        report(progress, "comparing with plain decoding", done, 2 * REPEATS)
+        drafter = PLAIN if done % 2 else None
+        runs[drafter].append(_run(llm, prompt_ids, params, drafter))
+    report(progress, "comparing with plain decoding", 1, 1)
+    drafted = runs[None]
     fair = [run for run in drafted if run.stats.cycles == drafted[0].stats.cycles]
-    return Comparison(speculative=_best(fair), plain=_best(plain), same_draws=params.is_greedy)
+    return Comparison(speculative=_best(fair), plain=_best(runs[PLAIN]), same_draws=params.is_greedy)
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-TARGETS = ("auto", "native", "hf")
+TARGETS = ("auto", "native", "hf", "hf-plain")
 MAX_BUDGET = 1024
 PREFILL_CHUNK = 512
 

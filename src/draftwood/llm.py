@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood.config import PREFILL_CHUNK, EngineOptions, SamplingParams
-from draftwood.drafters import DrafterFactory, make_factory
+from draftwood.drafters import Drafter, DrafterFactory, make_factory
 from draftwood.engine import Engine, RequestStats, TokenEvent, TokenLogprobs
 from draftwood.errors import OptionError, PromptError
 from draftwood.target.base import Target, TargetInfo
@@ -24,6 +24,7 @@ DEFAULT_DRAFTER = "pld"
 
 Prompt = str | Sequence[int]  # text, or token ids
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
+DrafterLike = str | type[Drafter]  # a registered name, or a class of one's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +48,7 @@ class LLM:
         self,
         model: str = DEFAULT_MODEL,
         *,
-        drafter: str = DEFAULT_DRAFTER,
+        drafter: DrafterLike = DEFAULT_DRAFTER,
         drafter_options: Mapping[str, Any] | None = None,
         budget: int | str = "auto",
         dtype: str = "auto",
@@ -75,7 +76,7 @@ class LLM:
         target: Target,
         codec: TextCodec,
         *,
-        drafter: str = DEFAULT_DRAFTER,
+        drafter: DrafterLike = DEFAULT_DRAFTER,
         drafter_options: Mapping[str, Any] | None = None,
         budget: int | str = "auto",
         max_batch: int = 8,
@@ -91,15 +92,14 @@ class LLM:
         self,
         target: Target,
         codec: TextCodec,
-        drafter: str,
+        drafter: DrafterLike,
         drafter_options: Mapping[str, Any] | None,
         options: EngineOptions,
     ) -> None:
         self.tokenizer = codec
-        self._factories: dict[str, DrafterFactory] = {}
         self._engine = Engine(target, codec, options)
-        self.drafter = drafter
-        self._factories[drafter] = make_factory(drafter, drafter_options, target.info)
+        self._default = make_factory(drafter, drafter_options, target.info)
+        self._factories: dict[DrafterLike, DrafterFactory] = {drafter: self._default}
 
     def __enter__(self) -> LLM:
         return self
@@ -117,6 +117,11 @@ class LLM:
         return self._engine.target.info
 
     @property
+    def drafter(self) -> str:
+        """The name of the drafter that runs where none is named."""
+        return self._default.name
+
+    @property
     def budget(self) -> int:
         """Positions per verification pass, the root included."""
         return self._engine.budget
@@ -126,11 +131,11 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
-        drafter: str | None = None,
+        drafter: DrafterLike | None = None,
     ) -> list[Completion]:
         """Completes texts as they are. Results come in the order of the prompts, the ``n`` samples of each together.
 
-        ``drafter`` names another drafter for this call, with its default options.
+        ``drafter`` is another drafter for this call, with its default options.
         """
         return self._run([self._encode(prompt) for prompt in _listed(prompts)], params, drafter, reuse=False)
 
@@ -139,7 +144,7 @@ class LLM:
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
-        drafter: str | None = None,
+        drafter: DrafterLike | None = None,
     ) -> list[Completion]:
         """Answers a conversation through the model's chat template. The cache of earlier turns is used again."""
         return self._run([self.tokenizer.apply_chat(messages)], params, drafter, reuse=True)
@@ -149,7 +154,7 @@ class LLM:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        drafter: str | None = None,
+        drafter: DrafterLike | None = None,
     ) -> Iterator[TokenEvent]:
         """Token events of one completion as blocks are accepted. Leaving the loop early cancels the request."""
         return self._events(self._encode(prompt), params, drafter, reuse=False)
@@ -159,13 +164,13 @@ class LLM:
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
-        drafter: str | None = None,
+        drafter: DrafterLike | None = None,
     ) -> Iterator[TokenEvent]:
         """As ``stream``, for a conversation."""
         return self._events(self.tokenizer.apply_chat(messages), params, drafter, reuse=True)
 
     def _run(
-        self, prompts: list[list[int]], params: SamplingParams | None, drafter: str | None, *, reuse: bool
+        self, prompts: list[list[int]], params: SamplingParams | None, drafter: DrafterLike | None, *, reuse: bool
     ) -> list[Completion]:
         params = params or SamplingParams()
         factory = self._factory(drafter)
@@ -183,7 +188,7 @@ class LLM:
         return [collected.completion(params) for collected in results.values()]
 
     def _events(
-        self, prompt_ids: list[int], params: SamplingParams | None, drafter: str | None, *, reuse: bool
+        self, prompt_ids: list[int], params: SamplingParams | None, drafter: DrafterLike | None, *, reuse: bool
     ) -> Iterator[TokenEvent]:
         params = params or SamplingParams()
         if params.n != 1:
@@ -199,11 +204,12 @@ class LLM:
 
         return events()
 
-    def _factory(self, drafter: str | None) -> DrafterFactory:
-        name = drafter or self.drafter
-        if name not in self._factories:
-            self._factories[name] = make_factory(name, None, self.info)
-        return self._factories[name]
+    def _factory(self, drafter: DrafterLike | None) -> DrafterFactory:
+        if drafter is None:
+            return self._default
+        if drafter not in self._factories:
+            self._factories[drafter] = make_factory(drafter, None, self.info)
+        return self._factories[drafter]
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):

@@ -42,8 +42,8 @@ def read_text(path: str | Path) -> str:
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Conversation]:
     """The prompts of a file, empty lines left out.
 
-    A ``.jsonl`` file has one object a line with ``messages``, ``prompt`` or ``turns``; of several turns only the first is
-    used, since the others need an answer in between. Any other file is text with one prompt a line.
+    A ``.jsonl`` file has one object a line with ``messages``, ``prompt`` or ``turns``; of several turns only the first
+    is used, since the others need an answer in between. Any other file is text with one prompt a line.
     """
     is_json = Path(path).suffix == ".jsonl"
     prompts: list[Conversation] = []

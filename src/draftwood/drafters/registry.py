@@ -60,9 +60,10 @@ def drafter_class(name: str) -> type[Drafter]:
     return cls
 
 
-def make_factory(name: str, options: Mapping[str, Any] | None, target: TargetInfo) -> DrafterFactory:
-    cls = drafter_class(name)
-    return DrafterFactory(cls, from_mapping(cls.Options, options or {}, f"The drafter {name!r}"), target)
+def make_factory(drafter: str | type[Drafter], options: Mapping[str, Any] | None, target: TargetInfo) -> DrafterFactory:
+    """``drafter`` is a registered name, or a class of one's own."""
+    cls = drafter_class(drafter) if isinstance(drafter, str) else drafter
+    return DrafterFactory(cls, from_mapping(cls.Options, options or {}, f"The drafter {cls.name!r}"), target)
 
 
 def _entries() -> dict[str, EntryPoint]:

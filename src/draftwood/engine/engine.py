@@ -28,6 +28,8 @@ class Engine:
     @property
     def budget(self) -> int:
         """Positions per pass and sequence; measured on first use where it was left to us."""
+        if not self.target.info.can_tree:
+            return 1
         if self._budget is None:
             self._budget = measured_budget(self.target)
         return self._budget

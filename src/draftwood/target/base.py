@@ -68,6 +68,7 @@ class TargetInfo:
     cache_bytes_per_token: int
     backend: str  # "eager", "fused-cpu", "transformers", ...
     can_tap: bool = True
+    can_tree: bool = True  # False: takes committed tokens only, so drafts are of no use
 
 
 class Target(ABC):

@@ -62,7 +62,13 @@ def load_target(
     from draftwood.target.hf import HFTarget  # transformers is an extra and slow to import
 
     wrapped = HFTarget.from_folder(
-        folder.path, dtype=pick_dtype(dtype, place), device=place, max_batch=max_batch, cache_tokens=cache_tokens
+        folder.path,
+        dtype=pick_dtype(dtype, place),
+        device=place,
+        name=folder.name,
+        max_batch=max_batch,
+        cache_tokens=cache_tokens,
+        allow_plain=target == "hf-plain",
     )
     return Loaded(wrapped, codec)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -143,7 +144,7 @@ def _shape_checked(config: ModelConfig, get: Lookup) -> Lookup:
 
 
 def _open(folder: Path, stack: ExitStack) -> tuple[Lookup, set[str]]:
-    files = {}
+    files: dict[str, Any] = {}
     for path in _shards(folder):
         try:
             handle = stack.enter_context(safe_open(path, framework="pt"))
@@ -151,7 +152,7 @@ def _open(folder: Path, stack: ExitStack) -> tuple[Lookup, set[str]]:
             raise ModelError(
                 f"{path.name} cannot be read", got=error, next_step=f"Fetch it again: it lies in {folder}."
             ) from error
-        files |= {name: handle for name in handle.keys()}  # noqa: SIM118 - a safetensors handle is no mapping
+        files |= dict.fromkeys(handle.keys(), handle)
     return lambda name: files[name].get_tensor(name), set(files)
 
 

@@ -1,0 +1,44 @@
+"""``draftwood chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from draftwood.cli.conversation import HELP, Conversation
+from draftwood.cli.options import Subparsers, add_command, add_run_options, load_llm, sampling_params
+from draftwood.cli.stdin import piped_lines, typed_lines
+from draftwood.cli.terminal import BOLD, Screen
+
+PROMPT = "> "
+CONTEXTS = 3  # cached at once while a turn moves on: the last turn, its longer copy, the gap of the one before
+
+
+def register(commands: Subparsers[Any]) -> None:
+    parser = add_command(
+        commands,
+        "chat",
+        run,
+        "Talk with a model in the terminal",
+        "draftwood chat",
+        "draftwood chat --system 'Answer in one sentence.' --max-tokens 512",
+        "echo 'What is a tree?' | draftwood chat --temperature 0.7 --seed 1",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="how the model is to behave")
+    add_run_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args)
+    screen = Screen(args.color)
+    interactive = sys.stdin.isatty() and screen.out.is_terminal
+    with load_llm(args, screen.progress, max_batch=CONTEXTS) as llm:
+        conversation = Conversation(llm, params, screen, args.system)
+        if interactive:
+            screen.note(f"{llm.info.name}, drafted by {llm.drafter}. {HELP}")
+        typed = typed_lines(PROMPT, BOLD if screen.out.enabled else "")
+        for line in typed if interactive else piped_lines():
+            if not conversation.hear(line.strip()):
+                break
+    return 0

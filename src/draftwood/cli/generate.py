@@ -1,0 +1,96 @@
+"""``draftwood generate``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.answer import Answer
+from draftwood.cli.options import (
+    Subparsers,
+    add_command,
+    add_prompt_options,
+    add_run_options,
+    load_llm,
+    sampling_params,
+)
+from draftwood.cli.report import closing, comparison_line, logprob_lines
+from draftwood.cli.stdin import read_prompt
+from draftwood.cli.terminal import Screen
+
+if TYPE_CHECKING:
+    from draftwood.compare import Comparison
+    from draftwood.config import SamplingParams
+    from draftwood.llm import LLM
+
+
+def register(commands: Subparsers[Any]) -> None:
+    parser = add_command(
+        commands,
+        "generate",
+        run,
+        "Answer one prompt",
+        "draftwood generate 'Write a haiku about trees.'",
+        "draftwood generate --file notes.txt --max-tokens 400 --compare",
+        "echo 'def fibonacci(n):' | draftwood generate --raw --json",
+        details="The prompt is put to the model as a user's message if the model has a chat template.",
+    )
+    add_prompt_options(parser)
+    parser.add_argument(
+        "--stream", action=argparse.BooleanOptionalAction, help="show tokens as they come (default: on a terminal)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    parser.add_argument("--compare", action="store_true", help="decode plainly too; say how much faster it was")
+    parser.add_argument("--n", type=int, default=1, help="samples of the prompt (default: 1)")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="show each token's probability and K alternatives")
+    add_run_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args)
+    prompt = read_prompt(args.prompt, args.file)
+    screen = Screen(args.color)
+    with load_llm(args, screen.progress, max_batch=params.n) as llm:
+        from draftwood.compare import Run, compare, warm_up
+        from draftwood.prompts import prompt_ids
+
+        ids = prompt_ids(llm.tokenizer, prompt, raw=args.raw)
+        if args.compare:
+            warm_up(llm, ids, params)
+        streams = not args.json and (screen.out.is_terminal if args.stream is None else args.stream)
+        answers = _answers(llm, ids, params, screen if streams else None)
+        first = Run(answers[0].token_ids, answers[0].stats)
+        comparison = compare(llm, ids, params, first, screen.progress) if args.compare else None
+        if args.json:
+            print(json.dumps(_as_dict(llm, answers, comparison), ensure_ascii=False))
+        else:
+            _show(screen, llm, answers, comparison, streamed=streams and params.n == 1)
+    return 0
+
+
+def _answers(llm: LLM, ids: list[int], params: SamplingParams, screen: Screen | None) -> list[Answer]:
+    if params.n > 1:
+        return [Answer.of(completion) for completion in llm.generate(ids, params)]
+    answer = Answer()
+    answer.take(llm.stream(ids, params), screen)
+    return [answer]
+
+
+def _as_dict(llm: LLM, answers: list[Answer], comparison: Comparison | None) -> dict[str, Any]:
+    """One answer's fields as they are; several under ``samples``."""
+    content = answers[0].as_dict() if len(answers) == 1 else {"samples": [answer.as_dict() for answer in answers]}
+    compared = {} if comparison is None else {"compare": comparison.as_dict()}
+    return {**content, **compared, "model": llm.info.name, "drafter": llm.drafter, "budget": llm.budget}
+
+
+def _show(screen: Screen, llm: LLM, answers: list[Answer], comparison: Comparison | None, *, streamed: bool) -> None:
+    for answer in answers:
+        if not streamed:
+            answer.show(screen)
+        screen.out.write("\n")
+        closing(screen, llm, answer)
+        for line in logprob_lines(llm, answer.logprobs):
+            screen.note(line)
+    if comparison is not None:
+        screen.note(comparison_line(comparison))

@@ -1,0 +1,160 @@
+"""The options that commands share: spelled and explained in one place, their defaults read off the library's own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from draftwood.config import DTYPES, TARGETS, EngineOptions, SamplingParams
+from draftwood.errors import OptionError
+
+if TYPE_CHECKING:
+    from draftwood.llm import LLM
+    from draftwood.target.store import Progress
+
+Subparsers = argparse._SubParsersAction  # the type of what add_subparsers returns has no public name
+HelpFormatter = argparse.RawDescriptionHelpFormatter
+
+_WORDS = {"none": None, "true": True, "false": False}
+
+
+def examples(*lines: str) -> str:
+    return "examples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def add_command(
+    commands: Subparsers[Any],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    summary: str,
+    *lines: str,
+    details: str = "",
+) -> argparse.ArgumentParser:
+    """A command's parser with the options that every command has; ``lines`` are its examples."""
+    parser = _parser(commands, name, summary, details, lines)
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="colours (default: auto)")
+    parser.add_argument("--debug", action="store_true", help="show where in the program an error arose")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_group(commands: Subparsers[Any], name: str, summary: str, *lines: str) -> Subparsers[Any]:
+    """A name that other commands stand under."""
+    return _parser(commands, name, summary, "", lines).add_subparsers(
+        title="commands", metavar="COMMAND", required=True
+    )
+
+
+def _parser(
+    commands: Subparsers[Any], name: str, summary: str, details: str, lines: tuple[str, ...]
+) -> argparse.ArgumentParser:
+    text = f"{summary}.\n\n{details}" if details else f"{summary}."
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=text, epilog=examples(*lines), formatter_class=HelpFormatter
+    )
+    return parser
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """What every command takes that runs a model."""
+    _add_model_options(parser)
+    _add_sampling_options(parser)
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", help="the prompt; '-' or nothing reads it from standard input")
+    parser.add_argument("--file", metavar="F", help="read the prompt from this file")
+    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model and drafter")
+    group.add_argument("--model", help="a known name, a folder, a GGUF file or a hub id (see: draftwood models list)")
+    group.add_argument("--drafter", metavar="NAME", help="where the guesses come from (see: draftwood drafters)")
+    group.add_argument(
+        "--drafter-option", metavar="KEY=VALUE", action="append", default=[], help="one of its options; repeatable"
+    )
+    budget = _default(EngineOptions, "budget")
+    group.add_argument(
+        "--budget", type=_value, default=budget, help=f"positions per verification pass, or auto (default: {budget})"
+    )
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help="number format (default: auto)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
+    group.add_argument("--target", choices=TARGETS, default="auto", help="which decoder runs it (default: auto)")
+
+
+def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+
+    def add(name: str, kind: Callable[[str], object], text: str) -> None:
+        default = _default(SamplingParams, name)
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(
+            flag,
+            type=kind,
+            default=default,
+            metavar="N",
+            help=f"{text} (default: {'none' if default is None else default})",
+        )
+
+    add("max_tokens", int, "tokens of output at most")
+    add("temperature", float, "0 is greedy, higher is more varied")
+    add("top_k", int, "only the N likeliest tokens, 0: all")
+    add("top_p", float, "only the likeliest tokens that share this much probability")
+    add("min_p", float, "only tokens with this share of the likeliest one's probability")
+    add("repetition_penalty", float, "against tokens of prompt and output, 1: none")
+    add("presence_penalty", float, "against tokens of the output, once each, 0: none")
+    add("frequency_penalty", float, "against tokens of the output, by their count, 0: none")
+    add("seed", int, "same seed, same draws")
+    group.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end before this text; repeatable")
+
+
+def sampling_params(args: argparse.Namespace, **more: Any) -> SamplingParams:
+    given = {f.name: getattr(args, f.name) for f in fields(SamplingParams) if hasattr(args, f.name)}
+    return SamplingParams(**{**given, **more})
+
+
+def load_llm(args: argparse.Namespace, progress: Progress, max_batch: int = 1) -> LLM:
+    """The model and drafter the options ask for; what was not given is left to the library."""
+    options = drafter_options(args.drafter_option)
+    from draftwood.llm import LLM  # torch: only now, a help text does not wait for it
+
+    named = {name: value for name in ("model", "drafter") if (value := getattr(args, name)) is not None}
+    return LLM(
+        **named,
+        drafter_options=options,
+        budget=args.budget,
+        dtype=args.dtype,
+        device=args.device,
+        target=args.target,
+        max_batch=max_batch,
+        progress=progress,
+    )
+
+
+def drafter_options(pairs: list[str]) -> dict[str, Any]:
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise OptionError("A drafter option is a name and a value", got=repr(pair), allowed="KEY=VALUE")
+        options[key.strip().replace("-", "_")] = _value(value)
+    return options
+
+
+def _value(text: str) -> Any:
+    """A whole number, a number, true, false, none, or the text itself."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _default(record: type, name: str) -> Any:
+    return next(f.default for f in fields(record) if f.name == name)

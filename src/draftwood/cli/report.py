@@ -1,0 +1,87 @@
+"""What is said about a run when it is over."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.terminal import BOLD, BONUS_SOURCE, Paint, Screen, quoted
+
+if TYPE_CHECKING:
+    from draftwood.cli.answer import Answer
+    from draftwood.compare import Comparison
+    from draftwood.engine import RequestStats, TokenLogprobs
+    from draftwood.llm import LLM
+
+SEPARATOR = " · "
+
+
+def stats_line(stats: RequestStats, finish_reason: str | None, *more: str) -> str:
+    """The figures everybody asks for first; ``more`` goes behind them."""
+    parts = [
+        f"{stats.output_tokens} tokens",
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"tau {stats.acceptance_length:.2f}",
+        f"{stats.cycles} cycles",
+        *more,
+    ]
+    if finish_reason == "length":
+        parts.append("cut at the length limit")
+    elif finish_reason == "cancelled":
+        parts.append("stopped")
+    return SEPARATOR.join(part for part in parts if part)
+
+
+def legend(paint: Paint, sources: Sequence[str]) -> str:
+    """Each colour's name with its share of the output; nothing where there are no colours."""
+    if not paint.enabled or not sources:
+        return ""
+    counts = Counter(sources)
+    names = sorted(counts, key=lambda name: (name == BONUS_SOURCE, -counts[name]))
+    return "  ".join(f"{paint.source('■', name)} {name} {counts[name] / len(sources):.0%}" for name in names)
+
+
+def closing(screen: Screen, llm: LLM, answer: Answer) -> None:
+    """The line under an answer, and the legend of its colours."""
+    screen.note(stats_line(answer.stats, answer.finish_reason, f"budget {llm.budget}", llm.drafter))
+    colours = legend(screen.out, answer.sources)
+    if colours:
+        screen.err.write(colours + "\n")
+
+
+def comparison_line(comparison: Comparison) -> str:
+    if comparison.identical is None:
+        outcome = "sampled: same distribution, other draws"
+    elif comparison.identical:
+        outcome = "identical output"
+    else:
+        outcome = f"outputs differ from token {comparison.first_difference} on (see: draftwood check)"
+    plain = comparison.plain.stats.tokens_per_second
+    return SEPARATOR.join([f"{comparison.speedup:.2f}x the speed of plain decoding ({plain:.1f} tokens/s)", outcome])
+
+
+def logprob_lines(llm: LLM, logprobs: Sequence[TokenLogprobs]) -> list[str]:
+    lines = []
+    for token_id, logprob, top in logprobs:
+        others = "  ".join(f"{quoted(llm.tokenizer.token_text(i))} {value:.3f}" for i, value in top)
+        lines.append(f"{quoted(llm.tokenizer.token_text(token_id)):16} {logprob:8.3f}   {others}")
+    return lines
+
+
+def table(paint: Paint, rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as lines: the first column stands out, the last may be as long as it likes."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = []
+    for first, *middle, last in rows:
+        cells = [f"{cell:{size}}" for cell, size in zip(middle, widths[1:], strict=True)]
+        lines.append("  ".join([paint(f"{first:{widths[0]}}", BOLD), *cells, last]))
+    return lines
+
+
+def show(args: argparse.Namespace, content: dict[str, Any], lines: Sequence[str]) -> int:
+    """A command's result on stdout, as JSON where that was asked for; the exit code of success."""
+    print(json.dumps(content, ensure_ascii=False, default=str) if args.json else "\n".join(lines))
+    return 0

@@ -1,0 +1,125 @@
+"""The little a terminal needs: colours, text that cannot play tricks on it, a progress bar."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+import unicodedata
+from collections.abc import Sequence
+from typing import TextIO
+
+CLEAR_LINE = "\r\x1b[K"
+BOLD, DIM, RED, GREEN = "1", "2", "31", "32"
+BONUS_SOURCE, ROOT_SOURCE = "target", "root"  # the engine's and the tree's names, known here without loading torch
+BAR_WIDTH = 24
+REDRAW_SECONDS = 0.1
+
+# Calm colours that can be read on dark and on light grounds. Known sources keep theirs from run to run.
+_KNOWN = {"context": 73, "suffix": 73, "transitions": 179, "ngrams": 108, "datastore": 140, "lookahead": 110}
+_KNOWN |= {"model": 174, "head": 168}
+_OTHERS = (137, 67, 132, 101, 145, 97)
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+
+
+class Paint:
+    """Colours for one stream, or none."""
+
+    def __init__(self, choice: str, stream: TextIO) -> None:
+        self.stream = stream
+        self.is_terminal = stream.isatty()
+        allowed = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.enabled = choice == "always" or (choice == "auto" and self.is_terminal and allowed)
+        self._seen: list[str] = []  # sources without a colour of their own, in order
+
+    def __call__(self, text: str, *styles: str) -> str:
+        return f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if self.enabled and styles and text else text
+
+    def source(self, text: str, source: str) -> str:
+        """Text in the colour of who drafted it; what the target added itself stays as it is."""
+        if source in (BONUS_SOURCE, ROOT_SOURCE):
+            return text
+        if source not in _KNOWN and source not in self._seen:
+            self._seen.append(source)
+        colour = _KNOWN.get(source) or _OTHERS[self._seen.index(source) % len(_OTHERS)]
+        return self(text, f"38;5;{colour}")
+
+    def write(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()
+
+
+class Screen:
+    """Where a command writes: the answer to stdout, everything else to stderr."""
+
+    def __init__(self, colour: str) -> None:
+        self.out = Paint(colour, sys.stdout)
+        self.err = Paint(colour, sys.stderr)
+        self.progress = ProgressBar(self.err)
+
+    def note(self, text: str) -> None:
+        """A line beside the answer."""
+        self.out.stream.flush()
+        self.err.write(self.err(text, DIM) + "\n")
+
+    def answer(self, texts: Sequence[str], sources: Sequence[str]) -> None:
+        """A piece of model output as it arrives. A terminal does not get to see its control characters."""
+        safe = [printable(text) for text in texts] if self.out.is_terminal else texts
+        self.out.write("".join(self.out.source(text, source) for text, source in zip(safe, sources, strict=True)))
+
+
+class ProgressBar:
+    """``progress(label, done, total)``: a bar on a terminal, one line a label anywhere else."""
+
+    def __init__(self, paint: Paint) -> None:
+        self._paint = paint
+        self._label = ""
+        self._drawn = 0.0
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        new, self._label = label != self._label, label
+        if not self._paint.is_terminal:
+            if new:
+                self._paint.write(f"{label}\n")
+            return
+        now = time.monotonic()
+        if done >= total > 0:
+            self.clear()
+        elif new or now - self._drawn >= REDRAW_SECONDS:
+            self._drawn = now
+            self._paint.write(CLEAR_LINE + self._bar(label, done / max(total, 1)))
+
+    def clear(self) -> None:
+        if self._paint.is_terminal and self._drawn:
+            self._paint.write(CLEAR_LINE)
+            self._drawn = 0.0
+
+    def _bar(self, label: str, share: float) -> str:
+        full = round(share * BAR_WIDTH)
+        bar = self._paint("━" * full, "38;5;73") + self._paint("━" * (BAR_WIDTH - full), DIM)
+        return f"{bar} {share:4.0%}  {label[: max(8, columns() - BAR_WIDTH - 8)]}"
+
+
+def columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def printable(text: str) -> str:
+    """Text without the characters that could move the cursor or recolour the screen."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+def quoted(text: str) -> str:
+    """A token between quotes, on one line."""
+    return "'" + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) + "'"
+
+
+def width(text: str) -> int:
+    """Columns the text takes: wide letters take two, combining marks none."""
+    return sum(
+        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        for letter in text
+    )

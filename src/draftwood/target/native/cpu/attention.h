@@ -1,0 +1,329 @@
+/* Attention of tree nodes over their own contexts.
+ *
+ * A node's context is a list of positions j = 0, 1, ...: the prefix, its ancestors, itself. It is cut into blocks of BLOCK
+ * positions by j alone. Each block gives a partial result (maximum, sum, weighted values); a node's partial results are
+ * merged in ascending order. Neither the slots nor the other nodes enter, so a node's result does not depend on them.
+ *
+ * A *unit* is the part of the work that shares keys: one segment, one key head, some neighbouring rows with all the query
+ * heads of the key head. Few units are split further by blocks, their partial results merged in a phase of its own. */
+#ifndef DRAFTWOOD_ATTENTION_H
+#define DRAFTWOOD_ATTENTION_H
+
+#include <math.h>
+
+#include "matmul.h"
+#include "model.h"
+
+#define BLOCK 64
+#define UNIT_QUERIES 48 /* query vectors of a unit, or one row's */
+#define SPLIT_BYTES (8L << 20) /* partial results kept at most */
+
+typedef struct {
+    int64_t length; /* of the node's context, itself included */
+    int64_t straight; /* leading positions j that lie at slot base + j */
+    const int32_t *bends; /* slots of the positions behind those, relative to base */
+} Context;
+
+typedef struct {
+    long segment, row, rows; /* rows of the packed batch */
+    long first_block, end_block;
+    long partial; /* where its partial results begin, in units of one query's */
+} Unit;
+
+typedef struct {
+    const Model *model;
+    const Segment *segment;
+    const Context *context; /* [rows] */
+    const Unit *unit; /* without the key head: each stands for kv_heads units */
+    const char *keys, *values; /* of this layer */
+    const float *qkv;
+    long qkv_stride;
+    float *out; /* [rows][heads * head_dim] */
+    long out_stride;
+    float *scratch; /* per thread */
+    long scratch_stride;
+    float *partials; /* NULL: units are not split */
+    long split; /* items per unit */
+    long units;
+} Attention;
+
+INLINE long padded_head(const Model *m) { return round_up(m->head_dim, PANEL); }
+INLINE long unit_rows(const Model *m) { return max_long(1, UNIT_QUERIES / (m->heads / m->kv_heads)); }
+INLINE long unit_queries(const Model *m) { return unit_rows(m) * (m->heads / m->kv_heads); }
+INLINE long partial_size(const Model *m) { return padded_head(m) + ALIGN_FLOATS; } /* values, then maximum and sum */
+
+/* A thread's workspace. Keys, queries and values share one order of dimensions: in bfloat16, even ones first. */
+typedef struct {
+    float *keys; /* [BLOCK][padded head] */
+    float *values; /* [BLOCK][padded head] */
+    float *queries; /* [queries][padded head], scaled */
+    float *weights; /* [queries][BLOCK] */
+    float *partial; /* [queries][partial size] */
+    float *merged; /* [queries][partial size] */
+} Workspace;
+
+INLINE long attention_scratch(const Model *m) {
+    return 2 * BLOCK * padded_head(m) + unit_queries(m) * (padded_head(m) + BLOCK + 2 * partial_size(m));
+}
+
+INLINE Workspace workspace(const Attention *job, int thread) {
+    const Model *m = job->model;
+    const long head = padded_head(m), queries = unit_queries(m);
+    Workspace w;
+    w.keys = job->scratch + thread * job->scratch_stride;
+    w.values = w.keys + BLOCK * head;
+    w.queries = w.values + BLOCK * head;
+    w.weights = w.queries + queries * head;
+    w.partial = w.weights + queries * BLOCK;
+    w.merged = w.partial + queries * partial_size(m);
+    return w;
+}
+
+/* Where dimension d of a head stands in the workspace. */
+INLINE long place_of_dim(long d, long type) {
+    if (type == FLOAT32) return d;
+    return d / PANEL * PANEL + (d % PANEL) / 2 + (d % 2 ? VW : 0);
+}
+
+/* One cached row to float32, zeros behind its end. */
+INLINE void expand_row(const char *from, long head_dim, long type, float *to) {
+    long d = 0;
+    for (; d + PANEL <= head_dim; d += PANEL, to += PANEL) {
+        vf low, high;
+        if (type == BFLOAT16) {
+            load_bf16_pair((const bf16 *)from + d, &low, &high);
+        } else {
+            low = load((const float *)from + d);
+            high = load((const float *)from + d + VW);
+        }
+        store(to, low);
+        store(to + VW, high);
+    }
+    if (d == head_dim) return;
+    store(to, splat(0.0f));
+    store(to + VW, splat(0.0f));
+    for (; d < head_dim; d++)
+        to[place_of_dim(d, type) % PANEL] = type == BFLOAT16 ? from_bf16(((const bf16 *)from)[d]) : ((const float *)from)[d];
+}
+
+/* Keys and values of positions first .. first + count - 1 of a context into the workspace, zeros up to a multiple of 4. */
+static void gather_block(const Attention *job, const Workspace *w, const char *keys, const char *values,
+                         const Context *context, long first, long count) {
+    const Model *m = job->model;
+    const long head = padded_head(m), bytes = m->head_dim * type_size(m->cache_type);
+    for (long i = 0; i < count; i++) {
+        const long j = first + i, slot = j < context->straight ? j : context->bends[j - context->straight];
+        if (m->cache_type == BFLOAT16) {
+            expand_row(keys + slot * bytes, m->head_dim, BFLOAT16, w->keys + i * head);
+            expand_row(values + slot * bytes, m->head_dim, BFLOAT16, w->values + i * head);
+        } else {
+            expand_row(keys + slot * bytes, m->head_dim, FLOAT32, w->keys + i * head);
+            expand_row(values + slot * bytes, m->head_dim, FLOAT32, w->values + i * head);
+        }
+    }
+    for (long i = count; i < round_up(count, 4); i++) {
+        memset(w->keys + i * head, 0, (size_t)head * sizeof(float));
+        memset(w->values + i * head, 0, (size_t)head * sizeof(float));
+    }
+}
+
+/* Four sums over lanes at once, each in the order of sum_lanes. */
+INLINE void sum_lanes_4(const vf v[4], float *to) {
+#if VW == 4 && defined(__aarch64__)
+    float32x4_t low = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
+    vst1q_f32(to, vpaddq_f32(low, vpaddq_f32((float32x4_t)v[2], (float32x4_t)v[3])));
+#else
+    for (int i = 0; i < 4; i++) to[i] = sum_lanes(v[i]);
+#endif
+}
+
+/* Scores of `queries` (at most 4) over `count` keys, a multiple of 4. */
+INLINE void score(const int queries, const float *query, const float *key, long head, long count, float *out) {
+    for (long j = 0; j < count; j += 4) {
+        vf acc[4][4];
+        UNROLL for (int q = 0; q < queries; q++)
+            UNROLL for (int i = 0; i < 4; i++) acc[q][i] = splat(0.0f);
+        for (long d = 0; d < head; d += VW) {
+            vf k[4];
+            UNROLL for (int i = 0; i < 4; i++) k[i] = load(key + (j + i) * head + d);
+            UNROLL for (int q = 0; q < queries; q++) {
+                vf x = load(query + q * head + d);
+                UNROLL for (int i = 0; i < 4; i++) acc[q][i] = fma_vec(acc[q][i], x, k[i]);
+            }
+        }
+        UNROLL for (int q = 0; q < queries; q++) sum_lanes_4(acc[q], out + q * BLOCK + j);
+    }
+}
+
+static void score_all(long queries, const float *query, const float *key, long head, long count, float *out) {
+    for (long q = 0; q < queries; q += 4) {
+        const float *x = query + q * head;
+        float *to = out + q * BLOCK;
+        switch (min_long(4, queries - q)) {
+            case 1: score(1, x, key, head, count, to); break;
+            case 2: score(2, x, key, head, count, to); break;
+            case 3: score(3, x, key, head, count, to); break;
+            default: score(4, x, key, head, count, to);
+        }
+    }
+}
+
+/* Scores to weights, in place: positions low .. high - 1 are seen, the others get 0. Returns maximum and sum. */
+static void soften(float *scores, long low, long high, long count, float *maximum, float *sum) {
+    const float none = -INFINITY;
+    const long padded = round_up(count, VW);
+    for (long j = 0; j < low; j++) scores[j] = none;
+    for (long j = max_long(high, 0); j < padded; j++) scores[j] = none;
+    vf top = splat(none), total = splat(0.0f);
+    for (long j = 0; j < padded; j += VW) top = max_vec(top, load(scores + j));
+    *maximum = max_lanes(top);
+    const vf shift = splat(*maximum), nothing = splat(none);
+    for (long j = 0; j < padded; j += VW) {
+        vf s = load(scores + j);
+        vf e = select_vec(s == nothing, splat(0.0f), exp_vec(s - shift));
+        store(scores + j, e);
+        total += e;
+    }
+    *sum = sum_lanes(total);
+}
+
+/* Partial results of the unit's rows `row` .. `row + rows` (relative) for the block whose keys lie in the workspace. */
+static void attend_block(const Attention *job, const Workspace *w, const Unit *unit, long row, long rows, long block,
+                         long count, float *partial) {
+    const Model *m = job->model;
+    const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m);
+    const long query = row * group, queries = rows * group, padded = round_up(count, 4);
+    score_all(queries, w->queries + query * head, w->keys, head, padded, w->weights);
+    for (long q = 0; q < queries; q++) {
+        const long length = job->context[unit->row + row + q / group].length, first = block * BLOCK;
+        const long low = m->window ? max_long(0, length - m->window - first) : 0;
+        float *to = partial + (query + q) * size + head;
+        soften(w->weights + q * BLOCK, min_long(low, count), min_long(count, length - first), padded, to, to + 1);
+    }
+    multiply_f32(w->weights, BLOCK, queries, (const char *)w->values, head * sizeof(float), head / PANEL, padded,
+                 partial + query * size, size);
+}
+
+/* One block for all rows of a unit: those whose block lies straight share its keys, the others gather their own. */
+static void attend_unit_block(const Attention *job, const Workspace *w, const Unit *unit, const char *keys,
+                              const char *values, long block, float *partial) {
+    const Model *m = job->model;
+    const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m), first = block * BLOCK;
+    long shared_end = 0;
+    const Context *longest = NULL;
+    for (long r = 0; r < unit->rows; r++) {
+        const Context *context = job->context + unit->row + r;
+        const long end = min_long(first + BLOCK, context->length);
+        if (end <= context->straight && end > shared_end) {
+            shared_end = end;
+            longest = context;
+        }
+    }
+    if (shared_end > first) gather_block(job, w, keys, values, longest, first, shared_end - first);
+    for (long r = 0, run; r < unit->rows; r += run) { /* runs of rows that share */
+        for (run = 0; r + run < unit->rows; run++) {
+            const Context *context = job->context + unit->row + r + run;
+            if (min_long(first + BLOCK, context->length) > context->straight || context->length <= first) break;
+        }
+        if (run) attend_block(job, w, unit, r, run, block, shared_end - first, partial);
+        else run = 1;
+    }
+    for (long r = 0; r < unit->rows; r++) {
+        const Context *context = job->context + unit->row + r;
+        const long end = min_long(first + BLOCK, context->length);
+        if (end <= first) {
+            for (long q = r * group; q < (r + 1) * group; q++) partial[q * size + head + 1] = 0.0f;
+        } else if (end > context->straight) {
+            gather_block(job, w, keys, values, context, first, end - first);
+            attend_block(job, w, unit, r, 1, block, end - first, partial);
+        }
+    }
+}
+
+static void merge_clear(float *merged, long queries, long head, long size) {
+    memset(merged, 0, (size_t)(queries * size) * sizeof(float));
+    for (long q = 0; q < queries; q++) merged[q * size + head] = -INFINITY;
+}
+
+static void merge(float *merged, const float *partial, long queries, long head, long size) {
+    for (long q = 0; q < queries; q++, merged += size, partial += size) {
+        const float sum = partial[head + 1];
+        if (sum == 0.0f) continue; /* a block the query does not see */
+        const float top = merged[head] > partial[head] ? merged[head] : partial[head];
+        const float old_scale = exp_one(merged[head] - top), new_scale = exp_one(partial[head] - top);
+        const vf old_vec = splat(old_scale), new_vec = splat(new_scale);
+        for (long d = 0; d < head; d += VW)
+            store(merged + d, fma_vec(load(merged + d) * old_vec, load(partial + d), new_vec));
+        merged[head] = top;
+        merged[head + 1] = merged[head + 1] * old_scale + sum * new_scale;
+    }
+}
+
+static void load_queries(const Attention *job, const Workspace *w, const Unit *unit, long kv_head) {
+    const Model *m = job->model;
+    const long group = m->heads / m->kv_heads, head = padded_head(m);
+    const float scale = (float)(1.0 / sqrt((double)m->head_dim));
+    memset(w->queries, 0, (size_t)(unit->rows * group * head) * sizeof(float));
+    for (long q = 0; q < unit->rows * group; q++) {
+        const float *from = job->qkv + (unit->row + q / group) * job->qkv_stride + (kv_head * group + q % group) * m->head_dim;
+        for (long d = 0; d < m->head_dim; d++) w->queries[q * head + place_of_dim(d, m->cache_type)] = from[d] * scale;
+    }
+}
+
+static void store_mixed(const Attention *job, const Unit *unit, long kv_head, const float *merged) {
+    const Model *m = job->model;
+    const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m);
+    for (long q = 0; q < unit->rows * group; q++, merged += size) {
+        float *to = job->out + (unit->row + q / group) * job->out_stride + (kv_head * group + q % group) * m->head_dim;
+        const float scale = 1.0f / merged[head + 1];
+        for (long d = 0; d < m->head_dim; d++) to[d] = merged[place_of_dim(d, m->cache_type)] * scale;
+    }
+}
+
+INLINE float *partial_at(const Attention *job, const Unit *unit, long kv_head, long block) {
+    const long queries = unit->rows * (job->model->heads / job->model->kv_heads);
+    const long blocks = unit->end_block - unit->first_block;
+    return job->partials + (unit->partial + (kv_head * blocks + block - unit->first_block) * queries) * partial_size(job->model);
+}
+
+static void attention_item(void *context, long item, int thread) {
+    const Attention *job = context;
+    const Model *m = job->model;
+    const long part = item % job->split, kv_head = item / job->split % m->kv_heads;
+    const Unit *unit = job->unit + item / job->split / m->kv_heads;
+    const long blocks = unit->end_block - unit->first_block;
+    const long begin = unit->first_block + blocks * part / job->split;
+    const long end = unit->first_block + blocks * (part + 1) / job->split;
+    if (begin == end) return;
+    const long queries = unit->rows * (m->heads / m->kv_heads), head = padded_head(m), size = partial_size(m);
+    const long plane = (kv_head * m->slots + job->segment[unit->segment].base) * m->head_dim * type_size(m->cache_type);
+    const Workspace w = workspace(job, thread);
+    load_queries(job, &w, unit, kv_head);
+    if (!job->partials) merge_clear(w.merged, queries, head, size);
+    for (long block = begin; block < end; block++) {
+        float *partial = job->partials ? partial_at(job, unit, kv_head, block) : w.partial;
+        attend_unit_block(job, &w, unit, job->keys + plane, job->values + plane, block, partial);
+        if (!job->partials) merge(w.merged, partial, queries, head, size);
+    }
+    if (!job->partials) store_mixed(job, unit, kv_head, w.merged);
+}
+
+static void merge_item(void *context, long item, int thread) {
+    const Attention *job = context;
+    const Model *m = job->model;
+    const long kv_head = item % m->kv_heads;
+    const Unit *unit = job->unit + item / m->kv_heads;
+    const long queries = unit->rows * (m->heads / m->kv_heads), head = padded_head(m), size = partial_size(m);
+    const Workspace w = workspace(job, thread);
+    merge_clear(w.merged, queries, head, size);
+    for (long block = unit->first_block; block < unit->end_block; block++)
+        merge(w.merged, partial_at(job, unit, kv_head, block), queries, head, size);
+    store_mixed(job, unit, kv_head, w.merged);
+}
+
+static void run_attention(Attention *job) {
+    pool_run(attention_item, job, job->units * job->model->kv_heads * job->split);
+    if (job->partials) pool_run(merge_item, job, job->units * job->model->kv_heads);
+}
+
+#endif

@@ -1,0 +1,139 @@
+/* A small pool of threads for the phases of a forward.
+ *
+ * A phase is a number of independent items. Threads take items one by one, so a thread whose core was taken away holds
+ * up only the item it has in hand. A phase ends when its items are done, not when its threads have arrived. Workers spin
+ * while a forward runs and sleep between forwards. */
+#ifndef DRAFTWOOD_POOL_H
+#define DRAFTWOOD_POOL_H
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "vec.h"
+
+#define MAX_THREADS 256
+#define SPINS_BEFORE_YIELD 2000
+#define SPINS_BEFORE_SLEEP 4000
+
+typedef void (*ItemFn)(void *context, long item, int thread);
+
+static struct {
+    pthread_mutex_t owner; /* held through a forward: one at a time */
+    pthread_mutex_t sleeping;
+    pthread_cond_t wake;
+    _Atomic uint64_t state; /* number of the phase << 32 | items not yet taken */
+    _Atomic long done; /* items of the phase that are finished */
+    _Atomic int active; /* a forward is running */
+    _Atomic int threads; /* threads of this forward, the caller included */
+    ItemFn fn;
+    void *context;
+    long items;
+    uint32_t phase;
+    int workers; /* threads started so far */
+    pid_t pid; /* whose threads these are: a forked child has none */
+} pool = {.owner = PTHREAD_MUTEX_INITIALIZER, .sleeping = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+INLINE void relax(void) {
+#if defined(__aarch64__)
+    __asm__ volatile("isb"); /* "yield" does nothing on most cores */
+#elif defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+/* Takes one item and runs it. The context may be read only after the item is ours: until then the phase may change. */
+static int pool_take(int thread) {
+    uint64_t state = atomic_load_explicit(&pool.state, memory_order_acquire);
+    for (;;) {
+        uint32_t left = (uint32_t)state;
+        if (!left || thread >= atomic_load_explicit(&pool.threads, memory_order_relaxed)) return 0;
+        if (atomic_compare_exchange_weak_explicit(&pool.state, &state, state - 1, memory_order_acq_rel,
+                                                  memory_order_acquire)) {
+            pool.fn(pool.context, pool.items - left, thread);
+            atomic_fetch_add_explicit(&pool.done, 1, memory_order_release);
+            return 1;
+        }
+    }
+}
+
+static void *pool_work(void *argument) {
+    int thread = (int)(intptr_t)argument;
+    for (long spins = 0;;) {
+        if (pool_take(thread)) {
+            spins = 0;
+            continue;
+        }
+        relax();
+        spins++;
+        int idle = !atomic_load_explicit(&pool.active, memory_order_acquire) || thread >= pool.threads;
+        if (idle && spins > SPINS_BEFORE_SLEEP) {
+            pthread_mutex_lock(&pool.sleeping);
+            while (!pool.active || thread >= pool.threads) pthread_cond_wait(&pool.wake, &pool.sleeping);
+            pthread_mutex_unlock(&pool.sleeping);
+            spins = 0;
+        } else if (spins % SPINS_BEFORE_YIELD == 0) {
+            sched_yield();
+        }
+    }
+    return NULL;
+}
+
+/* Runs fn for the items 0 .. items - 1 and returns when all are done. */
+static void pool_run(ItemFn fn, void *context, long items) {
+    if (items <= 1 || pool.threads == 1) {
+        for (long item = 0; item < items; item++) fn(context, item, 0);
+        return;
+    }
+    pool.fn = fn;
+    pool.context = context;
+    pool.items = items;
+    atomic_store_explicit(&pool.done, 0, memory_order_relaxed);
+    pool.phase++;
+    atomic_store_explicit(&pool.state, (uint64_t)pool.phase << 32 | (uint64_t)items, memory_order_release);
+    while (pool_take(0)) {}
+    for (long spins = 1; atomic_load_explicit(&pool.done, memory_order_acquire) != items; spins++) {
+        relax();
+        if (spins % SPINS_BEFORE_YIELD == 0) sched_yield();
+    }
+}
+
+static void pool_forget_after_fork(void) {
+    static const pthread_mutex_t fresh_mutex = PTHREAD_MUTEX_INITIALIZER;
+    static const pthread_cond_t fresh_condition = PTHREAD_COND_INITIALIZER;
+    pool.owner = fresh_mutex;
+    pool.sleeping = fresh_mutex;
+    pool.wake = fresh_condition;
+    pool.workers = 0;
+    pool.active = 0;
+    pool.state = 0;
+    pool.pid = getpid();
+}
+
+/* Returns how many threads there really are: the system may refuse some. */
+static int pool_begin(int threads) {
+    if (pool.pid != getpid()) pool_forget_after_fork();
+    pthread_mutex_lock(&pool.owner);
+    threads = (int)max_long(1, min_long(threads, MAX_THREADS));
+    while (pool.workers < threads - 1) {
+        pthread_t handle;
+        if (pthread_create(&handle, NULL, pool_work, (void *)(intptr_t)(pool.workers + 1))) break;
+        pthread_detach(handle);
+        pool.workers++;
+    }
+    threads = (int)min_long(threads, pool.workers + 1);
+    pthread_mutex_lock(&pool.sleeping);
+    pool.threads = threads;
+    pool.active = 1;
+    if (threads > 1) pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.sleeping);
+    return threads;
+}
+
+static void pool_end(void) {
+    pool.active = 0;
+    pthread_mutex_unlock(&pool.owner);
+}
+
+#endif

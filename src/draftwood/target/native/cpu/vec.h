@@ -1,0 +1,146 @@
+/* Vectors of float32 in the machine's width, written with the vector extensions of GCC and clang.
+ *
+ * Batch invariance rests on this file: the compiler is told not to contract or reorder (-ffp-contract=off, no fast-math),
+ * so every product-and-sum below rounds the same way wherever it is inlined. */
+#ifndef DRAFTWOOD_VEC_H
+#define DRAFTWOOD_VEC_H
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__ARM_NEON)
+#include <arm_neon.h>
+#elif defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define VW 16 /* lanes */
+#define GROUP 2 /* panels in a group, the smallest piece of a product */
+#define MAX_ROWS 8 /* rows of one block: what the registers hold */
+#elif defined(__AVX__)
+#define VW 8
+#define GROUP 2
+#define MAX_ROWS 6
+#else
+#define VW 4
+#define GROUP 4
+#define MAX_ROWS 8
+#endif
+
+#define PANEL (2 * VW) /* output columns whose weights lie interleaved */
+#define GROUP_COLUMNS (GROUP * PANEL)
+#define ALIGN_FLOATS 16 /* row lengths are padded to this: every VW divides it */
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+typedef float vf __attribute__((vector_size(4 * VW)));
+typedef uint32_t vu __attribute__((vector_size(4 * VW)));
+typedef int32_t vi __attribute__((vector_size(4 * VW)));
+typedef float vf_any __attribute__((vector_size(4 * VW), aligned(4), may_alias)); /* at any address */
+typedef uint32_t vu_any __attribute__((vector_size(4 * VW), aligned(2), may_alias));
+
+typedef uint16_t bf16;
+
+INLINE vf load(const float *p) { return *(const vf_any *)p; }
+INLINE void store(float *p, vf v) { *(vf_any *)p = v; }
+INLINE vf splat(float x) { return x - (vf){0}; }
+
+INLINE vf fma_vec(vf sum, vf a, vf b) {
+#if defined(__ARM_NEON) && defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#elif defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
+
+INLINE vf select_vec(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+INLINE vf max_vec(vf a, vf b) { return select_vec(a > b, a, b); }
+INLINE vf min_vec(vf a, vf b) { return select_vec(a < b, a, b); }
+
+INLINE float sum_lanes(vf v) {
+#if VW == 4 && defined(__aarch64__)
+    return vaddvq_f32((float32x4_t)v);
+#else
+    float lanes[VW];
+    store(lanes, v);
+    for (int width = VW / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+#endif
+}
+
+INLINE float max_lanes(vf v) {
+#if VW == 4 && defined(__aarch64__)
+    return vmaxvq_f32((float32x4_t)v);
+#else
+    float lanes[VW], best;
+    store(lanes, v);
+    best = lanes[0];
+    for (int i = 1; i < VW; i++) best = lanes[i] > best ? lanes[i] : best;
+    return best;
+#endif
+}
+
+/* e^x to about 2 ulp for x in [-87, 88], clamped outside; exactly 1 at 0. */
+INLINE vf exp_vec(vf x) {
+    const vf magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    x = min_vec(max_vec(x, splat(-87.0f)), splat(88.0f));
+    vf shifted = fma_vec(magic, x, splat(1.44269504f));
+    vf n = shifted - magic;
+    vf r = fma_vec(x, n, splat(-0.693359375f));
+    r = fma_vec(r, n, splat(2.12194440e-4f));
+    vf p = splat(1.9875691500e-4f);
+    p = fma_vec(splat(1.3981999507e-3f), p, r);
+    p = fma_vec(splat(8.3334519073e-3f), p, r);
+    p = fma_vec(splat(4.1665795894e-2f), p, r);
+    p = fma_vec(splat(1.6666665459e-1f), p, r);
+    p = fma_vec(splat(5.0000001201e-1f), p, r);
+    p = fma_vec(r, p, r * r) + splat(1.0f);
+    vi exponent = ((vi)shifted - (vi)magic) << 23;
+    return (vf)((vi)p + exponent);
+}
+
+INLINE float exp_one(float x) { return exp_vec(splat(x))[0]; }
+
+INLINE float from_bf16(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* Rounds to nearest, ties to even; a NaN stays one. */
+INLINE bf16 to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if (x != x) return (bf16)((bits >> 16) | 0x40);
+    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+/* 2 * VW numbers of bfloat16 as two vectors: the ones at even places and the ones at odd places. */
+INLINE void load_bf16_pair(const bf16 *p, vf *even, vf *odd) {
+    vu both = *(const vu_any *)p;
+#if VW == 4 && defined(__aarch64__)
+    /* As the shift below, but it may go to either of the two vector units. */
+    *even = (vf)vtrn1q_u16(vdupq_n_u16(0), (uint16x8_t)both);
+#else
+    *even = (vf)(both << 16);
+#endif
+    *odd = (vf)(both & 0xffff0000u);
+}
+
+INLINE long round_up(long n, long step) { return (n + step - 1) / step * step; }
+INLINE long min_long(long a, long b) { return a < b ? a : b; }
+INLINE long max_long(long a, long b) { return a > b ? a : b; }
+
+#endif

@@ -1,0 +1,13 @@
+"""Greedy verification: the longest path of the tree that greedy decoding would have taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from draftwood.tree.draft import DraftTree
+from draftwood.verify.base import Accepted, walk
+
+
+def accept_greedy(tree: DraftTree, choices: Sequence[int] | Callable[[int], int]) -> Accepted:
+    """``choices[i]`` (or ``choices(i)``, asked for visited nodes only) is the target's choice after node i."""
+    return walk(tree, choices if callable(choices) else choices.__getitem__)
