@@ -9,7 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import pytest
 
@@ -19,6 +20,7 @@ from draftwood.check import TIE_TOLERANCE
 from draftwood.cli.main import main
 from draftwood.cli.terminal import Paint, ProgressBar, printable, quoted, width
 from draftwood.cli.treeview import tree_lines
+from draftwood.compare import compare
 from draftwood.engine import RequestStats, TokenEvent
 from draftwood.llm import DEFAULT_DRAFTER, LLM
 from draftwood.target.tiny import ByteTokenizer
@@ -142,6 +144,21 @@ def test_a_sampled_comparison_needs_a_seed_and_promises_no_equal_draws(draftwood
     sampled = ("generate", "abab", "--compare", "--temperature", "1", *SHORT)
     assert draftwood_command(*sampled).code == 2
     assert "same distribution" in draftwood_command(*sampled, "--seed", "0").err
+
+
+def test_a_drafter_that_remembers_the_answer_gains_nothing_in_a_comparison() -> None:
+    speeds = iter([(6, 20.0), (12, 10.0), (2, 1.0), (12, 9.0)])  # cycles and seconds: the second draft knows it all
+
+    class Remembering:
+        def generate(self, *_: object, drafter: str | None) -> list[SimpleNamespace]:
+            cycles, seconds = next(speeds)
+            stats = RequestStats(output_tokens=12, cycles=cycles, total_seconds=seconds)
+            return [SimpleNamespace(token_ids=[1, 2], stats=stats)]
+
+    comparison = compare(cast(LLM, Remembering()), [1], draftwood.SamplingParams())
+    assert comparison.speculative.stats.cycles == 6
+    assert comparison.plain.stats.total_seconds == 9.0
+    assert comparison.speedup == pytest.approx(9 / 20)
 
 
 @pytest.mark.parametrize("argument", [(), ("-",)])
@@ -294,6 +311,17 @@ def test_colours_are_for_terminals(draftwood_command: Command, monkeypatch: pyte
     assert ESCAPE in draftwood_command(*REPEATING, "--color", "always").out
 
 
+def test_a_terminal_gets_a_coloured_stream(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    draftwood_command(*REPEATING)
+    assert ESCAPE in screen.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.truncate(0)
+    draftwood_command(*REPEATING)
+    assert ESCAPE not in screen.getvalue()
+
+
 @pytest.mark.parametrize(
     ("choice", "environment", "expected"),
     [
@@ -413,6 +441,37 @@ def test_ctrl_c_stops_one_answer_only(draftwood_command: Command, monkeypatch: p
     assert result.code == 0
     assert "stopped" in result.err
     assert "12 tokens" in result.err
+
+
+def test_chat_at_a_terminal(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = iter(["hello", KeyboardInterrupt(), "/stats", EOFError()])
+    prompts: list[str] = []
+
+    def typed(prompt: str) -> str:
+        prompts.append(prompt)
+        line = next(lines)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    screen = Terminal()
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr("sys.stdout", screen)
+    result = draftwood_command("chat", *SHORT)
+    assert result.code == 0
+    assert len(prompts) == 4
+    assert "tiny, drafted by" in result.err
+    assert "1 answer ·" in result.err
+    assert printable(screen.getvalue().replace(ESCAPE, "")) == screen.getvalue().replace(ESCAPE, "")
+
+
+def test_a_model_without_a_template_cannot_chat(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ByteTokenizer, "chat_template", None, raising=False)
+    type_in(monkeypatch, "hello\n")
+    result = draftwood_command("chat", *SHORT)
+    assert (result.code, "no chat template" in result.err) == (2, True)
+    raw = draftwood_command("generate", "abab", "--raw", *SHORT).out
+    assert draftwood_command("generate", "abab", *SHORT).out == raw
 
 
 # -- inspect ---------------------------------------------------------------------------------------------------------

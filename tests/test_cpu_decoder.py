@@ -78,20 +78,23 @@ VARIANTS = {
 class Model:
     """A decoder with its cache: the bookkeeping of the native target, without its choice of a decoder."""
 
-    def __init__(self, decoder: type[CpuDecoder] | type[EagerDecoder], weights: Weights, cache_type: torch.dtype) -> None:
-        config = weights_config[id(weights)]
+    def __init__(
+        self,
+        kind: type[CpuDecoder] | type[EagerDecoder],
+        config: ModelConfig,
+        weights: Weights,
+        cache_type: torch.dtype,
+    ) -> None:
         self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, 4096, cache_type, CPU)
         for rows in (self.cache.keys, self.cache.values):
             rows.fill_(float("nan"))  # what was never written must never matter
-        own = copy.deepcopy(weights)
+        own = copy.deepcopy(weights)  # the fused decoder consumes them
         self.decoder: Decoder = (
-            CpuDecoder(config, own, self.cache)
-            if decoder is CpuDecoder
-            else EagerDecoder(config, own, self.cache, CPU)
+            CpuDecoder(config, own, self.cache) if kind is CpuDecoder else EagerDecoder(config, own, self.cache, CPU)
         )
 
-    def open(self, prompt: Sequence[int] = (), capacity: int = 512, chunk: int = 10_000) -> int:
-        sequence = self.cache.open(capacity)
+    def open(self, prompt: Sequence[int] = (), chunk: int = 10_000) -> int:
+        sequence = self.cache.open(512)
         for start in range(0, len(prompt), chunk):
             part = prompt[start : start + chunk]
             self.run(Segment(sequence, part, chain_parents(len(part)), 0))
@@ -102,18 +105,17 @@ class Model:
         return self.decoder.forward(pack(segments, self.cache), taps)
 
 
-weights_config: dict[int, ModelConfig] = {}
+def fused(config: ModelConfig = BASE, dtype: torch.dtype = torch.float32) -> Model:
+    return Model(CpuDecoder, config, random_weights(config, dtype), dtype)
 
 
-def random_weights(config: ModelConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> Weights:
-    generator = torch.Generator().manual_seed(seed)
+def random_weights(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Weights:
+    generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, shape in tensor_shapes(config).items():
         noise = torch.randn(shape, generator=generator) * (0.3 if len(shape) == 1 else shape[-1] ** -0.5)
         tensors[name] = noise + 1.0 if "norm" in name else noise
-    weights = assemble(config, lambda name: tensors[name].to(dtype))
-    weights_config[id(weights)] = config
-    return weights
+    return assemble(config, lambda name: tensors[name].to(dtype))
 
 
 def random_ids(config: ModelConfig, count: int, seed: int) -> list[int]:
@@ -150,34 +152,34 @@ def test_agrees_with_the_eager_decoder(variant: str) -> None:
     taps = (0, 1, config.num_layers)
     results = []
     for kind in (EagerDecoder, CpuDecoder):
-        model = Model(kind, weights, torch.float32)
+        model = Model(kind, config, weights, torch.float32)
         sequences = [*(model.open(prompt) for prompt in prompts), model.open()]
         segments = [
             Segment(sequence, random_ids(config, len(tree), seed=7), tree, min(len(tree), 20))
             for sequence, tree in zip(sequences, parents, strict=True)
         ]
         results.append(model.run(*segments, taps=taps))
-    eager, fused = results
-    torch.testing.assert_close(fused.logits, eager.logits, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(fused.taps, eager.taps, atol=1e-4, rtol=1e-4)
-    assert torch.equal(fused.greedy_ids, fused.logits.argmax(dim=-1))
+    eager, ours = results
+    torch.testing.assert_close(ours.logits, eager.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours.taps, eager.taps, atol=1e-4, rtol=1e-4)
+    assert torch.equal(ours.greedy_ids, ours.logits.argmax(dim=-1))
 
 
 @pytest.mark.parametrize("variant", ["plain", "odd sizes", "untied", "everything"])
 def test_bfloat16_weights_are_computed_in_float32(variant: str) -> None:
     config = replace(BASE, **VARIANTS[variant])  # type: ignore[arg-type]
     halves = random_weights(config, torch.bfloat16)
-    rounded = assemble_like(halves, config)
+    rounded = widened(halves, config)
     prompt, tree = random_ids(config, 70, seed=1), random_parents(12, seed=2)
     ids = random_ids(config, 12, seed=3)
     outputs = []
     for kind, weights in ((EagerDecoder, rounded), (CpuDecoder, halves)):
-        model = Model(kind, weights, torch.float32)
+        model = Model(kind, config, weights, torch.float32)
         outputs.append(model.run(Segment(model.open(prompt), ids, tree, 12)).logits)
     torch.testing.assert_close(outputs[1], outputs[0], atol=1e-4, rtol=1e-4)
 
 
-def assemble_like(weights: Weights, config: ModelConfig) -> Weights:
+def widened(weights: Weights, config: ModelConfig) -> Weights:
     """The same numbers in float32."""
     wide = copy.deepcopy(weights)
     wide.embed = wide.embed.float()
@@ -187,7 +189,6 @@ def assemble_like(weights: Weights, config: ModelConfig) -> Weights:
         for name in type(layer).__slots__:
             value = getattr(layer, name)
             setattr(layer, name, None if value is None else value.float())
-    weights_config[id(wide)] = config
     return wide
 
 
@@ -196,7 +197,7 @@ def assemble_like(weights: Weights, config: ModelConfig) -> Weights:
 def test_a_node_does_not_depend_on_its_batch(variant: str, dtype: torch.dtype) -> None:
     """Every node of packed trees gets the bits it gets when its path is decoded one token at a time, alone."""
     config = replace(BASE, **VARIANTS[variant])  # type: ignore[arg-type]
-    model = Model(CpuDecoder, random_weights(config, dtype), dtype)
+    model = fused(config, dtype)
     prompts = [random_ids(config, length, seed=length) for length in (130, 1, 61)]
     trees = [random_parents(size, seed=size) for size in (21, 70, 4)]
     ids = [random_ids(config, len(tree), seed=5) for tree in trees]
@@ -220,7 +221,7 @@ def test_a_node_does_not_depend_on_its_batch(variant: str, dtype: torch.dtype) -
 def test_decoding_on_from_a_kept_path_changes_no_bit(dtype: torch.dtype) -> None:
     """The cache rows a tree leaves behind are the rows plain decoding writes."""
     config = replace(BASE, num_heads=6)
-    model = Model(CpuDecoder, random_weights(config, dtype), dtype)
+    model = fused(config, dtype)
     prompt, tree = random_ids(config, 90, seed=1), random_parents(40, seed=2)
     ids = random_ids(config, 40, seed=3)
     kept = path_to(tree, 39)
@@ -238,7 +239,7 @@ def test_decoding_on_from_a_kept_path_changes_no_bit(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("chunk", [1, 7, 64, 100, 129])
 def test_prompt_chunks_of_any_size_give_the_same_bits(chunk: int, dtype: torch.dtype) -> None:
     config = replace(BASE, num_heads=6, sliding_window=100)
-    model = Model(CpuDecoder, random_weights(config, dtype), dtype)
+    model = fused(config, dtype)
     prompt = random_ids(config, 300, seed=1)
     outputs = [
         model.run(Segment(model.open(prompt, chunk=size), [1, 2, 3], [-1, 0, 0], 3)).logits for size in (300, chunk)
@@ -254,7 +255,7 @@ def test_threads_change_no_bit(count: int, dtype: torch.dtype) -> None:
     outputs = []
     for number in (1, count):
         with threads(number):
-            model = Model(CpuDecoder, weights, dtype)
+            model = Model(CpuDecoder, config, weights, dtype)
             sequence = model.open(random_ids(config, 200, seed=1))
             outputs.append(model.run(Segment(sequence, random_ids(config, 33, seed=2), random_parents(33, seed=3), 33)))
     assert torch.equal(outputs[0].logits, outputs[1].logits)
@@ -262,21 +263,22 @@ def test_threads_change_no_bit(count: int, dtype: torch.dtype) -> None:
 
 
 def test_ties_go_to_the_lower_id() -> None:
-    weights = random_weights(replace(BASE, tied_embeddings=False))
+    config = replace(BASE, tied_embeddings=False)
+    weights = random_weights(config)
     weights.head[70:90] = weights.head[5]
     weights.head[200] = weights.head[5]
-    model = Model(CpuDecoder, weights, torch.float32)
+    model = Model(CpuDecoder, config, weights, torch.float32)
     output = model.run(Segment(model.open(), list(range(60)), chain_parents(60), 60))
     top = output.logits.max(dim=-1, keepdim=True).values
     lowest = (output.logits == top).int().argmax(dim=-1)
     assert torch.equal(output.greedy_ids, lowest)
     weights.head[:] = weights.head[5]
-    model = Model(CpuDecoder, weights, torch.float32)
+    model = Model(CpuDecoder, config, weights, torch.float32)
     assert model.run(Segment(model.open(), [1, 2], [-1, 0], 2)).greedy_ids.tolist() == [0, 0]
 
 
 def test_only_wanted_rows_have_logits() -> None:
-    model = Model(CpuDecoder, random_weights(BASE), torch.float32)
+    model = fused()
     first, second = model.open(), model.open()
     whole = model.run(Segment(first, [1, 2, 3], [-1, 0, 0], 3), Segment(second, [4, 5], [-1, 0], 2))
     some = model.run(Segment(first, [1, 2, 3], [-1, 0, 0], 1), Segment(second, [4, 5], [-1, 0], 0))
@@ -288,7 +290,7 @@ def test_only_wanted_rows_have_logits() -> None:
 
 
 def test_several_roots_hang_off_the_prefix() -> None:
-    model = Model(CpuDecoder, random_weights(BASE), torch.float32)
+    model = fused()
     sequence = model.open([7] * 10)
     forest = model.run(Segment(sequence, [1, 2, 3], [-1, -1, 1], 3))
     alone = model.run(Segment(sequence, [2, 3], [-1, 0], 2))
@@ -296,7 +298,7 @@ def test_several_roots_hang_off_the_prefix() -> None:
 
 
 def test_a_token_outside_the_vocabulary_is_refused() -> None:
-    model = Model(CpuDecoder, random_weights(BASE), torch.float32)
+    model = fused()
     with pytest.raises(OptionError, match="vocabulary"):
         model.run(Segment(model.open(), [BASE.vocab_size], [-1], 1))
 
@@ -313,7 +315,7 @@ def _forward_in_child(model: Model, sequence: int, results: Any) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_child_starts_threads_of_its_own() -> None:
     with threads(2):
-        model = Model(CpuDecoder, random_weights(BASE), torch.float32)
+        model = fused()
         sequence = model.open()
         expected = model.run(Segment(sequence, [1] * 20, chain_parents(20), 1)).logits.tolist()
         context = multiprocessing.get_context("fork")

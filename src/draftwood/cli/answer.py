@@ -68,6 +68,7 @@ class Answer:
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
             "sources": self.sources,
-            "logprobs": [{"token_id": i, "logprob": p, "top": [*map(list, top)]} for i, p, top in self.logprobs],
+            "logprobs": [{"token_id": i, "logprob": p, "top": [*map(list, top)]} for i, p, top in self.logprobs]
+            or None,
             "stats": self.stats.as_dict(),
         }

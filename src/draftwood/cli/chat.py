@@ -10,6 +10,7 @@ from draftwood.cli.conversation import HELP, Conversation
 from draftwood.cli.options import Subparsers, add_command, add_run_options, load_llm, sampling_params
 from draftwood.cli.stdin import piped_lines, typed_lines
 from draftwood.cli.terminal import BOLD, Screen
+from draftwood.errors import CapabilityError
 
 PROMPT = "> "
 CONTEXTS = 3  # cached at once while a turn moves on: the last turn, its longer copy, the gap of the one before
@@ -34,6 +35,14 @@ def run(args: argparse.Namespace) -> int:
     screen = Screen(args.color)
     interactive = sys.stdin.isatty() and screen.out.is_terminal
     with load_llm(args, screen.progress, max_batch=CONTEXTS) as llm:
+        from draftwood.prompts import has_chat
+
+        if not has_chat(llm.tokenizer):
+            raise CapabilityError(
+                "This model has no chat template, so it cannot hold a conversation",
+                got=llm.info.name,
+                next_step="Use draftwood generate, or a model that was trained to chat.",
+            )
         conversation = Conversation(llm, params, screen, args.system)
         if interactive:
             screen.note(f"{llm.info.name}, drafted by {llm.drafter}. {HELP}")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.options import Subparsers, add_command, add_run_options, load_llm, sampling_params
-from draftwood.cli.report import SEPARATOR
+from draftwood.cli.report import SEPARATOR, counted
 from draftwood.cli.terminal import BOLD, GREEN, RED, Screen, quoted
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ def _difference_line(screen: Screen, llm: LLM, index: int, verdict: str, differe
 
 
 def _summary_line(screen: Screen, summary: CheckSummary, dtype: str) -> str:
-    errors = f"{summary.errors} errors"
+    errors = counted(summary.errors, "error")
     parts = [
-        f"{summary.prompts} prompts, {summary.positions} positions in {dtype}",
+        f"{counted(summary.prompts, 'prompt')}, {counted(summary.positions, 'position')} in {dtype}",
         f"{summary.identical} identical",
-        f"{summary.ties} numeric ties",
+        counted(summary.ties, "numeric tie"),
         screen.out(errors, BOLD, RED) if summary.errors else screen.out(errors, GREEN),
         f"tau {summary.acceptance_length:.2f}",
     ]

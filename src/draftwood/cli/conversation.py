@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from draftwood.cli.answer import Answer
-from draftwood.cli.report import SEPARATOR, legend, stats_line
+from draftwood.cli.report import SEPARATOR, counted, legend, stats_line
 from draftwood.cli.terminal import Screen
 from draftwood.errors import DraftwoodError
 
@@ -70,11 +70,11 @@ class Conversation:
         cycles = sum(answer.stats.cycles for answer in self._answers)
         seconds = sum(answer.stats.total_seconds - answer.stats.prefill_seconds for answer in self._answers)
         figures = [
-            f"{len(self._answers)} answers",
-            f"{tokens} tokens",
+            counted(len(self._answers), "answer"),
+            counted(tokens, "token"),
             f"{tokens / seconds if seconds else 0:.1f} tokens/s",
             f"tau {tokens / cycles if cycles else 0:.2f}",
-            f"{cycles} cycles",
+            counted(cycles, "cycle"),
             f"budget {self._llm.budget}",
             self._llm.drafter,
         ]

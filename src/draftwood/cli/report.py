@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 SEPARATOR = " · "
 
 
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def stats_line(stats: RequestStats, finish_reason: str | None, *more: str) -> str:
     """The figures everybody asks for first; ``more`` goes behind them."""
     parts = [
-        f"{stats.output_tokens} tokens",
+        counted(stats.output_tokens, "token"),
         f"{stats.tokens_per_second:.1f} tokens/s",
         f"tau {stats.acceptance_length:.2f}",
-        f"{stats.cycles} cycles",
+        counted(stats.cycles, "cycle"),
         *more,
     ]
     if finish_reason == "length":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from draftwood.cli.report import counted
 from draftwood.cli.terminal import BOLD, BONUS_SOURCE, DIM, GREEN, Paint, quoted, width
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ def tree_lines(event: TokenEvent, codec: TextCodec, paint: Paint) -> list[str]:
 
 def heading(cycle: int, event: TokenEvent) -> str:
     """A cycle in a line. The root is counted among the nodes, as the budget counts it."""
-    drawn = f"{len(event.tree)} nodes, depth {max(event.tree.depths)}"
+    drawn = f"{counted(len(event.tree), 'node')}, depth {max(event.tree.depths)}"
     kept = sum(source != BONUS_SOURCE for source in event.sources)
-    return f"cycle {cycle}: {drawn}, {kept} accepted, {len(event.token_ids)} tokens out"
+    return f"cycle {cycle}: {drawn}, {kept} accepted, {counted(len(event.token_ids), 'token')} out"
 
 
 def as_dict(cycle: int, event: TokenEvent, codec: TextCodec) -> dict[str, Any]:

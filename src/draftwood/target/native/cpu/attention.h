@@ -1,11 +1,12 @@
 /* Attention of tree nodes over their own contexts.
  *
- * A node's context is a list of positions j = 0, 1, ...: the prefix, its ancestors, itself. It is cut into blocks of BLOCK
- * positions by j alone. Each block gives a partial result (maximum, sum, weighted values); a node's partial results are
- * merged in ascending order. Neither the slots nor the other nodes enter, so a node's result does not depend on them.
+ * A node's context is a list of positions j = 0, 1, ...: the prefix, its ancestors, itself. It is cut into blocks of
+ * BLOCK positions by j alone. Each block gives a partial result (maximum, sum, weighted values); a node's partial
+ * results are merged in ascending order. Neither the slots nor the other nodes enter, so they do not matter.
  *
- * A *unit* is the part of the work that shares keys: one segment, one key head, some neighbouring rows with all the query
- * heads of the key head. Few units are split further by blocks, their partial results merged in a phase of its own. */
+ * A *unit* is the part of the work that shares keys: one segment, one key head, some neighbouring rows with all the
+ * query heads of the key head. Few units are split further by blocks, their partial results merged in a phase of its
+ * own. */
 #ifndef DRAFTWOOD_ATTENTION_H
 #define DRAFTWOOD_ATTENTION_H
 
@@ -79,6 +80,12 @@ INLINE Workspace workspace(const Attention *job, int thread) {
     return w;
 }
 
+/* Keys and values of one block: in the workspace, or where they lie in the cache. */
+typedef struct {
+    const char *keys, *values; /* [count][padded head] */
+    long type, count;
+} Tile;
+
 /* Where dimension d of a head stands in the workspace. */
 INLINE long place_of_dim(long d, long type) {
     if (type == FLOAT32) return d;
@@ -103,11 +110,12 @@ INLINE void expand_row(const char *from, long head_dim, long type, float *to) {
     store(to, splat(0.0f));
     store(to + VW, splat(0.0f));
     for (; d < head_dim; d++)
-        to[place_of_dim(d, type) % PANEL] = type == BFLOAT16 ? from_bf16(((const bf16 *)from)[d]) : ((const float *)from)[d];
+        to[place_of_dim(d, type) % PANEL] =
+            type == BFLOAT16 ? from_bf16(((const bf16 *)from)[d]) : ((const float *)from)[d];
 }
 
-/* Keys and values of positions first .. first + count - 1 of a context into the workspace, zeros up to a multiple of 4. */
-static void gather_block(const Attention *job, const Workspace *w, const char *keys, const char *values,
+/* Positions first .. first + count - 1 of a context into the workspace, zeros up to a multiple of 4. */
+static Tile gather_block(const Attention *job, const Workspace *w, const char *keys, const char *values,
                          const Context *context, long first, long count) {
     const Model *m = job->model;
     const long head = padded_head(m), bytes = m->head_dim * type_size(m->cache_type);
@@ -121,10 +129,19 @@ static void gather_block(const Attention *job, const Workspace *w, const char *k
             expand_row(values + slot * bytes, m->head_dim, FLOAT32, w->values + i * head);
         }
     }
-    for (long i = count; i < round_up(count, 4); i++) {
-        memset(w->keys + i * head, 0, (size_t)head * sizeof(float));
-        memset(w->values + i * head, 0, (size_t)head * sizeof(float));
-    }
+    const size_t padding = (size_t)((round_up(count, 4) - count) * head) * sizeof(float);
+    memset(w->keys + count * head, 0, padding);
+    memset(w->values + count * head, 0, padding);
+    return (Tile){(const char *)w->keys, (const char *)w->values, FLOAT32, count};
+}
+
+/* Whether a whole block that lies straight can be read where it is: expanding it pays for many queries only. */
+INLINE int in_place(const Attention *job, const Unit *unit, long block) {
+    const Model *m = job->model;
+    const long queries = unit->rows * (m->heads / m->kv_heads), panels = m->head_dim / PANEL;
+    const long behind = job->segment[unit->segment].base + (block + 1) * BLOCK; /* products load one row ahead */
+    if (m->head_dim % PANEL || behind >= m->slots) return 0;
+    return m->cache_type == FLOAT32 || (queries <= MAX_ROWS && panels % WIDE_PANELS(queries) == 0);
 }
 
 /* Four sums over lanes at once, each in the order of sum_lanes. */
@@ -138,33 +155,61 @@ INLINE void sum_lanes_4(const vf v[4], float *to) {
 }
 
 /* Scores of `queries` (at most 4) over `count` keys, a multiple of 4. */
-INLINE void score(const int queries, const float *query, const float *key, long head, long count, float *out) {
+INLINE void score(const int queries, const int type, const float *query, const char *keys, long head, long count,
+                  float *out) {
     for (long j = 0; j < count; j += 4) {
         vf acc[4][4];
         UNROLL for (int q = 0; q < queries; q++)
             UNROLL for (int i = 0; i < 4; i++) acc[q][i] = splat(0.0f);
-        for (long d = 0; d < head; d += VW) {
-            vf k[4];
-            UNROLL for (int i = 0; i < 4; i++) k[i] = load(key + (j + i) * head + d);
+        for (long d = 0; d < head; d += PANEL) {
+            vf low[4], high[4];
+            UNROLL for (int i = 0; i < 4; i++) {
+                if (type == BFLOAT16) {
+                    load_bf16_pair((const bf16 *)keys + (j + i) * head + d, &low[i], &high[i]);
+                } else {
+                    low[i] = load((const float *)keys + (j + i) * head + d);
+                    high[i] = load((const float *)keys + (j + i) * head + d + VW);
+                }
+            }
             UNROLL for (int q = 0; q < queries; q++) {
-                vf x = load(query + q * head + d);
-                UNROLL for (int i = 0; i < 4; i++) acc[q][i] = fma_vec(acc[q][i], x, k[i]);
+                const vf x = load(query + q * head + d);
+                UNROLL for (int i = 0; i < 4; i++) FMA_INTO(acc[q][i], x, low[i]);
+            }
+            UNROLL for (int q = 0; q < queries; q++) {
+                const vf x = load(query + q * head + d + VW);
+                UNROLL for (int i = 0; i < 4; i++) FMA_INTO(acc[q][i], x, high[i]);
             }
         }
         UNROLL for (int q = 0; q < queries; q++) sum_lanes_4(acc[q], out + q * BLOCK + j);
     }
 }
 
-static void score_all(long queries, const float *query, const float *key, long head, long count, float *out) {
+#define SCORE(queries)                                                                                            \
+    case queries:                                                                                                 \
+        if (tile->type == BFLOAT16) score(queries, BFLOAT16, x, tile->keys, head, count, to);                     \
+        else score(queries, FLOAT32, x, tile->keys, head, count, to);                                             \
+        break;
+
+static void score_all(long queries, const float *query, const Tile *tile, long head, long count, float *out) {
     for (long q = 0; q < queries; q += 4) {
         const float *x = query + q * head;
         float *to = out + q * BLOCK;
-        switch (min_long(4, queries - q)) {
-            case 1: score(1, x, key, head, count, to); break;
-            case 2: score(2, x, key, head, count, to); break;
-            case 3: score(3, x, key, head, count, to); break;
-            default: score(4, x, key, head, count, to);
-        }
+        switch (min_long(4, queries - q)) { SCORE(1) SCORE(2) SCORE(3) SCORE(4) }
+    }
+}
+
+/* The values of a tile, weighted: out[queries][padded head]. */
+static void weigh(long queries, const float *weights, const Tile *tile, long head, long count, float *out,
+                  long stride) {
+    if (tile->type == FLOAT32) {
+        multiply_f32(weights, BLOCK, queries, tile->values, head * sizeof(float), head / PANEL, count, out, stride);
+        return;
+    }
+    const long wide = WIDE_PANELS(queries), row_bytes = head * sizeof(bf16), panel_bytes = PANEL * sizeof(bf16);
+    for (long p = 0; p < head / PANEL; p += wide) {
+        const char *at = tile->values + p * panel_bytes;
+        bf16_wide[queries - 1](weights, BLOCK, at, row_bytes, panel_bytes, count, out + p * PANEL, stride,
+                               at + BLOCK * row_bytes, NULL);
     }
 }
 
@@ -187,21 +232,21 @@ static void soften(float *scores, long low, long high, long count, float *maximu
     *sum = sum_lanes(total);
 }
 
-/* Partial results of the unit's rows `row` .. `row + rows` (relative) for the block whose keys lie in the workspace. */
+/* Partial results of some of the unit's rows for one block. */
 static void attend_block(const Attention *job, const Workspace *w, const Unit *unit, long row, long rows, long block,
-                         long count, float *partial) {
+                         const Tile *tile, float *partial) {
     const Model *m = job->model;
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m);
-    const long query = row * group, queries = rows * group, padded = round_up(count, 4);
-    score_all(queries, w->queries + query * head, w->keys, head, padded, w->weights);
+    const long query = row * group, queries = rows * group, padded = round_up(tile->count, 4);
+    score_all(queries, w->queries + query * head, tile, head, padded, w->weights);
     for (long q = 0; q < queries; q++) {
         const long length = job->context[unit->row + row + q / group].length, first = block * BLOCK;
         const long low = m->window ? max_long(0, length - m->window - first) : 0;
         float *to = partial + (query + q) * size + head;
-        soften(w->weights + q * BLOCK, min_long(low, count), min_long(count, length - first), padded, to, to + 1);
+        soften(w->weights + q * BLOCK, min_long(low, tile->count), min_long(tile->count, length - first), padded, to,
+               to + 1);
     }
-    multiply_f32(w->weights, BLOCK, queries, (const char *)w->values, head * sizeof(float), head / PANEL, padded,
-                 partial + query * size, size);
+    weigh(queries, w->weights, tile, head, padded, partial + query * size, size);
 }
 
 /* One block for all rows of a unit: those whose block lies straight share its keys, the others gather their own. */
@@ -219,13 +264,19 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
             longest = context;
         }
     }
-    if (shared_end > first) gather_block(job, w, keys, values, longest, first, shared_end - first);
+    Tile tile = {0};
+    if (shared_end == first + BLOCK && in_place(job, unit, block)) {
+        const long bytes = first * m->head_dim * type_size(m->cache_type);
+        tile = (Tile){keys + bytes, values + bytes, m->cache_type, BLOCK};
+    } else if (shared_end > first) {
+        tile = gather_block(job, w, keys, values, longest, first, shared_end - first);
+    }
     for (long r = 0, run; r < unit->rows; r += run) { /* runs of rows that share */
         for (run = 0; r + run < unit->rows; run++) {
             const Context *context = job->context + unit->row + r + run;
             if (min_long(first + BLOCK, context->length) > context->straight || context->length <= first) break;
         }
-        if (run) attend_block(job, w, unit, r, run, block, shared_end - first, partial);
+        if (run) attend_block(job, w, unit, r, run, block, &tile, partial);
         else run = 1;
     }
     for (long r = 0; r < unit->rows; r++) {
@@ -234,8 +285,8 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
         if (end <= first) {
             for (long q = r * group; q < (r + 1) * group; q++) partial[q * size + head + 1] = 0.0f;
         } else if (end > context->straight) {
-            gather_block(job, w, keys, values, context, first, end - first);
-            attend_block(job, w, unit, r, 1, block, end - first, partial);
+            tile = gather_block(job, w, keys, values, context, first, end - first);
+            attend_block(job, w, unit, r, 1, block, &tile, partial);
         }
     }
 }
@@ -249,14 +300,37 @@ static void merge(float *merged, const float *partial, long queries, long head, 
     for (long q = 0; q < queries; q++, merged += size, partial += size) {
         const float sum = partial[head + 1];
         if (sum == 0.0f) continue; /* a block the query does not see */
-        const float top = merged[head] > partial[head] ? merged[head] : partial[head];
-        const float old_scale = exp_one(merged[head] - top), new_scale = exp_one(partial[head] - top);
+        const float lead = merged[head] - partial[head], scale = exp_one(lead < 0.0f ? lead : -lead);
+        const float old_scale = lead < 0.0f ? scale : 1.0f, new_scale = lead < 0.0f ? 1.0f : scale;
         const vf old_vec = splat(old_scale), new_vec = splat(new_scale);
         for (long d = 0; d < head; d += VW)
             store(merged + d, fma_vec(load(merged + d) * old_vec, load(partial + d), new_vec));
-        merged[head] = top;
+        if (lead < 0.0f) merged[head] = partial[head];
         merged[head + 1] = merged[head + 1] * old_scale + sum * new_scale;
     }
+}
+
+/* A head's numbers into the workspace's order, times a factor; `order` back from it. */
+INLINE void arrange(const float *from, long head_dim, long type, float factor, float *to) {
+    long d = 0;
+    if (type == BFLOAT16)
+        for (; d + PANEL <= head_dim; d += PANEL)
+            for (long i = 0; i < VW; i++) {
+                to[d + i] = from[d + 2 * i] * factor;
+                to[d + VW + i] = from[d + 2 * i + 1] * factor;
+            }
+    for (; d < head_dim; d++) to[place_of_dim(d, type)] = from[d] * factor;
+}
+
+INLINE void order(const float *from, long head_dim, long type, float factor, float *to) {
+    long d = 0;
+    if (type == BFLOAT16)
+        for (; d + PANEL <= head_dim; d += PANEL)
+            for (long i = 0; i < VW; i++) {
+                to[d + 2 * i] = from[d + i] * factor;
+                to[d + 2 * i + 1] = from[d + VW + i] * factor;
+            }
+    for (; d < head_dim; d++) to[d] = from[place_of_dim(d, type)] * factor;
 }
 
 static void load_queries(const Attention *job, const Workspace *w, const Unit *unit, long kv_head) {
@@ -265,8 +339,8 @@ static void load_queries(const Attention *job, const Workspace *w, const Unit *u
     const float scale = (float)(1.0 / sqrt((double)m->head_dim));
     memset(w->queries, 0, (size_t)(unit->rows * group * head) * sizeof(float));
     for (long q = 0; q < unit->rows * group; q++) {
-        const float *from = job->qkv + (unit->row + q / group) * job->qkv_stride + (kv_head * group + q % group) * m->head_dim;
-        for (long d = 0; d < m->head_dim; d++) w->queries[q * head + place_of_dim(d, m->cache_type)] = from[d] * scale;
+        const long at = (unit->row + q / group) * job->qkv_stride + (kv_head * group + q % group) * m->head_dim;
+        arrange(job->qkv + at, m->head_dim, m->cache_type, scale, w->queries + q * head);
     }
 }
 
@@ -274,16 +348,16 @@ static void store_mixed(const Attention *job, const Unit *unit, long kv_head, co
     const Model *m = job->model;
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m);
     for (long q = 0; q < unit->rows * group; q++, merged += size) {
-        float *to = job->out + (unit->row + q / group) * job->out_stride + (kv_head * group + q % group) * m->head_dim;
-        const float scale = 1.0f / merged[head + 1];
-        for (long d = 0; d < m->head_dim; d++) to[d] = merged[place_of_dim(d, m->cache_type)] * scale;
+        const long at = (unit->row + q / group) * job->out_stride + (kv_head * group + q % group) * m->head_dim;
+        order(merged, m->head_dim, m->cache_type, 1.0f / merged[head + 1], job->out + at);
     }
 }
 
 INLINE float *partial_at(const Attention *job, const Unit *unit, long kv_head, long block) {
     const long queries = unit->rows * (job->model->heads / job->model->kv_heads);
     const long blocks = unit->end_block - unit->first_block;
-    return job->partials + (unit->partial + (kv_head * blocks + block - unit->first_block) * queries) * partial_size(job->model);
+    const long index = unit->partial + (kv_head * blocks + block - unit->first_block) * queries;
+    return job->partials + index * partial_size(job->model);
 }
 
 static void attention_item(void *context, long item, int thread) {

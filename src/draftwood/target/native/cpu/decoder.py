@@ -1,8 +1,8 @@
 """The fused decoder for CPUs: a forward is one call into C, from token ids to logits.
 
-It is *batch invariant*: a node's logits are the same to the last bit whether its context came as single steps, as prompt
-chunks of any size or as a path through a tree, and whatever else was in the batch. Speculative decoding therefore emits
-exactly what plain decoding emits, in every number type.
+It is *batch invariant*: a node's logits are the same to the last bit whether its context came as single steps, as
+prompt chunks of any size or as a path through a tree, and whatever else was in the batch. So speculative decoding
+emits exactly what plain decoding emits, in every number type.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class CpuDecoder(Decoder):
                 allowed=f"0 to {config.vocab_size - 1}",
             )
         segments = (Segment * len(batch.segments))(
-            *((s.start, s.base, s.prefix_len, len(s.parents), s.num_logits) for s in batch.segments)
+            *[Segment(s.start, s.base, s.prefix_len, len(s.parents), s.num_logits) for s in batch.segments]
         )
         record = Batch(
             rows=rows,

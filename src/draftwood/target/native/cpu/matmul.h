@@ -1,7 +1,7 @@
 /* Products of activation rows with a packed matrix, and what is done to their results on the way out.
  *
- * Every output element is one chain of fused multiply-adds over the inputs in ascending order, whatever the number of rows
- * and whichever micro-kernel computes it: that makes a row's result independent of the batch it travels in. */
+ * Every output element is one chain of fused multiply-adds over the inputs in ascending order, whatever the number of
+ * rows and whichever micro-kernel computes it: that makes a row's result independent of the batch it travels in. */
 #ifndef DRAFTWOOD_MATMUL_H
 #define DRAFTWOOD_MATMUL_H
 
@@ -15,16 +15,15 @@
 /* Where a micro-kernel finds its weights. SPILL: bfloat16, leaving the expanded panel behind for the next rows. */
 enum { FROM_F32, FROM_BF16, FROM_BF16_SPILL };
 
-/* acc += weights * input[row][k + LANE] for all rows and panels. */
+/* Four inputs of one row, and acc += weights * input[LANE]. */
 #if VW == 4 && defined(__aarch64__)
-typedef float32x4_t Inputs; /* of one row, four k */
+typedef float32x4_t Inputs;
 #define LOAD_INPUTS(p) vld1q_f32(p)
-/* As vfmaq_laneq_f32; GCC 12 moves accumulators from register to register around that one. */
-#define FMA_INPUT(acc, w, x, LANE) __asm__("fmla %0.4s, %1.4s, %2.s[" #LANE "]" : "+w"(acc) : "w"(w), "w"(x))
+#define FMA_INPUT(acc, w, x, LANE) FMA_LANE_INTO(acc, w, x, LANE)
 #else
 typedef const float *Inputs;
 #define LOAD_INPUTS(p) (p)
-#define FMA_INPUT(acc, w, x, LANE) (acc) = fma_vec((acc), (w), splat((x)[LANE]))
+#define FMA_INPUT(acc, w, x, LANE) FMA_INTO(acc, w, splat((x)[LANE]))
 #endif
 
 #define LOAD_WEIGHTS(low, high, K)                                                             \
@@ -54,7 +53,8 @@ typedef const float *Inputs;
 
 /* out[rows][panels * PANEL] = input[rows][inputs] times the panels; inputs is a multiple of 4. */
 INLINE void micro(const int rows, const int panels, const int source, const float *input, long input_stride,
-                  const char *weights, long row_bytes, long panel_bytes, long inputs, float *out, long out_stride, const char *ahead, float *spill) {
+                  const char *weights, long row_bytes, long panel_bytes, long inputs, float *out, long out_stride,
+                  const char *ahead, float *spill) {
     vf acc[MAX_ROWS][GROUP][2]; /* fixed bounds: an array of variable size would not stay in registers */
     vf low[GROUP], high[GROUP], next_low[GROUP], next_high[GROUP];
     UNROLL for (int r = 0; r < rows; r++)
@@ -118,7 +118,7 @@ INLINE long next_block(long rows) {
     return (rows + blocks - 1) / blocks;
 }
 
-/* out[rows][panels * PANEL] from float32 weights [inputs][row_bytes], all rows. Attention's values go through it too. */
+/* out[rows][panels * PANEL] from float32 weights, all rows. Attention's values go through it too. */
 static void multiply_f32(const float *input, long input_stride, long rows, const char *weights, long row_bytes,
                          long panels, long inputs, float *out, long out_stride) {
     const long panel_bytes = PANEL * sizeof(float);
@@ -136,15 +136,16 @@ static void multiply_f32(const float *input, long input_stride, long rows, const
 }
 
 /* out[rows][GROUP_COLUMNS] from one group of bfloat16 weights. */
-static void multiply_bf16(const float *input, long input_stride, long rows, const char *weights, long inputs, float *out,
-                          const char *next, float *spill) {
+static void multiply_bf16(const float *input, long input_stride, long rows, const char *weights, long inputs,
+                          float *out, const char *next, float *spill) {
     const long row_bytes = GROUP_COLUMNS * sizeof(bf16), panel_bytes = PANEL * sizeof(bf16);
     const long wide = WIDE_PANELS(next_block(rows));
     const char *ahead = wide == GROUP ? weights + PREFETCH_BYTES : next;
     if (rows <= MAX_ROWS) {
         for (long p = 0; p < GROUP; p += wide)
             bf16_wide[rows - 1](input, input_stride, weights + p * panel_bytes, row_bytes, panel_bytes, inputs,
-                                out + p * PANEL, GROUP_COLUMNS, ahead + p / wide * (4 * wide / GROUP) * row_bytes, NULL);
+                                out + p * PANEL, GROUP_COLUMNS, ahead + p / wide * (4 * wide / GROUP) * row_bytes,
+                                NULL);
         return;
     }
     const long first = next_block(rows);

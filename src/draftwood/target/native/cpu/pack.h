@@ -1,6 +1,6 @@
-/* Weights, packed once: the GROUP_COLUMNS output columns of a group lie interleaved, so a product reads its weights front
- * to back. A row of a group holds the weights of one input, panel by panel. In bfloat16 the columns c and VW + c share 32 bits, low half
- * first: a shift and a mask expand them to two vectors in column order. */
+/* Weights, packed once: the GROUP_COLUMNS output columns of a group lie interleaved, so a product reads its weights
+ * front to back. A row of a group holds the weights of one input, panel by panel. In bfloat16 the columns c and VW + c
+ * of a panel share 32 bits, low half first: a shift and a mask expand them to two vectors in column order. */
 #ifndef DRAFTWOOD_PACK_H
 #define DRAFTWOOD_PACK_H
 

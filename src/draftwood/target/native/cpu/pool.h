@@ -1,8 +1,8 @@
 /* A small pool of threads for the phases of a forward.
  *
  * A phase is a number of independent items. Threads take items one by one, so a thread whose core was taken away holds
- * up only the item it has in hand. A phase ends when its items are done, not when its threads have arrived. Workers spin
- * while a forward runs and sleep between forwards. */
+ * up only the item it has in hand. A phase ends when its items are done, not when its threads have arrived. Workers
+ * spin while a forward runs and sleep between forwards. */
 #ifndef DRAFTWOOD_POOL_H
 #define DRAFTWOOD_POOL_H
 
@@ -16,6 +16,7 @@
 #define MAX_THREADS 256
 #define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 4000
+#define MOVES_PER_FORWARD 2
 
 typedef void (*ItemFn)(void *context, long item, int thread);
 
@@ -27,6 +28,7 @@ static struct {
     _Atomic long done; /* items of the phase that are finished */
     _Atomic int active; /* a forward is running */
     _Atomic int threads; /* threads of this forward, the caller included */
+    _Atomic int caller_cpu; /* where the caller of the forward runs */
     ItemFn fn;
     void *context;
     long items;
@@ -58,11 +60,35 @@ static int pool_take(int thread) {
     }
 }
 
+#if defined(__linux__)
+INLINE int current_cpu(void) { return sched_getcpu(); }
+
+/* A busy Linux leaves a woken worker on its caller's core, where the two take turns. Forbidding that core for a moment
+ * moves the worker; nothing stays forbidden. */
+static void leave_cpu(int cpu) {
+    cpu_set_t allowed, others;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed)) return;
+    others = allowed;
+    CPU_CLR(cpu, &others);
+    if (!CPU_COUNT(&others) || sched_setaffinity(0, sizeof(others), &others)) return;
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+}
+#else
+INLINE int current_cpu(void) { return -1; }
+static void leave_cpu(int cpu) { (void)cpu; }
+#endif
+
 static void *pool_work(void *argument) {
-    int thread = (int)(intptr_t)argument;
+    const int thread = (int)(intptr_t)argument;
+    int moves = MOVES_PER_FORWARD;
     for (long spins = 0;;) {
         if (pool_take(thread)) {
             spins = 0;
+            const int cpu = moves ? current_cpu() : -1;
+            if (cpu >= 0 && cpu == pool.caller_cpu) {
+                leave_cpu(cpu);
+                moves--;
+            }
             continue;
         }
         relax();
@@ -73,6 +99,7 @@ static void *pool_work(void *argument) {
             while (!pool.active || thread >= pool.threads) pthread_cond_wait(&pool.wake, &pool.sleeping);
             pthread_mutex_unlock(&pool.sleeping);
             spins = 0;
+            moves = MOVES_PER_FORWARD;
         } else if (spins % SPINS_BEFORE_YIELD == 0) {
             sched_yield();
         }
@@ -125,6 +152,7 @@ static int pool_begin(int threads) {
     threads = (int)min_long(threads, pool.workers + 1);
     pthread_mutex_lock(&pool.sleeping);
     pool.threads = threads;
+    pool.caller_cpu = current_cpu();
     pool.active = 1;
     if (threads > 1) pthread_cond_broadcast(&pool.wake);
     pthread_mutex_unlock(&pool.sleeping);

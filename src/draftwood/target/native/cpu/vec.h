@@ -1,7 +1,7 @@
 /* Vectors of float32 in the machine's width, written with the vector extensions of GCC and clang.
  *
- * Batch invariance rests on this file: the compiler is told not to contract or reorder (-ffp-contract=off, no fast-math),
- * so every product-and-sum below rounds the same way wherever it is inlined. */
+ * Batch invariance rests on this file: the compiler is told not to contract or reorder (-ffp-contract=off, no
+ * fast-math), so every product-and-sum below rounds the same way wherever it is inlined. */
 #ifndef DRAFTWOOD_VEC_H
 #define DRAFTWOOD_VEC_H
 
@@ -14,7 +14,8 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__AVX512F__)
+#if defined(VW) /* chosen on the command line, with GROUP and MAX_ROWS: tries a width the CPU does not have */
+#elif defined(__AVX512F__)
 #define VW 16 /* lanes */
 #define GROUP 2 /* panels in a group, the smallest piece of a product */
 #define MAX_ROWS 8 /* rows of one block: what the registers hold */
@@ -52,20 +53,42 @@ INLINE void store(float *p, vf v) { *(vf_any *)p = v; }
 INLINE vf splat(float x) { return x - (vf){0}; }
 
 INLINE vf fma_vec(vf sum, vf a, vf b) {
-#if defined(__ARM_NEON) && defined(__aarch64__)
+#if VW == 4 && defined(__aarch64__)
     return (vf)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
-#elif defined(__AVX512F__)
+#elif VW == 16 && defined(__AVX512F__)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
-#elif defined(__AVX__) && defined(__FMA__)
+#elif VW == 8 && defined(__FMA__)
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
 #else
     return sum + a * b;
 #endif
 }
 
+/* sum += a * b in place. GCC 12 on ARM moves sums between registers around the intrinsic, but not around this. */
+#if VW == 4 && defined(__aarch64__)
+#define FMA_INTO(sum, a, b) __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(a), "w"(b))
+#define FMA_LANE_INTO(sum, a, b, LANE) __asm__("fmla %0.4s, %1.4s, %2.s[" #LANE "]" : "+w"(sum) : "w"(a), "w"(b))
+#else
+#define FMA_INTO(sum, a, b) ((sum) = fma_vec((sum), (a), (b)))
+#endif
+
 INLINE vf select_vec(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
-INLINE vf max_vec(vf a, vf b) { return select_vec(a > b, a, b); }
-INLINE vf min_vec(vf a, vf b) { return select_vec(a < b, a, b); }
+
+INLINE vf max_vec(vf a, vf b) {
+#if VW == 4 && defined(__aarch64__)
+    return (vf)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+#else
+    return select_vec(a > b, a, b);
+#endif
+}
+
+INLINE vf min_vec(vf a, vf b) {
+#if VW == 4 && defined(__aarch64__)
+    return (vf)vminq_f32((float32x4_t)a, (float32x4_t)b);
+#else
+    return select_vec(a < b, a, b);
+#endif
+}
 
 INLINE float sum_lanes(vf v) {
 #if VW == 4 && defined(__aarch64__)

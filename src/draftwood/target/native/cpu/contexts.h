@@ -1,0 +1,84 @@
+/* What each node may see, and how the work of attention is cut. */
+#ifndef DRAFTWOOD_CONTEXTS_H
+#define DRAFTWOOD_CONTEXTS_H
+
+#include "attention.h"
+#include "run.h"
+
+/* Lengths and straight parts; the bends need memory that depends on these. */
+static void measure_contexts(Run *run) {
+    const Batch *b = run->batch;
+    run->num_bends = 0;
+    for (long s = 0; s < b->segments; s++) {
+        const Segment *segment = b->segment + s;
+        for (long i = 0; i < segment->size; i++) {
+            const long parent = b->parents[segment->start + i];
+            Context *own = run->context + segment->start + i;
+            const Context root = {segment->prefix, segment->prefix, NULL};
+            const Context *up = parent < 0 ? &root : run->context + segment->start + parent;
+            const int straight = up->straight == up->length && segment->prefix + i == up->length;
+            own->length = up->length + 1;
+            own->straight = straight ? own->length : up->straight;
+            run->num_bends += own->length - own->straight;
+        }
+    }
+}
+
+static void trace_bends(Run *run) {
+    const Batch *b = run->batch;
+    int32_t *next = run->bends;
+    for (long s = 0; s < b->segments; s++) {
+        const Segment *segment = b->segment + s;
+        for (long i = 0; i < segment->size; i++) {
+            Context *own = run->context + segment->start + i;
+            const long parent = b->parents[segment->start + i], count = own->length - own->straight;
+            own->bends = next;
+            if (!count) continue;
+            if (count > 1) /* the parent is bent too */
+                memcpy(next, run->context[segment->start + parent].bends, (size_t)(count - 1) * sizeof(*next));
+            next[count - 1] = (int32_t)(segment->prefix + i);
+            next += count;
+        }
+    }
+}
+
+static long count_units(const Model *m, const Batch *b) {
+    long units = 0;
+    for (long s = 0; s < b->segments; s++) units += (b->segment[s].size + unit_rows(m) - 1) / unit_rows(m);
+    return units;
+}
+
+static void list_units(Run *run) {
+    const Model *m = run->model;
+    Unit *unit = run->unit;
+    long partials = 0;
+    for (long s = 0; s < run->batch->segments; s++) {
+        const Segment *segment = run->batch->segment + s;
+        for (long row = 0; row < segment->size; row += unit_rows(m), unit++) {
+            long shortest = INT64_MAX, longest = 0;
+            unit->segment = s;
+            unit->row = segment->start + row;
+            unit->rows = min_long(unit_rows(m), segment->size - row);
+            for (long r = 0; r < unit->rows; r++) {
+                shortest = min_long(shortest, run->context[unit->row + r].length);
+                longest = max_long(longest, run->context[unit->row + r].length);
+            }
+            unit->first_block = m->window ? max_long(0, shortest - m->window) / BLOCK : 0;
+            unit->end_block = (longest + BLOCK - 1) / BLOCK;
+            unit->partial = partials;
+            partials += (unit->end_block - unit->first_block) * unit->rows * m->heads;
+        }
+    }
+    run->partial_count = partials;
+}
+
+/* Few units would leave threads idle: then each is cut into runs of blocks. */
+static void choose_split(Run *run) {
+    const Model *m = run->model;
+    const long items = run->units * m->kv_heads, wished = 4 * run->threads;
+    const long bytes = run->partial_count * partial_size(m) * (long)sizeof(float);
+    run->split = 1;
+    if (run->threads > 1 && items < wished && bytes <= SPLIT_BYTES) run->split = (wished + items - 1) / items;
+}
+
+#endif

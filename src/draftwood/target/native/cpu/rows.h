@@ -1,0 +1,132 @@
+/* Row-wise work: embedding, norms, rotation, writing the cache, taps. */
+#ifndef DRAFTWOOD_ROWS_H
+#define DRAFTWOOD_ROWS_H
+
+#include <math.h>
+
+#include "pack.h"
+#include "pool.h"
+#include "run.h"
+
+#define ROWS_PER_ITEM 8
+
+INLINE float mean_square(const float *x, long n) {
+    vf sum = splat(0.0f);
+    long i = 0;
+    for (; i + VW <= n; i += VW) sum = fma_vec(sum, load(x + i), load(x + i));
+    float total = sum_lanes(sum);
+    for (; i < n; i++) total += x[i] * x[i];
+    return total / (float)n;
+}
+
+INLINE void rms_norm(const float *x, const float *weight, long n, double eps, float *out) {
+    const float scale = 1.0f / sqrtf(mean_square(x, n) + (float)eps);
+    for (long i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
+}
+
+typedef void (*RowFn)(Run *run, long row);
+typedef struct {
+    Run *run;
+    RowFn fn;
+    long rows;
+} RowPhase;
+
+static void row_item(void *context, long item, int thread) {
+    (void)thread;
+    const RowPhase *phase = context;
+    const long end = min_long((item + 1) * ROWS_PER_ITEM, phase->rows);
+    for (long row = item * ROWS_PER_ITEM; row < end; row++) phase->fn(phase->run, row);
+}
+
+static void for_rows(Run *run, RowFn fn, long rows) {
+    RowPhase phase = {run, fn, rows};
+    pool_run(row_item, &phase, (rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
+}
+
+static void embed_row(Run *run, long row) {
+    const Model *m = run->model;
+    const long token = run->batch->token_ids[row];
+    float *to = run->hidden + row * run->hidden_stride;
+    if (!m->embed)
+        unpack_row(&m->head, m->weight_type, token, to);
+    else if (m->weight_type == BFLOAT16)
+        for (long i = 0; i < m->hidden; i++) to[i] = from_bf16(((const bf16 *)m->embed)[token * m->hidden + i]);
+    else
+        memcpy(to, (const float *)m->embed + token * m->hidden, (size_t)m->hidden * sizeof(float));
+    /* What stands behind the real columns meets padded weights, which are zero: it must be finite. */
+    memset(to + m->hidden, 0, (size_t)(run->hidden_stride - m->hidden) * sizeof(float));
+    memset(run->normed + row * run->hidden_stride, 0, (size_t)run->hidden_stride * sizeof(float));
+    const long mixed = m->heads * m->head_dim, mixed_stride = row_stride(mixed);
+    memset(run->mixed + row * mixed_stride + mixed, 0, (size_t)(mixed_stride - mixed) * sizeof(float));
+    for (long i = 0; i < run->half; i++) {
+        const float angle = (float)run->batch->positions[row] * m->inverse_frequencies[i];
+        run->cosine[row * run->half + i] = cosf(angle);
+        run->sine[row * run->half + i] = sinf(angle);
+    }
+}
+
+static void tap_row(Run *run, long row) {
+    const Batch *b = run->batch;
+    const long hidden = run->model->hidden;
+    for (long t = 0; t < b->taps; t++)
+        if (b->tap_layers[t] == run->layer)
+            memcpy(b->tapped + (row * b->taps + t) * hidden, run->hidden + row * run->hidden_stride,
+                   (size_t)hidden * sizeof(float));
+}
+
+static void norm_row(Run *run, long row) {
+    rms_norm(run->hidden + row * run->hidden_stride, run->norm_weight, run->model->hidden, run->model->norm_eps,
+             run->normed + row * run->hidden_stride);
+}
+
+static void tap_and_norm_row(Run *run, long row) {
+    tap_row(run, row);
+    norm_row(run, row);
+}
+
+/* The wanted rows stand close together in `normed`. */
+static void norm_wanted_row(Run *run, long row) {
+    rms_norm(run->hidden + run->wanted_rows[row] * run->hidden_stride, run->model->norm, run->model->hidden,
+             run->model->norm_eps, run->normed + row * run->hidden_stride);
+}
+
+INLINE void rotate_head(float *x, const float *cosine, const float *sine, long half) {
+    for (long i = 0; i < half; i++) {
+        const float first = x[i], second = x[half + i];
+        x[i] = first * cosine[i] - second * sine[i];
+        x[half + i] = second * cosine[i] + first * sine[i];
+    }
+}
+
+INLINE void write_cache(void *cache, long type, long at, const float *from, long count) {
+    if (type == BFLOAT16)
+        for (long i = 0; i < count; i++) ((bf16 *)cache)[at + i] = to_bf16(from[i]);
+    else
+        memcpy((float *)cache + at, from, (size_t)count * sizeof(float));
+}
+
+static long slot_of(const Batch *b, long row) {
+    long s = 0;
+    while (row >= b->segment[s].start + b->segment[s].size) s++;
+    return b->segment[s].base + b->segment[s].prefix + row - b->segment[s].start;
+}
+
+/* Norms and turns the row's queries and keys; its keys and values go to the cache. */
+static void rotate_row(Run *run, long row) {
+    const Model *m = run->model;
+    const Layer *layer = m->layer + run->layer;
+    const long dim = m->head_dim, slot = slot_of(run->batch, row);
+    float *x = run->qkv + row * row_stride((m->heads + 2 * m->kv_heads) * dim);
+    for (long h = 0; h < m->heads + m->kv_heads; h++) {
+        const float *norm = h < m->heads ? layer->q_norm : layer->k_norm;
+        if (norm) rms_norm(x + h * dim, norm, dim, m->norm_eps, x + h * dim);
+        rotate_head(x + h * dim, run->cosine + row * run->half, run->sine + row * run->half, run->half);
+    }
+    for (long h = 0; h < m->kv_heads; h++) {
+        const long at = ((run->layer * m->kv_heads + h) * m->slots + slot) * dim;
+        write_cache(m->keys, m->cache_type, at, x + (m->heads + h) * dim, dim);
+        write_cache(m->values, m->cache_type, at, x + (m->heads + m->kv_heads + h) * dim, dim);
+    }
+}
+
+#endif

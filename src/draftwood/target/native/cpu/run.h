@@ -1,0 +1,78 @@
+/* What one forward holds, and its memory: one grow-only arena, used by one forward at a time. */
+#ifndef DRAFTWOOD_RUN_H
+#define DRAFTWOOD_RUN_H
+
+#include <stdlib.h>
+
+#include "attention.h"
+#include "matmul.h"
+#include "model.h"
+
+#define HUGE_PAGE (2L << 20)
+
+typedef struct {
+    const Model *model;
+    const Batch *batch;
+    int threads;
+    long hidden_stride, half;
+    float *hidden, *normed; /* [rows][hidden stride] */
+    float *qkv, *mixed, *gated; /* [rows][stride of their width] */
+    float *cosine, *sine; /* [rows][half] */
+    int64_t *wanted_rows; /* [wanted] */
+    Context *context; /* [rows] */
+    int32_t *bends; /* [num_bends] */
+    long num_bends;
+    Unit *unit; /* [units] */
+    long units, split, partial_count;
+    float *partials, *scratch;
+    long scratch_stride;
+    Best *best; /* [threads][wanted] */
+    long layer; /* the row-wise phases' layer */
+    const float *norm_weight;
+} Run;
+
+static struct {
+    char *base;
+    size_t size;
+} arena;
+
+typedef struct {
+    char *base; /* NULL while measuring */
+    size_t used;
+} Cursor;
+
+static void *take(Cursor *cursor, size_t bytes) {
+    void *at = cursor->base ? cursor->base + cursor->used : NULL;
+    cursor->used += (bytes + 63) & ~(size_t)63;
+    return at;
+}
+
+static float *take_floats(Cursor *cursor, long count) { return take(cursor, (size_t)count * sizeof(float)); }
+
+static void lay_out(Run *run, Cursor *cursor) {
+    const Model *m = run->model;
+    const long rows = run->batch->rows;
+    run->hidden = take_floats(cursor, rows * run->hidden_stride);
+    run->normed = take_floats(cursor, rows * run->hidden_stride);
+    run->qkv = take_floats(cursor, rows * row_stride((m->heads + 2 * m->kv_heads) * m->head_dim));
+    run->mixed = take_floats(cursor, rows * row_stride(m->heads * m->head_dim));
+    run->gated = take_floats(cursor, rows * row_stride(m->inner));
+    run->cosine = take_floats(cursor, rows * run->half);
+    run->sine = take_floats(cursor, rows * run->half);
+    run->wanted_rows = take(cursor, (size_t)run->batch->wanted * sizeof(int64_t));
+    run->bends = take(cursor, (size_t)run->num_bends * sizeof(int32_t));
+    run->unit = take(cursor, (size_t)run->units * sizeof(Unit));
+    run->scratch = take_floats(cursor, run->threads * run->scratch_stride);
+    run->best = take(cursor, (size_t)(run->threads * run->batch->wanted) * sizeof(Best));
+}
+
+static int arena_grow(size_t size) {
+    if (size <= arena.size) return 1;
+    free(arena.base);
+    arena.size = (size + (size_t)HUGE_PAGE - 1) & ~((size_t)HUGE_PAGE - 1);
+    arena.base = aligned_alloc((size_t)HUGE_PAGE, arena.size);
+    if (!arena.base) arena.size = 0;
+    return arena.base != NULL;
+}
+
+#endif
