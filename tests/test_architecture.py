@@ -17,7 +17,8 @@ SOURCE = Path(draftwood.__file__).parent
 LAYERS = [
     {"cli"},
     {"check"},
-    {"llm"},
+    {"compare"},
+    {"prompts", "llm"},
     {"engine"},
     {"drafters"},
     {"growth", "sources"},

@@ -21,8 +21,9 @@ from draftwood.cli.main import main
 from draftwood.cli.terminal import Paint, ProgressBar, printable, quoted, width
 from draftwood.cli.treeview import tree_lines
 from draftwood.compare import compare
+from draftwood.config import DEFAULT_DRAFTER
 from draftwood.engine import RequestStats, TokenEvent
-from draftwood.llm import DEFAULT_DRAFTER, LLM
+from draftwood.llm import LLM
 from draftwood.target.tiny import ByteTokenizer
 from draftwood.tree import TreeBuilder
 
@@ -466,7 +467,7 @@ def test_chat_at_a_terminal(draftwood_command: Command, monkeypatch: pytest.Monk
 
 
 def test_a_model_without_a_template_cannot_chat(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ByteTokenizer, "chat_template", None, raising=False)
+    monkeypatch.setattr(ByteTokenizer, "has_chat", False)
     type_in(monkeypatch, "hello\n")
     result = draftwood_command("chat", *SHORT)
     assert (result.code, "no chat template" in result.err) == (2, True)
@@ -727,7 +728,7 @@ def test_version_and_no_command(draftwood_command: Command) -> None:
 
 def start(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "draftwood.cli", *argv]
+    command = [sys.executable, "-m", "draftwood", *argv]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
 
 
@@ -748,7 +749,7 @@ def test_a_process_answers_a_pipe() -> None:
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    command = f"{sys.executable} -m draftwood.cli generate abab --stream {' '.join(SHORT)} | true"
+    command = f"{sys.executable} -m draftwood generate abab --stream {' '.join(SHORT)} | true"
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in run.stderr
     assert "BrokenPipe" not in run.stderr

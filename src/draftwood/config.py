@@ -12,6 +12,8 @@ from draftwood.errors import OptionError
 T = TypeVar("T")
 
 
+DEFAULT_MODEL = "smollm2"
+DEFAULT_DRAFTER = "pld"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TARGETS = ("auto", "native", "hf", "hf-plain")
 MAX_BUDGET = 1024

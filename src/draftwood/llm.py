@@ -6,21 +6,18 @@ print(llm.generate("Write a haiku about trees.")[0].text)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood.config import PREFILL_CHUNK, EngineOptions, SamplingParams
-from draftwood.drafters import Drafter, DrafterFactory, make_factory
+from draftwood.config import DEFAULT_DRAFTER, DEFAULT_MODEL, PREFILL_CHUNK, EngineOptions, SamplingParams
+from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_factory
 from draftwood.engine import Engine, RequestStats, TokenEvent, TokenLogprobs
 from draftwood.errors import OptionError, PromptError
 from draftwood.target.base import Target, TargetInfo
 from draftwood.target.build import load_target
 from draftwood.target.store import Progress
 from draftwood.target.tokenizer import TextCodec
-
-DEFAULT_MODEL = "smollm2"
-DEFAULT_DRAFTER = "pld"
 
 Prompt = str | Sequence[int]  # text, or token ids
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
@@ -35,6 +32,7 @@ class Completion:
     index: int  # which of its ``n`` samples
     text: str
     token_ids: list[int]
+    texts: list[str]  # the text each token made certain; joined they are ``text``
     sources: list[str]  # who drafted each token; "target" where the target added it itself
     finish_reason: str  # "stop", "length" or "cancelled"
     stats: RequestStats
@@ -59,6 +57,7 @@ class LLM:
         progress: Progress | None = None,
     ) -> None:
         options = EngineOptions(budget=budget, max_batch=max_batch, cache_tokens=cache_tokens)
+        check_drafter(drafter, drafter_options)  # a slip of the pen should not wait for a model to load
         loaded = load_target(
             model,
             dtype=dtype,
@@ -155,7 +154,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: DrafterLike | None = None,
-    ) -> Iterator[TokenEvent]:
+    ) -> Generator[TokenEvent, None, None]:
         """Token events of one completion as blocks are accepted. Leaving the loop early cancels the request."""
         return self._events(self._encode(prompt), params, drafter, reuse=False)
 
@@ -165,7 +164,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         drafter: DrafterLike | None = None,
-    ) -> Iterator[TokenEvent]:
+    ) -> Generator[TokenEvent, None, None]:
         """As ``stream``, for a conversation."""
         return self._events(self.tokenizer.apply_chat(messages), params, drafter, reuse=True)
 
@@ -189,13 +188,13 @@ class LLM:
 
     def _events(
         self, prompt_ids: list[int], params: SamplingParams | None, drafter: DrafterLike | None, *, reuse: bool
-    ) -> Iterator[TokenEvent]:
+    ) -> Generator[TokenEvent, None, None]:
         params = params or SamplingParams()
         if params.n != 1:
             raise OptionError("A stream carries one sample", got=f"n={params.n}", next_step="Use generate for several.")
         (request_id,) = self._engine.submit(prompt_ids, params, self._factory(drafter), reuse=reuse)
 
-        def events() -> Iterator[TokenEvent]:
+        def events() -> Generator[TokenEvent, None, None]:
             try:
                 while self._engine.has_work:
                     yield from self._engine.step()
@@ -232,7 +231,7 @@ class _Collected:
         self._stats = RequestStats()
 
     def add(self, event: TokenEvent) -> None:
-        self._texts.append(event.text)
+        self._texts.extend(event.texts)
         self._token_ids.extend(event.token_ids)
         self._sources.extend(event.sources)
         self._logprobs.extend(event.logprobs)
@@ -245,6 +244,7 @@ class _Collected:
             index=self._index,
             text="".join(self._texts),
             token_ids=self._token_ids,
+            texts=self._texts,
             sources=self._sources,
             finish_reason=self._finish_reason,
             stats=self._stats,

@@ -14,17 +14,12 @@ Message = Mapping[str, str]
 Conversation = Sequence[Message]
 
 
-def has_chat(codec: TextCodec) -> bool:
-    """Whether the model says how messages become a prompt."""
-    return getattr(codec, "chat_template", "") is not None
-
-
 def prompt_ids(codec: TextCodec, prompt: str | Conversation, *, raw: bool = False) -> list[int]:
     """The ids of a request: through the chat template if the model has one, or as it is with ``raw``."""
     messages = _user(prompt) if isinstance(prompt, str) else list(prompt)
     if not any(message["content"].strip() for message in messages):
         raise PromptError("The prompt is empty", next_step="Give at least one word.")
-    if has_chat(codec) and not raw:
+    if codec.has_chat and not raw:
         return codec.apply_chat(messages)
     return codec.encode("\n\n".join(message["content"] for message in messages))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.terminal import BONUS_SOURCE, Screen
+from draftwood.cli.terminal import Screen
 
 if TYPE_CHECKING:
     from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
@@ -23,7 +23,7 @@ def _no_stats() -> RequestStats:
 class Answer:
     """What has arrived of an answer: all of it, or as much as came before it was stopped."""
 
-    texts: list[str] = field(default_factory=list)  # one a token; a single one where nobody asked for them apart
+    texts: list[str] = field(default_factory=list)  # one a token
     token_ids: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Answer:
     @classmethod
     def of(cls, completion: Completion) -> Answer:
         return cls(
-            texts=[completion.text],
+            texts=completion.texts,
             token_ids=completion.token_ids,
             sources=completion.sources,
             logprobs=completion.logprobs or [],
@@ -59,8 +59,7 @@ class Answer:
 
     def show(self, screen: Screen) -> None:
         """All at once."""
-        apart = len(self.texts) == len(self.sources)
-        screen.answer(self.texts, self.sources if apart else [BONUS_SOURCE] * len(self.texts))
+        screen.answer(self.texts, self.sources)
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -35,9 +35,7 @@ def run(args: argparse.Namespace) -> int:
     screen = Screen(args.color)
     interactive = sys.stdin.isatty() and screen.out.is_terminal
     with load_llm(args, screen.progress, max_batch=CONTEXTS) as llm:
-        from draftwood.prompts import has_chat
-
-        if not has_chat(llm.tokenizer):
+        if not llm.tokenizer.has_chat:
             raise CapabilityError(
                 "This model has no chat template, so it cannot hold a conversation",
                 got=llm.info.name,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.options import Subparsers, add_command
 from draftwood.cli.terminal import BOLD, DIM, Screen
+from draftwood.config import DEFAULT_DRAFTER
 
 if TYPE_CHECKING:
     from draftwood.drafters import Drafter
@@ -29,7 +30,6 @@ def register(commands: Subparsers[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from draftwood.drafters import drafter_class, drafter_names
-    from draftwood.llm import DEFAULT_DRAFTER
 
     found = {name: drafter_class(name) for name in drafter_names()}
     if args.json:

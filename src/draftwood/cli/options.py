@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from draftwood.config import DTYPES, TARGETS, EngineOptions, SamplingParams
+from draftwood.config import DEFAULT_DRAFTER, DEFAULT_MODEL, DTYPES, TARGETS, EngineOptions, SamplingParams
 from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
@@ -71,8 +71,17 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and drafter")
-    group.add_argument("--model", help="a known name, a folder, a GGUF file or a hub id (see: draftwood models list)")
-    group.add_argument("--drafter", metavar="NAME", help="where the guesses come from (see: draftwood drafters)")
+    group.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        help=f"a known name, a folder, a GGUF file or a hub id, see: draftwood models list (default: {DEFAULT_MODEL})",
+    )
+    group.add_argument(
+        "--drafter",
+        metavar="NAME",
+        default=DEFAULT_DRAFTER,
+        help=f"where the guesses come from, see: draftwood drafters (default: {DEFAULT_DRAFTER})",
+    )
     group.add_argument(
         "--drafter-option", metavar="KEY=VALUE", action="append", default=[], help="one of its options; repeatable"
     )
@@ -121,9 +130,9 @@ def load_llm(args: argparse.Namespace, progress: Progress, max_batch: int = 1) -
     options = drafter_options(args.drafter_option)
     from draftwood.llm import LLM  # torch: only now, a help text does not wait for it
 
-    named = {name: value for name in ("model", "drafter") if (value := getattr(args, name)) is not None}
     return LLM(
-        **named,
+        args.model,
+        drafter=args.drafter,
         drafter_options=options,
         budget=args.budget,
         dtype=args.dtype,

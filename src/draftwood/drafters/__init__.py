@@ -1,7 +1,7 @@
 """Drafters: named recipes of sources and growth, and the registry they are found in."""
 
 from draftwood.drafters.base import Drafter, DraftRequest, NoOptions, Verified
-from draftwood.drafters.registry import DrafterFactory, drafter_class, drafter_names, make_factory
+from draftwood.drafters.registry import DrafterFactory, check_drafter, drafter_class, drafter_names, make_factory
 
 __all__ = [
     "DraftRequest",
@@ -9,6 +9,7 @@ __all__ = [
     "DrafterFactory",
     "NoOptions",
     "Verified",
+    "check_drafter",
     "drafter_class",
     "drafter_names",
     "make_factory",

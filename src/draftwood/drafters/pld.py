@@ -18,6 +18,8 @@ class PromptLookupOptions:
     max_draft: int = 20  # tokens copied at most
 
     def __post_init__(self) -> None:
+        if not all(isinstance(value, int) for value in (self.max_ngram, self.min_ngram, self.max_draft)):
+            raise OptionError("pld counts in whole numbers", got=self)
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise OptionError(
                 "pld needs 1 <= min_ngram <= max_ngram", got=f"min_ngram {self.min_ngram}, max_ngram {self.max_ngram}"

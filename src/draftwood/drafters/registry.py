@@ -62,8 +62,13 @@ def drafter_class(name: str) -> type[Drafter]:
 
 def make_factory(drafter: str | type[Drafter], options: Mapping[str, Any] | None, target: TargetInfo) -> DrafterFactory:
     """``drafter`` is a registered name, or a class of one's own."""
+    return DrafterFactory(*check_drafter(drafter, options), target)
+
+
+def check_drafter(drafter: str | type[Drafter], options: Mapping[str, Any] | None) -> tuple[type[Drafter], Any]:
+    """The drafter's class and its options record; refuses unknown names, unknown options and bad values."""
     cls = drafter_class(drafter) if isinstance(drafter, str) else drafter
-    return DrafterFactory(cls, from_mapping(cls.Options, options or {}, f"The drafter {cls.name!r}"), target)
+    return cls, from_mapping(cls.Options, options or {}, f"The drafter {cls.name!r}")
 
 
 def _entries() -> dict[str, EntryPoint]:

@@ -45,7 +45,7 @@ class PrefixStore:
         """
         best = max(self._kept, key=lambda kept: common_prefix(kept.tokens, prompt_ids), default=None)
         shared = 0 if best is None else min(common_prefix(best.tokens, prompt_ids), len(prompt_ids) - 1)
-        if best is None or shared < MIN_SHARED or not self._target.can_open(capacity):
+        if best is None or shared < MIN_SHARED or not self._make_room(capacity, best):
             return None
         # The old extent is as large as its own request needed, so the prefix moves to one of the new size.
         self._target.truncate(best.sequence, shared)
@@ -53,6 +53,15 @@ class PrefixStore:
         self._kept.remove(best)
         self._target.close(best.sequence)
         return sequence, shared
+
+    def _make_room(self, capacity: int, spared: _Kept) -> bool:
+        """Drops the oldest prefixes but ``spared`` until a sequence of that capacity can be opened."""
+        for kept in [kept for kept in self._kept if kept is not spared]:
+            if self._target.can_open(capacity):
+                break
+            self._kept.remove(kept)
+            self._target.close(kept.sequence)
+        return self._target.can_open(capacity)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

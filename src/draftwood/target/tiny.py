@@ -59,9 +59,10 @@ class ByteTokenizer:
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS,)
     special_ids = frozenset((BOS, EOS))
+    has_chat = True
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        return [BOS] * add_special + list(text.encode())
+        return [BOS] * add_special + list(text.encode(errors="replace"))
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         names = {} if skip_special else {BOS: b"<bos>", EOS: b"<eos>"}
@@ -69,7 +70,8 @@ class ByteTokenizer:
         return b"".join(pieces).decode(errors="replace")
 
     def token_text(self, token_id: int) -> str:
-        return self.decode([token_id], skip_special=False)
+        text = self.decode([token_id], skip_special=False)
+        return text if text.isprintable() else repr(bytes((token_id,)))[2:-1]
 
     def apply_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)

@@ -26,6 +26,10 @@ class TextCodec(Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
 
+    @property
+    def has_chat(self) -> bool:
+        """Whether the model says how messages become a prompt."""
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """The ids of ``text``; ``add_special`` adds what the model expects around it (often nothing)."""
 
@@ -85,6 +89,10 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest id: ids in between may be unused."""
         return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def has_chat(self) -> bool:
+        return self.chat_template is not None
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -1,0 +1,1 @@
+"""The native target: our own decoder for Llama-family weights."""

@@ -10,6 +10,8 @@
 
 #define MAX_CHUNK 64 /* rows that one item multiplies: their inputs stay in the second-level cache */
 #define CHUNK_BYTES (384 * 1024)
+#define MAX_RUN 16 /* groups that one item of few rows multiplies */
+#define RUNS_PER_THREAD 3
 #define PREFETCH_BYTES 1024 /* ahead of a single row's product, which waits for memory alone */
 
 /* Where a micro-kernel finds its weights. SPILL: bfloat16, leaving the expanded panel behind for the next rows. */
@@ -171,7 +173,8 @@ typedef struct {
     const Matrix *matrix;
     long type;
     const float *input;
-    long input_stride, rows, chunk; /* chunk: rows per item */
+    long input_stride, rows;
+    long chunk, run; /* an item: so many rows, so many groups */
     int ending;
     const float *bias; /* or NULL */
     float *out;
@@ -230,11 +233,8 @@ static void finish(const Product *job, const float *tile, long row, long rows, l
     }
 }
 
-static void product_item(void *context, long item, int thread) {
-    const Product *job = context;
+static void product_group(const Product *job, long row, long rows, long group, int thread) {
     const Matrix *m = job->matrix;
-    const long groups = num_groups(m), group = item % groups, row = item / groups * job->chunk;
-    const long rows = min_long(job->chunk, job->rows - row);
     const long inputs = padded_inputs(m), group_bytes = inputs * GROUP_COLUMNS * type_size(job->type);
     const char *weights = (const char *)m->data + group * group_bytes;
     const float *input = job->input + row * job->input_stride;
@@ -248,12 +248,24 @@ static void product_item(void *context, long item, int thread) {
     finish(job, tile, row, rows, group, thread);
 }
 
+static void product_item(void *context, long item, int thread) {
+    const Product *job = context;
+    const long groups = num_groups(job->matrix), runs = (groups + job->run - 1) / job->run;
+    const long row = item / runs * job->chunk, rows = min_long(job->chunk, job->rows - row);
+    const long first = item % runs * job->run, end = min_long(groups, first + job->run);
+    for (long group = first; group < end; group++) product_group(job, row, rows, group, thread);
+}
+
+/* Few rows wait for memory, which is fastest read in long runs; many rows are shared out finely. */
 static void run_product(Product *job) {
+    const long groups = num_groups(job->matrix);
     const long most = max_long(16, min_long(MAX_CHUNK, CHUNK_BYTES / (job->matrix->inputs * 4)));
     const long chunks = (job->rows + most - 1) / most;
     if (!chunks) return;
     job->chunk = (job->rows + chunks - 1) / chunks;
-    pool_run(product_item, job, num_groups(job->matrix) * ((job->rows + job->chunk - 1) / job->chunk));
+    job->run = job->rows > 2 ? 1 : max_long(1, min_long(MAX_RUN, groups / (RUNS_PER_THREAD * pool.threads)));
+    const long runs = (groups + job->run - 1) / job->run;
+    pool_run(product_item, job, runs * ((job->rows + job->chunk - 1) / job->chunk));
 }
 
 #endif
