@@ -202,7 +202,8 @@ static void score_all(long queries, const float *query, const Tile *tile, long h
 static void weigh(long queries, const float *weights, const Tile *tile, long head, long count, float *out,
                   long stride) {
     if (tile->type == FLOAT32) {
-        multiply_f32(weights, BLOCK, queries, tile->values, head * sizeof(float), head / PANEL, count, out, stride);
+        multiply_f32(weights, BLOCK, queries, tile->values, head * sizeof(float), head / PANEL, count, out, stride,
+                     NULL);
         return;
     }
     const long wide = WIDE_PANELS(queries), row_bytes = head * sizeof(bf16), panel_bytes = PANEL * sizeof(bf16);

@@ -65,9 +65,11 @@ INLINE void micro(const int rows, const int panels, const int source, const floa
     for (long k = 0; k < inputs; k += 4) {
         Inputs x[MAX_ROWS];
         UNROLL for (int r = 0; r < rows; r++) x[r] = LOAD_INPUTS(input + r * input_stride + k);
-        if (source != FROM_F32) /* each pass over a group fetches its share of the lines to come */
-            UNROLL for (int i = 0; i < 4 * panels / GROUP; i++)
+        if (source != FROM_F32 || ahead) /* each pass over a group fetches its share of the lines to come */
+            UNROLL for (int i = 0; i < 4 * panels / GROUP; i++) {
                 __builtin_prefetch(ahead + (k + i) * row_bytes, 0, panels == GROUP ? 3 : 2);
+                if (source == FROM_F32) __builtin_prefetch(ahead + (k + i) * row_bytes + 64, 0, 2);
+            }
         STEP(0, low, high, next_low, next_high)
         STEP(1, next_low, next_high, low, high)
         STEP(2, low, high, next_low, next_high)
@@ -122,16 +124,18 @@ INLINE long next_block(long rows) {
 
 /* out[rows][panels * PANEL] from float32 weights, all rows. Attention's values go through it too. */
 static void multiply_f32(const float *input, long input_stride, long rows, const char *weights, long row_bytes,
-                         long panels, long inputs, float *out, long out_stride) {
+                         long panels, long inputs, float *out, long out_stride, const char *next) {
     const long panel_bytes = PANEL * sizeof(float);
     for (long row = 0, block; row < rows; row += block) {
         block = next_block(rows - row);
         const float *x = input + row * input_stride;
         const long wide = WIDE_PANELS(block);
+        const int fetch = next && row == 0 && wide < GROUP; /* a single pass needs no help */
         for (long p = 0; p < panels;) {
             const int fits = p + wide <= panels;
             (fits ? f32_wide : f32_one)[block - 1](x, input_stride, weights + p * panel_bytes, row_bytes, panel_bytes,
-                                                   inputs, out + row * out_stride + p * PANEL, out_stride, NULL, NULL);
+                                                   inputs, out + row * out_stride + p * PANEL, out_stride,
+                                                   fetch ? next + p * (4 / GROUP) * row_bytes : NULL, NULL);
             p += fits ? wide : 1;
         }
     }
@@ -238,13 +242,14 @@ static void product_group(const Product *job, long row, long rows, long group, i
     const long inputs = padded_inputs(m), group_bytes = inputs * GROUP_COLUMNS * type_size(job->type);
     const char *weights = (const char *)m->data + group * group_bytes;
     const float *input = job->input + row * job->input_stride;
+    const long ahead = (job->run > 1 ? 1 : pool.threads) * group_bytes; /* this thread's next group, most likely */
     float *tile = job->scratch + thread * job->scratch_stride;
     if (job->type == BFLOAT16)
-        multiply_bf16(input, job->input_stride, rows, weights, inputs, tile, weights + pool.threads * group_bytes,
+        multiply_bf16(input, job->input_stride, rows, weights, inputs, tile, weights + ahead,
                       tile + MAX_CHUNK * GROUP_COLUMNS);
     else
         multiply_f32(input, job->input_stride, rows, weights, GROUP_COLUMNS * sizeof(float), GROUP, inputs, tile,
-                     GROUP_COLUMNS);
+                     GROUP_COLUMNS, weights + ahead);
     finish(job, tile, row, rows, group, thread);
 }
 
