@@ -49,7 +49,8 @@ def transformers_engine(args: argparse.Namespace) -> Generate:
 
     folder = resolve(args.model).path
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype)).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.transformers_dtype))
+    model.eval()
 
     class Clock(transformers.LogitsProcessor):
         """Notes when the first token is chosen: what comes before is the prompt."""
@@ -109,7 +110,8 @@ class Worker:
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         python = args.llama_python if name == "llama.cpp" else sys.executable
         command = [python, __file__, "--worker", name, "--model", args.model, "--dtype", args.dtype]
-        command += ["--threads", str(args.threads), *(["--gguf", args.gguf] if args.gguf else [])]
+        command += ["--threads", str(args.threads), "--transformers-dtype", args.transformers_dtype]
+        command += [*(["--gguf", args.gguf] if args.gguf else [])]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
@@ -134,6 +136,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument(
+        "--transformers-dtype",
+        default="float32",
+        choices=["bfloat16", "float32"],
+        help="float32 is its faster one on CPUs without bfloat16 units",
+    )
     parser.add_argument("--gguf", help="the model's GGUF file, for llama.cpp")
     parser.add_argument("--llama-python", default=sys.executable, help="a Python with xllamacpp")
     parser.add_argument("--tokens", type=int, default=96)
@@ -157,7 +165,8 @@ def main() -> None:
     print(file=sys.stderr)
     for worker in workers.values():
         worker.close()
-    print(f"{args.model}, {args.dtype}, {args.tokens} tokens, {args.threads} threads, {platform.machine()}")
+    print(f"{args.model}, {args.dtype} (transformers: {args.transformers_dtype}), {args.tokens} tokens, greedy")
+    print(f"{args.threads} threads, {platform.machine()}")
     print("| engine | tokens/s, median | draftwood is |\n| --- | --- | --- |")
     for name in names:
         ratio = statistics.median(a / b for a, b in zip(rates["draftwood"], rates[name], strict=True))

@@ -53,7 +53,14 @@ INLINE long unit_rows(const Model *m) { return max_long(1, UNIT_QUERIES / (m->he
 INLINE long unit_queries(const Model *m) { return unit_rows(m) * (m->heads / m->kv_heads); }
 INLINE long partial_size(const Model *m) { return padded_head(m) + ALIGN_FLOATS; } /* values, then maximum and sum */
 
-/* A thread's workspace. Keys, queries and values share one order of dimensions: in bfloat16, even ones first. */
+/* Whether scores and values are multiplied in tiles. */
+INLINE int attends_in_tiles(const Model *m) { return in_tiles(m->cache_type) && m->head_dim % WIDE_COLUMNS == 0; }
+
+/* The order of dimensions in the workspace: as in the cache, or in bfloat16 the even ones of a panel first. */
+INLINE long dim_order(const Model *m) { return attends_in_tiles(m) ? FLOAT32 : m->cache_type; }
+
+/* A thread's workspace. In tiles, keys and values hold right-hand sides, queries and narrow weights are bfloat16, and
+ * there is room for a whole tile of queries behind the last one. */
 typedef struct {
     float *keys; /* [BLOCK][padded head] */
     float *values; /* [BLOCK][padded head] */
@@ -61,15 +68,20 @@ typedef struct {
     float *weights; /* [queries][BLOCK] */
     float *partial; /* [queries][partial size] */
     float *merged; /* [queries][partial size] */
+    float *mixed; /* [TILE_ROWS][WIDE_COLUMNS], in tiles; a query on its way to bfloat16 */
+    bf16 *narrow_weights; /* [queries][BLOCK], in tiles */
 } Workspace;
 
+INLINE long workspace_queries(const Model *m) { return unit_queries(m) + (attends_in_tiles(m) ? TILE_ROWS : 0); }
+
 INLINE long attention_scratch(const Model *m) {
-    return 2 * BLOCK * padded_head(m) + unit_queries(m) * (padded_head(m) + BLOCK + 2 * partial_size(m));
+    const long tiles = attends_in_tiles(m) ? workspace_queries(m) * BLOCK + TILE_ROWS * WIDE_COLUMNS : 0;
+    return 2 * BLOCK * padded_head(m) + workspace_queries(m) * (padded_head(m) + BLOCK + 2 * partial_size(m)) + tiles;
 }
 
 INLINE Workspace workspace(const Attention *job, int thread) {
     const Model *m = job->model;
-    const long head = padded_head(m), queries = unit_queries(m);
+    const long head = padded_head(m), queries = workspace_queries(m);
     Workspace w;
     w.keys = job->scratch + thread * job->scratch_stride;
     w.values = w.keys + BLOCK * head;
@@ -77,14 +89,17 @@ INLINE Workspace workspace(const Attention *job, int thread) {
     w.weights = w.queries + queries * head;
     w.partial = w.weights + queries * BLOCK;
     w.merged = w.partial + queries * partial_size(m);
+    w.mixed = w.merged + queries * partial_size(m);
+    w.narrow_weights = (bf16 *)(w.mixed + TILE_ROWS * WIDE_COLUMNS);
     return w;
 }
 
 /* Keys and values of one block: in the workspace, or where they lie in the cache. */
 typedef struct {
-    const char *keys, *values; /* [count][padded head] */
+    const char *keys, *values; /* [count][padded head], or right-hand sides of amx.h */
     long type, count;
 } Tile;
+enum { TILES = 2 }; /* beside FLOAT32 and BFLOAT16 */
 
 /* Where dimension d of a head stands in the workspace. */
 INLINE long place_of_dim(long d, long type) {
@@ -114,13 +129,34 @@ INLINE void expand_row(const char *from, long head_dim, long type, float *to) {
             type == BFLOAT16 ? from_bf16(((const bf16 *)from)[d]) : ((const float *)from)[d];
 }
 
+INLINE long slot_at(const Context *context, long j) {
+    return j < context->straight ? j : context->bends[j - context->straight];
+}
+
+/* Positions first .. first + count - 1 of a context as right-hand sides: keys as columns, values as inputs. */
+static Tile pack_tiles(const Attention *job, const Workspace *w, const char *keys, const char *values,
+                       const Context *context, long first, long count) {
+    const long dim = job->model->head_dim, side = BLOCK * WIDE_COLUMNS;
+    const bf16 *rows[BLOCK];
+    for (long i = 0; i < BLOCK; i++)
+        rows[i] = i < count ? (const bf16 *)keys + slot_at(context, first + i) * dim : NULL;
+    for (long i = 0; i < BLOCK; i += TILE_COLUMNS)
+        amx_pack_keys(rows + i, dim, (bf16 *)w->keys + i / TILE_COLUMNS * TILE_NUMBERS);
+    for (long i = 0; i < BLOCK; i++)
+        rows[i] = i < count ? (const bf16 *)values + slot_at(context, first + i) * dim : NULL;
+    for (long i = 0; i < BLOCK; i += 2)
+        amx_pack_values(rows[i], rows[i + 1], dim, side, (bf16 *)w->values + place_in_tiles(i, 0));
+    return (Tile){(const char *)w->keys, (const char *)w->values, TILES, count};
+}
+
 /* Positions first .. first + count - 1 of a context into the workspace, zeros up to a multiple of 4. */
 static Tile gather_block(const Attention *job, const Workspace *w, const char *keys, const char *values,
                          const Context *context, long first, long count) {
     const Model *m = job->model;
+    if (attends_in_tiles(m)) return pack_tiles(job, w, keys, values, context, first, count);
     const long head = padded_head(m), bytes = m->head_dim * type_size(m->cache_type);
     for (long i = 0; i < count; i++) {
-        const long j = first + i, slot = j < context->straight ? j : context->bends[j - context->straight];
+        const long slot = slot_at(context, first + i);
         if (m->cache_type == BFLOAT16) {
             expand_row(keys + slot * bytes, m->head_dim, BFLOAT16, w->keys + i * head);
             expand_row(values + slot * bytes, m->head_dim, BFLOAT16, w->values + i * head);
@@ -140,7 +176,7 @@ INLINE int in_place(const Attention *job, const Unit *unit, long block) {
     const Model *m = job->model;
     const long queries = unit->rows * (m->heads / m->kv_heads), panels = m->head_dim / PANEL;
     const long behind = job->segment[unit->segment].base + (block + 1) * BLOCK; /* products load one row ahead */
-    if (m->head_dim % PANEL || behind >= m->slots) return 0;
+    if (attends_in_tiles(m) || m->head_dim % PANEL || behind >= m->slots) return 0;
     return m->cache_type == FLOAT32 || (queries <= MAX_ROWS && panels % WIDE_PANELS(queries) == 0);
 }
 
@@ -191,6 +227,12 @@ INLINE void score(const int queries, const int type, const float *query, const c
         break;
 
 static void score_all(long queries, const float *query, const Tile *tile, long head, long count, float *out) {
+    if (tile->type == TILES) { /* one pass scores 16 queries over the whole block */
+        for (long q = 0; q < queries; q += TILE_ROWS)
+            amx_multiply((const bf16 *)query + q * head, head, (const bf16 *)tile->keys, head, out + q * BLOCK, BLOCK,
+                         NULL);
+        return;
+    }
     for (long q = 0; q < queries; q += 4) {
         const float *x = query + q * head;
         float *to = out + q * BLOCK;
@@ -214,6 +256,19 @@ static void weigh(long queries, const float *weights, const Tile *tile, long hea
     }
 }
 
+/* The same in tiles, 16 queries and 64 dimensions at a time. */
+static void weigh_in_tiles(const Workspace *w, long queries, const Tile *tile, long head, float *out, long stride) {
+    for (long q = 0; q < queries; q++) narrow_row(w->weights + q * BLOCK, BLOCK, BLOCK, w->narrow_weights + q * BLOCK);
+    for (long q = 0; q < queries; q += TILE_ROWS) {
+        for (long d = 0; d < head; d += WIDE_COLUMNS) {
+            amx_multiply(w->narrow_weights + q * BLOCK, BLOCK, (const bf16 *)tile->values + d * BLOCK, BLOCK, w->mixed,
+                         WIDE_COLUMNS, NULL);
+            for (long r = 0; r < min_long(TILE_ROWS, queries - q); r++)
+                memcpy(out + (q + r) * stride + d, w->mixed + r * WIDE_COLUMNS, WIDE_COLUMNS * sizeof(float));
+        }
+    }
+}
+
 /* Scores to weights, in place: positions low .. high - 1 are seen, the others get 0. Returns maximum and sum. */
 static void soften(float *scores, long low, long high, long count, float *maximum, float *sum) {
     const float none = -INFINITY;
@@ -226,7 +281,7 @@ static void soften(float *scores, long low, long high, long count, float *maximu
     const vf shift = splat(*maximum), nothing = splat(none);
     for (long j = 0; j < padded; j += VW) {
         vf s = load(scores + j);
-        vf e = select_vec(s == nothing, splat(0.0f), exp_vec(s - shift));
+        vf e = zero_where_equal(s, nothing, exp_vec(s - shift));
         store(scores + j, e);
         total += e;
     }
@@ -238,8 +293,11 @@ static void attend_block(const Attention *job, const Workspace *w, const Unit *u
                          const Tile *tile, float *partial) {
     const Model *m = job->model;
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m);
-    const long query = row * group, queries = rows * group, padded = round_up(tile->count, 4);
-    score_all(queries, w->queries + query * head, tile, head, padded, w->weights);
+    const long query = row * group, queries = rows * group;
+    const int tiles = tile->type == TILES;
+    const long padded = tiles ? BLOCK : round_up(tile->count, 4);
+    const float *scored = tiles ? (const float *)((const bf16 *)w->queries + query * head) : w->queries + query * head;
+    score_all(queries, scored, tile, head, padded, w->weights);
     for (long q = 0; q < queries; q++) {
         const long length = job->context[unit->row + row + q / group].length, first = block * BLOCK;
         const long low = m->window ? max_long(0, length - m->window - first) : 0;
@@ -247,7 +305,8 @@ static void attend_block(const Attention *job, const Workspace *w, const Unit *u
         soften(w->weights + q * BLOCK, min_long(low, tile->count), min_long(tile->count, length - first), padded, to,
                to + 1);
     }
-    weigh(queries, w->weights, tile, head, padded, partial + query * size, size);
+    if (tiles) weigh_in_tiles(w, queries, tile, head, partial + query * size, size);
+    else weigh(queries, w->weights, tile, head, padded, partial + query * size, size);
 }
 
 /* One block for all rows of a unit: those whose block lies straight share its keys, the others gather their own. */
@@ -255,6 +314,13 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
                               const char *values, long block, float *partial) {
     const Model *m = job->model;
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m), first = block * BLOCK;
+    if (block + 1 < unit->end_block) { /* the next block is on its way while this one is computed */
+        const long bytes = BLOCK * m->head_dim * type_size(m->cache_type);
+        for (long line = 0; line < bytes; line += 64) {
+            __builtin_prefetch(keys + (block + 1) * bytes + line, 0, 2);
+            __builtin_prefetch(values + (block + 1) * bytes + line, 0, 2);
+        }
+    }
     long shared_end = 0;
     const Context *longest = NULL;
     for (long r = 0; r < unit->rows; r++) {
@@ -341,7 +407,12 @@ static void load_queries(const Attention *job, const Workspace *w, const Unit *u
     memset(w->queries, 0, (size_t)(unit->rows * group * head) * sizeof(float));
     for (long q = 0; q < unit->rows * group; q++) {
         const long at = (unit->row + q / group) * job->qkv_stride + (kv_head * group + q % group) * m->head_dim;
-        arrange(job->qkv + at, m->head_dim, m->cache_type, scale, w->queries + q * head);
+        if (attends_in_tiles(m)) {
+            arrange(job->qkv + at, m->head_dim, FLOAT32, scale, w->mixed);
+            narrow_row(w->mixed, head, head, (bf16 *)w->queries + q * head);
+        } else {
+            arrange(job->qkv + at, m->head_dim, m->cache_type, scale, w->queries + q * head);
+        }
     }
 }
 
@@ -350,7 +421,7 @@ static void store_mixed(const Attention *job, const Unit *unit, long kv_head, co
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m);
     for (long q = 0; q < unit->rows * group; q++, merged += size) {
         const long at = (unit->row + q / group) * job->out_stride + (kv_head * group + q % group) * m->head_dim;
-        order(merged, m->head_dim, m->cache_type, 1.0f / merged[head + 1], job->out + at);
+        order(merged, m->head_dim, dim_order(m), 1.0f / merged[head + 1], job->out + at);
     }
 }
 
@@ -373,6 +444,7 @@ static void attention_item(void *context, long item, int thread) {
     const long queries = unit->rows * (m->heads / m->kv_heads), head = padded_head(m), size = partial_size(m);
     const long plane = (kv_head * m->slots + job->segment[unit->segment].base) * m->head_dim * type_size(m->cache_type);
     const Workspace w = workspace(job, thread);
+    if (attends_in_tiles(m)) amx_configure();
     load_queries(job, &w, unit, kv_head);
     if (!job->partials) merge_clear(w.merged, queries, head, size);
     for (long block = begin; block < end; block++) {

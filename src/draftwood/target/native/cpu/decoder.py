@@ -65,6 +65,16 @@ class CpuDecoder(Decoder):
         return build.why_unavailable()
 
     @staticmethod
+    def instructions() -> str:
+        """What the kernel computes with on this machine: "NEON", "AVX2", "AVX-512", "AMX", ..."""
+        kernel = build.load_kernel()
+        if kernel is None:
+            return "none"
+        describe = kernel.draftwood_describe
+        describe.restype = ctypes.c_char_p
+        return str(describe().decode())
+
+    @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype) -> bool:
         return (
             dtype in TYPES

@@ -1,6 +1,6 @@
 /* One forward of a Llama-family decoder on CPU threads: the whole packed batch through all layers, the head and argmax.
  *
- * vec.h vectors, pool.h threads, model.h records, run.h what a forward holds, pack.h weights, matmul.h products,
+ * vec.h vectors, amx.h tiles, pool.h threads, model.h records, run.h what a forward holds, pack.h weights, matmul.h products,
  * contexts.h what each node sees, attention.h attention, rows.h norms, rotation and the cache.
  *
  * Every number a node gets is computed in an order that depends on the node's own context alone: see matmul.h and
@@ -27,7 +27,8 @@ static void multiply(Run *run, const Matrix *matrix, const float *input, long in
                      const float *bias, float *out, long out_stride) {
     Product job = {.matrix = matrix, .type = run->model->weight_type, .input = input, .input_stride = input_stride,
                    .rows = rows, .ending = ending, .bias = bias, .out = out, .out_stride = out_stride,
-                   .scratch = run->scratch, .scratch_stride = run->scratch_stride, .best = run->best};
+                   .scratch = run->scratch, .scratch_stride = run->scratch_stride, .best = run->best,
+                   .narrowed = run->narrowed, .narrowed_stride = run->narrowed_stride};
     run_product(&job);
 }
 
@@ -94,6 +95,7 @@ static int prepare(Run *run) {
     run->half = m->head_dim / 2;
     run->units = count_units(m, run->batch);
     const long inputs = max_long(max_long(m->hidden, m->inner), m->heads * m->head_dim);
+    run->narrowed_stride = round_up(inputs, TILE_INPUTS) + TILE_INPUTS;
     run->scratch_stride = round_up(max_long(product_scratch(inputs), attention_scratch(m)), ALIGN_FLOATS);
     lay_out(run, &cursor); /* measures */
     if (!arena_grow(cursor.used + SPLIT_BYTES)) return 0;
@@ -134,7 +136,7 @@ int draftwood_forward(const Model *model, const Batch *batch, int threads) {
 }
 
 int64_t draftwood_packed_bytes(const Matrix *matrix, int64_t type) {
-    return num_groups(matrix) * GROUP * padded_inputs(matrix) * PANEL * type_size(type);
+    return num_groups(matrix) * GROUP * padded_inputs(matrix, type) * PANEL * type_size(type);
 }
 
 /* Asks for huge pages, where the system has them, before the memory is first touched. */
@@ -157,6 +159,7 @@ void draftwood_pack(const Matrix *to, const void *from, int64_t type, int thread
 }
 
 const char *draftwood_describe(void) {
+    if (in_tiles(BFLOAT16)) return "AMX";
 #if defined(__AVX512F__)
     return "AVX-512";
 #elif defined(__AVX__)

@@ -5,6 +5,8 @@
 #ifndef DRAFTWOOD_MATMUL_H
 #define DRAFTWOOD_MATMUL_H
 
+#include <math.h>
+
 #include "model.h"
 #include "pool.h"
 
@@ -12,6 +14,7 @@
 #define CHUNK_BYTES (384 * 1024)
 #define MAX_RUN 16 /* groups that one item of few rows multiplies */
 #define RUNS_PER_THREAD 3
+#define NARROW_ROWS 8 /* rows that one item rounds */
 #define PREFETCH_BYTES 1024 /* ahead of a single row's product, which waits for memory alone */
 
 /* Where a micro-kernel finds its weights. SPILL: bfloat16, leaving the expanded panel behind for the next rows. */
@@ -166,6 +169,22 @@ static void multiply_bf16(const float *input, long input_stride, long rows, cons
     }
 }
 
+/* out[rows][GROUP_COLUMNS] from one group of weights in tiles; whole tiles of rows are read and written. */
+static void multiply_in_tiles(const bf16 *input, long input_stride, long rows, const bf16 *weights, long inputs,
+                              float *out, const char *next) {
+    for (long row = 0; row < rows; next = NULL) {
+        const bf16 *from = input + row * input_stride;
+        float *to = out + row * GROUP_COLUMNS;
+        if (rows - row > TILE_ROWS) {
+            amx_multiply_32(from, input_stride, weights, inputs, to, GROUP_COLUMNS, next);
+            row += 2 * TILE_ROWS;
+        } else {
+            amx_multiply(from, input_stride, weights, inputs, to, GROUP_COLUMNS, next);
+            row += TILE_ROWS;
+        }
+    }
+}
+
 enum { STORE, ADD, GATED, LOGITS }; /* what becomes of a product: out = y; out += y; out = silu(gate) * up; logits */
 
 typedef struct {
@@ -185,6 +204,8 @@ typedef struct {
     long out_stride;
     float *scratch; /* per thread: tile [MAX_CHUNK][GROUP_COLUMNS], then one expanded panel */
     long scratch_stride;
+    bf16 *narrowed; /* room for the input in bfloat16, [rows + MAX_CHUNK][narrowed stride], where products run in tiles */
+    long narrowed_stride;
     Best *best; /* LOGITS: [threads][rows] */
 } Product;
 
@@ -194,7 +215,11 @@ INLINE long product_scratch(long max_inputs) {
 
 /* The best logit of a row so far, ties to the lower id; groups arrive in any order. */
 INLINE void note_best(Best *best, const float *tile, long count, long first_id) {
-    for (long c = 0; c < count; c++) {
+    long c = 0;
+    vf top = splat(-INFINITY);
+    for (; c + VW <= count; c += VW) top = max_vec(top, load(tile + c));
+    if (max_lanes(top) < best->value && c == count) return; /* as nearly always */
+    for (c = 0; c < count; c++) {
         if (tile[c] > best->value || (tile[c] == best->value && first_id + c < best->id)) {
             best->value = tile[c];
             best->id = first_id + c;
@@ -239,12 +264,15 @@ static void finish(const Product *job, const float *tile, long row, long rows, l
 
 static void product_group(const Product *job, long row, long rows, long group, int thread) {
     const Matrix *m = job->matrix;
-    const long inputs = padded_inputs(m), group_bytes = inputs * GROUP_COLUMNS * type_size(job->type);
+    const long inputs = padded_inputs(m, job->type), group_bytes = inputs * GROUP_COLUMNS * type_size(job->type);
     const char *weights = (const char *)m->data + group * group_bytes;
     const float *input = job->input + row * job->input_stride;
     const long ahead = (job->run > 1 ? 1 : pool.threads) * group_bytes; /* this thread's next group, most likely */
     float *tile = job->scratch + thread * job->scratch_stride;
-    if (job->type == BFLOAT16)
+    if (in_tiles(job->type))
+        multiply_in_tiles(job->narrowed + row * job->narrowed_stride, job->narrowed_stride, rows, (const bf16 *)weights,
+                          inputs, tile, weights + ahead);
+    else if (job->type == BFLOAT16)
         multiply_bf16(input, job->input_stride, rows, weights, inputs, tile, weights + ahead,
                       tile + MAX_CHUNK * GROUP_COLUMNS);
     else
@@ -258,7 +286,17 @@ static void product_item(void *context, long item, int thread) {
     const long groups = num_groups(job->matrix), runs = (groups + job->run - 1) / job->run;
     const long row = item / runs * job->chunk, rows = min_long(job->chunk, job->rows - row);
     const long first = item % runs * job->run, end = min_long(groups, first + job->run);
+    if (in_tiles(job->type)) amx_configure();
     for (long group = first; group < end; group++) product_group(job, row, rows, group, thread);
+}
+
+static void narrow_item(void *context, long item, int thread) {
+    (void)thread;
+    const Product *job = context;
+    const long inputs = job->matrix->inputs, end = min_long((item + 1) * NARROW_ROWS, job->rows);
+    for (long row = item * NARROW_ROWS; row < end; row++)
+        narrow_row(job->input + row * job->input_stride, round_up(inputs, ALIGN_FLOATS),
+                   padded_inputs(job->matrix, job->type), job->narrowed + row * job->narrowed_stride);
 }
 
 /* Few rows wait for memory, which is fastest read in long runs; many rows are shared out finely. */
@@ -268,7 +306,9 @@ static void run_product(Product *job) {
     const long chunks = (job->rows + most - 1) / most;
     if (!chunks) return;
     job->chunk = (job->rows + chunks - 1) / chunks;
-    job->run = job->rows > 2 ? 1 : max_long(1, min_long(MAX_RUN, groups / (RUNS_PER_THREAD * pool.threads)));
+    const long few = in_tiles(job->type) ? MAX_CHUNK : 2;
+    if (in_tiles(job->type)) pool_run(narrow_item, job, (job->rows + NARROW_ROWS - 1) / NARROW_ROWS);
+    job->run = job->rows > few ? 1 : max_long(1, min_long(MAX_RUN, groups / (RUNS_PER_THREAD * pool.threads)));
     const long runs = (groups + job->run - 1) / job->run;
     pool_run(product_item, job, runs * ((job->rows + job->chunk - 1) / job->chunk));
 }

@@ -2,12 +2,13 @@
 #ifndef DRAFTWOOD_MODEL_H
 #define DRAFTWOOD_MODEL_H
 
+#include "amx.h"
 #include "vec.h"
 
 enum { FLOAT32 = 0, BFLOAT16 = 1 };
 
 typedef struct {
-    const void *data; /* packed: [groups][padded inputs][GROUP panels][PANEL] */
+    const void *data; /* packed: [groups][padded inputs][GROUP panels][PANEL], or in tiles */
     int64_t outputs; /* of a joined gate and up matrix: of one of them */
     int64_t inputs;
     int64_t joined; /* panels alternate between gate and up */
@@ -51,7 +52,10 @@ typedef struct {
     float *tapped; /* [rows, taps * hidden] */
 } Batch;
 
-INLINE long padded_inputs(const Matrix *m) { return round_up(m->inputs, 4); }
+/* Whether matrices of this type lie in tiles: decided once per machine. */
+INLINE int in_tiles(long type) { return type == BFLOAT16 && amx_granted(); }
+
+INLINE long padded_inputs(const Matrix *m, long type) { return round_up(m->inputs, in_tiles(type) ? TILE_INPUTS : 4); }
 
 INLINE long num_groups(const Matrix *m) {
     long columns = m->joined ? GROUP_COLUMNS / 2 : GROUP_COLUMNS;

@@ -1,6 +1,7 @@
 /* Weights, packed once: the GROUP_COLUMNS output columns of a group lie interleaved, so a product reads its weights
  * front to back. A row of a group holds the weights of one input, panel by panel. In bfloat16 the columns c and VW + c
- * of a panel share 32 bits, low half first: a shift and a mask expand them to two vectors in column order. */
+ * of a panel share 32 bits, low half first: a shift and a mask expand them to two vectors in column order. Where the
+ * CPU multiplies in tiles, a bfloat16 group is one right-hand side of amx.h instead. */
 #ifndef DRAFTWOOD_PACK_H
 #define DRAFTWOOD_PACK_H
 
@@ -32,14 +33,19 @@ static void pack_group(void *context, long group, int thread) {
     (void)thread;
     const Packing *job = context;
     const Matrix *m = job->to;
-    const long inputs = m->inputs, padded = padded_inputs(m), size = type_size(job->type);
+    const long inputs = m->inputs, padded = padded_inputs(m, job->type), size = type_size(job->type);
+    const int tiles = in_tiles(job->type);
     memset((char *)m->data + group * padded * GROUP_COLUMNS * size, 0, (size_t)(padded * GROUP_COLUMNS * size));
     for (long panel = 0; panel < GROUP; panel++) {
         char *to = (char *)m->data + (group * padded * GROUP + panel) * PANEL * size;
         for (long column = 0; column < PANEL; column++) {
             const long row = source_row(m, group, panel, column), place = place_in_panel(column, job->type);
             if (row < 0) continue;
-            if (job->type == BFLOAT16) {
+            if (tiles) {
+                const bf16 *from = (const bf16 *)job->from + row * inputs;
+                bf16 *side = (bf16 *)m->data + group * padded * GROUP_COLUMNS;
+                for (long k = 0; k < inputs; k++) side[place_in_tiles(k, panel * PANEL + column)] = from[k];
+            } else if (job->type == BFLOAT16) {
                 const bf16 *from = (const bf16 *)job->from + row * inputs;
                 for (long k = 0; k < inputs; k++) ((bf16 *)to)[k * GROUP_COLUMNS + place] = from[k];
             } else {
@@ -52,8 +58,13 @@ static void pack_group(void *context, long group, int thread) {
 
 /* Row `token` of the embedding, read back from the packed head it shares its weights with. */
 static void unpack_row(const Matrix *m, long type, long token, float *to) {
-    const long padded = padded_inputs(m), place = place_in_panel(token % PANEL, type);
+    const long padded = padded_inputs(m, type), place = place_in_panel(token % PANEL, type);
     const long group = token / GROUP_COLUMNS, panel = token % GROUP_COLUMNS / PANEL;
+    if (in_tiles(type)) {
+        const bf16 *side = (const bf16 *)m->data + group * padded * GROUP_COLUMNS;
+        for (long k = 0; k < m->inputs; k++) to[k] = from_bf16(side[place_in_tiles(k, token % GROUP_COLUMNS)]);
+        return;
+    }
     const long first = (group * padded * GROUP + panel) * PANEL + place;
     for (long k = 0; k < m->inputs; k++) {
         if (type == BFLOAT16)

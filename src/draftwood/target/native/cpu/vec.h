@@ -74,9 +74,22 @@ INLINE vf fma_vec(vf sum, vf a, vf b) {
 
 INLINE vf select_vec(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 
+/* v, but 0 where a equals b. */
+INLINE vf zero_where_equal(vf a, vf b, vf v) {
+#if VW == 16 && defined(__AVX512F__)
+    return (vf)_mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NEQ_UQ), (__m512)v);
+#else
+    return select_vec(a == b, (vf){0}, v);
+#endif
+}
+
 INLINE vf max_vec(vf a, vf b) {
 #if VW == 4 && defined(__aarch64__)
     return (vf)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+#elif VW == 16 && defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif VW == 8 && defined(__AVX__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return select_vec(a > b, a, b);
 #endif
@@ -85,14 +98,33 @@ INLINE vf max_vec(vf a, vf b) {
 INLINE vf min_vec(vf a, vf b) {
 #if VW == 4 && defined(__aarch64__)
     return (vf)vminq_f32((float32x4_t)a, (float32x4_t)b);
+#elif VW == 16 && defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif VW == 8 && defined(__AVX__)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
 #else
     return select_vec(a < b, a, b);
 #endif
 }
 
+#if defined(__AVX__)
+INLINE float sum_lanes_128(__m128 v) {
+    v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    return _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)));
+}
+INLINE float sum_lanes_256(__m256 v) {
+    return sum_lanes_128(_mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)));
+}
+#endif
+
 INLINE float sum_lanes(vf v) {
 #if VW == 4 && defined(__aarch64__)
     return vaddvq_f32((float32x4_t)v);
+#elif VW == 16 && defined(__AVX512F__)
+    const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd((__m512)v), 1));
+    return sum_lanes_256(_mm256_add_ps(_mm512_castps512_ps256((__m512)v), high));
+#elif VW == 8 && defined(__AVX__)
+    return sum_lanes_256((__m256)v);
 #else
     float lanes[VW];
     store(lanes, v);
@@ -105,6 +137,8 @@ INLINE float sum_lanes(vf v) {
 INLINE float max_lanes(vf v) {
 #if VW == 4 && defined(__aarch64__)
     return vmaxvq_f32((float32x4_t)v);
+#elif VW == 16 && defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
 #else
     float lanes[VW], best;
     store(lanes, v);
