@@ -41,7 +41,7 @@ def logits_after(target: Target, tokens: Sequence[int]) -> torch.Tensor:
     sequence = target.open(len(tokens))
     output = target.forward([Segment(sequence, tokens, chain_parents(len(tokens)), len(tokens))])
     target.close(sequence)
-    return output.logits
+    return output.logits.clone()
 
 
 @pytest.fixture

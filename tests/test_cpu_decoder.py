@@ -102,7 +102,8 @@ class Model:
         return sequence
 
     def run(self, *segments: Segment, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        return self.decoder.forward(pack(segments, self.cache), taps)
+        output = self.decoder.forward(pack(segments, self.cache), taps)
+        return output._replace(logits=output.logits.clone())  # the next forward writes to the same memory
 
 
 def fused(config: ModelConfig = BASE, dtype: torch.dtype = torch.float32) -> Model:

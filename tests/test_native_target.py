@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftwood.errors import CapabilityError, ModelError, OptionError
-from draftwood.target.base import Segment
+from draftwood.target.base import ForwardOutput, Segment
 from draftwood.target.load import read_json_config
 from draftwood.target.native.config import is_native, parse_config
 from draftwood.target.native.target import NativeTarget
@@ -94,10 +94,10 @@ def test_tree_nodes_match_their_paths(name: str, backend: str, tmp_path: Path, r
     sequence = prefill(target, prompt, chunk=7)
     parents = random_parents(rng, 17)
     tokens = [rng.randrange(211) for _ in parents]
-    output = target.forward([Segment(sequence, tokens, parents, len(tokens))])
+    logits = target.forward([Segment(sequence, tokens, parents, len(tokens))]).logits.clone()
     for node in range(len(tokens)):
         path = [tokens[i] for i in path_to(parents, node)]
-        torch.testing.assert_close(output.logits[node], logits_after(target, prompt + path)[-1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(logits[node], logits_after(target, prompt + path)[-1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -109,7 +109,9 @@ def test_packed_batch_equals_one_by_one(backend: str, rng: random.Random) -> Non
     for sequence, size in zip(sequences, (1, 12, 5), strict=True):
         parents = random_parents(rng, size)
         segments.append(Segment(sequence, [rng.randrange(256) for _ in parents], parents, rng.randint(1, size)))
-    together = target.forward(segments).split(segments)
+    together = [
+        ForwardOutput(*(x.clone() for x in part[:2]), None) for part in target.forward(segments).split(segments)
+    ]
     for segment, part in zip(segments, together, strict=True):
         alone = target.forward([segment])
         torch.testing.assert_close(part.logits, alone.logits, atol=1e-5, rtol=1e-5)
@@ -149,10 +151,10 @@ def test_truncate_and_fork(rng: random.Random) -> None:
     target.truncate(copy, 12)
     assert (target.length(sequence), target.length(copy)) == (20, 12)
     tail = [rng.randrange(256) for _ in range(4)]
-    output = target.forward([Segment(copy, tail, [-1, 0, 1, 2], 1)])
-    torch.testing.assert_close(output.logits[0], logits_after(target, tokens[:12] + tail)[-1], atol=1e-5, rtol=1e-5)
-    again = target.forward([Segment(sequence, tail, [-1, 0, 1, 2], 1)])
-    torch.testing.assert_close(again.logits[0], logits_after(target, tokens + tail)[-1], atol=1e-5, rtol=1e-5)
+    output = target.forward([Segment(copy, tail, [-1, 0, 1, 2], 1)]).logits.clone()
+    torch.testing.assert_close(output[0], logits_after(target, tokens[:12] + tail)[-1], atol=1e-5, rtol=1e-5)
+    again = target.forward([Segment(sequence, tail, [-1, 0, 1, 2], 1)]).logits.clone()
+    torch.testing.assert_close(again[0], logits_after(target, tokens + tail)[-1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,35 +1,67 @@
-"""How large a tree may be on this machine when the user leaves it to us.
+"""How large a tree should be on this machine when the user leaves it to us.
 
-A few short forwards tell what n positions cost beside one. The largest tree that costs little more than a single
-position is nearly free to try, so that is the budget: dozens of nodes on a large GPU, a handful on two CPU cores.
+A few short forwards tell what n positions cost beside one. What they bring is what the running request has seen: how
+often guesses at depth 1, 2, ... were right. Each cycle takes the size with the most expected tokens per unit of time,
+which is one, plain decoding, where guesses do not pay.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
+from draftwood.engine.stats import RequestStats
 from draftwood.target.base import Segment, Target, chain_parents
 
-SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
-ACCEPTABLE_COST = 1.5  # times a single position
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
+MAX_COST = 5.0  # times a single position: beyond that no tree of that size pays
 REPEATS = 3
+PRIOR_RATE, PRIOR_TRIALS = 0.7, 4.0  # what is believed of a guess behind a right one before any was tried
+EXPLORE_EVERY = 16  # cycles without guesses after which one is tried again
 
 
-def measured_budget(target: Target) -> int:
-    """The largest of SIZES within the acceptable cost. Stops at the first that is not: a second at the very most."""
-    largest = SIZES[-1]
-    if not target.can_open(largest):
-        return SIZES[0]
-    sequence = target.open(largest)
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """What a pass over ``sizes`` positions costs, relative to one."""
+
+    sizes: tuple[int, ...]
+    costs: tuple[float, ...]
+
+    @property
+    def largest(self) -> int:
+        return self.sizes[-1]
+
+    def best_size(self, stats: RequestStats) -> int:
+        """The size with the most expected tokens per cost, for a chain as good as those the request has seen."""
+        size = max(self.sizes, key=lambda n: expected_tokens(stats, n) / self.costs[self.sizes.index(n)])
+        explores = stats.cycles % EXPLORE_EVERY == EXPLORE_EVERY - 1 and len(self.sizes) > 1
+        return self.sizes[1] if size == 1 and explores else size
+
+
+def expected_tokens(stats: RequestStats, size: int) -> float:
+    """Tokens a cycle with ``size`` nodes in a chain emits: the bonus, and every guess whose path is right."""
+    total = reach = 1.0
+    for depth in range(1, size):
+        tried = stats.accepted_by_depth[depth - 1] if depth > 1 else stats.tried_by_depth[1]
+        tried = min(tried, stats.tried_by_depth[depth])  # a right guess may have had nothing behind it
+        reach *= (stats.accepted_by_depth[depth] + PRIOR_RATE * PRIOR_TRIALS) / (tried + PRIOR_TRIALS)
+        total += min(reach, 1.0)
+    return total
+
+
+def measure_costs(target: Target) -> CostCurve:
+    """Times growing passes until they cost too much: well under a second on any machine that is of use."""
+    sequence = target.open(SIZES[-1])
     try:
         _seconds(target, sequence, 1)  # warm-up
-        limit = ACCEPTABLE_COST * _seconds(target, sequence, 1)
-        budget = SIZES[0]
+        single = _seconds(target, sequence, 1)
+        costs: list[float] = []
         for size in SIZES:
-            if _seconds(target, sequence, size) > limit:
+            cost = _seconds(target, sequence, size) / single if size > 1 else 1.0
+            if cost > MAX_COST:
                 break
-            budget = size
-        return budget
+            costs.append(max(cost, costs[-1] if costs else 1.0))  # a dip is noise
+        return CostCurve(SIZES[: len(costs)], tuple(costs))
     finally:
         target.close(sequence)
 

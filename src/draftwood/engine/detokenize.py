@@ -22,6 +22,7 @@ class IncrementalDecoder:
         self._ids: list[int] = []
         self._start = 0  # window begins here: context that was given out already
         self._done = 0  # tokens whose text was given out
+        self._texts: dict[int, str] = {}  # of single tokens
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; often one word piece, sometimes nothing."""
@@ -36,8 +37,16 @@ class IncrementalDecoder:
         return self._give(*self._window())
 
     def _window(self) -> tuple[str, str]:
-        before = self._codec.decode(self._ids[self._start : self._done])
-        return before, self._codec.decode(self._ids[self._start :])
+        before = self._ids[self._start : self._done]
+        return self._text_of(before), self._codec.decode(self._ids[self._start :])
+
+    def _text_of(self, ids: list[int]) -> str:
+        """Nearly always a single token, and often one that was there before."""
+        if len(ids) != 1:
+            return self._codec.decode(ids)
+        if ids[0] not in self._texts:
+            self._texts[ids[0]] = self._codec.decode(ids)
+        return self._texts[ids[0]]
 
     def _give(self, before: str, text: str) -> str:
         self._start, self._done = self._done, len(self._ids)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import DrafterFactory
-from draftwood.engine.budget import measured_budget
+from draftwood.engine.budget import SIZES, CostCurve, measure_costs
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Request, Session
@@ -22,17 +22,19 @@ class Engine:
         self._codec = codec
         self._options = options
         self._scheduler = Scheduler(target, options.max_batch)
-        self._budget = options.budget if isinstance(options.budget, int) else None
+        self._costs: CostCurve | None = None
         self._next_id = 0
 
     @property
     def budget(self) -> int:
-        """Positions per pass and sequence; measured on first use where it was left to us."""
+        """Positions per pass and sequence at most. Where it was left to us, costs are measured on first use."""
         if not self.target.info.can_tree:
             return 1
-        if self._budget is None:
-            self._budget = measured_budget(self.target)
-        return self._budget
+        if isinstance(self._options.budget, int):
+            return self._options.budget
+        if self._costs is None:
+            self._costs = measure_costs(self.target) if self.target.can_open(SIZES[-1]) else CostCurve((1,), (1.0,))
+        return self._costs.largest
 
     @property
     def has_work(self) -> bool:
@@ -46,7 +48,7 @@ class Engine:
         group = self._next_id + 1
         for index in range(params.n):
             request = self._request(prompt_ids, params, group, index, reuse=reuse)
-            self._scheduler.add(Session(request, factory.new(), self._codec, self.target.info))
+            self._scheduler.add(Session(request, factory.new(), self._codec, self.target.info, self._costs))
         return list(range(group, group + params.n))
 
     def step(self) -> list[TokenEvent]:

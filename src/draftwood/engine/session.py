@@ -15,6 +15,7 @@ import torch
 
 from draftwood.config import SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, Verified
+from draftwood.engine.budget import CostCurve
 from draftwood.engine.detokenize import IncrementalDecoder
 from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
 from draftwood.engine.stats import RequestStats
@@ -54,7 +55,15 @@ class _Block:
 
 
 class Session:
-    def __init__(self, request: Request, drafter: Drafter, codec: TextCodec, info: TargetInfo) -> None:
+    def __init__(
+        self,
+        request: Request,
+        drafter: Drafter,
+        codec: TextCodec,
+        info: TargetInfo,
+        costs: CostCurve | None = None,
+    ) -> None:
+        """``costs``: each cycle's tree gets the size that pays best, up to the budget; None: always the budget."""
         params = request.params
         self.request = request
         self.drafter = drafter
@@ -62,7 +71,7 @@ class Session:
         self.sequence = -1  # set on admission
         self.stats = RequestStats(prompt_tokens=len(request.prompt_ids))
         self.finish_reason: str | None = None
-        self._info = info
+        self._costs = costs
         self._committed = 0  # prompt positions the target has, until prefill is over
         self._tree = DraftTree.root_only(self.tokens[-1])
         self._admitted = 0.0
@@ -149,12 +158,13 @@ class Session:
 
     def _draft(self) -> DraftTree:
         started = time.perf_counter()
-        tree = self.drafter.propose(self.request.budget)
-        if len(tree) > self.request.budget or tree.tokens[0] != self.tokens[-1]:
+        budget = self.request.budget if self._costs is None else self._costs.best_size(self.stats)
+        tree = self.drafter.propose(budget)
+        if len(tree) > budget or tree.tokens[0] != self.tokens[-1]:
             raise TreeError(
                 f"The drafter {self.drafter.name!r} proposed a tree that cannot be verified",
                 got=f"{len(tree)} nodes, root token {tree.tokens[0]}",
-                allowed=f"at most {self.request.budget} nodes, root token {self.tokens[-1]}",
+                allowed=f"at most {budget} nodes, root token {self.tokens[-1]}",
             )
         # Nodes that could only be accepted past the length limit are not worth their positions.
         remaining = self.request.max_tokens - (len(self.tokens) - len(self.request.prompt_ids))

@@ -32,7 +32,10 @@ class Segment(NamedTuple):
 
 
 class ForwardOutput(NamedTuple):
-    """The result of one packed forward. Rows follow the segments in order."""
+    """The result of one packed forward. Rows follow the segments in order.
+
+    A target may use its memory again: what must outlive the next forward has to be copied.
+    """
 
     logits: torch.Tensor  # [R, V] float32, R = sum of num_logits
     greedy_ids: torch.Tensor  # [R] int64, argmax of each row, ties towards the lower id

@@ -6,7 +6,7 @@ tree under verification stand behind it, node i at ``base + length + i``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +71,7 @@ class KVCache:
         # Pages of an untouched CPU allocation cost nothing until a sequence writes there.
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.move_rows: Callable[[list[int], int], None] = self._move_rows  # a decoder may know a faster way
         self.pool = SlotPool(num_slots)
         self._extents: dict[int, Extent] = {}
         self._next_id = 0
@@ -109,14 +110,17 @@ class KVCache:
         """Moves the accepted nodes' rows to the end of the prefix. A path ascends, so rows only move down."""
         extent = self._extents[sequence]
         first = extent.base + extent.length
-        moved = [(i, node) for i, node in enumerate(nodes) if i != node]
-        if moved:
-            start, stop = moved[0][0], moved[-1][0] + 1  # from the first gap on every node moves
-            source = torch.tensor([first + nodes[i] for i in range(start, stop)], device=self.keys.device)
-            for rows in (self.keys, self.values):
-                rows[:, :, first + start : first + stop] = rows[:, :, source]
+        start = next((i for i, node in enumerate(nodes) if i != node), len(nodes))  # from the first gap on all move
+        if start < len(nodes):
+            self.move_rows([first + node for node in nodes[start:]], first + start)
         extent.length += len(nodes)
         extent.pending = 0
+
+    def _move_rows(self, sources: list[int], first: int) -> None:
+        """The rows ``sources`` (ascending) of every plane to ``first``, ``first + 1``, ..."""
+        index = torch.tensor(sources, device=self.keys.device)
+        for rows in (self.keys, self.values):
+            rows[:, :, first : first + len(sources)] = rows[:, :, index]
 
     def truncate(self, sequence: int, length: int) -> None:
         extent = self._extents[sequence]

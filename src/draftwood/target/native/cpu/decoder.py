@@ -27,6 +27,7 @@ from draftwood.target.native.weights import LayerWeights, Weights
 TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as in model.h
 VECTOR_PADDING = 64  # norms and biases are padded with zeros to a multiple of this
 ALIGNMENT = 64
+KEPT_LOGITS = 64  # rows whose memory is used again and again: as many as a tree usually has
 OVERREAD = 256  # bytes: a product loads one row of weights ahead
 
 
@@ -52,8 +53,11 @@ class CpuDecoder(Decoder):
         self._embed: torch.Tensor | None = None if config.tied_embeddings else weights.embed.contiguous()
         self._arena = self._new_arena(config)
         self._used = 0
+        # Fresh memory for every forward would cost more than all that happens between two of them.
+        self._logits = torch.empty(KEPT_LOGITS, config.vocab_size)
         self._layers = (Layer * config.num_layers)()
         self._model = self._consume(weights)
+        cache.move_rows = self._move_rows
 
     @staticmethod
     def is_available() -> bool:
@@ -86,7 +90,7 @@ class CpuDecoder(Decoder):
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         config = self._config
         rows, wanted = len(batch.token_ids), sum(segment.num_logits for segment in batch.segments)
-        logits = torch.empty(wanted, config.vocab_size)
+        logits = self._logits[:wanted] if wanted <= len(self._logits) else torch.empty(wanted, config.vocab_size)
         greedy_ids = torch.empty(wanted, dtype=torch.int64)
         tapped = torch.empty(rows, len(tap_layers) * config.hidden_size)
         token_ids = np.array(batch.token_ids, dtype=np.int64)
@@ -119,6 +123,22 @@ class CpuDecoder(Decoder):
         if self._kernel.draftwood_forward(ctypes.byref(self._model), ctypes.byref(record), torch.get_num_threads()):
             raise MemoryError(f"no memory for a forward of {rows} positions")
         return ForwardOutput(logits, greedy_ids, tapped.to(self._dtype) if tap_layers else None)
+
+    def _move_rows(self, sources: list[int], first: int) -> None:
+        """See ``KVCache``: there are a few rows to move after every cycle."""
+        keys = self._cache.keys  # [layers, kv_heads, slots, head_dim]
+        row_bytes = keys.shape[3] * keys.itemsize
+        index = (ctypes.c_int64 * len(sources))(*sources)
+        for plane in (keys, self._cache.values):
+            self._kernel.draftwood_move_rows(
+                ctypes.c_void_p(plane.data_ptr()),
+                ctypes.c_int64(keys.shape[0] * keys.shape[1]),
+                ctypes.c_int64(keys.shape[2] * row_bytes),
+                ctypes.c_int64(row_bytes),
+                index,
+                ctypes.c_int64(first),
+                ctypes.c_int64(len(sources)),
+            )
 
     def _consume(self, weights: Weights) -> Model:
         config, cache = self._config, self._cache

@@ -158,6 +158,25 @@ void draftwood_pack(const Matrix *to, const void *from, int64_t type, int thread
     pool_end();
 }
 
+/* Moves rows of a cache [planes][slots][row]: the rows `from` (ascending) of every plane to first, first + 1, ... They
+ * have left the caches since they were written, so those of later planes are fetched ahead. */
+void draftwood_move_rows(char *cache, int64_t planes, int64_t plane_bytes, int64_t row_bytes, const int64_t *from,
+                         int64_t first, int64_t count) {
+    enum { AHEAD = 8 };
+    for (long plane = 0; plane < planes; plane++, cache += plane_bytes) {
+        for (long i = 0; plane + AHEAD < planes && i < count; i++) {
+            const char *source = cache + AHEAD * plane_bytes + from[i] * row_bytes;
+            char *target = cache + AHEAD * plane_bytes + (first + i) * row_bytes;
+            for (long line = 0; line < row_bytes; line += 64) {
+                __builtin_prefetch(source + line);
+                __builtin_prefetch(target + line, 1);
+            }
+        }
+        for (long i = 0; i < count; i++)
+            memcpy(cache + (first + i) * row_bytes, cache + from[i] * row_bytes, (size_t)row_bytes);
+    }
+}
+
 const char *draftwood_describe(void) {
     if (in_tiles(BFLOAT16)) return "AMX";
 #if defined(__AVX512F__)
