@@ -24,6 +24,7 @@ from draftwood.compare import compare
 from draftwood.config import DEFAULT_DRAFTER
 from draftwood.engine import RequestStats, TokenEvent
 from draftwood.llm import LLM
+from draftwood.target.native.cpu import CpuDecoder
 from draftwood.target.tiny import ByteTokenizer
 from draftwood.tree import TreeBuilder
 
@@ -52,6 +53,8 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "DRAFTWOOD_DEBUG"):
         monkeypatch.delenv(name, raising=False)
+    if not CpuDecoder.is_available():  # its absence is told in a test of its own
+        monkeypatch.setattr("draftwood.cli.loading._slow_on_cpu", lambda _: False)
 
 
 @pytest.fixture
@@ -109,13 +112,48 @@ def test_generate_json_is_one_object_and_nothing_else(draftwood_command: Command
     result = draftwood_command("generate", "abab", "--json", "--logprobs", "2", *SHORT)
     content = json.loads(result.out)
     assert set(content) == {
-        "text", "token_ids", "finish_reason", "sources", "logprobs", "stats", "model", "drafter", "budget",
+        "text", "token_ids", "finish_reason", "sources", "logprobs", "stats",
+        "model", "backend", "dtype", "device", "drafter", "budget",
     }  # fmt: skip
     assert len(content["token_ids"]) == len(content["sources"]) == len(content["logprobs"]) == 12
     assert [len(entry["top"]) for entry in content["logprobs"]] == [2] * 12
     assert content["stats"]["output_tokens"] == 12
     assert (content["model"], content["drafter"], content["budget"]) == ("tiny", DEFAULT_DRAFTER, 8)
+    with LLM("tiny", budget=8) as llm:
+        running = (llm.info.backend, str(llm.info.dtype), str(llm.info.device))
+    assert (content["backend"], f"torch.{content['dtype']}", content["device"]) == running
     assert result.err == ""
+
+
+def test_the_closing_line_tells_the_trees_that_were_built(draftwood_command: Command) -> None:
+    prompt = ("generate", "abab", "--raw", "--model", "tiny", "--max-tokens", "12")
+    stats = json.loads(draftwood_command(*prompt, "--budget", "8", "--json").out)["stats"]
+    assert stats["mean_tree_size"] == pytest.approx((stats["drafted_nodes"] + stats["cycles"]) / stats["cycles"], 1e-3)
+    assert f" · trees of {stats['mean_tree_size']:.1f} · budget 8 · " in draftwood_command(*prompt, "--budget", "8").err
+    assert " · budget auto · " in draftwood_command(*prompt).err
+    assert " · trees of 1.0 · " in draftwood_command(*prompt, "--drafter", "plain").err
+    assert RequestStats().mean_tree_size == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "why", "advice"),
+    [
+        ("float32", "no C compiler found", "install a C compiler such as gcc or clang"),
+        ("float16", "", "Try --dtype float32"),
+    ],
+)
+def test_the_slow_decoder_is_told_once_and_beside_the_answer(
+    dtype: str, why: str, advice: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDecoder, "supports", lambda *_: False)
+    monkeypatch.setattr(CpuDecoder, "why_unavailable", lambda: why)
+    monkeypatch.setattr("draftwood.cli.loading._slow_on_cpu", lambda info: info.backend == "eager")
+    result = draftwood_command("generate", "abab", "--json", "--device", "cpu", "--dtype", dtype, *SHORT)
+    assert result.code == 0
+    assert json.loads(result.out)["backend"] == "eager"
+    assert result.err.count("slow eager decoder") == 1
+    assert why in result.err
+    assert advice in result.err
 
 
 def test_several_samples(draftwood_command: Command) -> None:
@@ -143,8 +181,34 @@ def test_generate_compares_with_plain_decoding(draftwood_command: Command) -> No
 
 def test_a_sampled_comparison_needs_a_seed_and_promises_no_equal_draws(draftwood_command: Command) -> None:
     sampled = ("generate", "abab", "--compare", "--temperature", "1", *SHORT)
-    assert draftwood_command(*sampled).code == 2
     assert "same distribution" in draftwood_command(*sampled, "--seed", "0").err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compare", "--n", "2"), "A comparison is made with one sample"),
+        (("--compare", "--temperature", "1"), "A comparison of sampled output needs a seed"),
+        (("--stream", "--n", "2"), "got: --stream --n 2"),
+        (("--stream", "--json"), "got: --stream --json"),
+    ],
+)
+def test_what_makes_no_sense_together_does_not_wait_for_a_model(
+    options: tuple[str, ...], message: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftwood.cli.generate.load_llm", lambda *_, **__: pytest.fail("a model is loaded"))
+    result = draftwood_command("generate", "abab", *options, *SHORT)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+
+
+@pytest.mark.parametrize("option", ["--json", "--n=2"])
+def test_streaming_by_default_gives_way(
+    option: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert draftwood_command("generate", "abab", option, *SHORT).code == 0
+    assert draftwood_command("generate", "abab", option, "--no-stream", *SHORT).code == 0
 
 
 def test_a_drafter_that_remembers_the_answer_gains_nothing_in_a_comparison() -> None:
@@ -216,7 +280,7 @@ def test_a_stop_text_ends_the_output_before_it(draftwood_command: Command) -> No
         (("--model", "tiny", "--budget", "0"), "budget is no usable number"),
         (("--model", "tiny", "--budget", "many"), "budget is no usable number"),
         ((*TINY, "--dtype", "int8"), "invalid choice"),
-        ((*TINY, "--device", "toaster"), "device is unknown"),
+        ((*TINY, "--device", "toaster"), "got: 'toaster'"),
         ((*TINY, "--file", "/nowhere.txt"), "two prompts"),
         ((*TINY, "--no-such-option"), "unrecognized arguments"),
     ],
@@ -231,18 +295,24 @@ def test_bad_options_exit_with_2_and_say_what_is_wrong(
     assert result.out == ""
 
 
-@pytest.mark.parametrize("prompt", ["", "  \n"])
-@pytest.mark.parametrize("raw", [(), ("--raw",)])
-def test_an_empty_prompt_is_refused(prompt: str, raw: tuple[str, ...], draftwood_command: Command) -> None:
-    result = draftwood_command("generate", prompt, *raw, *TINY)
+@pytest.mark.parametrize("argv", [("",), ("  \n",), ("", "--raw")])
+def test_an_empty_prompt_is_refused(argv: tuple[str, ...], draftwood_command: Command) -> None:
+    result = draftwood_command("generate", *argv, *TINY)
     assert result.code == 2
     assert "The prompt is empty" in result.err
+
+
+def test_raw_white_space_can_be_continued(draftwood_command: Command) -> None:
+    with LLM("tiny", budget=8) as llm:
+        expected = llm.generate(" ", draftwood.SamplingParams(max_tokens=12))[0].text
+    result = draftwood_command("generate", " ", "--raw", *SHORT)
+    assert (result.code, result.out) == (0, expected + "\n")
 
 
 def test_a_prompt_that_does_not_fit_is_refused(draftwood_command: Command) -> None:
     result = draftwood_command("generate", "x" * 3000, *TINY)
     assert result.code == 2
-    assert "longer than the model's context" in result.err
+    assert "The prompt is longer than" in result.err
 
 
 def test_no_prompt_at_a_terminal_is_refused(draftwood_command: Command) -> None:
@@ -381,8 +451,9 @@ def test_chat_keeps_the_cache_between_turns(draftwood_command: Command, monkeypa
     assert "0 of " in result.err
     turns = [line for line in result.err.split("\n") if "reused" in line]
     assert len(turns) == 2
-    assert int(turns[1].split(" · ")[4].split(" of ")[0]) > 12
-    assert "2 answers" in result.err
+    assert int(turns[1].split(" · ")[5].split(" of ")[0]) > 12
+    assert "2 answers · 24 tokens" in result.err
+    assert "budget 8" in result.err
 
 
 def test_chat_commands(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,11 +488,24 @@ def test_chat_sends_the_system_message_and_forgets_on_reset(
 def test_chat_goes_on_after_a_message_that_does_not_fit(
     draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    type_in(monkeypatch, "x" * 3000 + "\nshort\n")
+    lines = iter(["x" * 3000, "short", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    monkeypatch.setattr("sys.stdout", Terminal())
     result = draftwood_command("chat", *SHORT)
     assert result.code == 0
     assert "/reset starts a new conversation" in result.err
     assert "12 tokens" in result.err
+
+
+def test_a_piped_chat_ends_at_a_message_that_does_not_fit(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    type_in(monkeypatch, "short\n" + "x" * 3000 + "\nshort\n")
+    result = draftwood_command("chat", *SHORT)
+    assert result.code == 2
+    assert "draftwood: error: " in result.err
+    assert "The prompt is longer than" in result.err
+    assert result.err.count("12 tokens") == 1
 
 
 def test_ctrl_c_stops_one_answer_only(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,7 +529,7 @@ def test_ctrl_c_stops_one_answer_only(draftwood_command: Command, monkeypatch: p
 
 
 def test_chat_at_a_terminal(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = iter(["hello", KeyboardInterrupt(), "/stats", EOFError()])
+    lines: Iterator[str | BaseException] = iter(["hello", KeyboardInterrupt(), "/stats", EOFError()])
     prompts: list[str] = []
 
     def typed(prompt: str) -> str:
@@ -548,6 +632,15 @@ def test_check_limit_and_json(draftwood_command: Command, prompt_file: Path) -> 
     assert content["summary"]["prompts"] == content["summary"]["identical"] == 1
     assert [record["verdict"] for record in content["records"]] == ["identical"]
     assert content["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("limit", ["0", "-1"])
+def test_check_refuses_a_limit_below_one(limit: str, draftwood_command: Command, prompt_file: Path) -> None:
+    result = draftwood_command("check", "--prompts", str(prompt_file), "--limit", limit, *SHORT)
+    assert result.code == 2
+    assert "limit" in result.err
+    assert "1 or more" in result.err
+    assert "has no prompts" not in result.err
 
 
 def test_check_reads_every_kind_of_jsonl(draftwood_command: Command, tmp_path: Path) -> None:
@@ -745,7 +838,7 @@ def test_a_process_answers_a_pipe() -> None:
     run = start("generate", "--json", *SHORT, input="abab\n")
     assert run.returncode == 0
     assert len(json.loads(run.stdout)["token_ids"]) == 12
-    assert run.stderr == ""
+    assert run.stderr == "" or not CpuDecoder.is_available()
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

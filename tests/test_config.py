@@ -8,7 +8,8 @@ import pytest
 
 from draftwood import SamplingParams
 from draftwood.config import EngineOptions, from_mapping, one_of
-from draftwood.drafters import drafter_class, drafter_names, make_factory
+from draftwood.drafters import Drafter, check_drafter, drafter_class, drafter_names, make_factory
+from draftwood.drafters.plain import PlainDrafter
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
 from draftwood.target.tiny import tiny_target
 
@@ -32,6 +33,12 @@ from draftwood.target.tiny import tiny_target
         {"stop": ("",)},
         {"stop": 3},
         {"stop": (b"x",)},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": None},
+        {"stop_token_ids": "ab"},
+        {"stop_token_ids": (1.5,)},
+        {"stop_token_ids": (True,)},
+        {"stop_token_ids": (-1,)},
         {"seed": -1},
         {"n": 0},
         {"logprobs": -1},
@@ -45,6 +52,7 @@ def test_sampling_parameters_out_of_range(wrong: dict[str, object]) -> None:
 def test_one_stop_string_may_stand_alone() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
 
 
 @pytest.mark.parametrize("budget", [0, -3, 10_000, 2.5, True, "large", None])
@@ -74,6 +82,19 @@ def test_unknown_drafter_suggests_the_nearest() -> None:
     with pytest.raises(OptionError, match=r"Did you mean 'plain'\?"):
         drafter_class("plian")
     assert {"plain", "pld"} <= set(drafter_names())
+
+
+@pytest.mark.parametrize("drafter", [None, 5, ["pld"], int, Drafter, PlainDrafter])
+def test_what_is_no_drafter(drafter: object) -> None:
+    wrong = drafter if drafter is not PlainDrafter else PlainDrafter(PlainDrafter.Options(), None)
+    with pytest.raises(OptionError, match=r"no drafter[\s\S]*pld"):
+        check_drafter(wrong, None)
+    assert check_drafter(PlainDrafter, None)[0] is PlainDrafter
+
+
+def test_drafter_options_are_a_mapping() -> None:
+    with pytest.raises(OptionError, match="mapping"):
+        check_drafter("pld", 5)
 
 
 def test_drafters_of_other_packages_come_through_the_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +16,8 @@ from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, Verified, drafter_names
-from draftwood.errors import OptionError, PromptError, TreeError
+from draftwood.drafters.pld import PromptLookupDrafter
+from draftwood.errors import CapabilityError, OptionError, PromptError, TreeError
 from draftwood.target.tiny import ByteTokenizer, tiny_target
 from draftwood.tree import DraftTree, Proposal, TreeBuilder
 
@@ -322,12 +326,100 @@ def test_cancel_waiting_running_and_leading_requests() -> None:
     engine.step()
     engine.cancel(ids[0])  # the leader, in the middle of its prefill
     engine.cancel(999)
-    done = []
-    while engine.has_work:
-        done += [event.request_id for event in engine.step() if event.finish_reason]
+    done = [event.request_id for event in engine.events(ids[1:]) if event.finish_reason]
     assert sorted(done) == ids[1:]
     engine.clear()
     assert engine.target.can_open(4096)
+
+
+def test_streams_that_are_read_in_turns_keep_apart(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    expected = [llm.generate(prompt, params)[0].token_ids for prompt in PROMPTS[:3]]
+    streams = [llm.stream(prompt, params, drafter="pld") for prompt in PROMPTS[:3]]
+    seen: list[list[int]] = [[], [], []]
+    seen[0] += next(streams[0]).token_ids
+    assert llm.generate(PROMPTS[4], params)[0].token_ids == llm.generate(PROMPTS[4], params)[0].token_ids
+    for index in (2, 1, 0):
+        seen[index] += [token for event in streams[index] for token in event.token_ids]
+    assert seen == expected
+    assert not llm._engine.has_work
+
+
+def test_a_stream_that_nobody_reads_costs_nothing(llm: LLM) -> None:
+    llm.stream("never read")
+    assert not llm._engine.has_work
+    assert llm.generate("x", SamplingParams(max_tokens=3))[0].token_ids
+
+
+def test_threads_may_share_a_model(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    expected = [llm.generate(prompt, params)[0].token_ids for prompt in PROMPTS]
+    with ThreadPoolExecutor(6) as threads:
+        results = list(threads.map(lambda prompt: llm.generate(prompt, params, drafter="pld")[0].token_ids, PROMPTS))
+    assert results == expected
+
+
+def test_a_failing_drafter_ends_its_own_request_only(llm: LLM) -> None:
+    class Failing(WildDrafter):
+        name = "failing"
+
+        def observe(self, verified: Verified) -> None:
+            raise RuntimeError("a mistake in a drafter")
+
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    healthy = llm.stream(PROMPTS[0], params)
+    first = next(healthy).token_ids
+    with pytest.raises(RuntimeError, match="a mistake in a drafter"):
+        llm.generate(PROMPTS[1], params, drafter=Failing)
+    rest = [token for event in healthy for token in event.token_ids]
+    assert [*first, *rest] == llm.generate(PROMPTS[0], params)[0].token_ids
+    assert llm._engine.target.can_open(4096)
+
+
+def test_prompts_that_are_read_do_not_disturb_their_neighbours() -> None:
+    class Reader(PromptLookupDrafter):
+        name = "reader"
+        wants_prompt_logits = True
+        read = 0
+
+        def read_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
+            assert logits.shape[0] == len(token_ids)
+            Reader.read += len(token_ids)
+
+    llm = make_llm(drafter=Reader, prefill_chunk=8)
+    prompts = ["a long prompt that takes many chunks to read, one after another", "short", "of medium length, this"]
+    results = llm.generate(prompts, SamplingParams(max_tokens=20))
+    assert [c.token_ids for c in results] == [reference(llm, prompt, 20) for prompt in prompts]
+    assert Reader.read == sum(len(llm.tokenizer.encode(prompt)) - 1 for prompt in prompts)
+
+
+def test_a_model_that_is_let_go_frees_its_cache() -> None:
+    llm = make_llm()
+    cache = weakref.ref(llm._engine.target.cache)
+    llm.generate("x", SamplingParams(max_tokens=2))
+    gc.disable()
+    try:
+        del llm
+        assert cache() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("budget", [1, 40])
+def test_the_whole_cache_can_be_filled_whatever_the_budget(budget: int) -> None:
+    target = tiny_target(cache_tokens=64)
+    llm = LLM.from_target(target, ByteTokenizer(), drafter="pld", budget=budget)
+    got = llm.generate("abcabc", SamplingParams(max_tokens=500, ignore_eos=True))[0]
+    assert len(got.token_ids) == 64 - 7
+    assert got.finish_reason == "length"
+
+
+def test_a_cache_that_others_hold_is_an_error_not_an_endless_wait() -> None:
+    target = tiny_target(cache_tokens=64)
+    target.open(60)
+    llm = LLM.from_target(target, ByteTokenizer(), budget=4)
+    with pytest.raises(CapabilityError, match="no room for any waiting request"):
+        llm.generate("hello", SamplingParams(max_tokens=20))
 
 
 def test_logprobs_are_the_model_s_own(llm: LLM) -> None:
@@ -368,7 +460,17 @@ def test_statistics_add_up(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "why"),
-    [("", "empty"), ([], "empty"), ([300], "unknown token"), ([-1], "unknown token"), ("x" * 5000, "longer")],
+    [
+        ([1.5, 2], "no prompt"),
+        (b"abc", "no prompt"),
+        (None, "no prompt"),
+        ([1, "a"], "no prompt"),
+        ("", "empty"),
+        ([], "empty"),
+        ([300], "unknown token"),
+        ([-1], "unknown token"),
+        ("x" * 5000, "longer"),
+    ],
 )
 def test_bad_prompts_are_refused(llm: LLM, prompt: str | list[int], why: str) -> None:
     with pytest.raises(PromptError, match=why):
@@ -382,6 +484,21 @@ def test_a_drafter_that_breaks_its_contract_is_named(monkeypatch: pytest.MonkeyP
         llm.generate("x", drafter=WildDrafter)
     assert not llm._engine.has_work
     assert llm._engine.target.can_open(4096)
+
+
+def test_token_ids_may_come_from_numpy_and_torch(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4)
+    expected = llm.generate([65, 66, 67], params)[0].token_ids
+    for ids in (np.array([65, 66, 67]), torch.tensor([65, 66, 67]), (65, 66, 67), [np.int64(65), 66, 67]):
+        assert llm.generate(ids, params)[0].token_ids == expected
+
+
+@pytest.mark.parametrize("prompts", [None, 5, {"a": 1}])
+def test_what_is_no_prompt_at_all_is_refused(llm: LLM, prompts: object) -> None:
+    with pytest.raises(PromptError, match="no prompt"):
+        llm.generate(prompts)
+    with pytest.raises(OptionError, match="SamplingParams"):
+        llm.generate("x", {"max_tokens": 3})
 
 
 def test_streams_carry_one_sample(llm: LLM) -> None:

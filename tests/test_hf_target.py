@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -251,7 +252,7 @@ def test_info(name: str) -> None:
     heads = 4 if name in ("gpt2", "gpt_neox", "phi") else 2
     assert info.cache_bytes_per_token == LAYERS * heads * 8 * 2 * 4
     assert info.num_parameters == sum(p.numel() for p in target._model.parameters())
-    assert target.num_slots == 16 * CONTEXT
+    assert target.num_slots == 16 * (CONTEXT + 64)  # each with room for a tree
 
 
 def test_a_full_cache_says_so() -> None:
@@ -381,4 +382,45 @@ def test_from_folder(tmp_path: Path) -> None:
     _, logits = prefill(target, text)
     close_to(logits, plain(target_of("qwen2"), text))
     with pytest.raises(ModelError, match="cannot load"):
+        HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"intermediate_size": 17}, "RuntimeError|mismatch"),
+        ({"num_attention_heads": 0}, "Error"),
+        ({"hidden_size": None}, "Error"),
+        ({"hidden_size": "x"}, "Error"),
+        ({"eos_token_id": "a"}, "Error"),
+        ({"rope_parameters": "x"}, "Error"),
+    ],
+)
+def test_odd_configurations_are_errors_of_the_model(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    build(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps(config | {key: change[key] for key in change if key in config}))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=reason) as refusal:
+        HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+    assert len(str(refusal.value).splitlines()) <= 4
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-500], lambda whole: b"no weights at all"])
+def test_damaged_weights_are_errors_of_the_model(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    build(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ModelError, match="SafetensorError"):
+        HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_ctrl_c_while_loading_is_no_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))

@@ -36,6 +36,50 @@ def test_unknown_names_list_what_is_allowed(name: str) -> None:
         resolve(name)
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/x", "a\0b", "é" * 200])
+def test_names_that_no_disk_can_hold(name: str) -> None:
+    with pytest.raises(ModelError, match="There is no"):
+        resolve(name)
+    with pytest.raises(ModelError, match="not in the cache"):
+        catalog.model_path(name)
+
+
+def test_the_built_in_model_has_no_folder() -> None:
+    for ask in (resolve, catalog.describe_model, catalog.model_path, catalog.remove_model):
+        with pytest.raises(ModelError, match=r"'tiny' is built in: there is nothing to fetch, and no folder"):
+            ask("tiny")
+    with pytest.raises(ModelError, match=r"tiny \(built in, nothing to fetch\)[\s\S]*Did you mean 'tiny'"):
+        resolve("tinny")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": "x"}, "hidden_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"eos_token_id": "a"}, "eos_token_id"),
+        ({"rope_parameters": "x"}, "rope_parameters"),
+        ({"architectures": 5}, "architectures"),
+        ({"architectures": ["GPT2LMHeadModel"], "hidden_size": "x"}, "hidden_size"),
+    ],
+)
+def test_an_odd_configuration_cannot_be_described(toy: Path, change: dict[str, object], words: str) -> None:
+    folder = resolve(str(toy)).path
+    config, _ = read_json_config(folder)
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(ModelError, match=rf"impossible {words}"):
+        catalog.describe(folder)
+
+
+@pytest.mark.parametrize("header", [b"[]", b'{"w": 5}', b'{"w": {"dtype": "F32"}}', b'{"w": {"dtype": 1, "shape": 2}}'])
+def test_odd_weights_cannot_be_described(toy: Path, header: bytes) -> None:
+    folder = resolve(str(toy)).path
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+        catalog.describe(folder)
+
+
 def test_a_close_name_is_suggested() -> None:
     with pytest.raises(ModelError, match="Did you mean 'smollm2'"):
         resolve("smolm2")
@@ -87,6 +131,32 @@ def test_a_gguf_file_is_converted_once(toy: Path, home: Path) -> None:
     assert not labels
     os.utime(toy, (1, 1))  # another file under the same name
     assert resolve(str(toy)).path != first.path
+
+
+def test_files_that_agree_in_name_size_and_date_are_told_apart(toy: Path, tmp_path: Path) -> None:
+    content = toy.read_bytes()
+    os.utime(toy, (1, 1))
+    first = resolve(str(toy)).path
+    elsewhere = tmp_path / "other" / toy.name
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(content)
+    os.utime(elsewhere, (1, 1))
+    assert resolve(str(elsewhere)).path != first
+    toy.write_bytes(content[:-4] + bytes(byte ^ 1 for byte in content[-4:]))
+    os.utime(toy, (1, 1))
+    assert resolve(str(toy)).path != first
+    toy.write_bytes(content)
+    os.utime(toy, (1, 1))
+    assert resolve(str(toy)).path == first
+
+
+def test_a_file_that_may_not_be_read(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(ModelError, match=r"toy\.gguf cannot be read\n.*Permission denied"):
+        resolve(str(toy))
 
 
 def test_an_older_conversion_is_made_anew(toy: Path) -> None:

@@ -239,3 +239,60 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
     path.unlink()
     with pytest.raises(ModelError, match="has no weights"):
         load(tmp_path)
+
+
+WHOLE = {"architectures": ["LlamaForCausalLM"], **SHAPE}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": "x"}, "hidden_size"),
+        ({"hidden_size": 4.5}, "hidden_size"),
+        ({"vocab_size": True}, "vocab_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"num_attention_heads": 5}, "num_key_value_heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"max_position_embeddings": float("inf")}, "max_position_embeddings"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
+        ({"sliding_window": "x"}, "sliding_window"),
+        ({"eos_token_id": "a"}, "eos_token_id"),
+        ({"eos_token_id": [1, None, [2]]}, "eos_token_id"),
+        ({"rope_parameters": "x"}, "rope_parameters"),
+        ({"rope_scaling": [1]}, "rope_scaling"),
+        ({"rope_theta": "x"}, "rope_theta"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor"),
+        ({"architectures": 5}, "architectures"),
+        ({"layer_types": 5}, "layer_types"),
+    ],
+)
+def test_fields_that_make_no_sense_are_named(change: dict[str, object], field: str) -> None:
+    with pytest.raises(ModelError, match=rf"config\.json has an impossible {field}"):
+        parse_config({**WHOLE, **change})
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(ModelError, match=r"config\.json lacks 'vocab_size'"):
+        parse_config({key: value for key, value in WHOLE.items() if key != "vocab_size"})
+    for change in ({"rope_parameters": "x"}, {"architectures": "x"}, {"layer_types": 5}):
+        with pytest.raises(ModelError, match="impossible"):
+            is_native({**WHOLE, **change})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "index.json is not valid JSON"),
+        ("[]", "index.json does not say"),
+        ("{}", "index.json does not say"),
+        ('{"weight_map": {"w": 5}}', "index.json does not say"),
+        ('{"weight_map": {"w": "model-00001.safetensors"}}', "model-00001.safetensors cannot be read"),
+    ],
+)
+def test_a_broken_index_of_files_is_named(tmp_path: Path, content: str, words: str) -> None:
+    build("llama", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match=words):
+        load(tmp_path)

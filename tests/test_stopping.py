@@ -51,6 +51,8 @@ def test_the_start_of_a_stop_string_is_held_back() -> None:
 @example("aé漢😀z".encode())
 @example(b"\xff\xfe\xf0\x9f\x98")
 @example(b"\xe6" * 30)
+@example(b"\xf0" * 8 + b"\x9f\x98\x80")
+@example("漢😀".encode() + b"\xff" * 9 + "😀".encode())
 def test_any_bytes_come_out_as_the_whole_would(data: bytes) -> None:
     assert decode_all(CODEC, list(data)) == CODEC.decode(list(data))
 

@@ -58,9 +58,17 @@ class Comparison:
         }
 
 
+def check_params(params: SamplingParams) -> None:
+    """Refuses what cannot be compared; needs no model."""
+    if params.n != 1:
+        raise OptionError("A comparison is made with one sample", got=f"n={params.n}", allowed=1)
+    if not params.is_greedy and params.seed is None:
+        raise OptionError("A comparison of sampled output needs a seed", next_step="Give one, for instance seed 0.")
+
+
 def warm_up(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams) -> None:
     """Both kinds once, briefly. The prompt is turned round, so that no drafter learns anything about the real one."""
-    _check(params)
+    check_params(params)
     brief = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
     for drafter in (None, PLAIN):
         llm.generate(list(reversed(prompt_ids)), brief, drafter=drafter)
@@ -78,7 +86,7 @@ def compare(
     A drafter that remembers earlier requests would find the answer in its memory when it sees the prompt again; repeats
     that need other cycles than the first run do not count.
     """
-    _check(params)
+    check_params(params)
     runs: dict[str | None, list[Run]] = {None: [] if first is None else [first], PLAIN: []}
     for done in range(len(runs[None]), 2 * REPEATS):
         report(progress, "comparing with plain decoding", done, 2 * REPEATS)
@@ -105,10 +113,3 @@ def _run(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams, drafter: s
 
 def _best(runs: Sequence[Run]) -> Run:
     return max(runs, key=lambda run: run.stats.tokens_per_second)
-
-
-def _check(params: SamplingParams) -> None:
-    if params.n != 1:
-        raise OptionError("A comparison is made with one sample", got=f"n={params.n}", allowed=1)
-    if not params.is_greedy and params.seed is None:
-        raise OptionError("A comparison of sampled output needs a seed", next_step="Give one, for instance seed 0.")

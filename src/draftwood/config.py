@@ -41,7 +41,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         _whole("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, math.inf)
         _whole("top_k", self.top_k, 0)
@@ -114,6 +114,14 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     if not isinstance(strings, (tuple, list)) or not all(isinstance(s, str) and s for s in strings):
         raise OptionError("stop must be a text or several, none of them empty", got=repr(stop))
     return tuple(strings)
+
+
+def _stop_token_ids(ids: object) -> tuple[int, ...]:
+    if not isinstance(ids, (tuple, list)) or not all(type(token) is int and token >= 0 for token in ids):
+        raise OptionError(
+            "stop_token_ids is no list of token ids", got=repr(ids), allowed="whole numbers, as in (2, 7)"
+        )
+    return tuple(ids)
 
 
 def _whole(name: str, value: object, low: int) -> None:

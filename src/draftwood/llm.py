@@ -6,6 +6,7 @@ print(llm.generate("Write a haiku about trees.")[0].text)
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -171,16 +172,15 @@ class LLM:
     def _run(
         self, prompts: list[list[int]], params: SamplingParams | None, drafter: DrafterLike | None, *, reuse: bool
     ) -> list[Completion]:
-        params = params or SamplingParams()
+        params = _checked(params)
         factory = self._factory(drafter)
         results: dict[int, _Collected] = {}
         try:
             for prompt_index, prompt_ids in enumerate(prompts):
                 for index, request_id in enumerate(self._engine.submit(prompt_ids, params, factory, reuse=reuse)):
                     results[request_id] = _Collected(prompt_index, index)
-            while self._engine.has_work:
-                for event in self._engine.step():
-                    results[event.request_id].add(event)
+            for event in self._engine.events(list(results)):
+                results[event.request_id].add(event)
         finally:
             for request_id in results:  # after an error or Ctrl-C nothing may go on running
                 self._engine.cancel(request_id)
@@ -189,19 +189,21 @@ class LLM:
     def _events(
         self, prompt_ids: list[int], params: SamplingParams | None, drafter: DrafterLike | None, *, reuse: bool
     ) -> Generator[TokenEvent, None, None]:
-        params = params or SamplingParams()
+        params = _checked(params)
         if params.n != 1:
             raise OptionError("A stream carries one sample", got=f"n={params.n}", next_step="Use generate for several.")
-        (request_id,) = self._engine.submit(prompt_ids, params, self._factory(drafter), reuse=reuse)
+        self._engine.check(prompt_ids)
+        return self._started(prompt_ids, params, self._factory(drafter), reuse=reuse)
 
-        def events() -> Generator[TokenEvent, None, None]:
-            try:
-                while self._engine.has_work:
-                    yield from self._engine.step()
-            finally:
-                self._engine.cancel(request_id)
-
-        return events()
+    def _started(
+        self, prompt_ids: list[int], params: SamplingParams, factory: DrafterFactory, *, reuse: bool
+    ) -> Generator[TokenEvent, None, None]:
+        """Submits when the first event is asked for: a stream that nobody reads costs nothing."""
+        (request_id,) = self._engine.submit(prompt_ids, params, factory, reuse=reuse)
+        try:
+            yield from self._engine.events([request_id])
+        finally:
+            self._engine.cancel(request_id)
 
     def _factory(self, drafter: DrafterLike | None) -> DrafterFactory:
         if drafter is None:
@@ -212,7 +214,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            return _token_ids(prompt)
         if not prompt:
             raise PromptError("The prompt is empty", next_step="Give at least one character of text.")
         return self.tokenizer.encode(prompt)
@@ -252,8 +254,40 @@ class _Collected:
         )
 
 
+def _checked(params: SamplingParams | None) -> SamplingParams:
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise OptionError("params must be SamplingParams", got=type(params).__name__)
+    return params
+
+
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several; a list of numbers is one prompt of token ids."""
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+    """One prompt or several; a row of numbers is one prompt of token ids."""
+    if isinstance(prompts, str) or (_is_row(prompts) and len(prompts) > 0 and _is_whole(prompts[0])):
         return [prompts]  # type: ignore[list-item]
+    if not _is_row(prompts):
+        raise PromptError(
+            "This is no prompt", got=type(prompts).__name__, allowed="a text, token ids, or a list of either"
+        )
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    """Whole numbers of any kind: Python's, numpy's or torch's."""
+    if _is_row(prompt) and all(_is_whole(token_id) for token_id in prompt):
+        return [operator.index(token_id) for token_id in prompt]
+    raise PromptError("This is no prompt", got=ascii(prompt)[:80], allowed="a text, or whole numbers as token ids")
+
+
+def _is_row(value: object) -> bool:
+    """Lists, tuples, arrays, tensors; not bytes, which would pass for numbers."""
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+
+
+def _is_whole(value: object) -> bool:
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not isinstance(value, bool)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwood.errors import PromptError
+from draftwood.errors import OptionError, PromptError
 from draftwood.target.tokenizer import TextCodec
 
 Message = Mapping[str, str]
@@ -17,9 +17,11 @@ Conversation = Sequence[Message]
 def prompt_ids(codec: TextCodec, prompt: str | Conversation, *, raw: bool = False) -> list[int]:
     """The ids of a request: through the chat template if the model has one, or as it is with ``raw``."""
     messages = _user(prompt) if isinstance(prompt, str) else list(prompt)
-    if not any(message["content"].strip() for message in messages):
+    as_chat = codec.has_chat and not raw
+    # White space asks nothing, but it can be continued.
+    if not any(message["content"].strip() if as_chat else message["content"] for message in messages):
         raise PromptError("The prompt is empty", next_step="Give at least one word.")
-    if codec.has_chat and not raw:
+    if as_chat:
         return codec.apply_chat(messages)
     return codec.encode("\n\n".join(message["content"] for message in messages))
 
@@ -40,6 +42,8 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Conversatio
     A ``.jsonl`` file has one object a line with ``messages``, ``prompt`` or ``turns``; of several turns only the first
     is used, since the others need an answer in between. Any other file is text with one prompt a line.
     """
+    if limit is not None and limit < 1:
+        raise OptionError("The limit on prompts is out of range", got=limit, allowed="1 or more")
     is_json = Path(path).suffix == ".jsonl"
     prompts: list[Conversation] = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from draftwood.cli.terminal import Screen
 
 if TYPE_CHECKING:
+    from draftwood.config import SamplingParams
     from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
-    from draftwood.llm import Completion
+    from draftwood.llm import LLM, Completion
 
 
 def _no_stats() -> RequestStats:
@@ -71,3 +72,12 @@ class Answer:
             or None,
             "stats": self.stats.as_dict(),
         }
+
+
+def all_answers(llm: LLM, ids: list[int], params: SamplingParams, screen: Screen | None) -> list[Answer]:
+    """The ``n`` answers to a prompt; a single one shows itself on the screen as it comes, if there is one."""
+    if params.n > 1:
+        return [Answer.of(completion) for completion in llm.generate(ids, params)]
+    answer = Answer()
+    answer.take(llm.stream(ids, params), screen)
+    return [answer]

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 from draftwood.cli.conversation import HELP, Conversation
-from draftwood.cli.options import Subparsers, add_command, add_run_options, load_llm, sampling_params
+from draftwood.cli.loading import budget_text, load_llm
+from draftwood.cli.options import Subparsers, add_command, add_run_options, sampling_params
 from draftwood.cli.stdin import piped_lines, typed_lines
 from draftwood.cli.terminal import BOLD, Screen
 from draftwood.errors import CapabilityError
@@ -34,14 +35,14 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
     screen = Screen(args.color)
     interactive = sys.stdin.isatty() and screen.out.is_terminal
-    with load_llm(args, screen.progress, max_batch=CONTEXTS) as llm:
+    with load_llm(args, screen, max_batch=CONTEXTS) as llm:
         if not llm.tokenizer.has_chat:
             raise CapabilityError(
                 "This model has no chat template, so it cannot hold a conversation",
                 got=llm.info.name,
                 next_step="Use draftwood generate, or a model that was trained to chat.",
             )
-        conversation = Conversation(llm, params, screen, args.system)
+        conversation = Conversation(llm, params, screen, args.system, budget_text(args, llm), goes_on=interactive)
         if interactive:
             screen.note(f"{llm.info.name}, drafted by {llm.drafter}. {HELP}")
         typed = typed_lines(PROMPT, BOLD if screen.out.enabled else "")

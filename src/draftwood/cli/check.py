@@ -7,7 +7,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.options import Subparsers, add_command, add_run_options, load_llm, sampling_params
+from draftwood.cli.loading import dtype_name, facts, load_llm
+from draftwood.cli.options import Subparsers, add_command, add_run_options, sampling_params
 from draftwood.cli.report import SEPARATOR, counted
 from draftwood.cli.terminal import BOLD, GREEN, RED, Screen, quoted
 
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args.prompts, args.limit)
     screen = Screen(args.color)
     records: list[CheckRecord] = []
-    with load_llm(args, screen.progress) as llm:
+    with load_llm(args, screen) as llm:
         from draftwood.check import CheckSummary, check
 
         ids = [prompt_ids(llm.tokenizer, prompt, raw=args.raw) for prompt in prompts]
@@ -63,10 +64,9 @@ def run(args: argparse.Namespace) -> int:
         summary = CheckSummary.of(records)
         if args.json:
             listed = [record.as_dict() for record in records]
-            head = {"model": llm.info.name, "drafter": llm.drafter, "budget": llm.budget, "dtype": _dtype(llm)}
-            print(json.dumps({**head, "summary": asdict(summary), "records": listed}))
+            print(json.dumps({**facts(llm), "summary": asdict(summary), "records": listed}))
         else:
-            print(_summary_line(screen, summary, _dtype(llm)))
+            print(_summary_line(screen, summary, dtype_name(llm.info)))
     return 1 if summary.errors else 0
 
 
@@ -90,7 +90,3 @@ def _summary_line(screen: Screen, summary: CheckSummary, dtype: str) -> str:
         f"tau {summary.acceptance_length:.2f}",
     ]
     return SEPARATOR.join(parts)
-
-
-def _dtype(llm: LLM) -> str:
-    return str(llm.info.dtype).removeprefix("torch.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.answer import Answer
 from draftwood.cli.report import SEPARATOR, counted, legend, stats_line
@@ -17,9 +17,12 @@ HELP = "/help, /reset, /stats, /system TEXT, /quit. Ctrl-C stops an answer."
 
 
 class Conversation:
-    def __init__(self, llm: LLM, params: SamplingParams, screen: Screen, system: str | None = None) -> None:
+    def __init__(
+        self, llm: LLM, params: SamplingParams, screen: Screen, system: str | None, budget: str, *, goes_on: bool
+    ) -> None:
+        """``goes_on``: a message that cannot be answered is a note to whoever types, not the end."""
         self._llm, self._params, self._screen = llm, params, screen
-        self._system = system
+        self._system, self._budget, self._goes_on = system, budget, goes_on
         self._turns: list[dict[str, str]] = []
         self._answers: list[Answer] = []
 
@@ -49,6 +52,8 @@ class Conversation:
         try:
             events = self._llm.stream_chat([*system, *turns], self._params)
         except DraftwoodError as error:  # most often: the conversation no longer fits
+            if not self._goes_on:
+                raise
             self._screen.note(f"{error}\n  /reset starts a new conversation.")
             return
         try:
@@ -66,18 +71,11 @@ class Conversation:
     def _stats(self) -> str:
         if not self._answers:
             return "Nothing was said yet."
-        tokens = sum(answer.stats.output_tokens for answer in self._answers)
-        cycles = sum(answer.stats.cycles for answer in self._answers)
-        seconds = sum(answer.stats.total_seconds - answer.stats.prefill_seconds for answer in self._answers)
-        figures = [
-            counted(len(self._answers), "answer"),
-            counted(tokens, "token"),
-            f"{tokens / seconds if seconds else 0:.1f} tokens/s",
-            f"tau {tokens / cycles if cycles else 0:.2f}",
-            counted(cycles, "cycle"),
-            f"budget {self._llm.budget}",
-            self._llm.drafter,
-        ]
+        from draftwood.engine import RequestStats
+
+        names = ("output_tokens", "cycles", "drafted_nodes", "prefill_seconds", "total_seconds")
+        sums: dict[str, Any] = {name: sum(getattr(answer.stats, name) for answer in self._answers) for name in names}
+        figures = stats_line(RequestStats(**sums), None, self._budget, self._llm.drafter)
         sources = [source for answer in self._answers for source in answer.sources]
         colours = legend(self._screen.out, sources)
-        return SEPARATOR.join(figures) + (f"\n{colours}" if colours else "")
+        return counted(len(self._answers), "answer") + SEPARATOR + figures + (f"\n{colours}" if colours else "")

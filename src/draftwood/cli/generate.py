@@ -6,18 +6,13 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.answer import Answer
-from draftwood.cli.options import (
-    Subparsers,
-    add_command,
-    add_prompt_options,
-    add_run_options,
-    load_llm,
-    sampling_params,
-)
+from draftwood.cli.answer import Answer, all_answers
+from draftwood.cli.loading import budget_text, facts, load_llm
+from draftwood.cli.options import Subparsers, add_command, add_prompt_options, add_run_options, sampling_params
 from draftwood.cli.report import closing, comparison_line, logprob_lines
 from draftwood.cli.stdin import read_prompt
 from draftwood.cli.terminal import Screen
+from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
     from draftwood.compare import Comparison
@@ -49,48 +44,52 @@ def register(commands: Subparsers[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
+    _check(args, params)
     prompt = read_prompt(args.prompt, args.file)
     screen = Screen(args.color)
-    with load_llm(args, screen.progress, max_batch=params.n) as llm:
+    with load_llm(args, screen, max_batch=params.n) as llm:
         from draftwood.compare import Run, compare, warm_up
         from draftwood.prompts import prompt_ids
 
         ids = prompt_ids(llm.tokenizer, prompt, raw=args.raw)
         if args.compare:
             warm_up(llm, ids, params)
-        streams = not args.json and (screen.out.is_terminal if args.stream is None else args.stream)
-        answers = _answers(llm, ids, params, screen if streams else None)
+        streams = not args.json and params.n == 1 and (screen.out.is_terminal if args.stream is None else args.stream)
+        answers = all_answers(llm, ids, params, screen if streams else None)
         first = Run(answers[0].token_ids, answers[0].stats)
         comparison = compare(llm, ids, params, first, screen.progress) if args.compare else None
         if args.json:
             print(json.dumps(_as_dict(llm, answers, comparison), ensure_ascii=False))
         else:
-            _show(screen, llm, answers, comparison, streamed=streams and params.n == 1)
+            for answer in answers:
+                _show(screen, llm, answer, budget_text(args, llm), streamed=streams)
+            if comparison is not None:
+                screen.note(comparison_line(comparison))
     return 0
 
 
-def _answers(llm: LLM, ids: list[int], params: SamplingParams, screen: Screen | None) -> list[Answer]:
-    if params.n > 1:
-        return [Answer.of(completion) for completion in llm.generate(ids, params)]
-    answer = Answer()
-    answer.take(llm.stream(ids, params), screen)
-    return [answer]
+def _check(args: argparse.Namespace, params: SamplingParams) -> None:
+    """What makes no sense together, before a model is loaded for it."""
+    if args.stream and (args.json or params.n > 1):
+        other = "--json" if args.json else f"--n {params.n}"
+        raise OptionError("Only a single answer in plain text can be streamed", got=f"--stream {other}")
+    if args.compare:
+        from draftwood.compare import check_params
+
+        check_params(params)
 
 
 def _as_dict(llm: LLM, answers: list[Answer], comparison: Comparison | None) -> dict[str, Any]:
     """One answer's fields as they are; several under ``samples``."""
     content = answers[0].as_dict() if len(answers) == 1 else {"samples": [answer.as_dict() for answer in answers]}
     compared = {} if comparison is None else {"compare": comparison.as_dict()}
-    return {**content, **compared, "model": llm.info.name, "drafter": llm.drafter, "budget": llm.budget}
+    return {**content, **compared, **facts(llm)}
 
 
-def _show(screen: Screen, llm: LLM, answers: list[Answer], comparison: Comparison | None, *, streamed: bool) -> None:
-    for answer in answers:
-        if not streamed:
-            answer.show(screen)
-        screen.out.write("\n")
-        closing(screen, llm, answer)
-        for line in logprob_lines(llm, answer.logprobs):
-            screen.note(line)
-    if comparison is not None:
-        screen.note(comparison_line(comparison))
+def _show(screen: Screen, llm: LLM, answer: Answer, budget: str, *, streamed: bool) -> None:
+    if not streamed:
+        answer.show(screen)
+    screen.out.write("\n")
+    closing(screen, answer, budget, llm.drafter)
+    for line in logprob_lines(llm, answer.logprobs):
+        screen.note(line)

@@ -7,13 +7,13 @@ import json
 from itertools import islice
 from typing import Any
 
+from draftwood.cli.loading import facts, load_llm
 from draftwood.cli.options import (
     Subparsers,
     add_command,
     add_group,
     add_prompt_options,
     add_run_options,
-    load_llm,
     sampling_params,
 )
 from draftwood.cli.report import legend
@@ -49,14 +49,14 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
     prompt = read_prompt(args.prompt, args.file)
     screen = Screen(args.color)
-    with load_llm(args, screen.progress) as llm:
+    with load_llm(args, screen) as llm:
         from draftwood.prompts import prompt_ids
 
         ids = prompt_ids(llm.tokenizer, prompt, raw=args.raw)
         events = islice(enumerate(llm.stream(ids, params), start=1), args.skip, args.skip + args.cycles)
         if args.json:
             cycles = [as_dict(cycle, event, llm.tokenizer) for cycle, event in events]
-            print(json.dumps({"model": llm.info.name, "drafter": llm.drafter, "budget": llm.budget, "cycles": cycles}))
+            print(json.dumps({**facts(llm), "cycles": cycles}))
             return 0
         sources: list[str] = []
         for cycle, event in events:

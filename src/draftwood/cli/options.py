@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftwood.config import DEFAULT_DRAFTER, DEFAULT_MODEL, DTYPES, TARGETS, EngineOptions, SamplingParams
 from draftwood.errors import OptionError
-
-if TYPE_CHECKING:
-    from draftwood.llm import LLM
-    from draftwood.target.store import Progress
 
 Subparsers = argparse._SubParsersAction  # the type of what add_subparsers returns has no public name
 HelpFormatter = argparse.RawDescriptionHelpFormatter
@@ -123,24 +119,6 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
 def sampling_params(args: argparse.Namespace, **more: Any) -> SamplingParams:
     given = {f.name: getattr(args, f.name) for f in fields(SamplingParams) if hasattr(args, f.name)}
     return SamplingParams(**{**given, **more})
-
-
-def load_llm(args: argparse.Namespace, progress: Progress, max_batch: int = 1) -> LLM:
-    """The model and drafter the options ask for; what was not given is left to the library."""
-    options = drafter_options(args.drafter_option)
-    from draftwood.llm import LLM  # torch: only now, a help text does not wait for it
-
-    return LLM(
-        args.model,
-        drafter=args.drafter,
-        drafter_options=options,
-        budget=args.budget,
-        dtype=args.dtype,
-        device=args.device,
-        target=args.target,
-        max_batch=max_batch,
-        progress=progress,
-    )
 
 
 def drafter_options(pairs: list[str]) -> dict[str, Any]:

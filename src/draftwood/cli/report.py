@@ -30,6 +30,7 @@ def stats_line(stats: RequestStats, finish_reason: str | None, *more: str) -> st
         f"{stats.tokens_per_second:.1f} tokens/s",
         f"tau {stats.acceptance_length:.2f}",
         counted(stats.cycles, "cycle"),
+        f"trees of {stats.mean_tree_size:.1f}" if stats.cycles else "",
         *more,
     ]
     if finish_reason == "length":
@@ -48,9 +49,9 @@ def legend(paint: Paint, sources: Sequence[str]) -> str:
     return "  ".join(f"{paint.source('■', name)} {name} {counts[name] / len(sources):.0%}" for name in names)
 
 
-def closing(screen: Screen, llm: LLM, answer: Answer) -> None:
+def closing(screen: Screen, answer: Answer, *more: str) -> None:
     """The line under an answer, and the legend of its colours."""
-    screen.note(stats_line(answer.stats, answer.finish_reason, f"budget {llm.budget}", llm.drafter))
+    screen.note(stats_line(answer.stats, answer.finish_reason, *more))
     colours = legend(screen.out, answer.sources)
     if colours:
         screen.err.write(colours + "\n")

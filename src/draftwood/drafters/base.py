@@ -30,7 +30,7 @@ class DraftRequest(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """One verified tree."""
+    """One verified tree. The tensors are the target's own memory, which its next forward writes to again."""
 
     tree: DraftTree
     logits: torch.Tensor  # [N, V] float32, row i is what the target says after node i
@@ -64,7 +64,10 @@ class Drafter(ABC):
     def begin(self, request: DraftRequest) -> None: ...
 
     def read_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """A prefilled stretch of the prompt with the target's logits ``[n, V]`` after each of its tokens."""
+        """A prefilled stretch of the prompt with the target's logits ``[n, V]`` after each of its tokens.
+
+        As in ``Verified``, the tensor is only lent.
+        """
 
     @abstractmethod
     def propose(self, budget: int) -> DraftTree: ...

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -67,8 +68,22 @@ def make_factory(drafter: str | type[Drafter], options: Mapping[str, Any] | None
 
 def check_drafter(drafter: str | type[Drafter], options: Mapping[str, Any] | None) -> tuple[type[Drafter], Any]:
     """The drafter's class and its options record; refuses unknown names, unknown options and bad values."""
-    cls = drafter_class(drafter) if isinstance(drafter, str) else drafter
-    return cls, from_mapping(cls.Options, options or {}, f"The drafter {cls.name!r}")
+    cls = drafter_class(drafter) if isinstance(drafter, str) else _own_class(drafter)
+    what = f"The drafter {getattr(cls, 'name', cls.__name__)!r}"
+    if options is not None and not isinstance(options, Mapping):
+        raise OptionError(f"{what} takes its options as a mapping", got=repr(options), allowed="{'option': value, ...}")
+    return cls, from_mapping(cls.Options, options or {}, what)
+
+
+def _own_class(drafter: object) -> type[Drafter]:
+    if isinstance(drafter, type) and issubclass(drafter, Drafter) and not inspect.isabstract(drafter):
+        return drafter
+    raise OptionError(
+        "This is no drafter",
+        got=repr(drafter),
+        allowed=[*drafter_names(), "a class derived from Drafter that implements its methods"],
+        next_step="Give the class, not an object of it." if isinstance(drafter, Drafter) else None,
+    )
 
 
 def _entries() -> dict[str, EntryPoint]:

@@ -17,6 +17,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 60)
 MAX_COST = 5.0  # times a single position: beyond that no tree of that size pays
 REPEATS = 3
 PRIOR_RATE, PRIOR_TRIALS = 0.7, 4.0  # what is believed of a guess behind a right one before any was tried
+NEGLIGIBLE = 0.01  # a guess reached so rarely brings nothing, nor do those behind it
 EXPLORE_EVERY = 16  # cycles without guesses after which one is tried again
 
 
@@ -33,35 +34,47 @@ class CostCurve:
 
     def best_size(self, stats: RequestStats) -> int:
         """The size with the most expected tokens per cost, for a chain as good as those the request has seen."""
-        size = max(self.sizes, key=lambda n: expected_tokens(stats, n) / self.costs[self.sizes.index(n)])
+        tokens = expected_tokens(stats, self.largest)
+        size = max(zip(self.sizes, self.costs, strict=True), key=lambda pair: tokens[pair[0] - 1] / pair[1])[0]
         explores = stats.cycles % EXPLORE_EVERY == EXPLORE_EVERY - 1 and len(self.sizes) > 1
         return self.sizes[1] if size == 1 and explores else size
 
 
-def expected_tokens(stats: RequestStats, size: int) -> float:
-    """Tokens a cycle with ``size`` nodes in a chain emits: the bonus, and every guess whose path is right."""
+def expected_tokens(stats: RequestStats, largest: int) -> list[float]:
+    """Tokens a cycle with 1, 2, ... ``largest`` nodes in a chain emits: the bonus, and every guess that is reached."""
     total = reach = 1.0
-    for depth in range(1, size):
+    totals = [total]
+    for depth in range(1, largest):
         tried = stats.accepted_by_depth[depth - 1] if depth > 1 else stats.tried_by_depth[1]
         tried = min(tried, stats.tried_by_depth[depth])  # a right guess may have had nothing behind it
-        reach *= (stats.accepted_by_depth[depth] + PRIOR_RATE * PRIOR_TRIALS) / (tried + PRIOR_TRIALS)
-        total += min(reach, 1.0)
-    return total
+        reach *= min(1.0, (stats.accepted_by_depth[depth] + PRIOR_RATE * PRIOR_TRIALS) / (tried + PRIOR_TRIALS))
+        total += reach
+        totals.append(total)
+        if reach < NEGLIGIBLE:
+            break
+    return totals + [total] * (largest - len(totals))
 
 
-def measure_costs(target: Target) -> CostCurve:
-    """Times growing passes until they cost too much: well under a second on any machine that is of use."""
-    sequence = target.open(SIZES[-1])
+def measure_costs(target: Target) -> CostCurve | None:
+    """Times growing passes until they cost too much: well under a second on any machine that is of use.
+
+    None if the cache has no room for that now.
+    """
+    limit = min(target.info.context_length, target.num_slots)
+    sizes = tuple(size for size in SIZES if size <= limit)
+    if not target.can_open(sizes[-1]):
+        return None
+    sequence = target.open(sizes[-1])
     try:
         _seconds(target, sequence, 1)  # warm-up
         single = _seconds(target, sequence, 1)
         costs: list[float] = []
-        for size in SIZES:
+        for size in sizes:
             cost = _seconds(target, sequence, size) / single if size > 1 else 1.0
             if cost > MAX_COST:
                 break
             costs.append(max(cost, costs[-1] if costs else 1.0))  # a dip is noise
-        return CostCurve(SIZES[: len(costs)], tuple(costs))
+        return CostCurve(sizes[: len(costs)], tuple(costs))
     finally:
         target.close(sequence)
 

@@ -7,50 +7,55 @@ from collections.abc import Sequence
 from draftwood.target.tokenizer import TextCodec
 
 REPLACEMENT = "\ufffd"
-MAX_HELD = 8  # tokens; a character has at most 4 bytes, so a longer wait means the bytes are no text at all
+MAX_PENDING = 3  # tokens or characters: an unfinished character lacks at least one of its at most four bytes
 
 
 class IncrementalDecoder:
     """Gives out text as soon as it is certain.
 
-    The text of a token can depend on the ones before it, so a window of the last tokens is decoded with and without the
-    new one. An unfinished character is held back until its last byte, or until it can no longer become one.
+    The text of a token can depend on the ones before it, so a window is decoded that begins with tokens whose text was
+    given out already. An unfinished character shows as replacement characters at the end: they are held back until it
+    is complete, or until there are too many of them for one character.
     """
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._ids: list[int] = []
-        self._start = 0  # window begins here: context that was given out already
-        self._done = 0  # tokens whose text was given out
-        self._texts: dict[int, str] = {}  # of single tokens
+        self._start = 0  # the window begins here
+        self._done = 0  # tokens before this one left nothing unfinished
+        self._given = 0  # characters of the window's text that were given out
+        self._lengths: dict[int, int] = {}  # of the texts of single tokens
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; often one word piece, sometimes nothing."""
         self._ids.append(token_id)
-        before, text = self._window()
-        if text.endswith(REPLACEMENT) and len(self._ids) - self._done < MAX_HELD:
+        text = self._codec.decode(self._ids[self._start :])
+        pending = len(text) - len(text.rstrip(REPLACEMENT))
+        if not pending:
+            return self._give_all(text)
+        if len(self._ids) - self._done <= MAX_PENDING:
             return ""
-        return self._give(before, text)
+        certain = max(self._given, len(text) - min(pending, MAX_PENDING))
+        piece, self._given = text[self._given : certain], certain
+        return piece
 
     def flush(self) -> str:
         """What is still held back, as it stands."""
-        return self._give(*self._window())
+        return self._give_all(self._codec.decode(self._ids[self._start :]))
 
-    def _window(self) -> tuple[str, str]:
-        before = self._ids[self._start : self._done]
-        return self._text_of(before), self._codec.decode(self._ids[self._start :])
-
-    def _text_of(self, ids: list[int]) -> str:
-        """Nearly always a single token, and often one that was there before."""
-        if len(ids) != 1:
-            return self._codec.decode(ids)
-        if ids[0] not in self._texts:
-            self._texts[ids[0]] = self._codec.decode(ids)
-        return self._texts[ids[0]]
-
-    def _give(self, before: str, text: str) -> str:
+    def _give_all(self, text: str) -> str:
+        piece = text[self._given :]
         self._start, self._done = self._done, len(self._ids)
-        return text[len(before) :]
+        self._given = self._length_of(self._ids[self._start : self._done])
+        return piece
+
+    def _length_of(self, ids: list[int]) -> int:
+        """Nearly always of a single token, and often one that was there before."""
+        if len(ids) != 1:
+            return len(self._codec.decode(ids))
+        if ids[0] not in self._lengths:
+            self._lengths[ids[0]] = len(self._codec.decode(ids))
+        return self._lengths[ids[0]]
 
 
 def decode_all(codec: TextCodec, ids: Sequence[int]) -> str:

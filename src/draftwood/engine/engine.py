@@ -1,17 +1,23 @@
-"""The engine: takes requests, runs cycles, gives events. One target, any number of requests and drafters."""
+"""The engine: takes requests, runs cycles, gives events. One target, any number of requests and drafters.
+
+Requests may come from several places at once, streams that are read in turns or threads: whoever waits for its events
+runs cycles for everybody, and events lie in their request's inbox until its owner fetches them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import DrafterFactory
-from draftwood.engine.budget import SIZES, CostCurve, measure_costs
+from draftwood.engine.budget import CostCurve, measure_costs
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Request, Session
 from draftwood.engine.step import step
-from draftwood.errors import PromptError
+from draftwood.errors import CapabilityError, PromptError
 from draftwood.target.base import Target
 from draftwood.target.tokenizer import TextCodec
 
@@ -24,6 +30,8 @@ class Engine:
         self._scheduler = Scheduler(target, options.max_batch)
         self._costs: CostCurve | None = None
         self._next_id = 0
+        self._inboxes: dict[int, deque[TokenEvent | Exception]] = {}  # by request, from submit to its end
+        self._lock = threading.RLock()
 
     @property
     def budget(self) -> int:
@@ -32,9 +40,10 @@ class Engine:
             return 1
         if isinstance(self._options.budget, int):
             return self._options.budget
-        if self._costs is None:
-            self._costs = measure_costs(self.target) if self.target.can_open(SIZES[-1]) else CostCurve((1,), (1.0,))
-        return self._costs.largest
+        with self._lock:
+            if self._costs is None:
+                self._costs = measure_costs(self.target)
+        return 1 if self._costs is None else self._costs.largest
 
     @property
     def has_work(self) -> bool:
@@ -43,64 +52,125 @@ class Engine:
     def submit(
         self, prompt_ids: Sequence[int], params: SamplingParams, factory: DrafterFactory, *, reuse: bool = False
     ) -> list[int]:
-        """Queues ``params.n`` samples of one prompt; returns their request ids. The prompt is prefilled once."""
-        self._check(prompt_ids)
-        group = self._next_id + 1
-        for index in range(params.n):
-            request = self._request(prompt_ids, params, group, index, reuse=reuse)
-            self._scheduler.add(Session(request, factory.new(), self._codec, self.target.info, self._costs))
-        return list(range(group, group + params.n))
+        """Queues ``params.n`` samples of one prompt; returns their request ids. The prompt is prefilled once.
 
-    def step(self) -> list[TokenEvent]:
-        """Admits who fits, runs one cycle, lets go of who finished."""
-        self._scheduler.admit()
-        if not self._scheduler.running:
-            return []
-        events = step(self.target, self._scheduler.running)
-        for session in [session for session in self._scheduler.running if session.finish_reason is not None]:
-            self._scheduler.release(session)
-        return events
+        Whoever submits must read ``events`` to the end, or ``cancel``.
+        """
+        self.check(prompt_ids)
+        with self._lock:
+            group = self._next_id + 1
+            requests = [self._request(prompt_ids, params, group, index, reuse=reuse) for index in range(params.n)]
+            sessions = [
+                Session(request, factory.new(), self._codec, self.target.info, self._costs) for request in requests
+            ]
+            for session in sessions:
+                self._scheduler.add(session)
+                self._inboxes[session.request.request_id] = deque()
+        return [request.request_id for request in requests]
+
+    def events(self, request_ids: Sequence[int]) -> Iterator[TokenEvent]:
+        """The events of these requests as they happen, until all have ended. An error of one of them is raised here."""
+        unfinished = list(request_ids)
+        while unfinished:
+            for event in self._collect(unfinished):
+                yield event
+                if event.finish_reason is not None:
+                    unfinished.remove(event.request_id)
+                    self._inboxes.pop(event.request_id, None)
 
     def cancel(self, request_id: int) -> None:
         """Ends a request between two cycles; its cache slots are free at once. Unknown or finished ones are ignored."""
-        session = self._scheduler.find(request_id)
-        if session is not None:
-            session.finish_reason = "cancelled"
-            self._scheduler.release(session)
+        with self._lock:
+            self._inboxes.pop(request_id, None)
+            session = self._scheduler.find(request_id)
+            if session is not None:
+                session.finish_reason = "cancelled"
+                self._scheduler.release(session)
 
     def clear(self) -> None:
         """Ends everything and frees every slot."""
-        self._scheduler.clear()
+        with self._lock:
+            self._inboxes.clear()
+            self._scheduler.clear()
 
-    def _request(
-        self, prompt_ids: Sequence[int], params: SamplingParams, group: int, index: int, *, reuse: bool
-    ) -> Request:
-        self._next_id += 1
-        room = min(self.target.info.context_length, self.target.num_slots - self.budget) - len(prompt_ids)
-        return Request(
-            request_id=self._next_id,
-            prompt_ids=tuple(prompt_ids),
-            params=params,
-            max_tokens=min(params.max_tokens, room),
-            budget=self.budget,
-            prefill_chunk=self._options.prefill_chunk,
-            group=group,
-            index=index,
-            reuse=reuse,
-        )
+    def step(self) -> None:
+        """Admits who fits, runs one cycle, lets go of who finished; events go to the inboxes."""
+        with self._lock:
+            self._scheduler.admit()
+            if self._scheduler.has_work and not self._scheduler.running:
+                raise CapabilityError(
+                    "The cache has no room for any waiting request",
+                    got=f"{self.target.num_slots} slots, held by others",
+                    next_step="End what else runs on this target, or raise cache_tokens.",
+                )
+            for event in step(self.target, self._scheduler.running):
+                self._deliver(event.request_id, event)
+            for session in [session for session in self._scheduler.running if session.finish_reason is not None]:
+                if session.error is not None:
+                    self._deliver(session.request.request_id, session.error)
+                self._scheduler.release(session)
 
-    def _check(self, prompt_ids: Sequence[int]) -> None:
+    def check(self, prompt_ids: Sequence[int]) -> None:
+        """Refuses a prompt that cannot be generated from."""
         info = self.target.info
         if not prompt_ids:
             raise PromptError("The prompt is empty", next_step="Give at least one token of text.")
         bad = next((i for i in prompt_ids if not 0 <= i < info.vocab_size), None)
         if bad is not None:
             raise PromptError("The prompt has an unknown token", got=bad, allowed=f"0 to {info.vocab_size - 1}")
-        limit = min(info.context_length, self.target.num_slots - self.budget) - 1
+        limit = self._room() - 1
         if len(prompt_ids) > limit:
+            by_cache = self.target.num_slots < info.context_length
             raise PromptError(
-                "The prompt is longer than the model's context",
+                f"The prompt is longer than the {'cache' if by_cache else 'context of the model'}",
                 got=f"{len(prompt_ids)} tokens",
-                allowed=f"at most {limit} (context {info.context_length}, cache {self.target.num_slots})",
-                next_step="Shorten it, or use a model with a longer context.",
+                allowed=f"at most {limit}",
+                next_step="Shorten it, or raise cache_tokens." if by_cache else "Shorten it, or use another model.",
             )
+
+    def _collect(self, request_ids: Sequence[int]) -> list[TokenEvent]:
+        """What lies in the inboxes; runs a cycle if that is nothing."""
+        with self._lock:
+            found = self._empty_inboxes(request_ids)
+            if not found:
+                self.step()
+                found = self._empty_inboxes(request_ids)
+            return found
+
+    def _empty_inboxes(self, request_ids: Sequence[int]) -> list[TokenEvent]:
+        found: list[TokenEvent] = []
+        for request_id in request_ids:
+            inbox = self._inboxes.get(request_id)
+            if inbox is None:
+                raise CapabilityError("The request was cancelled while its events were being read", got=request_id)
+            while inbox:
+                event = inbox.popleft()
+                if isinstance(event, Exception):
+                    raise event
+                found.append(event)
+        return found
+
+    def _deliver(self, request_id: int, event: TokenEvent | Exception) -> None:
+        if request_id in self._inboxes:
+            self._inboxes[request_id].append(event)
+
+    def _room(self) -> int:
+        """Tokens of prompt and output together."""
+        return min(self.target.info.context_length, self.target.num_slots)
+
+    def _request(
+        self, prompt_ids: Sequence[int], params: SamplingParams, group: int, index: int, *, reuse: bool
+    ) -> Request:
+        self._next_id += 1
+        return Request(
+            request_id=self._next_id,
+            prompt_ids=tuple(prompt_ids),
+            params=params,
+            max_tokens=min(params.max_tokens, self._room() - len(prompt_ids)),
+            budget=self.budget,
+            max_capacity=self.target.num_slots,
+            prefill_chunk=self._options.prefill_chunk,
+            group=group,
+            index=index,
+            reuse=reuse,
+        )

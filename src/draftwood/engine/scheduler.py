@@ -52,13 +52,12 @@ class Scheduler:
             self._waiting.remove(session)
             return
         self._running.remove(session)
-        session.drafter.end()
-        wanted = any(other.request.group == session.request.group for other in self._waiting)
-        if session.request.reuse or wanted:
+        if session.request.reuse or self._is_last_copy(session):
             length = self._target.length(session.sequence)
             self._prefixes.put(session.tokens[:length], session.sequence)
         else:
             self._target.close(session.sequence)
+        session.drafter.end()
 
     def clear(self) -> None:
         for session in [*self._running, *self._waiting]:
@@ -69,17 +68,22 @@ class Scheduler:
         """Running samples of the same prompt."""
         return [other for other in self._running if other.request.group == session.request.group]
 
+    def _is_last_copy(self, session: Session) -> bool:
+        """Whether waiting samples of the same prompt would find it nowhere else."""
+        waiting = any(other.request.group == session.request.group for other in self._waiting)
+        return waiting and not self._siblings(session)
+
     def _place(self, session: Session) -> tuple[int, int] | None:
         """A sequence for the session and how much of its prompt it holds already; None if there is no room now."""
         capacity, prompt_ids = session.capacity, session.request.prompt_ids
-        if session.request.reuse or session.request.index > 0:
+        siblings = self._siblings(session)
+        if not siblings and (session.request.reuse or session.request.index > 0):
             found = self._prefixes.take(prompt_ids, capacity)
             if found is not None:
                 return found
         while not self._target.can_open(capacity):
             if not self._prefixes.drop_oldest():
                 return None
-        siblings = self._siblings(session)
         if siblings:
             sequence = self._target.fork(siblings[0].sequence, capacity)
             self._target.truncate(sequence, len(prompt_ids) - 1)

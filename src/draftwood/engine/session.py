@@ -39,6 +39,7 @@ class Request:
     params: SamplingParams
     max_tokens: int  # what was asked for, less what the context has no room for
     budget: int
+    max_capacity: int  # positions of the whole cache
     prefill_chunk: int
     group: int  # the samples of one prompt belong together
     index: int = 0  # which of them this is
@@ -71,6 +72,7 @@ class Session:
         self.sequence = -1  # set on admission
         self.stats = RequestStats(prompt_tokens=len(request.prompt_ids))
         self.finish_reason: str | None = None
+        self.error: Exception | None = None  # what ended it, if it was an error
         self._costs = costs
         self._committed = 0  # prompt positions the target has, until prefill is over
         self._tree = DraftTree.root_only(self.tokens[-1])
@@ -83,8 +85,9 @@ class Session:
 
     @property
     def capacity(self) -> int:
-        """Cache positions the request can ever need."""
-        return len(self.request.prompt_ids) + self.request.max_tokens + self.request.budget
+        """Cache positions the request gets: all it can need, or all there are."""
+        wished = len(self.request.prompt_ids) + self.request.max_tokens + self.request.budget
+        return min(wished, self.request.max_capacity)
 
     @property
     def output_ids(self) -> list[int]:
@@ -100,14 +103,21 @@ class Session:
         self._committed = self.stats.reused_tokens = reused
         self._admitted = time.perf_counter()
         seed = self.request.params.seed
-        entropy = None if seed is None else [seed, self.request.index, DRAFTER_STREAM]
-        rng = np.random.default_rng(entropy)
+        spawn_key = (self.request.index, DRAFTER_STREAM)
+        rng = np.random.default_rng(None if seed is None else np.random.SeedSequence(seed, spawn_key=spawn_key))
         self.drafter.begin(DraftRequest(self.request.prompt_ids, self.request.params, rng))
 
     # -- the parts of a cycle, in order ------------------------------------------------------------------------------
 
-    def propose(self) -> Segment:
-        """A stretch of the prompt, or the drafter's tree."""
+    def propose(self) -> Segment | None:
+        """A stretch of the prompt, or the drafter's tree; None if the drafter failed."""
+        try:
+            return self._segment()
+        except Exception as error:  # noqa: BLE001 - a drafter is anybody's code; its request alone ends
+            self._fail(error)
+            return None
+
+    def _segment(self) -> Segment:
         if self.is_prefilling:
             end = min(self._committed + self.request.prefill_chunk, len(self.request.prompt_ids) - 1)
             chunk = self.request.prompt_ids[self._committed : end]
@@ -119,7 +129,24 @@ class Session:
     def read_prompt(self, segment: Segment, output: ForwardOutput) -> None:
         self._committed += len(segment.token_ids)
         if segment.num_logits:
-            self.drafter.read_prompt(segment.token_ids, output.logits)
+            try:
+                self.drafter.read_prompt(segment.token_ids, output.logits)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(error)
+
+    def take(self, output: ForwardOutput, choices: Sequence[int]) -> tuple[Accepted, TokenEvent | None]:
+        """Accepts, emits and learns; no event if that failed."""
+        accepted = Accepted((0,), 0)
+        try:
+            accepted = self.accept(output, choices)
+            return accepted, self.emit(accepted, output)
+        except Exception as error:  # noqa: BLE001 - as above; a model that gives no numbers ends here too
+            self._fail(error)
+            return accepted, None
+
+    def _fail(self, error: Exception) -> None:
+        self.error = error
+        self.finish_reason = "error"
 
     def accept(self, output: ForwardOutput, choices: Sequence[int]) -> Accepted:
         """The longest path the target agrees with. ``choices`` are the target's greedy ids, one a node."""
@@ -159,6 +186,7 @@ class Session:
     def _draft(self) -> DraftTree:
         started = time.perf_counter()
         budget = self.request.budget if self._costs is None else self._costs.best_size(self.stats)
+        budget = min(budget, self.capacity - (len(self.tokens) - 1))  # what is left of the sequence's slots
         tree = self.drafter.propose(budget)
         if len(tree) > budget or tree.tokens[0] != self.tokens[-1]:
             raise TreeError(

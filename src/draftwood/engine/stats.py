@@ -32,6 +32,11 @@ class RequestStats:
         return self.output_tokens / self.cycles if self.cycles else 0.0
 
     @property
+    def mean_tree_size(self) -> float:
+        """Positions per verification pass, the root included."""
+        return (self.drafted_nodes + self.cycles) / self.cycles if self.cycles else 0.0
+
+    @property
     def tokens_per_second(self) -> float:
         """Output tokens over the time after prefill."""
         seconds = self.total_seconds - self.prefill_seconds
@@ -52,6 +57,7 @@ class RequestStats:
             "acceptance_length": round(self.acceptance_length, 4),
             "tokens_per_second": round(self.tokens_per_second, 2),
             "drafted_nodes": self.drafted_nodes,
+            "mean_tree_size": round(self.mean_tree_size, 4),
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth()],
             "drafted_by_source": dict(self.drafted_by_source),
             "accepted_by_source": dict(self.accepted_by_source),

@@ -17,34 +17,38 @@ from draftwood.target.base import ForwardOutput, Segment, Target
 
 
 def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
+    """Runs a cycle for all sessions. One that fails is marked (``session.error``) and does not disturb the others."""
     segments = [session.propose() for session in sessions]
-    output, choices = _verify(target, sessions, segments)
+    running = [(session, segment) for session, segment in zip(sessions, segments, strict=True) if segment is not None]
+    if not running:
+        return []
+    output, choices = _verify(target, running)
     events = []
-    for session, segment, part in zip(sessions, segments, output.split(segments), strict=True):
+    row = 0
+    for (session, segment), part in zip(running, output.split([segment for _, segment in running]), strict=True):
+        started = time.perf_counter()
+        chosen = choices[row : row + segment.num_logits]
+        row += segment.num_logits
         if session.is_prefilling:
             target.keep(session.sequence, range(len(segment.token_ids)))
             session.read_prompt(segment, part)
             continue
-        started = time.perf_counter()
-        accepted = session.accept(part, choices[: segment.num_logits])
-        event = session.emit(accepted, part)
-        # Committed are all tokens but the last: the root and the accepted nodes before it.
-        target.keep(session.sequence, accepted.path[: len(event.token_ids)])
-        session.stats.accept_seconds += time.perf_counter() - started
-        choices = choices[segment.num_logits :]
-        events.append(event)
+        accepted, event = session.take(part, chosen)
+        if event is not None:
+            # Committed are all tokens but the last: the root and the accepted nodes before it.
+            target.keep(session.sequence, accepted.path[: len(event.token_ids)])
+            session.stats.accept_seconds += time.perf_counter() - started
+            events.append(event)
     return events
 
 
-def _verify(
-    target: Target, sessions: Sequence[Session], segments: Sequence[Segment]
-) -> tuple[ForwardOutput, list[int]]:
+def _verify(target: Target, running: Sequence[tuple[Session, Segment]]) -> tuple[ForwardOutput, list[int]]:
     """The forward pass, and the target's greedy choices on the host; each request is charged its share of the time."""
     started = time.perf_counter()
-    output = target.forward(segments)
+    output = target.forward([segment for _, segment in running])
     choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
-    seconds = (time.perf_counter() - started) / sum(len(segment.token_ids) for segment in segments)
-    for session, segment in zip(sessions, segments, strict=True):
+    seconds = (time.perf_counter() - started) / sum(len(segment.token_ids) for _, segment in running)
+    for session, segment in running:
         share = seconds * len(segment.token_ids)
         if session.is_prefilling:
             session.stats.prefill_seconds += share

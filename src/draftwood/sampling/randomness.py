@@ -27,8 +27,8 @@ class SeededRandomness:
 
     def __init__(self, seed: int | None = None, stream: int = 0) -> None:
         """``stream`` tells the samples of one request apart; without a seed every instance is different."""
-        entropy = None if seed is None else [seed, stream]
-        self._bits = np.random.PCG64(np.random.SeedSequence(entropy))
+        sequence = np.random.SeedSequence() if seed is None else np.random.SeedSequence(seed, spawn_key=(stream,))
+        self._bits = np.random.PCG64(sequence)
 
     def accept(self, probability: float) -> bool:
         return self._uniform() < probability

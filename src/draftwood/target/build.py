@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from draftwood.config import DTYPES, TARGETS, one_of
-from draftwood.errors import CapabilityError, OptionError
+from draftwood.errors import CapabilityError, ModelError, OptionError
 from draftwood.target.base import Target
-from draftwood.target.load import read_json_config, resolve
-from draftwood.target.native.config import is_native, parse_config
+from draftwood.target.load import BUILT_IN, ModelFolder, read_json_config, resolve
+from draftwood.target.native.config import ModelConfig, is_native, parse_config
 from draftwood.target.native.cpu import CpuDecoder
 from draftwood.target.native.target import NativeTarget
+from draftwood.target.room import check_room, default_cache_tokens, out_of_memory
 from draftwood.target.store import Progress
-from draftwood.target.tiny import ByteTokenizer, tiny_target
+from draftwood.target.tiny import TINY_CONFIG, ByteTokenizer, tiny_target
 from draftwood.target.tokenizer import TextCodec, Tokenizer
 
-TINY = "tiny"
-MAX_CACHE_TOKENS = 65_536
+_DEVICES = "auto, cpu, cuda, cuda:0, ..."
 
 
 class Loaded(NamedTuple):
@@ -27,7 +31,7 @@ class Loaded(NamedTuple):
 
 
 def load_target(
-    model: str,
+    model: str | os.PathLike[str],
     *,
     dtype: str = "auto",
     device: str = "auto",
@@ -36,54 +40,122 @@ def load_target(
     cache_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
-    """Finds, loads and places a model. ``tiny`` is the built-in random one."""
+    """Finds, loads and places a model. ``tiny`` is the built-in random one.
+
+    ``target``: "native" is our own decoder; "hf" is transformers; "hf-plain" is transformers, plain decoding allowed
+    where the model cannot run trees; "auto" is native where it can be, else "hf".
+    """
     one_of("dtype", dtype, DTYPES)
     one_of("target", target, TARGETS)
+    name = _name_of(model)
     place = pick_device(device)
-    if model == TINY:
-        kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
-        tiny = tiny_target(dtype=kind, device=place, cache_tokens=cache_tokens or max_batch * 1024)
-        return Loaded(tiny, ByteTokenizer())
-    folder = resolve(model, progress)
+    if name == BUILT_IN:
+        return _load_tiny(
+            dtype, place, target, cache_tokens or default_cache_tokens(max_batch, TINY_CONFIG.context_length)
+        )
+    folder = resolve(name, progress)
     config, generation = read_json_config(folder.path)
     codec = Tokenizer.from_folder(folder.path)
+    kind = pick_dtype(dtype, place)
     if target == "native" or (target == "auto" and is_native(config)):
         shape = parse_config(config, generation)
-        native = NativeTarget.from_folder(
+        slots = cache_tokens or default_cache_tokens(max_batch, shape.context_length)
+        return Loaded(_load_native(folder, shape, kind, place, slots, progress), codec)
+    from draftwood.target.hf import HFTarget  # transformers is an extra and slow to import
+
+    with _memory_explained(place):
+        wrapped = HFTarget.from_folder(
+            folder.path,
+            dtype=kind,
+            device=place,
+            name=folder.name,
+            max_batch=max_batch,
+            cache_tokens=cache_tokens,
+            allow_plain=target == "hf-plain",
+        )
+    return Loaded(wrapped, codec)
+
+
+def _name_of(model: object) -> str:
+    """A text is any kind of name; a path is a place on this disk and nothing else."""
+    if isinstance(model, str):
+        return model
+    place = os.fspath(model) if isinstance(model, os.PathLike) else None
+    if isinstance(place, str):
+        return str(Path(place).expanduser().absolute())
+    raise ModelError(
+        "A model is asked for by its name or its path",
+        got=repr(model),
+        allowed="a text or a Path",
+        next_step="Give a known name, a folder in Hugging Face layout, a .gguf file or a hub id (org/name).",
+    )
+
+
+def _load_tiny(dtype: str, place: torch.device, target: str, cache_tokens: int) -> Loaded:
+    if target not in ("auto", "native"):
+        raise OptionError(
+            f"The built-in model {BUILT_IN!r} runs on the native target only",
+            got=f"target={target!r}",
+            allowed=("auto", "native"),
+            next_step="Leave target out, or name a model folder.",
+        )
+    kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    check_room(cache_tokens, TINY_CONFIG.cache_bytes_per_token(kind.itemsize), place)
+    return Loaded(tiny_target(dtype=kind, device=place, cache_tokens=cache_tokens), ByteTokenizer())
+
+
+def _load_native(
+    folder: ModelFolder,
+    shape: ModelConfig,
+    dtype: torch.dtype,
+    place: torch.device,
+    cache_tokens: int,
+    progress: Progress | None,
+) -> NativeTarget:
+    bytes_per_token = shape.cache_bytes_per_token(dtype.itemsize)
+    check_room(cache_tokens, bytes_per_token, place)
+    with _memory_explained(place, cache_tokens * bytes_per_token):
+        return NativeTarget.from_folder(
             folder.path,
             folder.name,
             shape,
-            dtype=pick_dtype(dtype, place),
+            dtype=dtype,
             device=place,
-            cache_tokens=cache_tokens or min(max_batch * shape.context_length, MAX_CACHE_TOKENS),
+            cache_tokens=cache_tokens,
             progress=None if progress is None else lambda done, total: progress("loading weights", done, total),
         )
-        return Loaded(native, codec)
-    from draftwood.target.hf import HFTarget  # transformers is an extra and slow to import
 
-    wrapped = HFTarget.from_folder(
-        folder.path,
-        dtype=pick_dtype(dtype, place),
-        device=place,
-        name=folder.name,
-        max_batch=max_batch,
-        cache_tokens=cache_tokens,
-        allow_plain=target == "hf-plain",
-    )
-    return Loaded(wrapped, codec)
+
+@contextmanager
+def _memory_explained(place: torch.device, cache_bytes: int | None = None) -> Iterator[None]:
+    try:
+        yield
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
+        raise out_of_memory(place, cache_bytes) from error
 
 
 def pick_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise OptionError("device is unknown", got=repr(device), allowed="auto, cpu, cuda, cuda:0, ...") from error
+        place = torch.device(device) if isinstance(device, (str, torch.device)) else None
+    except RuntimeError:
+        place = None
+    if place is None or place.type not in ("cpu", "cuda"):
+        raise OptionError("device must be the CPU or a CUDA device", got=repr(device), allowed=_DEVICES)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise CapabilityError(
             "There is no CUDA device here", got=device, next_step="Use device='cpu', or install torch with CUDA."
         )
+    try:
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise CapabilityError(
+            "There is no such device here",
+            got=device,
+            allowed=["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))],
+            next_step="Leave device out to have one chosen.",
+        ) from error
     return place
 
 

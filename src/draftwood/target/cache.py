@@ -13,6 +13,8 @@ import torch
 
 from draftwood.errors import CapabilityError
 
+Move = Callable[[list[int], int], None]  # see KVCache.move_rows; a decoder may know a faster way
+
 
 @dataclass(slots=True)
 class Extent:
@@ -71,7 +73,6 @@ class KVCache:
         # Pages of an untouched CPU allocation cost nothing until a sequence writes there.
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
-        self.move_rows: Callable[[list[int], int], None] = self._move_rows  # a decoder may know a faster way
         self.pool = SlotPool(num_slots)
         self._extents: dict[int, Extent] = {}
         self._next_id = 0
@@ -106,17 +107,17 @@ class KVCache:
         extent.pending = num_nodes
         return extent.base + extent.length
 
-    def keep(self, sequence: int, nodes: Sequence[int]) -> None:
+    def keep(self, sequence: int, nodes: Sequence[int], move: Move) -> None:
         """Moves the accepted nodes' rows to the end of the prefix. A path ascends, so rows only move down."""
         extent = self._extents[sequence]
         first = extent.base + extent.length
         start = next((i for i, node in enumerate(nodes) if i != node), len(nodes))  # from the first gap on all move
         if start < len(nodes):
-            self.move_rows([first + node for node in nodes[start:]], first + start)
+            move([first + node for node in nodes[start:]], first + start)
         extent.length += len(nodes)
         extent.pending = 0
 
-    def _move_rows(self, sources: list[int], first: int) -> None:
+    def move_rows(self, sources: list[int], first: int) -> None:
         """The rows ``sources`` (ascending) of every plane to ``first``, ``first + 1``, ..."""
         index = torch.tensor(sources, device=self.keys.device)
         for rows in (self.keys, self.values):
@@ -129,6 +130,10 @@ class KVCache:
 
     def fork(self, sequence: int, capacity: int) -> int:
         source = self._extents[sequence]
+        if capacity < source.length:
+            raise CapabilityError(
+                "A copy of the sequence would not fit", got=f"{source.length} positions", allowed=f"{capacity}"
+            )
         copy = self.open(capacity)
         extent = self._extents[copy]
         extent.length = source.length

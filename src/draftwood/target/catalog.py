@@ -11,8 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import ModelError
-from draftwood.target.load import KNOWN, is_entry_name, read_json_config, read_record, resolve
-from draftwood.target.native.config import is_native, parse_config
+from draftwood.target.load import (
+    BUILT_IN,
+    KNOWN,
+    built_in_has_no_folder,
+    is_entry_name,
+    read_json_config,
+    read_record,
+    resolve,
+)
+from draftwood.target.native.config import architecture_of, is_native, parse_config, whole_number
 from draftwood.target.store import locked, models_home, remove_folder
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
@@ -62,6 +70,8 @@ def list_models() -> list[ModelEntry]:
 
 def model_path(name: str) -> Path:
     """Where the model lies; it is not fetched for this."""
+    if name == BUILT_IN:
+        raise built_in_has_no_folder()
     folder = models_home() / name
     if not is_entry_name(name) or not folder.is_dir():
         raise ModelError(
@@ -93,7 +103,7 @@ def describe(folder: Path) -> ModelDescription:
     return ModelDescription(
         name=folder.name,
         path=folder,
-        architecture=str((config.get("architectures") or [config.get("model_type", "unknown")])[0]),
+        architecture=architecture_of(config),
         native=is_native(config),
         num_parameters=sum(counts.values()),
         storage_dtype=counts.most_common(1)[0][0] if counts else "unknown",
@@ -142,7 +152,7 @@ def _sizes(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, int]
         }
 
     def first(*keys: str) -> int:
-        return next((int(config[key]) for key in keys if config.get(key)), 0)
+        return next((whole_number(config, key) for key in keys if config.get(key)), 0)
 
     hidden, heads = first("hidden_size", "n_embd"), first("num_attention_heads", "n_head")
     return {
@@ -159,20 +169,21 @@ def _weights_by_dtype(folder: Path) -> Counter[str]:
     """How many weights lie in each type, from the headers of the weight files alone."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*.safetensors")):
-        for entry in _header(path).values():
-            counts[_DTYPE_NAMES.get(entry["dtype"], str(entry["dtype"]))] += prod(entry["shape"])
+        for dtype, num_weights in _header(path):
+            counts[_DTYPE_NAMES.get(dtype, dtype)] += num_weights
     return counts
 
 
-def _header(path: Path) -> dict[str, Any]:
+def _header(path: Path) -> list[tuple[str, int]]:
+    """The type and the number of weights of every tensor in the file."""
     try:
         with path.open("rb") as handle:
             (length,) = struct.unpack("<Q", handle.read(8))
             if length > path.stat().st_size:
                 raise ValueError(f"a header of {length} bytes")
             header = json.loads(handle.read(length))
-        return {name: entry for name, entry in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, AttributeError, struct.error) as error:
+        return [(str(e["dtype"]), int(prod(e["shape"]))) for name, e in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise ModelError(f"{path} cannot be read", got=error, next_step="Fetch the model again.") from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from draftwood.target.gguf.reader import MAGIC, GgufFile
 from draftwood.target.store import DiskFullError, Progress, locked, models_home, new_folder, sha256_of
 
 RECORD = "draftwood.json"
+BUILT_IN = "tiny"  # made in memory, so it has no folder
+_SAMPLE = 1 << 20  # bytes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -66,7 +69,9 @@ def resolve(name: str, progress: Progress | None = None) -> ModelFolder:
     """Finds the model; fetches or converts it where it must. Raises ModelError with the next step where it cannot."""
     if name in KNOWN:
         return _known(name, KNOWN[name], progress)
-    path = Path(name).expanduser() if name else None
+    if name == BUILT_IN:
+        raise built_in_has_no_folder()
+    path = _existing(name)
     if path is not None and path.is_dir():
         return _local_folder(path)
     if path is not None and path.is_file():
@@ -136,6 +141,29 @@ def _fetch_known(model: KnownModel, final: Path, progress: Progress | None) -> N
         raise (error if refusal is None else _both_failed(model, refusal, error)) from error
 
 
+def built_in_has_no_folder() -> ModelError:
+    return ModelError(
+        f"The model {BUILT_IN!r} is built in: there is nothing to fetch, and no folder on this disk",
+        next_step=f"Use it by its name, as in LLM({BUILT_IN!r}); a folder that is called so is ./{BUILT_IN}.",
+    )
+
+
+def _existing(name: str) -> Path | None:
+    """The place on this disk that the name stands for, if it does."""
+    try:
+        path = Path(name).expanduser()
+        path.stat()
+    except PermissionError as error:
+        raise _unreadable(name, error) from error
+    except (OSError, RuntimeError, ValueError):  # too long, the home of an unknown user, a zero byte: nothing is there
+        return None
+    return path if name else None
+
+
+def _unreadable(path: object, error: OSError) -> ModelError:
+    return ModelError(f"{path} cannot be read", got=error.strerror or error, next_step="Check who may read it.")
+
+
 def _local_folder(path: Path) -> ModelFolder:
     record = read_record(path)
     folder = _checked(path.absolute())
@@ -143,8 +171,12 @@ def _local_folder(path: Path) -> ModelFolder:
 
 
 def _local_file(path: Path, progress: Progress | None) -> ModelFolder:
-    with path.open("rb") as handle:
-        is_gguf = handle.read(4) == MAGIC
+    try:
+        with path.open("rb") as handle:
+            is_gguf = handle.read(4) == MAGIC
+        key = _fingerprint(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if not is_gguf and path.suffix != ".gguf":
         raise ModelError(
             "This file is no model",
@@ -152,8 +184,6 @@ def _local_file(path: Path, progress: Progress | None) -> ModelFolder:
             allowed="a .gguf file, or the folder that holds config.json and *.safetensors",
             next_step=f"Did you mean its folder, {path.absolute().parent}?" if path.suffix == ".safetensors" else None,
         )
-    stat = path.stat()
-    key = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:8]
     entry = f"{path.stem[:80]}-{key}"
     final = models_home() / entry
     if not _is_current(final):
@@ -161,6 +191,21 @@ def _local_file(path: Path, progress: Progress | None) -> ModelFolder:
             if not _is_current(final):
                 _convert_file(path, final, progress)
     return _cached(final)
+
+
+def _fingerprint(path: Path) -> str:
+    """Tells files apart without reading gigabytes: place, size, date, and samples of the content.
+
+    Names, sizes and dates agree between files more often than one thinks: archives and image builds level the dates.
+    """
+    stat = path.stat()
+    digest = hashlib.sha256(os.fsencode(path.resolve()))
+    digest.update(f"\0{stat.st_size} {stat.st_mtime_ns}\0".encode())
+    with path.open("rb") as handle:
+        for start in (0, stat.st_size // 2, max(0, stat.st_size - _SAMPLE)):  # the header lies at the start
+            handle.seek(start)
+            digest.update(handle.read(_SAMPLE))
+    return digest.hexdigest()[:16]
 
 
 def _convert_file(path: Path, final: Path, progress: Progress | None) -> None:
@@ -228,7 +273,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON", got=error, next_step="Fetch the model again.") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds no JSON object", got=type(content).__name__, next_step="Fetch it again.")
@@ -237,18 +282,25 @@ def _read_object(path: Path) -> dict[str, Any] | None:
 
 def is_entry_name(name: str) -> bool:
     """Whether the name can be that of a cache entry: one plain component of a path."""
-    return bool(name) and not name.startswith(".") and Path(name).name == name
+    fits = 0 < len(name.encode(errors="replace")) <= 255 and "\0" not in name  # else no disk could hold it
+    return fits and not name.startswith(".") and Path(name).name == name
 
 
 def _unknown(name: str) -> ModelError:
     cached = [path.name for path in models_home().glob("[!.]*")] if models_home().is_dir() else []
-    close = difflib.get_close_matches(name.lower(), [*KNOWN, *cached], n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), [*KNOWN, BUILT_IN, *cached], n=1, cutoff=0.5)
     is_path = name.endswith(".gguf") or name.startswith(("/", ".", "~")) or name.count("/") > 1
     hint = f"Did you mean {close[0]!r}?" if close else None
     return ModelError(
         "There is no such file or folder" if is_path else "There is no model of this name",
         got=repr(name),
-        allowed=[*KNOWN, "tiny (built in)", "a folder in Hugging Face layout", "a .gguf file", "a hub id (org/name)"],
+        allowed=[
+            *KNOWN,
+            f"{BUILT_IN} (built in, nothing to fetch)",
+            "a folder in Hugging Face layout",
+            "a .gguf file",
+            "a hub id (org/name)",
+        ],
         next_step=hint,
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from draftwood.target.chat import Message, check_messages
 from draftwood.target.native.config import ModelConfig, Rope
 from draftwood.target.native.target import NativeTarget
 from draftwood.target.native.weights import assemble, tensor_shapes
@@ -73,6 +74,6 @@ class ByteTokenizer:
         text = self.decode([token_id], skip_special=False)
         return text if text.isprintable() else repr(bytes((token_id,)))[2:-1]
 
-    def apply_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
-        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+    def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in check_messages(messages))
         return self.encode(text + "assistant: " * add_generation_prompt)

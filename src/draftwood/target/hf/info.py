@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from draftwood.errors import ModelError
 from draftwood.target.base import TargetInfo
 from draftwood.target.hf.masks import rope_fields
 
@@ -15,6 +16,17 @@ _NO_LIMIT = 32_768  # for models that know none, such as recurrent ones
 
 def describe(model: Any, config: Any, name: str | None, backend: str) -> TargetInfo:
     """All that can be read off; the cache's size per token is measured later, on real keys and values."""
+    try:
+        return _read(model, config, name, backend)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"The configuration of {type(model).__name__} does not describe a language model",
+            got=f"{type(error).__name__}: {error}",
+            next_step="Check config.json and generation_config.json.",
+        ) from error
+
+
+def _read(model: Any, config: Any, name: str | None, backend: str) -> TargetInfo:
     return TargetInfo(
         name=name or getattr(model, "name_or_path", "") or type(model).__name__,
         architecture=type(model).__name__,

@@ -1,4 +1,7 @@
-"""Transformers models that cannot run trees (recurrent ones, mostly), for users who ask for plain decoding.
+"""Transformers models that cannot run trees (recurrent ones, mostly), where the user allows plain decoding.
+
+The target "hf-plain" means: transformers, plain decoding allowed where the model cannot run trees. A model that can run
+them does so under that name too, and nothing here is used.
 
 Chains only, one forward per sequence. Each sequence holds the model's own cache object and goes on from it for a single
 token, the step that every model gets right (some, Mamba among them, are inexact for longer pieces). Everything else

@@ -27,14 +27,16 @@ from draftwood.target.hf.masks import Reach, additive_masks, mask_styles, obstac
 from draftwood.target.hf.plain import PlainTarget
 from draftwood.target.hf.probe import PROBE_WINDOW, tree_mismatch
 from draftwood.target.hf.taps import LayerTaps
+from draftwood.target.room import default_cache_tokens
 
 
 class HFTarget(Target):
     """Runs trees through a transformers model. Takes the model over: it is put into eval mode, and where its attention
     takes no masks (flash, flex) the implementation is changed to "sdpa" or "eager".
 
-    ``cache_tokens`` bounds the cached positions of all sequences together (default: ``max_batch`` full contexts);
-    memory grows with use. Models that cannot run trees are refused; ``from_model`` can fall back to plain decoding.
+    ``cache_tokens`` bounds the cached positions of all sequences together (default: ``max_batch`` full contexts
+    with a draft tree behind each, at most 65,536); memory grows with use.
+    Models that cannot run trees are refused; ``from_model`` can fall back to plain decoding.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class HFTarget(Target):
         self._taps = LayerTaps(model, self.info.num_layers, self.info.hidden_size)
         self._narrows_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._reaches: dict[str, Reach] = {}
-        self._cache = SlotCache(cache_tokens or max_batch * self.info.context_length)
+        self._cache = SlotCache(cache_tokens or default_cache_tokens(max_batch, self.info.context_length))
         self._settle_or_refuse()
 
     @classmethod
@@ -59,14 +61,15 @@ class HFTarget(Target):
         cache_tokens: int | None = None,
         allow_plain: bool = False,
     ) -> Target:
-        """A tree target, or with ``allow_plain`` a ``PlainTarget`` for a model that cannot be one."""
+        """A tree target, or with ``allow_plain`` ("hf-plain") a ``PlainTarget`` where the model cannot be one."""
         try:
             return cls(model, name=name, max_batch=max_batch, cache_tokens=cache_tokens)
         except CapabilityError:
             if not allow_plain or getattr(model.config, "is_encoder_decoder", False):
                 raise
         info = describe(model, model.config.get_text_config(decoder=True), name, backend="transformers-plain")
-        return PlainTarget(model, replace(info, can_tree=False), cache_tokens or max_batch * info.context_length)
+        room = cache_tokens or default_cache_tokens(max_batch, info.context_length)
+        return PlainTarget(model, replace(info, can_tree=False), room)
 
     @classmethod
     def from_folder(
@@ -87,10 +90,11 @@ class HFTarget(Target):
             raise MissingExtraError("The transformers target", "transformers", "hf") from None
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        except (OSError, ValueError) as error:
+        # Damaged weights and odd configurations fail anywhere in foreign code, with any kind of error.
+        except Exception as error:
             raise ModelError(
                 "transformers cannot load this folder as a causal language model",
-                got=f"{folder}: {error}",
+                got=f"{folder}: {_short(error)}",
                 next_step="Check the folder, or install the transformers release the model asks for.",
             ) from error
         return cls.from_model(
@@ -215,6 +219,12 @@ class HFTarget(Target):
         self.info = replace(
             self.info, vocab_size=width, cache_bytes_per_token=self._cache.bytes_per_token, can_tap=can_tap
         )
+
+
+def _short(error: Exception) -> str:
+    """The kind of an error and the first line that says something: libraries append pages of advice."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def _attentions(model: Any, config: Any) -> list[str]:

@@ -39,6 +39,10 @@ class Decoder(ABC):
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         """Writes keys and values of all rows, returns logits of the wanted ones, and the taps."""
 
+    @abstractmethod
+    def move_rows(self, sources: list[int], first: int) -> None:
+        """As ``KVCache.move_rows``, the quickest way this decoder knows."""
+
 
 def pack(segments: Sequence[Segment], cache: KVCache) -> PackedBatch:
     """Lays the segments side by side and reserves their cache slots."""

@@ -49,6 +49,9 @@ class EagerDecoder(Decoder):
         tapped = torch.cat([taps[index] for index in tap_layers], dim=-1) if tap_layers else None  # [N, T*H]
         return ForwardOutput(logits, logits.argmax(dim=-1), tapped)
 
+    def move_rows(self, sources: list[int], first: int) -> None:
+        self._cache.move_rows(sources, first)
+
     def _attention(
         self,
         index: int,

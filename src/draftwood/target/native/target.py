@@ -86,7 +86,7 @@ class NativeTarget(Target):
         return self._decoder.forward(pack(segments, self._cache), self._taps)
 
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
-        self._cache.keep(sequence, nodes)
+        self._cache.keep(sequence, nodes, self._decoder.move_rows)
 
     def truncate(self, sequence: int, length: int) -> None:
         self._cache.truncate(sequence, length)

@@ -159,7 +159,7 @@ def _open(folder: Path, stack: ExitStack) -> tuple[Lookup, set[str]]:
 def _shards(folder: Path) -> Iterator[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        yield from sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        yield from sorted({folder / name for name in _weight_map(index).values()})
     elif (folder / "model.safetensors").exists():
         yield folder / "model.safetensors"
     else:
@@ -169,6 +169,22 @@ def _shards(folder: Path) -> Iterator[Path]:
             allowed="model.safetensors, or model.safetensors.index.json with its parts",
             next_step="Save the model with save_pretrained(..., safe_serialization=True), or name another folder.",
         )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Which file holds which tensor, by the index of a model in several files."""
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{index} is not valid JSON", got=error, next_step="Fetch the model again.") from error
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise ModelError(
+            f"{index} does not say which file holds which tensor",
+            allowed="an object with a weight_map from names of tensors to names of files",
+            next_step="Fetch the model again.",
+        )
+    return files
 
 
 def _check_names(names: set[str], config: ModelConfig, folder: Path) -> None:

@@ -57,7 +57,6 @@ class CpuDecoder(Decoder):
         self._logits = torch.empty(KEPT_LOGITS, config.vocab_size)
         self._layers = (Layer * config.num_layers)()
         self._model = self._consume(weights)
-        cache.move_rows = self._move_rows
 
     @staticmethod
     def is_available() -> bool:
@@ -124,7 +123,7 @@ class CpuDecoder(Decoder):
             raise MemoryError(f"no memory for a forward of {rows} positions")
         return ForwardOutput(logits, greedy_ids, tapped.to(self._dtype) if tap_layers else None)
 
-    def _move_rows(self, sources: list[int], first: int) -> None:
+    def move_rows(self, sources: list[int], first: int) -> None:
         """See ``KVCache``: there are a few rows to move after every cycle."""
         keys = self._cache.keys  # [layers, kv_heads, slots, head_dim]
         row_bytes = keys.shape[3] * keys.itemsize
