@@ -95,5 +95,5 @@ def test_odd_configurations_never_give_a_stack_trace(toy: Path, target: str, cha
 
 @pytest.mark.parametrize("messages", ["hello", [], [5], [{"role": "user"}], [{"role": "", "content": "x"}]])
 def test_the_byte_tokenizer_checks_messages_as_the_real_one_does(messages: object) -> None:
-    with pytest.raises(PromptError, match="[Mm]essage"):
+    with pytest.raises(PromptError, match=r"[Mm]essage"):
         ByteTokenizer().apply_chat(messages)
