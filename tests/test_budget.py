@@ -2,51 +2,59 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from draftwood import LLM, SamplingParams
-from draftwood.engine.budget import EXPLORE_EVERY, SIZES, CostCurve, expected_tokens, measure_costs
-from draftwood.engine.stats import RequestStats
+from draftwood.engine.budget import SIZES, CostCurve, GuessRecord, measure_costs
 from draftwood.target.tiny import TINY_CONFIG, ByteTokenizer, tiny_target
+from draftwood.tree import DraftTree
 
 FREE = CostCurve(SIZES, (1.0,) * len(SIZES))
 STEEP = CostCurve((1, 2, 4, 8), (1.0, 1.6, 2.4, 4.0))
+CHAIN = DraftTree.chain(list(range(8)), "test")
 
 
-def seen(accepted: list[int], trials: int, cycles: int = 100) -> RequestStats:
-    """A request that tried chains of that many guesses and saw so many right at each depth."""
-    return RequestStats(
-        cycles=cycles,
-        tried_by_depth=Counter({depth + 1: trials for depth in range(len(accepted))}),
-        accepted_by_depth=Counter({depth + 1: count for depth, count in enumerate(accepted)}),
-    )
+def seen(accepted: list[int], offered: DraftTree = CHAIN) -> GuessRecord:
+    """A request that verified the whole chain every time and accepted so many of its nodes."""
+    record = GuessRecord()
+    for count in accepted:
+        record.note(offered, offered, range(count + 1), first_token=1 if count else 99)
+    return record
 
 
 def test_expected_tokens_follow_the_counts() -> None:
-    stats = seen([800, 400, 100], 1000)
-    assert expected_tokens(stats, 4) == pytest.approx([1.0, 1.8, 2.2, 2.3], abs=0.01)
-    assert expected_tokens(stats, 1) == [1.0]
-    hopeless = expected_tokens(seen([0] * 9, 1000), 10)
-    assert len(hopeless) == 10
-    assert hopeless[-1] < 1.01
+    always = seen([7] * 500)
+    assert always.expected_tokens(8) == pytest.approx(list(range(1, 9)), abs=0.2)
+    three = seen([3] * 500)
+    assert three.expected_tokens(8) == pytest.approx([1, 2, 3, 4, 4, 4, 4, 4], abs=0.1)
+    assert seen([0] * 500).expected_tokens(60) == pytest.approx([1.0] * 60, abs=0.02)
+    assert len(GuessRecord().expected_tokens(60)) == 60
+
+
+def test_right_guesses_come_in_runs() -> None:
+    runs = seen(([7] * 20 + [0] * 20) * 5)
+    assert STEEP.best_size(runs) == 1  # it ended in a run of wrong ones
+    runs.note(CHAIN, CHAIN.first(1), [0], first_token=1)  # a guess that was not verified would have been right
+    assert STEEP.best_size(runs) > 1
 
 
 def test_free_positions_are_used_as_far_as_guesses_reach() -> None:
-    assert FREE.best_size(RequestStats()) >= 12
-    assert FREE.best_size(seen([900] * 20, 1000)) >= 24
+    assert FREE.best_size(seen([7] * 100)) >= 8
 
 
-def test_useless_guesses_end_in_plain_decoding_with_a_try_now_and_then() -> None:
-    assert STEEP.best_size(seen([10] + [0] * 6, 1000)) == 1
-    assert STEEP.best_size(seen([10] + [0] * 6, 1000, cycles=EXPLORE_EVERY - 1)) == 2
+def test_good_guesses_pay_for_positions_and_bad_ones_do_not() -> None:
+    assert STEEP.best_size(seen([7] * 100)) == 8
+    assert STEEP.best_size(seen([3] * 100)) == 4
+    assert STEEP.best_size(seen([0] * 100)) == 1
 
 
-def test_good_guesses_pay_for_positions() -> None:
-    assert STEEP.best_size(seen([1000] * 7, 1000)) == 8
-    assert STEEP.best_size(seen([950, 900, 850, 100, 90, 80, 70], 1000)) == 4
+def test_cycles_without_a_guess_say_nothing() -> None:
+    record = GuessRecord()
+    before = record.expected_tokens(8)
+    record.note(CHAIN.first(1), CHAIN.first(1), [0], first_token=5)
+    assert record.expected_tokens(8) == before
 
 
 def test_measured_costs_start_at_one_and_never_fall() -> None:

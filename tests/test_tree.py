@@ -40,6 +40,31 @@ def test_limited_keeps_exactly_the_shallow_nodes(tree: DraftTree, depth: int) ->
     assert sorted((tuple(cut.path_tokens(n)), cut.sources[n]) for n in range(len(cut))) == texts
 
 
+@given(trees(), st.integers(1, 30))
+def test_first_keeps_the_first_nodes(tree: DraftTree, size: int) -> None:
+    part = tree.first(size)
+    assert len(part) == min(size, len(tree))
+    for node in range(len(part)):
+        assert part.path(node) == tree.path(node)
+        assert part.path_tokens(node) == tree.path_tokens(node)
+
+
+def test_parts_keep_what_drawn_children_were_drawn_from() -> None:
+    tree = DraftTree(
+        (1, 2, 3, 4, 5),
+        (-1, 0, 0, 1, 1),
+        (0, 1, 1, 2, 2),
+        ("s",) * 5,
+        (0.5,) * 5,
+        {0: proposal(3, 7), 1: proposal(4, 5)},
+        {0: 1},
+    )
+    assert tree.first(4).proposals.keys() == {0, 1}
+    assert tree.first(2).num_chosen == {0: 1}
+    assert tree.limited(1).proposals.keys() == {0}
+    assert tree.first(1).proposals == {}
+
+
 @given(trees())
 def test_children_and_leaves_agree_with_parents(tree: DraftTree) -> None:
     children = tree.children()

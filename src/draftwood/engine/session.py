@@ -15,7 +15,7 @@ import torch
 
 from draftwood.config import SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, Verified
-from draftwood.engine.budget import CostCurve
+from draftwood.engine.budget import CostCurve, GuessRecord
 from draftwood.engine.detokenize import IncrementalDecoder
 from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
 from draftwood.engine.stats import RequestStats
@@ -74,8 +74,9 @@ class Session:
         self.finish_reason: str | None = None
         self.error: Exception | None = None  # what ended it, if it was an error
         self._costs = costs
+        self._guesses = GuessRecord()
         self._committed = 0  # prompt positions the target has, until prefill is over
-        self._tree = DraftTree.root_only(self.tokens[-1])
+        self._offered = self._tree = DraftTree.root_only(self.tokens[-1])  # the drafter's tree, and what is verified
         self._admitted = 0.0
         self._warper = Warper(params, request.prompt_ids)
         self._randomness = SeededRandomness(params.seed, request.index)
@@ -167,6 +168,7 @@ class Session:
         self.tokens.extend(block.token_ids)
         self._warper.commit(block.token_ids)
         self._count(accepted, size)
+        self._guesses.note(self._offered, tree, accepted.path, block.token_ids[0])
         self.finish_reason = block.finish_reason
         self.drafter.observe(Verified(tree, output.logits, accepted.path, block.token_ids, output.taps))
         return TokenEvent(
@@ -184,19 +186,22 @@ class Session:
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _draft(self) -> DraftTree:
+        """The drafter's tree, cut to what pays, to what fits, and to what can still be emitted."""
         started = time.perf_counter()
-        budget = self.request.budget if self._costs is None else self._costs.best_size(self.stats)
-        budget = min(budget, self.capacity - (len(self.tokens) - 1))  # what is left of the sequence's slots
-        tree = self.drafter.propose(budget)
+        budget = self.request.budget
+        tree = self._offered = self.drafter.propose(budget)
         if len(tree) > budget or tree.tokens[0] != self.tokens[-1]:
             raise TreeError(
                 f"The drafter {self.drafter.name!r} proposed a tree that cannot be verified",
                 got=f"{len(tree)} nodes, root token {tree.tokens[0]}",
                 allowed=f"at most {budget} nodes, root token {self.tokens[-1]}",
             )
-        # Nodes that could only be accepted past the length limit are not worth their positions.
-        remaining = self.request.max_tokens - (len(self.tokens) - len(self.request.prompt_ids))
-        tree = tree.limited(remaining - 1)
+        if len(tree) > 1:
+            size = budget if self._costs is None else self._costs.best_size(self._guesses)
+            free_slots = self.capacity - (len(self.tokens) - 1)
+            tree = tree.first(min(size, free_slots))
+            remaining = self.request.max_tokens - (len(self.tokens) - len(self.request.prompt_ids))
+            tree = tree.limited(remaining - 1)
         self.stats.draft_seconds += time.perf_counter() - started
         return tree
 

@@ -70,10 +70,10 @@ def list_models() -> list[ModelEntry]:
 
 def model_path(name: str) -> Path:
     """Where the model lies; it is not fetched for this."""
-    if name == BUILT_IN:
-        raise built_in_has_no_folder()
     folder = models_home() / name
     if not is_entry_name(name) or not folder.is_dir():
+        if name == BUILT_IN:
+            raise built_in_has_no_folder()
         raise ModelError(
             "This model is not in the cache",
             got=repr(name),

@@ -288,7 +288,7 @@ def is_entry_name(name: str) -> bool:
 
 def _unknown(name: str) -> ModelError:
     cached = [path.name for path in models_home().glob("[!.]*")] if models_home().is_dir() else []
-    close = difflib.get_close_matches(name.lower(), [*KNOWN, BUILT_IN, *cached], n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), [*KNOWN, *cached], n=1, cutoff=0.5)
     is_path = name.endswith(".gguf") or name.startswith(("/", ".", "~")) or name.count("/") > 1
     hint = f"Did you mean {close[0]!r}?" if close else None
     return ModelError(

@@ -22,7 +22,7 @@ def check_room(cache_tokens: int, bytes_per_token: int, device: torch.device) ->
         raise CapabilityError(
             f"There is no room for the cache on {device}",
             got=f"{cache_tokens:,} positions of {bytes_per_token:,} bytes: {num_bytes:,} bytes",
-            allowed=f"the memory of {device}",
+            allowed=f"as many as the memory of {device} holds",
             next_step="Lower cache_tokens or max_batch, or use a smaller dtype.",
         )
 

@@ -74,6 +74,9 @@ class DraftTree:
             lists[self.parents[node]].append(node)
         return lists
 
+    def children_of(self, node: int) -> list[int]:
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
     def path(self, node: int) -> list[int]:
         """The nodes from the root to ``node``, both included."""
         path = [node]
@@ -86,20 +89,33 @@ class DraftTree:
         return [self.tokens[i] for i in self.path(node)[1:]]
 
     def limited(self, max_depth: int) -> DraftTree:
-        """The tree without the nodes below ``max_depth``. Whole groups of siblings go, so drawn ones stay drawn."""
-        if max(self.depths) <= max_depth:
+        """The tree without the nodes below ``max_depth``."""
+        return self._part([node for node, depth in enumerate(self.depths) if depth <= max_depth])
+
+    def first(self, size: int) -> DraftTree:
+        """The tree of the first ``size`` nodes."""
+        return self._part(range(min(size, len(self.tokens))))
+
+    def _part(self, kept: Sequence[int]) -> DraftTree:
+        """The tree of these nodes, ascending, parents included. Where siblings go, they go from the end and whatever
+        tokens they carry, so that drawn ones stay exact."""
+        if len(kept) == len(self.tokens):
             return self
-        kept = [node for node, depth in enumerate(self.depths) if depth <= max_depth]
         number = {node: index for index, node in enumerate(kept)}
-        inner = {node for node in kept if self.depths[node] < max_depth}
+        parents = tuple(number.get(self.parents[node], -1) for node in kept)
+        inner = set(parents)
         return DraftTree(
             tokens=tuple(self.tokens[node] for node in kept),
-            parents=tuple(number.get(self.parents[node], -1) for node in kept),
+            parents=parents,
             depths=tuple(self.depths[node] for node in kept),
             sources=tuple(self.sources[node] for node in kept),
             probs=tuple(self.probs[node] for node in kept),
-            proposals={number[node]: q for node, q in self.proposals.items() if node in inner},
-            num_chosen={number[node]: count for node, count in self.num_chosen.items() if node in inner},
+            proposals={number[n]: q for n, q in self.proposals.items() if number.get(n) in inner},
+            num_chosen={
+                number[n]: min(count, parents.count(number[n]))
+                for n, count in self.num_chosen.items()
+                if number.get(n) in inner
+            },
         )
 
     def leaves(self) -> list[int]:
