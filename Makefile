@@ -21,7 +21,7 @@ $(READY): pyproject.toml
 	@touch $(READY)
 
 demo: $(READY)  ## set up, then generate with the default model beside plain decoding
-	$(BIN)/draftwood generate --compare --max-tokens 160 "Rewrite this function with type hints and a docstring: def mean(values): total = sum(values); count = len(values); return total / count if count else 0.0"
+	$(BIN)/draftwood generate --compare --max-tokens 160 "Repeat the text exactly: The quick brown fox jumps over the lazy dog. The dog sleeps in the garden, and the fox runs home to its den in the forest."
 
 test: $(READY)  ## set up, then run the tests
 	$(BIN)/python -m pytest

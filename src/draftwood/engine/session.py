@@ -168,7 +168,8 @@ class Session:
         self.tokens.extend(block.token_ids)
         self._warper.commit(block.token_ids)
         self._count(accepted, size)
-        self._guesses.note(self._offered, tree, accepted.path, block.token_ids[0])
+        if self._costs is not None:
+            self._guesses.note(self._offered, tree, accepted.path, block.token_ids[0])
         self.finish_reason = block.finish_reason
         self.drafter.observe(Verified(tree, output.logits, accepted.path, block.token_ids, output.taps))
         return TokenEvent(

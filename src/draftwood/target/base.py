@@ -43,6 +43,8 @@ class ForwardOutput(NamedTuple):
 
     def split(self, segments: Sequence[Segment]) -> list[ForwardOutput]:
         """One output per segment: views, nothing is copied."""
+        if len(segments) == 1:
+            return [self]
         parts: list[ForwardOutput] = []
         row = node = 0
         for segment in segments:

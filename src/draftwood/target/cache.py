@@ -107,13 +107,13 @@ class KVCache:
         extent.pending = num_nodes
         return extent.base + extent.length
 
-    def keep(self, sequence: int, nodes: Sequence[int], move: Move) -> None:
+    def keep(self, sequence: int, nodes: Sequence[int], move: Move | None = None) -> None:
         """Moves the accepted nodes' rows to the end of the prefix. A path ascends, so rows only move down."""
         extent = self._extents[sequence]
         first = extent.base + extent.length
         start = next((i for i, node in enumerate(nodes) if i != node), len(nodes))  # from the first gap on all move
         if start < len(nodes):
-            move([first + node for node in nodes[start:]], first + start)
+            (move or self.move_rows)([first + node for node in nodes[start:]], first + start)
         extent.length += len(nodes)
         extent.pending = 0
 
