@@ -16,89 +16,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood.errors import CapabilityError
 from draftwood.target.base import Segment, depths_of
-from draftwood.target.cache import Extent, SlotPool
+from draftwood.target.slots import SlotBook
 from draftwood.tree.layout import ancestor_mask
 
 _FIRST_ROWS = 256  # a layer's first size; it doubles from there
 
 
-class SlotCache:
-    """Extents of slots for sequences, and each layer's rows ``[1, heads, slots, dim]``, grown as slots come into use.
+class SlotCache(SlotBook):
+    """Each layer's rows ``[1, heads, slots, dim]``, grown as slots come into use.
 
     Rows are made when a layer first writes, so head counts and widths may differ between layers and between keys and
     values.
     """
 
     def __init__(self, num_slots: int) -> None:
-        self.num_slots = num_slots
+        super().__init__(num_slots)
         self.rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # layer -> keys, values
-        self._pool = SlotPool(num_slots)
-        self._extents: dict[int, Extent] = {}
-        self._next_id = 0
-
-    def __getitem__(self, sequence: int) -> Extent:
-        return self._extents[sequence]
 
     @property
     def bytes_per_token(self) -> int:
         return sum(rows.shape[1] * rows.shape[3] * rows.element_size() for pair in self.rows.values() for rows in pair)
-
-    def can_open(self, capacity: int) -> bool:
-        return capacity <= self._pool.largest()
-
-    def open(self, capacity: int) -> int:
-        base = self._pool.take(capacity)
-        sequence, self._next_id = self._next_id, self._next_id + 1
-        self._extents[sequence] = Extent(base, capacity)
-        return sequence
-
-    def close(self, sequence: int) -> None:
-        extent = self._extents.pop(sequence)
-        self._pool.give(extent.base, extent.capacity)
-
-    def reserve(self, sequence: int, num_nodes: int) -> Extent:
-        extent = self._extents[sequence]
-        if extent.length + num_nodes > extent.capacity:
-            raise CapabilityError(
-                "The sequence outgrows its part of the cache",
-                got=f"{extent.length} committed + {num_nodes} nodes",
-                allowed=f"{extent.capacity} positions",
-                next_step="Open the sequence with a larger capacity.",
-            )
-        extent.pending = num_nodes
-        return extent
-
-    def keep(self, sequence: int, nodes: Sequence[int]) -> None:
-        """Moves the accepted nodes' rows to the end of the prefix; a chain kept from its start is in place already."""
-        extent = self._extents[sequence]
-        if any(not 0 <= node < extent.pending for node in nodes):
-            raise CapabilityError(
-                "Only nodes of the last forward can be kept", got=list(nodes), allowed=f"0 to {extent.pending - 1}"
-            )
-        if list(nodes) != list(range(len(nodes))):
-            self._move([extent.base + extent.length + node for node in nodes], extent.base + extent.length)
-        extent.length += len(nodes)
-        extent.pending = 0
-
-    def truncate(self, sequence: int, length: int) -> None:
-        extent = self._extents[sequence]
-        extent.length = min(extent.length, length)
-        extent.pending = 0
-
-    def fork(self, sequence: int, capacity: int) -> int:
-        source = self._extents[sequence]
-        if capacity < source.length:
-            raise CapabilityError(
-                "The copy of a sequence needs room for its prefix", got=capacity, allowed=f"{source.length} or more"
-            )
-        copy = self.open(capacity)
-        extent = self._extents[copy]
-        extent.length = source.length
-        if source.length:
-            self._move(list(range(source.base, source.base + source.length)), extent.base)
-        return copy
 
     def write(self, layer: int, new: tuple[torch.Tensor, torch.Tensor], where: slice | torch.Tensor, stop: int) -> None:
         """Puts keys and values ``[1, heads, n, dim]`` into their slots, all of which are below ``stop``."""
@@ -117,7 +55,7 @@ class SlotCache:
             self.rows[layer] = rows = (keys, values)
         return rows
 
-    def _move(self, sources: list[int], first: int) -> None:
+    def move_rows(self, sources: list[int], first: int) -> None:
         stop = first + len(sources)
         for layer, pair in self.rows.items():
             for rows in self._rows_up_to(layer, pair, stop):

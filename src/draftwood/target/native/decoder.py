@@ -50,8 +50,7 @@ def pack(segments: Sequence[Segment], cache: KVCache) -> PackedBatch:
     positions: list[int] = []
     packed: list[PackedSegment] = []
     for segment in segments:
-        extent = cache[segment.sequence]
-        cache.reserve(segment.sequence, len(segment.token_ids))
+        extent = cache.reserve(segment.sequence, len(segment.token_ids))
         packed.append(PackedSegment(len(token_ids), extent.base, extent.length, segment.parents, segment.num_logits))
         token_ids.extend(segment.token_ids)
         positions.extend(extent.length + depth for depth in depths_of(segment.parents))

@@ -68,13 +68,13 @@ class NativeTarget(Target):
 
     @property
     def num_slots(self) -> int:
-        return self._cache.pool.num_slots
+        return self._cache.num_slots
 
     def open(self, capacity: int) -> int:
         return self._cache.open(capacity)
 
     def can_open(self, capacity: int) -> bool:
-        return capacity <= self._cache.pool.largest()
+        return self._cache.can_open(capacity)
 
     def close(self, sequence: int) -> None:
         self._cache.close(sequence)
@@ -92,7 +92,7 @@ class NativeTarget(Target):
         self._cache.truncate(sequence, length)
 
     def fork(self, sequence: int, capacity: int) -> int:
-        return self._cache.fork(sequence, capacity)
+        return self._cache.fork(sequence, capacity, self._decoder.move_rows)
 
     def set_taps(self, layers: Sequence[int]) -> None:
         for layer in layers:

@@ -1,0 +1,132 @@
+"""The books of a cache: one pool of slots, handed out in contiguous extents.
+
+An extent belongs to one sequence: slots ``base .. base + capacity``. Its committed prefix comes first; the nodes of the
+tree under verification stand behind it, node i at ``base + length + i``. What lies in the slots, and how it is moved,
+is the business of the caches that derive from ``SlotBook``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from draftwood.errors import CapabilityError
+
+Move = Callable[[list[int], int], None]  # see SlotBook.move_rows
+
+
+@dataclass(slots=True)
+class Extent:
+    base: int
+    capacity: int
+    length: int = 0  # committed positions
+    pending: int = 0  # nodes of the last forward, not committed yet
+
+
+class SlotPool:
+    """First-fit allocation of contiguous extents."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._free = [(0, num_slots)]  # (base, size), ascending, never adjacent
+
+    def largest(self) -> int:
+        return max((size for _, size in self._free), default=0)
+
+    def take(self, size: int) -> int:
+        for index, (base, free) in enumerate(self._free):
+            if free >= size:
+                rest = [(base + size, free - size)] if free > size else []
+                self._free[index : index + 1] = rest
+                return base
+        raise CapabilityError(
+            "The cache has no room for another sequence",
+            got=f"{size} positions",
+            allowed=f"at most {self.largest()} in one piece now, {self.num_slots} in all",
+            next_step="Shorten the prompt or max_tokens, or raise cache_tokens.",
+        )
+
+    def give(self, base: int, size: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for start, length in sorted([*self._free, (base, size)]):
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + length)
+            else:
+                merged.append((start, length))
+        self._free = merged
+
+
+class SlotBook(ABC):
+    """Sequences and their extents. ``move``: a quicker way to move rows, for those who know one."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._pool = SlotPool(num_slots)
+        self._extents: dict[int, Extent] = {}
+        self._next_id = 0
+
+    @abstractmethod
+    def move_rows(self, sources: list[int], first: int) -> None:
+        """What lies in the slots ``sources`` (ascending) goes to ``first``, ``first + 1``, ..."""
+
+    def __getitem__(self, sequence: int) -> Extent:
+        return self._extents[sequence]
+
+    def can_open(self, capacity: int) -> bool:
+        return capacity <= self._pool.largest()
+
+    def open(self, capacity: int) -> int:
+        base = self._pool.take(capacity)
+        sequence, self._next_id = self._next_id, self._next_id + 1
+        self._extents[sequence] = Extent(base, capacity)
+        return sequence
+
+    def close(self, sequence: int) -> None:
+        extent = self._extents.pop(sequence)
+        self._pool.give(extent.base, extent.capacity)
+
+    def reserve(self, sequence: int, num_nodes: int) -> Extent:
+        """Makes room for nodes that are about to be written behind the prefix."""
+        extent = self._extents[sequence]
+        if extent.length + num_nodes > extent.capacity:
+            raise CapabilityError(
+                "The sequence outgrows its part of the cache",
+                got=f"{extent.length} committed + {num_nodes} nodes",
+                allowed=f"{extent.capacity} positions",
+                next_step="Open the sequence with a larger capacity.",
+            )
+        extent.pending = num_nodes
+        return extent
+
+    def keep(self, sequence: int, nodes: Sequence[int], move: Move | None = None) -> None:
+        """Moves the accepted nodes' rows to the end of the prefix. A path ascends, so rows only move down."""
+        extent = self._extents[sequence]
+        if any(not 0 <= node < extent.pending for node in nodes):
+            raise CapabilityError(
+                "Only nodes of the last forward can be kept", got=list(nodes), allowed=f"0 to {extent.pending - 1}"
+            )
+        first = extent.base + extent.length
+        start = next((i for i, node in enumerate(nodes) if i != node), len(nodes))  # from the first gap on all move
+        if start < len(nodes):
+            (move or self.move_rows)([first + node for node in nodes[start:]], first + start)
+        extent.length += len(nodes)
+        extent.pending = 0
+
+    def truncate(self, sequence: int, length: int) -> None:
+        extent = self._extents[sequence]
+        extent.length = min(extent.length, length)
+        extent.pending = 0
+
+    def fork(self, sequence: int, capacity: int, move: Move | None = None) -> int:
+        source = self._extents[sequence]
+        if capacity < source.length:
+            raise CapabilityError(
+                "The copy of a sequence needs room for its prefix", got=capacity, allowed=f"{source.length} or more"
+            )
+        copy = self.open(capacity)
+        extent = self._extents[copy]
+        extent.length = source.length
+        if source.length:
+            (move or self.move_rows)(list(range(source.base, source.base + source.length)), extent.base)
+        return copy
