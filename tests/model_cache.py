@@ -32,6 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     if request.node.get_closest_marker("model") is None:
         monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+        monkeypatch.delenv("DRAFTWOOD_OFFLINE", raising=False)
     return tmp_path / "home"
 
 
