@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import lt
 from typing import NamedTuple
 
 import numpy as np
@@ -175,6 +176,29 @@ class TreeBuilder:
 
 
 def _check(tree: DraftTree) -> None:
+    if not _is_sound(tree):
+        _explain(tree)
+    if tree.proposals:
+        _check_proposals(tree)
+
+
+def _is_sound(tree: DraftTree) -> bool:
+    """Whether all invariants hold; in few steps, since every tree of every cycle comes through here."""
+    size, parents, depths = len(tree.tokens), tree.parents, tree.depths
+    return (
+        size > 0
+        and size == len(parents) == len(depths) == len(tree.sources) == len(tree.probs)
+        and parents[0] == -1
+        and depths[0] == 0
+        and min(parents[1:], default=0) >= 0
+        and all(map(lt, parents, range(size)))
+        and depths[1:] == tuple([depths[parent] + 1 for parent in parents[1:]])
+        and len(set(zip(parents, tree.tokens, strict=True))) == size
+    )
+
+
+def _explain(tree: DraftTree) -> None:
+    """Raises with the first invariant that the tree breaks."""
     size = len(tree.tokens)
     if size == 0:
         raise TreeError("A draft tree needs at least its root", got="no nodes")
@@ -194,7 +218,6 @@ def _check(tree: DraftTree) -> None:
         if edge in seen:
             raise TreeError(f"Node {parent} has two children with the token {edge[1]}", got=f"node {node}")
         seen.add(edge)
-    _check_proposals(tree)
 
 
 def _check_proposals(tree: DraftTree) -> None:
