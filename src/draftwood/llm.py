@@ -135,7 +135,7 @@ class LLM:
     ) -> list[Completion]:
         """Completes texts as they are. Results come in the order of the prompts, the ``n`` samples of each together.
 
-        ``drafter`` is another drafter for this call, with its default options.
+        ``drafter`` is another drafter for this call, with its default options where it is not the one of this LLM.
         """
         return self._run([self._encode(prompt) for prompt in _listed(prompts)], params, drafter, reuse=False)
 

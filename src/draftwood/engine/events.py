@@ -26,7 +26,7 @@ class TokenEvent(NamedTuple):
     sources: tuple[str, ...]  # who drafted each token; "target" where the target added it itself
     texts: tuple[str, ...]  # the text each token made certain; may be empty for some
     logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: str | None  # None while the request goes on; "stop", "length" or "cancelled"
+    finish_reason: str | None  # None while the request goes on; "stop" or "length" in its last event
     stats: RequestStats
     tree: DraftTree  # the tree that was verified
     path: tuple[int, ...]  # its accepted nodes
