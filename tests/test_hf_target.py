@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers", reason="the transformers target needs the extra 'hf'")
 
@@ -424,3 +425,20 @@ def test_ctrl_c_while_loading_is_no_error_of_the_model(tmp_path: Path, monkeypat
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", interrupted)
     with pytest.raises(KeyboardInterrupt):
         HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_folder_that_lacks_weights_is_refused(family: str, tmp_path: Path) -> None:
+    """transformers would fill in random numbers; a head that is tied to the embedding is not missing."""
+    shape = {"vocab_size": 50, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
+    config = transformers.AutoConfig.for_model(family, **shape, tie_word_embeddings=True)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path)
+    options = {"dtype": torch.float32, "device": torch.device("cpu")}
+    assert HFTarget.from_folder(tmp_path, **options).info.vocab_size == 50
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    gone = next(name for name in tensors if "mlp" in name)
+    save_file({name: tensor for name, tensor in tensors.items() if name != gone}, path, {"format": "pt"})
+    with pytest.raises(ModelError, match="lacks weights"):
+        HFTarget.from_folder(tmp_path, **options)

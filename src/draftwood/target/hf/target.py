@@ -12,7 +12,7 @@ attention, and one copy of the keys and values a layer (none for a single sequen
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,10 @@ class HFTarget(Target):
         except ImportError:
             raise MissingExtraError("The transformers target", "transformers", "hf") from None
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
+            model, report = loaded
         # Damaged weights and odd configurations fail anywhere in foreign code, with any kind of error.
         except Exception as error:
             raise ModelError(
@@ -97,6 +100,7 @@ class HFTarget(Target):
                 got=f"{folder}: {_short(error)}",
                 next_step="Check the folder, or install the transformers release the model asks for.",
             ) from error
+        _check_complete(folder, report)
         return cls.from_model(
             model.to(device),
             name=name or folder.name,
@@ -225,6 +229,17 @@ def _short(error: Exception) -> str:
     """The kind of an error and the first line that says something: libraries append pages of advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _check_complete(folder: Path, report: Mapping[str, Any]) -> None:
+    """transformers gives tensors that it does not find random values, with no more than a warning."""
+    missing = sorted(report.get("missing_keys") or ())
+    if missing:
+        raise ModelError(
+            "The model folder lacks weights",
+            got=f"{folder}: {', '.join(missing[:6])}{' ...' if len(missing) > 6 else ''}",
+            next_step="Fetch the model again.",
+        )
 
 
 def _attentions(model: Any, config: Any) -> list[str]:
