@@ -17,8 +17,6 @@ from draftwood.target.room import MAX_CACHE_TOKENS, check_room, default_cache_to
 from draftwood.target.tiny import ByteTokenizer
 from tests.model_cache import home, toy  # noqa: F401 - fixtures
 
-# ruff: noqa: F811 - that is how fixtures from elsewhere are used
-
 
 @pytest.mark.parametrize("model", [None, 123, b"tiny", ["tiny"]])
 def test_what_is_no_name_of_a_model(model: object) -> None:

@@ -16,9 +16,6 @@ from draftwood.target.load import KNOWN, KnownModel, ModelFolder, resolve
 from draftwood.target.store import DiskFullError
 from tests.model_cache import contents, heard, home, known, toy  # noqa: F401 - home, known and toy are fixtures
 
-# ruff: noqa: F811 - that is how fixtures from elsewhere are used
-
-
 # Wheels and the hub
 
 

@@ -20,9 +20,6 @@ from draftwood.target.gguf.safetensors_file import SafetensorsWriter
 from draftwood.target.load import ModelFolder, read_json_config, resolve
 from tests.model_cache import contents, heard, home, toy  # noqa: F401 - home and toy are fixtures
 
-# ruff: noqa: F811 - that is how fixtures from elsewhere are used
-
-
 # Names
 
 
