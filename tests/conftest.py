@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -42,6 +42,16 @@ def logits_after(target: Target, tokens: Sequence[int]) -> torch.Tensor:
     output = target.forward([Segment(sequence, tokens, chain_parents(len(tokens)), len(tokens))])
     target.close(sequence)
     return output.logits.clone()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def measured_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Cost profiles and successor tables of test models do not go into the user's cache, nor come from it."""
+    folder = tmp_path_factory.mktemp("measured")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftwood.engine.costs.cache_home", lambda: folder)
+        patch.setattr("draftwood.sources.successors.cache_home", lambda: folder)
+        yield
 
 
 @pytest.fixture

@@ -24,6 +24,23 @@ PROMPTS = [
 ]
 
 
+# Every registered drafter that needs nothing beside the model; `rest` has tests of its own, with a datastore.
+CHOOSING = [
+    "anpd",
+    "goose",
+    "iso3",
+    "iso5",
+    "lookahead",
+    "plain",
+    "pld",
+    "recycling",
+    "sam",
+    "sam+recycling",
+    "sequoia",
+]
+DRAWING = ["stand"]
+
+
 class WildDrafter(Drafter):
     """Random trees from a small vocabulary: chosen, drawn or mixed children at every node."""
 

@@ -199,7 +199,8 @@ def test_drafters_are_listed_with_their_options(draftwood_command: Command) -> N
 
 
 COMMANDS = [
-    ("generate",), ("chat",), ("inspect", "tree"), ("check",), ("drafters",),
+    ("generate",), ("chat",), ("inspect", "tree"), ("check",), ("drafters",), ("tune",),
+    ("inspect", "theory"), ("datastore", "build"), ("datastore", "show"),
     *(("models", action) for action in ("list", "get", "path", "rm", "show")),
 ]  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -114,9 +113,9 @@ def test_prompts_that_are_read_do_not_disturb_their_neighbours() -> None:
         wants_prompt_logits = True
         read = 0
 
-        def read_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-            assert logits.shape[0] == len(token_ids)
-            Reader.read += len(token_ids)
+        def read_prompt(self, start: int, logits: torch.Tensor) -> None:
+            assert 0 <= start < start + len(logits) < len(self._context.tokens)
+            Reader.read += len(logits)
 
     llm = make_llm(drafter=Reader, prefill_chunk=8)
     prompts = ["a long prompt that takes many chunks to read, one after another", "short", "of medium length, this"]
@@ -240,5 +239,5 @@ def test_streams_carry_one_sample(llm: LLM) -> None:
 
 def test_auto_budget_is_measured() -> None:
     llm = make_llm(budget="auto")
-    assert 2 <= llm.budget <= 60
+    assert 2 <= llm.budget <= 64
     assert llm._engine.target.can_open(4096)

@@ -9,10 +9,19 @@ from __future__ import annotations
 import operator
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from draftwood.config import DEFAULT_DRAFTER, DEFAULT_MODEL, PREFILL_CHUNK, EngineOptions, SamplingParams
+from draftwood.config import (
+    DEFAULT_DRAFTER,
+    DEFAULT_MEMORY,
+    DEFAULT_MODEL,
+    PREFILL_CHUNK,
+    EngineOptions,
+    SamplingParams,
+)
 from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_factory
+from draftwood.drafters.memory import memory_plan
 from draftwood.engine import Engine, RequestStats, TokenEvent, TokenLogprobs
 from draftwood.errors import OptionError, PromptError
 from draftwood.target.base import Target, TargetInfo
@@ -49,6 +58,7 @@ class LLM:
         *,
         drafter: DrafterLike = DEFAULT_DRAFTER,
         drafter_options: Mapping[str, Any] | None = None,
+        memory: str | Path = DEFAULT_MEMORY,
         budget: int | str = "auto",
         dtype: str = "auto",
         device: str = "auto",
@@ -57,8 +67,10 @@ class LLM:
         cache_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> None:
+        """``memory``: who shares what drafters learn: "request", "prompt", "process", or a file to keep it in."""
         options = EngineOptions(budget=budget, max_batch=max_batch, cache_tokens=cache_tokens)
         check_drafter(drafter, drafter_options)  # a slip of the pen should not wait for a model to load
+        memory_plan(memory)
         loaded = load_target(
             model,
             dtype=dtype,
@@ -68,7 +80,7 @@ class LLM:
             cache_tokens=cache_tokens,
             progress=progress,
         )
-        self._setup(loaded.target, loaded.codec, drafter, drafter_options, options)
+        self._setup(loaded.target, loaded.codec, drafter, drafter_options, memory, options, progress)
 
     @classmethod
     def from_target(
@@ -78,6 +90,7 @@ class LLM:
         *,
         drafter: DrafterLike = DEFAULT_DRAFTER,
         drafter_options: Mapping[str, Any] | None = None,
+        memory: str | Path = DEFAULT_MEMORY,
         budget: int | str = "auto",
         max_batch: int = 8,
         prefill_chunk: int = PREFILL_CHUNK,
@@ -85,7 +98,7 @@ class LLM:
         """Around a target that is loaded already."""
         llm = cls.__new__(cls)
         options = EngineOptions(budget=budget, max_batch=max_batch, prefill_chunk=prefill_chunk)
-        llm._setup(target, codec, drafter, drafter_options, options)
+        llm._setup(target, codec, drafter, drafter_options, memory, options)
         return llm
 
     def _setup(
@@ -94,11 +107,14 @@ class LLM:
         codec: TextCodec,
         drafter: DrafterLike,
         drafter_options: Mapping[str, Any] | None,
+        memory: str | Path,
         options: EngineOptions,
+        progress: Progress | None = None,
     ) -> None:
         self.tokenizer = codec
-        self._engine = Engine(target, codec, options)
-        self._default = make_factory(drafter, drafter_options, target.info)
+        self._scope = memory_plan(memory).scope  # a file belongs to one drafter, its scope to all
+        self._engine = Engine(target, codec, options, progress)
+        self._default = make_factory(drafter, drafter_options, target.info, memory)
         self._factories: dict[DrafterLike, DrafterFactory] = {drafter: self._default}
 
     def __enter__(self) -> LLM:
@@ -108,8 +124,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Ends what still runs and frees the cache's slots."""
+        """Ends what still runs, frees the cache's slots, and writes the drafter's memory to its file, if it has one."""
         self._engine.clear()
+        with self._engine.at_rest():
+            self._default.memory.save()
 
     @property
     def info(self) -> TargetInfo:
@@ -184,6 +202,7 @@ class LLM:
         finally:
             for request_id in results:  # after an error or Ctrl-C nothing may go on running
                 self._engine.cancel(request_id)
+            self._keep_memory(factory)
         return [collected.completion(params) for collected in results.values()]
 
     def _events(
@@ -204,12 +223,18 @@ class LLM:
             yield from self._engine.events([request_id])
         finally:
             self._engine.cancel(request_id)
+            self._keep_memory(factory)
+
+    def _keep_memory(self, factory: DrafterFactory) -> None:
+        """Saves it now and then; not while another thread's request writes to it."""
+        with self._engine.at_rest():
+            factory.memory.save(at_once=False)
 
     def _factory(self, drafter: DrafterLike | None) -> DrafterFactory:
         if drafter is None:
             return self._default
         if drafter not in self._factories:
-            self._factories[drafter] = make_factory(drafter, None, self.info)
+            self._factories[drafter] = make_factory(drafter, None, self.info, self._scope)
         return self._factories[drafter]
 
     def _encode(self, prompt: Prompt) -> list[int]:

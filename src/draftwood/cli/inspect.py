@@ -7,6 +7,7 @@ import json
 from itertools import islice
 from typing import Any
 
+from draftwood.cli import theory
 from draftwood.cli.loading import facts, load_llm
 from draftwood.cli.options import (
     Subparsers,
@@ -41,6 +42,7 @@ def register(commands: Subparsers[Any]) -> None:
     tree.add_argument("--skip", type=int, default=0, metavar="K", help="cycles to pass over first (default: 0)")
     tree.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_run_options(tree)
+    theory.register(views)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1) -> LL
         args.model,
         drafter=args.drafter,
         drafter_options=options,
+        memory=args.memory,
         budget=args.budget,
         dtype=args.dtype,
         device=args.device,

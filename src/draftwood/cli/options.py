@@ -7,10 +7,20 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from draftwood.config import DEFAULT_DRAFTER, DEFAULT_MODEL, DTYPES, TARGETS, EngineOptions, SamplingParams
+from draftwood.config import (
+    DEFAULT_DRAFTER,
+    DEFAULT_MEMORY,
+    DEFAULT_MODEL,
+    DTYPES,
+    TARGETS,
+    EngineOptions,
+    SamplingParams,
+)
 from draftwood.errors import OptionError
 
-Subparsers = argparse._SubParsersAction  # the type of what add_subparsers returns has no public name
+# The types of what add_subparsers and add_argument_group return have no public names.
+Subparsers = argparse._SubParsersAction
+Group = argparse._ArgumentGroup
 HelpFormatter = argparse.RawDescriptionHelpFormatter
 
 _WORDS = {"none": None, "true": True, "false": False}
@@ -55,7 +65,8 @@ def _parser(
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """What every command takes that runs a model."""
-    _add_model_options(parser)
+    group = add_model_options(parser)
+    _add_drafter_options(group)
     _add_sampling_options(parser)
 
 
@@ -65,13 +76,22 @@ def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
 
 
-def _add_model_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model and drafter")
+def add_model_options(parser: argparse.ArgumentParser) -> Group:
+    """Which model, and how it runs; returns the group they stand in."""
+    group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
         default=DEFAULT_MODEL,
         help=f"a known name, a folder, a GGUF file or a hub id, see: draftwood models list (default: {DEFAULT_MODEL})",
     )
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help="number format (default: auto)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
+    group.add_argument("--target", choices=TARGETS, default="auto", help="which decoder runs it (default: auto)")
+    return group
+
+
+def _add_drafter_options(group: Group) -> None:
+    group.title = "model and drafter"
     group.add_argument(
         "--drafter",
         metavar="NAME",
@@ -81,13 +101,17 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafter-option", metavar="KEY=VALUE", action="append", default=[], help="one of its options; repeatable"
     )
+    group.add_argument(
+        "--memory",
+        metavar="SCOPE|FILE",
+        default=DEFAULT_MEMORY,
+        help="who shares what the drafter learns: request, prompt, process, or a file that keeps it "
+        f"(default: {DEFAULT_MEMORY})",
+    )
     budget = _default(EngineOptions, "budget")
     group.add_argument(
         "--budget", type=_value, default=budget, help=f"positions per verification pass, or auto (default: {budget})"
     )
-    group.add_argument("--dtype", choices=DTYPES, default="auto", help="number format (default: auto)")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
-    group.add_argument("--target", choices=TARGETS, default="auto", help="which decoder runs it (default: auto)")
 
 
 def _add_sampling_options(parser: argparse.ArgumentParser) -> None:

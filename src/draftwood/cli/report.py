@@ -31,6 +31,8 @@ def stats_line(stats: RequestStats, finish_reason: str | None, *more: str) -> st
         f"tau {stats.acceptance_length:.2f}",
         counted(stats.cycles, "cycle"),
         f"trees of {stats.mean_tree_size:.1f}" if stats.cycles else "",
+        _rates_text(stats),
+        _routes_text(stats),
         *more,
     ]
     if finish_reason == "length":
@@ -38,6 +40,21 @@ def stats_line(stats: RequestStats, finish_reason: str | None, *more: str) -> st
     elif finish_reason == "cancelled":
         parts.append("stopped")
     return SEPARATOR.join(part for part in parts if part)
+
+
+def _rates_text(stats: RequestStats) -> str:
+    rates = stats.source_rates()
+    if rates is None:
+        return ""
+    ratio = f" ({rates[0] / rates[1]:.1f}x)" if rates[1] else ""
+    return f"p_s {rates[0]:.2f}, p_t {rates[1]:.2f}{ratio}"
+
+
+def _routes_text(stats: RequestStats) -> str:
+    """Which ways the drafter went, where it has several."""
+    if len(set(stats.routes) - {"plain"}) < 2:
+        return ""
+    return ", ".join(f"{name} {count / stats.cycles:.0%}" for name, count in stats.routes.most_common())
 
 
 def legend(paint: Paint, sources: Sequence[str]) -> str:

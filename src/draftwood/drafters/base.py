@@ -5,7 +5,8 @@
     drafter.observe(verified)         what the target said about it and what was emitted
     drafter.end()                     the request is over: finished, cancelled or failed
 
-A drafter never sees the target's cache. What all requests of one model share (tables, heads) is made once by ``share``.
+A drafter never sees the target's cache. What all requests of one model share (a corpus, heads) is made once by
+``share``. What a drafter learns lives in a memory (``new_memory``), which lasts as long as its scope says: memory.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from draftwood.config import SamplingParams
+from draftwood.drafters.memory import Memory
 from draftwood.target.base import TargetInfo
 from draftwood.tree import DraftTree
 
@@ -34,6 +36,7 @@ class Verified(NamedTuple):
 
     tree: DraftTree
     logits: torch.Tensor  # [N, V] float32, row i is what the target says after node i
+    choices: Sequence[int]  # [N] the likeliest token of each row, before any warping
     path: Sequence[int]  # accepted nodes, root first
     emitted: Sequence[int]  # tokens the cycle added to the output, the bonus token last
     taps: torch.Tensor | None  # [N, T*H]
@@ -49,24 +52,31 @@ class Drafter(ABC):
 
     name: ClassVar[str]
     Options: ClassVar[type[Any]] = NoOptions
-    wants_prompt_logits: ClassVar[bool] = False  # whether prefill computes logits for read_prompt
+    wants_prompt_logits: bool = False  # whether prefill computes logits for read_prompt
 
-    def __init__(self, options: Any, shared: Any) -> None:
+    def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         self.options = options
         self.shared = shared
+        self.memory = memory
 
     @classmethod
     def share(cls, options: Any, target: TargetInfo) -> Any:
-        """What the requests of one model have in common; built once."""
+        """What the requests of one model have in common and nobody changes; built once."""
+        return None
+
+    @classmethod
+    def new_memory(cls, options: Any, target: TargetInfo, shared: Any) -> Memory | None:
+        """Empty tables for what requests teach this drafter; None if it learns nothing that outlives a request."""
         return None
 
     @abstractmethod
     def begin(self, request: DraftRequest) -> None: ...
 
-    def read_prompt(self, token_ids: Sequence[int], logits: torch.Tensor) -> None:
-        """A prefilled stretch of the prompt with the target's logits ``[n, V]`` after each of its tokens.
+    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
+        """A prefilled stretch of the prompt: the target's logits ``[n, V]`` after the tokens from ``start`` on.
 
-        As in ``Verified``, the tensor is only lent.
+        What the cache had already, and what another sample of the prompt prefilled, does not come here. As in
+        ``Verified``, the tensor is only lent.
         """
 
     @abstractmethod

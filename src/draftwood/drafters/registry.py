@@ -9,33 +9,48 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from draftwood.config import from_mapping
+from draftwood.config import DEFAULT_MEMORY, from_mapping
 from draftwood.drafters.base import Drafter
+from draftwood.drafters.memory import MemoryKeeper, memory_plan
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.target.base import TargetInfo
 
 GROUP = "draftwood.drafters"
 # What the package itself registers; also the table that applies when it runs from its source without being installed.
 BUILTIN = {
+    "anpd": "draftwood.drafters.anpd:AdaptiveNgramDrafter",
+    "goose": "draftwood.drafters.goose:GooseDrafter",
+    "iso3": "draftwood.drafters.isotropic:Iso3Drafter",
+    "iso5": "draftwood.drafters.isotropic:Iso5Drafter",
+    "lookahead": "draftwood.drafters.lookahead:LookaheadDrafter",
     "plain": "draftwood.drafters.plain:PlainDrafter",
     "pld": "draftwood.drafters.pld:PromptLookupDrafter",
+    "recycling": "draftwood.drafters.recycling:RecyclingDrafter",
+    "rest": "draftwood.drafters.rest:RetrievalDrafter",
+    "sam": "draftwood.drafters.sam:SuffixDrafter",
+    "sam+recycling": "draftwood.drafters.sam_recycling:SuffixRecyclingDrafter",
+    "sequoia": "draftwood.drafters.isotropic:SequoiaDrafter",
+    "stand": "draftwood.drafters.stand:StandDrafter",
 }
 
 
 class DrafterFactory:
     """A drafter chosen and configured for one target; every request gets its own from ``new``."""
 
-    def __init__(self, cls: type[Drafter], options: Any, target: TargetInfo) -> None:
+    def __init__(self, cls: type[Drafter], options: Any, target: TargetInfo, memory: object = DEFAULT_MEMORY) -> None:
+        plan = memory_plan(memory)
         self.cls = cls
         self.options = options
         self._shared = cls.share(options, target)
+        self.memory = MemoryKeeper(lambda: cls.new_memory(options, target, self._shared), plan, target)
 
     @property
     def name(self) -> str:
         return self.cls.name
 
-    def new(self) -> Drafter:
-        return self.cls(self.options, self._shared)
+    def new(self, group: int) -> Drafter:
+        """A drafter for one request; those of one ``group``, the samples of one prompt, may share what they learn."""
+        return self.cls(self.options, self._shared, self.memory.get(group))
 
 
 def drafter_names() -> list[str]:
@@ -61,9 +76,14 @@ def drafter_class(name: str) -> type[Drafter]:
     return cls
 
 
-def make_factory(drafter: str | type[Drafter], options: Mapping[str, Any] | None, target: TargetInfo) -> DrafterFactory:
-    """``drafter`` is a registered name, or a class of one's own."""
-    return DrafterFactory(*check_drafter(drafter, options), target)
+def make_factory(
+    drafter: str | type[Drafter],
+    options: Mapping[str, Any] | None,
+    target: TargetInfo,
+    memory: object = DEFAULT_MEMORY,
+) -> DrafterFactory:
+    """``drafter`` is a registered name, or a class of one's own; ``memory`` a scope or a file (memory.py)."""
+    return DrafterFactory(*check_drafter(drafter, options), target, memory)
 
 
 def check_drafter(drafter: str | type[Drafter], options: Mapping[str, Any] | None) -> tuple[type[Drafter], Any]:

@@ -9,26 +9,34 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import DrafterFactory
-from draftwood.engine.budget import CostCurve, measure_costs
+from draftwood.engine.costs import CostProfile, known_costs
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Request, Session
+from draftwood.engine.sizing import DRAFTER_DECAY, AcceptanceRecord, Sizer
 from draftwood.engine.step import step
 from draftwood.errors import CapabilityError, PromptError
 from draftwood.target.base import Target
+from draftwood.target.store import Progress
 from draftwood.target.tokenizer import TextCodec
 
 
 class Engine:
-    def __init__(self, target: Target, codec: TextCodec, options: EngineOptions) -> None:
+    def __init__(
+        self, target: Target, codec: TextCodec, options: EngineOptions, progress: Progress | None = None
+    ) -> None:
         self.target = target
         self._codec = codec
         self._options = options
         self._scheduler = Scheduler(target, options.max_batch)
-        self._costs: CostCurve | None = None
+        self._costs: CostProfile | None = None
+        self._records: WeakKeyDictionary[DrafterFactory, AcceptanceRecord] = WeakKeyDictionary()
+        self._progress = progress
         self._next_id = 0
         self._inboxes: dict[int, deque[TokenEvent | Exception]] = {}  # by request, from submit to its end
         self._lock = threading.RLock()
@@ -42,7 +50,7 @@ class Engine:
             return self._options.budget
         with self._lock:
             if self._costs is None:
-                self._costs = measure_costs(self.target)
+                self._costs = known_costs(self.target, self._progress)
         return 1 if self._costs is None else self._costs.largest
 
     @property
@@ -61,7 +69,8 @@ class Engine:
             group = self._next_id + 1
             requests = [self._request(prompt_ids, params, group, index, reuse=reuse) for index in range(params.n)]
             sessions = [
-                Session(request, factory.new(), self._codec, self.target.info, self._costs) for request in requests
+                Session(request, factory.new(group), self._codec, self.target.info, self._sizer(factory))
+                for request in requests
             ]
             for session in sessions:
                 self._scheduler.add(session)
@@ -92,6 +101,12 @@ class Engine:
         with self._lock:
             self._inboxes.clear()
             self._scheduler.clear()
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Between two cycles, for as long as the block lasts: no drafter runs."""
+        with self._lock:
+            yield
 
     def step(self) -> None:
         """Admits who fits, runs one cycle, lets go of who finished; events go to the inboxes."""
@@ -153,6 +168,12 @@ class Engine:
     def _deliver(self, request_id: int, event: TokenEvent | Exception) -> None:
         if request_id in self._inboxes:
             self._inboxes[request_id].append(event)
+
+    def _sizer(self, factory: DrafterFactory) -> Sizer | None:
+        """Where the budget was left to us: requests of one drafter start from what earlier ones showed."""
+        if self._costs is None:
+            return None
+        return Sizer(self._costs, self._records.setdefault(factory, AcceptanceRecord(DRAFTER_DECAY)))
 
     def _room(self) -> int:
         """Tokens of prompt and output together."""

@@ -15,9 +15,9 @@ import torch
 
 from draftwood.config import SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, Verified
-from draftwood.engine.budget import CostCurve, GuessRecord
 from draftwood.engine.detokenize import IncrementalDecoder
 from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
+from draftwood.engine.sizing import Load, Sizer
 from draftwood.engine.stats import RequestStats
 from draftwood.engine.stopping import StopStrings, StopTokens
 from draftwood.errors import TreeError
@@ -62,9 +62,9 @@ class Session:
         drafter: Drafter,
         codec: TextCodec,
         info: TargetInfo,
-        costs: CostCurve | None = None,
+        sizer: Sizer | None = None,
     ) -> None:
-        """``costs``: each cycle's tree gets the size that pays best, up to the budget; None: always the budget."""
+        """``sizer``: cuts each cycle's tree to the size that pays best, within the budget; None: always the budget."""
         params = request.params
         self.request = request
         self.drafter = drafter
@@ -73,8 +73,7 @@ class Session:
         self.stats = RequestStats(prompt_tokens=len(request.prompt_ids))
         self.finish_reason: str | None = None
         self.error: Exception | None = None  # what ended it, if it was an error
-        self._costs = costs
-        self._guesses = GuessRecord()
+        self._sizer = sizer
         self._committed = 0  # prompt positions the target has, until prefill is over
         self._offered = self._tree = DraftTree.root_only(self.tokens[-1])  # the drafter's tree, and what is verified
         self._admitted = 0.0
@@ -110,28 +109,36 @@ class Session:
 
     # -- the parts of a cycle, in order ------------------------------------------------------------------------------
 
-    def propose(self) -> Segment | None:
-        """A stretch of the prompt, or the drafter's tree; None if the drafter failed."""
+    @property
+    def load(self) -> Load:
+        """What this request is about to ask of a pass, going by its last tree."""
+        if self.is_prefilling or self._sizer is None:
+            return Load(len(self._tree), 1.0)
+        return Load(len(self._tree), self._sizer.expected if len(self._tree) > 1 else 1.0)
+
+    def propose(self, load: Load) -> Segment | None:
+        """A stretch of the prompt, or the drafter's tree; None if the drafter failed. ``load``: of the others."""
         try:
-            return self._segment()
+            return self._segment(load)
         except Exception as error:  # noqa: BLE001 - a drafter is anybody's code; its request alone ends
             self._fail(error)
             return None
 
-    def _segment(self) -> Segment:
+    def _segment(self, load: Load) -> Segment:
         if self.is_prefilling:
             end = min(self._committed + self.request.prefill_chunk, len(self.request.prompt_ids) - 1)
             chunk = self.request.prompt_ids[self._committed : end]
             num_logits = len(chunk) if self.drafter.wants_prompt_logits else 0
             return Segment(self.sequence, chunk, chain_parents(len(chunk)), num_logits)
-        self._tree = self._draft()
+        self._tree = self._draft(load)
         return Segment(self.sequence, self._tree.tokens, self._tree.parents, len(self._tree))
 
     def read_prompt(self, segment: Segment, output: ForwardOutput) -> None:
+        start = self._committed
         self._committed += len(segment.token_ids)
         if segment.num_logits:
             try:
-                self.drafter.read_prompt(segment.token_ids, output.logits)
+                self.drafter.read_prompt(start, output.logits)
             except Exception as error:  # noqa: BLE001 - as above
                 self._fail(error)
 
@@ -140,7 +147,7 @@ class Session:
         accepted = Accepted((0,), 0)
         try:
             accepted = self.accept(output, choices)
-            return accepted, self.emit(accepted, output)
+            return accepted, self.emit(accepted, output, choices)
         except Exception as error:  # noqa: BLE001 - as above; a model that gives no numbers ends here too
             self._fail(error)
             return accepted, None
@@ -159,7 +166,7 @@ class Session:
             return accept_greedy(tree, lambda node: warper.choice(logits[node], tree.path_tokens(node)))
         return accept_sampled(tree, lambda node: warper.probs(logits[node], tree.path_tokens(node)), self._randomness)
 
-    def emit(self, accepted: Accepted, output: ForwardOutput) -> TokenEvent:
+    def emit(self, accepted: Accepted, output: ForwardOutput, choices: Sequence[int]) -> TokenEvent:
         """Takes the accepted tokens into the output, up to a stop condition, and tells the drafter."""
         tree = self._tree
         block = self._cut(accepted.token_ids(tree))
@@ -168,10 +175,10 @@ class Session:
         self.tokens.extend(block.token_ids)
         self._warper.commit(block.token_ids)
         self._count(accepted, size)
-        if self._costs is not None:
-            self._guesses.note(self._offered, tree, accepted.path, block.token_ids[0])
+        if self._sizer is not None:
+            self._sizer.note(self._offered, tree, block.token_ids)
         self.finish_reason = block.finish_reason
-        self.drafter.observe(Verified(tree, output.logits, accepted.path, block.token_ids, output.taps))
+        self.drafter.observe(Verified(tree, output.logits, choices, accepted.path, block.token_ids, output.taps))
         return TokenEvent(
             request_id=self.request.request_id,
             token_ids=tuple(block.token_ids),
@@ -186,10 +193,10 @@ class Session:
 
     # -- details -----------------------------------------------------------------------------------------------------
 
-    def _draft(self) -> DraftTree:
+    def _draft(self, load: Load) -> DraftTree:
         """The drafter's tree, cut to what pays, to what fits, and to what can still be emitted."""
         started = time.perf_counter()
-        budget = self.request.budget
+        budget = self.request.budget if self._sizer is None else min(self.request.budget, self._sizer.wanted)
         tree = self._offered = self.drafter.propose(budget)
         if len(tree) > budget or tree.tokens[0] != self.tokens[-1]:
             raise TreeError(
@@ -198,9 +205,10 @@ class Session:
                 allowed=f"at most {budget} nodes, root token {self.tokens[-1]}",
             )
         if len(tree) > 1:
-            size = budget if self._costs is None else self._costs.best_size(self._guesses)
-            free_slots = self.capacity - (len(self.tokens) - 1)
-            tree = tree.first(min(size, free_slots))
+            context = len(self.tokens) - 1
+            if self._sizer is not None:
+                tree = self._sizer.cut(tree, context, time.perf_counter() - started, load)
+            tree = tree.first(self.capacity - context)
             remaining = self.request.max_tokens - (len(self.tokens) - len(self.request.prompt_ids))
             tree = tree.limited(remaining - 1)
         self.stats.draft_seconds += time.perf_counter() - started
@@ -225,19 +233,12 @@ class Session:
         return block
 
     def _count(self, accepted: Accepted, num_emitted: int) -> None:
-        stats, tree = self.stats, self._tree
+        stats = self.stats
         now = time.perf_counter()
         if stats.cycles == 0:
             stats.first_token_seconds = now - self._admitted
         stats.total_seconds = now - self._admitted
-        stats.cycles += 1
-        stats.output_tokens += num_emitted
-        stats.drafted_nodes += len(tree) - 1
-        stats.tried_by_depth.update(range(1, max(tree.depths) + 1))
-        stats.drafted_by_source.update(tree.sources[1:])
-        kept = accepted.path[1 : num_emitted + 1]
-        stats.accepted_by_depth.update(range(1, len(kept) + 1))
-        stats.accepted_by_source.update(tree.sources[node] for node in kept)
+        stats.note_tree(self._tree, accepted.path[1 : num_emitted + 1], num_emitted)
 
     def _logprobs(
         self, token_ids: Sequence[int], path: Sequence[int], logits: torch.Tensor

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from draftwood.tree import DraftTree
+
+SPINE_SOURCE, BRANCH_SOURCE = "context", "transition"
 
 
 @dataclass(slots=True)
@@ -19,7 +24,10 @@ class RequestStats:
     tried_by_depth: Counter[int] = field(default_factory=Counter)  # cycles whose tree had a node at that depth
     accepted_by_depth: Counter[int] = field(default_factory=Counter)  # cycles that accepted a node at that depth
     drafted_by_source: Counter[str] = field(default_factory=Counter)
+    tried_by_source: Counter[str] = field(default_factory=Counter)  # drafted below an accepted node
     accepted_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_by_path: Counter[str] = field(default_factory=Counter)  # tokens, by the sources of the whole path
+    routes: Counter[str] = field(default_factory=Counter)  # cycles, by how the drafter came to its tree
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0  # this request's share of the target's passes, by positions
@@ -42,6 +50,35 @@ class RequestStats:
         seconds = self.total_seconds - self.prefill_seconds
         return self.output_tokens / seconds if seconds > 0 else 0.0
 
+    def acceptance_by_source(self) -> dict[str, float]:
+        """How often a source's guess was right, given that the node it follows was accepted."""
+        return {source: self.accepted_by_source[source] / tried for source, tried in self.tried_by_source.items()}
+
+    def source_rates(self) -> tuple[float, float] | None:
+        """p_s and p_t: acceptance of copied and of recycled tokens; None where one of them was never tried."""
+        rates = self.acceptance_by_source()
+        if SPINE_SOURCE in rates and BRANCH_SOURCE in rates:
+            return rates[SPINE_SOURCE], rates[BRANCH_SOURCE]
+        return None
+
+    def note_tree(self, tree: DraftTree, accepted: Sequence[int], num_emitted: int) -> None:
+        """Counts one cycle; ``accepted`` are the nodes of the path that were emitted, the root left out."""
+        self.cycles += 1
+        self.output_tokens += num_emitted
+        self.drafted_nodes += len(tree) - 1
+        self.routes["plain" if len(tree) == 1 else tree.route or "draft"] += 1
+        self.tried_by_depth.update(range(1, max(tree.depths) + 1))
+        self.accepted_by_depth.update(range(1, len(accepted) + 1))
+        self.drafted_by_source.update(tree.sources[1:])
+        sources = [tree.sources[node] for node in accepted]
+        self.accepted_by_source.update(sources)
+        reached = {0, *accepted[: num_emitted - 1]}  # what followed the others was not emitted: a stop cut it off
+        self.tried_by_source.update(
+            source for source, parent in zip(tree.sources, tree.parents, strict=True) if parent in reached
+        )
+        if sources:
+            self.accepted_by_path["+".join(dict.fromkeys(sources))] += len(sources)
+
     def acceptance_by_depth(self) -> list[float]:
         """Share of the trees that reach depth 1, 2, ... which had a node accepted there."""
         depths = range(1, max(self.tried_by_depth, default=0) + 1)
@@ -59,8 +96,13 @@ class RequestStats:
             "drafted_nodes": self.drafted_nodes,
             "mean_tree_size": round(self.mean_tree_size, 4),
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth()],
+            "acceptance_by_source": {name: round(rate, 4) for name, rate in self.acceptance_by_source().items()},
             "drafted_by_source": dict(self.drafted_by_source),
+            "tried_by_source": dict(self.tried_by_source),
             "accepted_by_source": dict(self.accepted_by_source),
+            "accepted_by_path": dict(self.accepted_by_path),
+            "routes": dict(self.routes),
+            **self._rates(),
             "seconds": {
                 "prefill": round(self.prefill_seconds, 6),
                 "draft": round(self.draft_seconds, 6),
@@ -70,3 +112,11 @@ class RequestStats:
                 "total": round(self.total_seconds, 6),
             },
         }
+
+    def _rates(self) -> dict[str, float | None]:
+        """p_s, p_t and their ratio, as the papers report them; nothing where there are no two sources to compare."""
+        rates = self.source_rates()
+        if rates is None:
+            return {}
+        p_s, p_t = rates
+        return {"p_s": round(p_s, 4), "p_t": round(p_t, 4), "p_ratio": round(p_s / p_t, 2) if p_t else None}

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.session import Session
+from draftwood.engine.sizing import beside
 from draftwood.target.base import ForwardOutput, Segment, Target
 
 
 def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
     """Runs a cycle for all sessions. One that fails is marked (``session.error``) and does not disturb the others."""
-    segments = [session.propose() for session in sessions]
+    loads = [session.load for session in sessions]
+    segments = [session.propose(beside(loads, number)) for number, session in enumerate(sessions)]
     running = [(session, segment) for session, segment in zip(sessions, segments, strict=True) if segment is not None]
     if not running:
         return []

@@ -45,6 +45,7 @@ class DraftTree:
     probs: tuple[float, ...]  # [N], what the drafter thought of it given its parent
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
     num_chosen: Mapping[int, int] = field(default_factory=dict)
+    route: str = ""  # how the drafter came to this tree, where it has several ways
 
     def __post_init__(self) -> None:
         _check(self)
@@ -57,7 +58,13 @@ class DraftTree:
         return cls((token,), (-1,), (0,), (ROOT_SOURCE,), (1.0,))
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], source: str = ROOT_SOURCE, probs: Sequence[float] | None = None) -> DraftTree:
+    def chain(
+        cls,
+        tokens: Sequence[int],
+        source: str = ROOT_SOURCE,
+        probs: Sequence[float] | None = None,
+        route: str = "",
+    ) -> DraftTree:
         """``tokens[0]`` is the root, each further token the only child of the one before it."""
         size = len(tokens)
         return cls(
@@ -66,6 +73,7 @@ class DraftTree:
             depths=tuple(range(size)),
             sources=(ROOT_SOURCE, *(source,) * (size - 1)),
             probs=(1.0,) * size if probs is None else tuple(probs),
+            route=route,
         )
 
     def children(self) -> list[list[int]]:
@@ -91,13 +99,13 @@ class DraftTree:
 
     def limited(self, max_depth: int) -> DraftTree:
         """The tree without the nodes below ``max_depth``."""
-        return self._part([node for node, depth in enumerate(self.depths) if depth <= max_depth])
+        return self.part([node for node, depth in enumerate(self.depths) if depth <= max_depth])
 
     def first(self, size: int) -> DraftTree:
         """The tree of the first ``size`` nodes."""
-        return self._part(range(min(size, len(self.tokens))))
+        return self.part(range(min(size, len(self.tokens))))
 
-    def _part(self, kept: Sequence[int]) -> DraftTree:
+    def part(self, kept: Sequence[int]) -> DraftTree:
         """The tree of these nodes, ascending, parents included. Where siblings go, they go from the end and whatever
         tokens they carry, so that drawn ones stay exact."""
         if len(kept) == len(self.tokens):
@@ -117,6 +125,7 @@ class DraftTree:
                 for n, count in self.num_chosen.items()
                 if number.get(n) in inner
             },
+            route=self.route,
         )
 
     def leaves(self) -> list[int]:
@@ -128,51 +137,48 @@ class TreeBuilder:
     """Grows a tree node by node. A token a parent already has is merged: the higher probability keeps the tag."""
 
     def __init__(self, root_token: int) -> None:
-        self._tokens = [root_token]
-        self._parents = [-1]
-        self._depths = [0]
-        self._sources = [ROOT_SOURCE]
-        self._probs = [1.0]
+        # token, parent, depth, source, probability
+        self._nodes: list[tuple[int, int, int, str, float]] = [(root_token, -1, 0, ROOT_SOURCE, 1.0)]
         self._index: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._nodes)
 
     def add(self, parent: int, token: int, source: str, prob: float = 1.0) -> int:
         """Returns the node that carries ``token`` under ``parent``, new or already there."""
-        known = self._index.get((parent, token))
-        if known is not None:
-            if prob > self._probs[known]:
-                self._sources[known] = source
-                self._probs[known] = prob
-            return known
-        node = len(self._tokens)
-        self._index[(parent, token)] = node
-        self._tokens.append(token)
-        self._parents.append(parent)
-        self._depths.append(self._depths[parent] + 1)
-        self._sources.append(source)
-        self._probs.append(prob)
+        new = self.add_new(parent, token, source, prob)
+        if new is not None:
+            return new
+        known = self._index[(parent, token)]
+        depth, known_prob = self._nodes[known][2], self._nodes[known][4]
+        if prob > known_prob:
+            self._nodes[known] = (token, parent, depth, source, prob)
+        return known
+
+    def add_new(self, parent: int, token: int, source: str, prob: float = 1.0) -> int | None:
+        """Returns the new node; None, and nothing changes, where ``parent`` has the token already."""
+        edge = (parent, token)
+        if edge in self._index:
+            return None
+        nodes = self._nodes
+        node = self._index[edge] = len(nodes)
+        nodes.append((token, parent, nodes[parent][2] + 1, source, prob))
         return node
 
     def find(self, parent: int, token: int) -> int | None:
         return self._index.get((parent, token))
 
     def depth(self, node: int) -> int:
-        return self._depths[node]
+        return self._nodes[node][2]
 
     def build(
-        self, proposals: Mapping[int, Proposal] | None = None, num_chosen: Mapping[int, int] | None = None
+        self,
+        proposals: Mapping[int, Proposal] | None = None,
+        num_chosen: Mapping[int, int] | None = None,
+        route: str = "",
     ) -> DraftTree:
-        return DraftTree(
-            tuple(self._tokens),
-            tuple(self._parents),
-            tuple(self._depths),
-            tuple(self._sources),
-            tuple(self._probs),
-            proposals or {},
-            num_chosen or {},
-        )
+        tokens, parents, depths, sources, probs = zip(*self._nodes, strict=True)
+        return DraftTree(tokens, parents, depths, sources, probs, proposals or {}, num_chosen or {}, route)
 
 
 def _check(tree: DraftTree) -> None:
@@ -221,10 +227,11 @@ def _explain(tree: DraftTree) -> None:
 
 
 def _check_proposals(tree: DraftTree) -> None:
+    below = tree.children()
     for node, proposal in tree.proposals.items():
         if not 0 <= node < len(tree):
             raise TreeError("A proposal belongs to no node", got=node, allowed=f"0 to {len(tree) - 1}")
-        children = [tree.tokens[i] for i, parent in enumerate(tree.parents) if parent == node]
+        children = [tree.tokens[child] for child in below[node]]
         chosen = tree.num_chosen.get(node, 0)
         if not 0 <= chosen <= len(children):
             raise TreeError(f"Node {node} counts more chosen children than it has", got=chosen, allowed=len(children))

@@ -1,7 +1,7 @@
 /* One forward of a Llama-family decoder on CPU threads: the whole packed batch through all layers, the head and argmax.
  *
  * vec.h vectors, amx.h tiles, pool.h threads, model.h records, run.h what a forward holds, pack.h weights, matmul.h products,
- * contexts.h what each node sees, attention.h attention, rows.h norms, rotation and the cache.
+ * contexts.h what each node sees, attention.h attention, rows.h norms, rotation and the cache; toprows.h the best logits.
  *
  * Every number a node gets is computed in an order that depends on the node's own context alone: see matmul.h and
  * attention.h. Row-wise work (norms, rotation) is per row anyway. */
@@ -20,6 +20,7 @@
 #include "pool.h"
 #include "rows.h"
 #include "run.h"
+#include "toprows.h"
 
 /* ---- the forward ---- */
 
@@ -175,6 +176,17 @@ void draftwood_move_rows(char *cache, int64_t planes, int64_t plane_bytes, int64
         for (long i = 0; i < count; i++)
             memcpy(cache + (first + i) * row_bytes, cache + from[i] * row_bytes, (size_t)row_bytes);
     }
+}
+
+/* See toprows.h. `chosen`: which rows, or NULL for the first ones. Wants 1 <= k <= MOST_LEADERS and k <= vocab. */
+void draftwood_top_rows(const float *logits, const int64_t *chosen, int64_t rows, int64_t row_stride, int64_t vocab,
+                        int64_t k, int32_t *ids, float *values, float *log_total, int threads) {
+    const long most_blocks = MOST_STRETCHES * STRETCH_BLOCKS, block = (vocab + most_blocks - 1) / most_blocks;
+    TopRows job = {.logits = logits, .chosen = chosen, .row_stride = row_stride, .vocab = vocab, .block = round_up(block, BLOCK_STEP),
+                   .k = k, .ids = ids, .values = values, .log_total = log_total};
+    pool_begin((int)min_long(threads, rows));
+    pool_run(top_of_row, &job, rows);
+    pool_end();
 }
 
 const char *draftwood_describe(void) {

@@ -1,0 +1,39 @@
+"""Adaptive n-gram parallel decoding: guess with the n-gram statistics of the prompt and the output so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.drafters.checks import check_whole
+from draftwood.sources.adaptive import AdaptiveNgrams
+from draftwood.tree import DraftTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptiveNgramOptions:
+    max_order: int = 5  # the largest n: up to n-1 tokens tell the next one
+    max_draft: int = 8  # tokens guessed at most
+
+    def __post_init__(self) -> None:
+        check_whole(self, 2, "max_order")
+        check_whole(self, 1, "max_draft")
+
+
+class AdaptiveNgramDrafter(Drafter):
+    """`anpd`: token by token the most frequent follower of the longest known context, verified as a chain."""
+
+    name = "anpd"
+    Options: ClassVar[type[AdaptiveNgramOptions]] = AdaptiveNgramOptions
+
+    def begin(self, request: DraftRequest) -> None:
+        self._ngrams = AdaptiveNgrams(self.options.max_order)
+        self._ngrams.extend(request.prompt_ids)
+
+    def propose(self, budget: int) -> DraftTree:
+        guess = self._ngrams.guess(min(self.options.max_draft, budget - 1))
+        return DraftTree.chain([self._ngrams.tokens[-1], *guess.tokens], "ngram", [1.0, *guess.probs])
+
+    def observe(self, verified: Verified) -> None:
+        self._ngrams.extend(verified.emitted)

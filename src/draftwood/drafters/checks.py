@@ -1,0 +1,42 @@
+"""Checks that the options of several drafters share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwood.errors import OptionError
+
+
+def check_whole(options: Any, low: int, *names: str, high: int | None = None) -> None:
+    for name in names:
+        value = getattr(options, name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or value < low or (high is not None and value > high):
+            span = f"{low} or more" if high is None else f"{low} to {high}"
+            raise OptionError(f"{name} must be a whole number", got=repr(value), allowed=span)
+
+
+def check_share(options: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
+            raise OptionError(f"{name} must be a share", got=repr(value), allowed="0 to 1")
+
+
+def check_flag(options: Any, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(options, name), bool):
+            raise OptionError(f"{name} is on or off", got=repr(getattr(options, name)), allowed=("true", "false"))
+
+
+def check_choice(options: Any, name: str, allowed: tuple[str, ...]) -> None:
+    if getattr(options, name) not in allowed:
+        raise OptionError(f"{name} is unknown", got=repr(getattr(options, name)), allowed=allowed)
+
+
+def check_top_k(top_k: int, vocab_size: int) -> None:
+    """Refused when the model is known, which is after the options were read."""
+    if top_k > vocab_size:
+        raise OptionError(
+            "top_k is larger than the model's vocabulary", got=top_k, allowed=f"1 to {vocab_size} with this model"
+        )

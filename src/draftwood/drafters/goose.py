@@ -1,0 +1,151 @@
+"""GOOSE: context matches as the spine of a tree, transitions as its branches, shaped by how much matches are worth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftwood.drafters.base import DraftRequest, Verified
+from draftwood.drafters.checks import check_choice, check_flag, check_share, check_whole
+from draftwood.drafters.transition import HARVESTS, TransitionDrafter
+from draftwood.errors import OptionError
+from draftwood.growth.spine import SPINE, SpinePlan, spine_tree
+from draftwood.sources.context import ContextMatch, Match
+from draftwood.tree import DraftTree
+
+BYPASSES = ("auto", "copied", "matched", "never")
+CONSENSUS = ("sizes", "places", "off")
+SPINES = ("context", "transition", "off")
+EXTENSIONS = ("best", "levels")
+TINY = 1e-9  # a score of 0 is no successor
+BYPASS_BUDGET = 20  # from this budget on a tree is worth more than the bare chain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GooseOptions:
+    # where the spine comes from
+    spine: str = "context"  # "off": branches only; "transition": the same shape from the table's own best guesses
+    min_ngram: int = 3  # shortest run of last tokens to look for
+    max_ngram: int = 5
+    max_draft: int = 20  # tokens copied at most
+    repeat: bool = False  # a copy that reaches the end of the text goes on with itself, as text in a loop does
+    # when the bare chain is verified instead of a tree
+    bypass: str = "auto"  # "copied" as in the paper, "matched": by the length that matched, "never"; "auto": by budget
+    bypass_length: int = 8  # that many tokens copied, or matched
+    consensus: str = "sizes"  # two sizes of n-grams agree; "places": at two different places; "off": does not count
+    # the transition table
+    top_k: int = 10  # successors kept of each context
+    bigrams: bool = True
+    harvest: str = "all"  # rows of every node, or of "accepted" ones alone
+    static: bool = True  # start from the model's own successor table, where `draftwood tune` made one
+    table_megabytes: int = 128  # for pairs of tokens
+    # how the budget is divided
+    spine_share: float = 0.5  # of what the spine leaves, for branches along it
+    spine_branches: bool = True
+    min_score: float = 0.01
+    branch_depth: int = 6
+    extension: str = "best"  # what is left goes to the likeliest branch; "levels": to all in turn
+    # how it adapts
+    smoothing: float = 0.3
+    start_rate: float = 0.3  # what is believed of a spine token before the first was tried
+    low_rate: float = 0.2
+    high_rate: float = 0.4
+    low_ratio: float = 0.15  # of the budget for the spine, where its tokens are rarely right
+    middle_ratio: float = 0.30
+    high_ratio: float = 0.50
+
+    def __post_init__(self) -> None:
+        check_whole(self, 1, "min_ngram", "max_ngram", "max_draft", "bypass_length", "top_k", "branch_depth")
+        check_whole(self, 1, "table_megabytes", high=1 << 20)
+        check_share(self, "spine_share", "min_score", "smoothing", "start_rate", "low_rate", "high_rate")
+        check_share(self, "low_ratio", "middle_ratio", "high_ratio")
+        check_flag(self, "repeat", "bigrams", "static", "spine_branches")
+        check_choice(self, "spine", SPINES)
+        check_choice(self, "bypass", BYPASSES)
+        check_choice(self, "consensus", CONSENSUS)
+        check_choice(self, "harvest", HARVESTS)
+        check_choice(self, "extension", EXTENSIONS)
+        if self.min_ngram > self.max_ngram:
+            raise OptionError(
+                "goose needs min_ngram <= max_ngram", got=f"min_ngram {self.min_ngram}, max_ngram {self.max_ngram}"
+            )
+        if self.low_rate > self.high_rate:
+            raise OptionError(
+                "goose needs low_rate <= high_rate", got=f"low_rate {self.low_rate}, high_rate {self.high_rate}"
+            )
+
+
+class GooseDrafter(TransitionDrafter):
+    """`goose`: a spine of copied text with branches from recycled logits, shaped by running acceptance."""
+
+    name = "goose"
+    Options = GooseOptions
+
+    def begin(self, request: DraftRequest) -> None:
+        super().begin(request)
+        self._context = ContextMatch(range(self.options.min_ngram, self.options.max_ngram + 1))
+        self._context.extend(request.prompt_ids)
+        self._spine_rate = self.options.start_rate
+
+    def propose(self, budget: int) -> DraftTree:
+        options = self.options
+        match = self._match()
+        tokens, trust = (match.tokens, match.trust()) if match else ([], [])
+        if match and self._bypasses(match, budget):
+            size = budget - 1
+            return DraftTree.chain([self.anchor.root, *tokens[:size]], SPINE, [1.0, *trust[:size]], "bypass")
+        plan = SpinePlan(
+            spine_ratio=self._spine_ratio(),
+            spine_share=options.spine_share,
+            min_score=max(options.min_score, TINY),
+            branch_depth=options.branch_depth,
+            best_first=options.extension == "best",
+            spine_branches=options.spine_branches,
+        )
+        tree = spine_tree(self.anchor, tokens, trust, self.memory.successors, budget, plan)
+        return tree if len(tree) > 1 else DraftTree.root_only(self.anchor.root)
+
+    def observe(self, verified: Verified) -> None:
+        sources = verified.tree.sources
+        drafted = sources.count(SPINE)
+        if drafted:
+            accepted = sum(sources[node] == SPINE for node in verified.path)
+            self._spine_rate += self.options.smoothing * (accepted / drafted - self._spine_rate)
+        self._context.extend(verified.emitted)
+        super().observe(verified)
+
+    def _match(self) -> Match | None:
+        options = self.options
+        match = None if options.spine == "off" else self._context.match(options.max_draft, repeat=options.repeat)
+        if match is None or options.spine == "context":
+            return match
+        tokens = self._likeliest(len(match.tokens))
+        return match._replace(tokens=tokens) if tokens else None
+
+    def _likeliest(self, length: int) -> list[int]:
+        """A chain of each token's best successor."""
+        previous, token = self.anchor
+        tokens: list[int] = []
+        while len(tokens) < length:
+            best, _ = self.memory.successors(previous, token)
+            if not best:
+                break
+            previous, token = token, best[0]
+            tokens.append(token)
+        return tokens
+
+    def _bypasses(self, match: Match, budget: int) -> bool:
+        options = self.options
+        kind = options.bypass
+        if kind == "auto":
+            kind = "copied" if budget < BYPASS_BUDGET else "never"
+        if kind == "never":
+            return False
+        length = match.length if kind == "matched" else len(match.tokens)
+        votes = {"sizes": match.num_agreeing, "places": match.num_places, "off": 0}[options.consensus]
+        return length >= options.bypass_length or votes >= 2
+
+    def _spine_ratio(self) -> float:
+        options, rate = self.options, self._spine_rate
+        if rate < options.low_rate:
+            return float(options.low_ratio)
+        return float(options.middle_ratio if rate < options.high_rate else options.high_ratio)

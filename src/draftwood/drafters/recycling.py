@@ -1,0 +1,44 @@
+"""Token recycling: a static tree filled from the successors that earlier passes saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftwood.drafters.base import DraftRequest
+from draftwood.drafters.checks import check_choice, check_flag, check_whole
+from draftwood.drafters.shapes import static_tree
+from draftwood.drafters.transition import HARVESTS, TransitionDrafter
+from draftwood.growth.static import fill, from_lookup
+from draftwood.tree import DraftTree
+from draftwood.tree.shapes import TreeShape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecyclingOptions:
+    top_k: int = 8  # successors kept of each token
+    tree: str = "heuristic"  # or a JSON file
+    harvest: str = "all"  # rows of every node, or of "accepted" ones alone
+    bigrams: bool = False
+    static: bool = True  # start from the model's own successor table, where `draftwood tune` made one
+    table_megabytes: int = 128  # for pairs of tokens
+
+    def __post_init__(self) -> None:
+        check_whole(self, 1, "top_k", "table_megabytes")
+        check_choice(self, "harvest", HARVESTS)
+        check_flag(self, "bigrams", "static")
+        static_tree(self.tree)
+
+
+class RecyclingDrafter(TransitionDrafter):
+    """`recycling`: a fixed tree of about 80 nodes, filled with each token's best successors of earlier passes."""
+
+    name = "recycling"
+    Options = RecyclingOptions
+
+    def begin(self, request: DraftRequest) -> None:
+        super().begin(request)
+        self._shape: TreeShape = static_tree(self.options.tree)
+        self._candidates = from_lookup(self.memory.successors)
+
+    def propose(self, budget: int) -> DraftTree:
+        return fill(self._shape.first(budget), self.anchor, self._candidates, "branch")

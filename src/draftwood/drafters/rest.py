@@ -1,0 +1,63 @@
+"""Retrieval: what followed the last tokens in a corpus, merged into one tree."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.drafters.checks import check_whole
+from draftwood.errors import OptionError
+from draftwood.growth.prefix_tree import frequency_tree
+from draftwood.sources.datastore import Datastore
+from draftwood.target.base import TargetInfo
+from draftwood.tree import DraftTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetrievalOptions:
+    datastore: str | None = None  # the file; there is no drafting without one
+    max_match: int = 16  # longest run of last tokens to look for
+    min_match: int = 1
+    max_draft: int = 10  # tokens taken from an occurrence
+    max_matches: int = 256  # occurrences that are merged, evenly spread over all there are
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.datastore, (str, os.PathLike)) or not os.fspath(self.datastore):
+            raise OptionError(
+                "rest drafts from a datastore, and none was named",
+                got=None if self.datastore is None else repr(self.datastore),
+                allowed="datastore=FILE",
+                next_step="Build one: draftwood datastore build FILES... --output NAME",
+            )
+        check_whole(self, 1, "max_match", "min_match", "max_draft", "max_matches")
+        if self.min_match > self.max_match:
+            raise OptionError(
+                "rest needs min_match <= max_match", got=f"min_match {self.min_match}, max_match {self.max_match}"
+            )
+
+
+class RetrievalDrafter(Drafter):
+    """`rest`: the most frequent continuations of the longest match in a datastore."""
+
+    name = "rest"
+    Options = RetrievalOptions
+    shared: Datastore
+
+    @classmethod
+    def share(cls, options: RetrievalOptions, target: TargetInfo) -> Datastore:
+        return Datastore.open(str(options.datastore), vocab_size=target.vocab_size)
+
+    def begin(self, request: DraftRequest) -> None:
+        self._tail = list(request.prompt_ids[-self.options.max_match :])
+
+    def propose(self, budget: int) -> DraftTree:
+        options = self.options
+        found = self.shared.matches(self._tail, options.max_match, options.min_match)
+        if found is None or budget < 2:
+            return DraftTree.root_only(self._tail[-1])
+        rows = self.shared.continuations(found, options.max_draft, options.max_matches)
+        return frequency_tree(self._tail[-1], rows, "datastore", budget)
+
+    def observe(self, verified: Verified) -> None:
+        self._tail = [*self._tail, *verified.emitted][-self.options.max_match :]

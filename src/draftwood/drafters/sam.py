@@ -1,0 +1,56 @@
+"""Suffix automaton decoding: copy what followed the longest end of the text that occurred before, of any length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.drafters.checks import check_whole
+from draftwood.errors import OptionError
+from draftwood.sources.suffix import CorpusAutomaton, SuffixSource, load_corpus
+from draftwood.target.base import TargetInfo
+from draftwood.tree import DraftTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuffixOptions:
+    max_draft: int = 40  # tokens copied at most
+    min_match: int = 1  # shorter matches draft nothing
+    corpus: str | Path | None = None  # a datastore to look in as well, or token ids in .npy, -1 between documents
+    static_bias: int = 5  # the corpus must match more than this many tokens further than the text itself
+
+    def __post_init__(self) -> None:
+        check_whole(self, 1, "max_draft", "min_match")
+        check_whole(self, 0, "static_bias")
+        if not isinstance(self.corpus, str | Path | None):
+            raise OptionError("sam needs the path of a file for corpus", got=self.corpus)
+
+
+class SuffixDrafter(Drafter):
+    """`sam`: the continuation of the longest suffix match, in the text or in a corpus, verified as a chain."""
+
+    name = "sam"
+    Options: ClassVar[type[SuffixOptions]] = SuffixOptions
+
+    @classmethod
+    def share(cls, options: SuffixOptions, target: TargetInfo) -> CorpusAutomaton | None:
+        if options.corpus is None:
+            return None
+        return CorpusAutomaton(load_corpus(options.corpus, target.vocab_size).data)
+
+    def begin(self, request: DraftRequest) -> None:
+        options: SuffixOptions = self.options
+        self._source = SuffixSource(self.shared, min_match=options.min_match, static_bias=options.static_bias)
+        self._source.extend(request.prompt_ids)
+
+    def propose(self, budget: int) -> DraftTree:
+        root = self._source.tokens[-1]
+        match = self._source.match(min(self.options.max_draft, budget - 1))
+        if match is None:
+            return DraftTree.root_only(root)
+        return DraftTree.chain([root, *match.tokens], self._source.source, [1.0, *match.trust()])
+
+    def observe(self, verified: Verified) -> None:
+        self._source.extend(verified.emitted)

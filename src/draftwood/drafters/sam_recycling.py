@@ -1,0 +1,72 @@
+"""Suffix automaton decoding with a net: where the match is short, the tree of token recycling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+from draftwood.drafters.base import DraftRequest, Verified
+from draftwood.drafters.checks import check_whole
+from draftwood.drafters.recycling import RecyclingDrafter, RecyclingOptions
+from draftwood.drafters.sam import SuffixDrafter, SuffixOptions
+from draftwood.drafters.transition import TransitionDrafter
+from draftwood.sources.suffix import CorpusAutomaton, SuffixSource
+from draftwood.sources.transitions import SuccessorArrays, TransitionTable
+from draftwood.target.base import TargetInfo
+from draftwood.tree import DraftTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuffixRecyclingOptions(RecyclingOptions):
+    threshold: int = 5  # shorter matches leave the cycle to the tree
+    max_draft: int = 40  # this and the following as in sam
+    min_match: int = 1
+    corpus: str | Path | None = None
+    static_bias: int = 5
+
+    def __post_init__(self) -> None:
+        RecyclingOptions.__post_init__(self)
+        check_whole(self, 1, "threshold")
+        self.of_suffix()
+
+    def of_suffix(self) -> SuffixOptions:
+        """Those that sam has too, checked by it."""
+        return SuffixOptions(**{field.name: getattr(self, field.name) for field in fields(SuffixOptions)})
+
+
+class _Shared(NamedTuple):
+    successors: SuccessorArrays | None
+    corpus: CorpusAutomaton | None
+
+
+class SuffixRecyclingDrafter(RecyclingDrafter):
+    """`sam+recycling`: a chain from the longest suffix match, or the tree of recycling where the match is short."""
+
+    name = "sam+recycling"
+    Options = SuffixRecyclingOptions
+
+    @classmethod
+    def share(cls, options: SuffixRecyclingOptions, target: TargetInfo) -> _Shared:  # type: ignore[override]
+        return _Shared(TransitionDrafter.share(options, target), SuffixDrafter.share(options.of_suffix(), target))
+
+    @classmethod
+    def new_memory(cls, options: SuffixRecyclingOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
+        return super().new_memory(options, target, shared.successors)
+
+    def begin(self, request: DraftRequest) -> None:
+        super().begin(request)
+        options: SuffixRecyclingOptions = self.options
+        self._suffix = SuffixSource(self.shared.corpus, min_match=options.min_match, static_bias=options.static_bias)
+        self._suffix.extend(request.prompt_ids)
+
+    def propose(self, budget: int) -> DraftTree:
+        source = self._suffix
+        match = source.match(min(self.options.max_draft, budget - 1)) if budget > 1 else None
+        if match is None or source.matched < self.options.threshold:
+            return super().propose(budget)
+        return DraftTree.chain([self.anchor.root, *match.tokens], source.source, [1.0, *match.trust()], "bypass")
+
+    def observe(self, verified: Verified) -> None:
+        self._suffix.extend(verified.emitted)
+        super().observe(verified)

@@ -1,0 +1,144 @@
+"""STAND: n-grams with the distributions the target had for their next token; children are drawn from these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftwood.config import SamplingParams
+from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.drafters.checks import check_choice, check_flag, check_top_k, check_whole
+from draftwood.drafters.shapes import static_tree
+from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
+from draftwood.sampling.warp import MIN_TEMPERATURE
+from draftwood.sources.ngrams import NgramTables
+from draftwood.sources.rowtable import IdRows, ScoreRows
+from draftwood.target.base import TargetInfo
+from draftwood.target.toprows import TopRows, top_rows
+from draftwood.tree import DraftTree
+from draftwood.tree.shapes import TreeShape
+
+SOURCE = "ngram"
+HARVESTS = ("emitted", "all")  # what emitted tokens were drawn from, or every verified node
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StandOptions:
+    max_ngram: int = 4  # longest run of last tokens to look up
+    top_k: int = 10  # tokens kept of each distribution
+    tree: str = "optimised"  # "heuristic": that of token recycling; or a file that `draftwood tune` wrote
+    draw: str = "gumbel"  # "multinomial": the same, token by token; "chosen": the best tokens, nothing is drawn
+    harvest: str = "emitted"  # "all": every verified node, rejected ones too
+    harvest_prompt: bool = True
+    megabytes: int = 128  # for the tables
+
+    def __post_init__(self) -> None:
+        check_whole(self, 1, "max_ngram", high=6)
+        check_whole(self, 1, "top_k", high=64)
+        check_whole(self, 1, "megabytes", high=1 << 20)
+        check_choice(self, "draw", DRAWS)
+        check_choice(self, "harvest", HARVESTS)
+        check_flag(self, "harvest_prompt")
+        load_tree(self.tree)
+
+
+class StandDrafter(Drafter):
+    """`stand`: a static tree of tokens drawn from what the target said after the same n-grams before."""
+
+    name = "stand"
+    Options = StandOptions
+    wants_prompt_logits = True
+    memory: NgramTables
+
+    def __init__(self, options: StandOptions, shared: TreeShape, memory: NgramTables) -> None:
+        super().__init__(options, shared, memory)
+        self.wants_prompt_logits = options.harvest_prompt
+
+    @classmethod
+    def share(cls, options: StandOptions, target: TargetInfo) -> TreeShape:
+        check_top_k(options.top_k, target.vocab_size)
+        return load_tree(options.tree)
+
+    @classmethod
+    def new_memory(cls, options: StandOptions, target: TargetInfo, shared: Any) -> NgramTables:
+        return NgramTables(target.vocab_size, options.max_ngram, options.top_k, megabytes=options.megabytes)
+
+    def begin(self, request: DraftRequest) -> None:
+        self._params = request.params
+        self._prompt_ids = request.prompt_ids
+        self._root = request.prompt_ids[-1]
+        self._context = self.memory.context(request.prompt_ids)
+        self._draw = make_draw("chosen" if request.params.is_greedy else self.options.draw, request.rng)
+
+    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
+        prompt_ids, end = self._prompt_ids, start + len(logits)
+        if self.memory.is_new_prompt(prompt_ids[:end], start):
+            contexts = self.memory.contexts_along(prompt_ids[:start], prompt_ids[start:end])
+            self.memory.learn(contexts, *self._best(logits))
+
+    def propose(self, budget: int) -> DraftTree:
+        return fill_drawn(self.shared, budget, self._root, self._context, self.memory, self._draw, SOURCE)
+
+    def observe(self, verified: Verified) -> None:
+        self._learn(verified)
+        for token in verified.emitted:
+            self._context = self.memory.extended(self._context, token)
+        self._root = verified.emitted[-1]
+
+    def _learn(self, verified: Verified) -> None:
+        """The target's distributions go into the tables, each under the n-grams of its own path."""
+        tree, memory = verified.tree, self.memory
+        if self.options.harvest == "all":
+            contexts = [self._context]
+            for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+                contexts.append(memory.extended(contexts[parent], token))
+            memory.learn(contexts, *self._best(verified.logits))
+        else:
+            path = list(verified.path[: len(verified.emitted)])
+            contexts = [self._context]
+            for node in path[1:]:
+                contexts.append(memory.extended(contexts[-1], tree.tokens[node]))
+            memory.learn(contexts, *self._best(verified.logits, path))
+
+    def _best(self, logits: torch.Tensor, rows: Sequence[int] | None = None) -> tuple[IdRows, ScoreRows]:
+        """The likeliest tokens of every row as the request sees them: [n, K] each."""
+        top = top_rows(logits, self.options.top_k, rows)
+        return top.ids, warped(top, self._params)
+
+
+def load_tree(tree: object) -> TreeShape:
+    """The shape that an option names; the one that was optimised for this drafter is packaged under its name."""
+    return static_tree(StandDrafter.name if tree == "optimised" else tree)
+
+
+def warped(top: TopRows, params: SamplingParams) -> ScoreRows:
+    """What ``params`` make of the best tokens [n, K]: temperature, then the filters, which strike tokens that can never
+    be emitted. At temperature 0 their plain probabilities.
+
+    It is close to the distribution tokens are emitted from, no more: what lies beyond the K is left out, penalties are
+    not applied, equal logits at the edge of a filter may go. Verification is exact whatever is drawn from.
+    """
+    if params.is_greedy:
+        return top.probs()
+    best = top.logits[:, :1]  # [n, 1]
+    scores = np.where(np.isfinite(best), top.logits, -np.inf)  # a row without numbers has no likely token
+    scores = (scores - np.where(np.isfinite(best), best, 0.0)) / max(params.temperature, MIN_TEMPERATURE)
+    probs = _normalised(np.exp(scores, dtype=np.float32))
+    if 0 < params.top_k < probs.shape[1]:
+        probs[:, params.top_k :] = 0.0
+    if params.top_p < 1.0:
+        probs = _normalised(probs)
+        before = np.cumsum(probs, axis=1) - probs  # [n, K] what better tokens have together
+        probs[:, 1:][before[:, 1:] >= params.top_p] = 0.0
+    if params.min_p > 0.0:
+        probs[probs < params.min_p * probs[:, :1]] = 0.0
+    return _normalised(probs)
+
+
+def _normalised(probs: ScoreRows) -> ScoreRows:
+    rows: ScoreRows = probs / np.maximum(probs.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return rows

@@ -1,0 +1,69 @@
+"""What all drafters over the transition table have in common: they learn from every row of logits the target gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.drafters.checks import check_top_k
+from draftwood.growth.spine import Anchor
+from draftwood.sources.rowtable import IdRows, RowTable, ScoreRows
+from draftwood.sources.successors import load_successors
+from draftwood.sources.transitions import SuccessorArrays, TransitionTable
+from draftwood.target.base import TargetInfo
+from draftwood.target.toprows import top_rows
+
+HARVESTS = ("all", "accepted")  # every verified node, or those of the accepted path alone
+
+
+class TransitionDrafter(Drafter):
+    """Keeps the table and the end of the text; what to draft from them is the subclass's business.
+
+    Its options have ``top_k``, ``harvest``, ``bigrams``, ``table_megabytes`` and ``static``.
+    """
+
+    wants_prompt_logits = True
+    memory: TransitionTable
+
+    @classmethod
+    def share(cls, options: Any, target: TargetInfo) -> SuccessorArrays | None:
+        check_top_k(options.top_k, target.vocab_size)
+        return load_successors(target, options.top_k) if options.static else None
+
+    @classmethod
+    def new_memory(cls, options: Any, target: TargetInfo, shared: Any) -> TransitionTable:
+        num_pairs = RowTable.rows_within(options.table_megabytes << 20, options.top_k) if options.bigrams else 0
+        return TransitionTable(target.vocab_size, options.top_k, num_pairs=num_pairs, initial=shared)
+
+    def begin(self, request: DraftRequest) -> None:
+        self._prompt_ids = request.prompt_ids
+        self._tail = list(request.prompt_ids[-2:])
+
+    @property
+    def anchor(self) -> Anchor:
+        return Anchor(self._tail[0], self._tail[-1])
+
+    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
+        prompt_ids = self._prompt_ids
+        tokens = prompt_ids[start : start + len(logits)]
+        first = prompt_ids[max(start - 1, 0)]
+        self.memory.learn([first, *tokens[:-1]], tokens, *self._best(logits))
+
+    def observe(self, verified: Verified) -> None:
+        tree, path = verified.tree, verified.path
+        nodes = list(path)
+        if self.options.harvest == "all":
+            # The accepted path comes last: where a context stands at two nodes of the tree, its row stays.
+            nodes = [*(node for node in range(len(tree)) if node not in path), *path]
+        tokens, parents = tree.tokens, tree.parents
+        previous = [tokens[parents[node]] if node else self._tail[0] for node in nodes]
+        self.memory.learn(previous, [tokens[node] for node in nodes], *self._best(verified.logits, nodes))
+        self._tail = [*self._tail, *verified.emitted][-2:]
+
+    def _best(self, logits: torch.Tensor, rows: Sequence[int] | None = None) -> tuple[IdRows, ScoreRows]:
+        """The K likeliest tokens of the rows, with their probabilities: [n, K] each."""
+        top = top_rows(logits, self.options.top_k, rows)
+        return top.ids, top.probs()

@@ -1,0 +1,34 @@
+"""Files that are whole or not there: written under a temporary name beside their final one, renamed when complete."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from draftwood.errors import DraftwoodError
+
+
+@contextmanager
+def new_file(final: Path) -> Iterator[Path]:
+    """A name to write to, which becomes ``final`` when the block ends well and vanishes when it does not.
+
+    An older ``final`` is replaced in one step: whoever reads it meanwhile sees the old one or the new one.
+    """
+    temporary = final.with_name(f".{final.name}.partial-{uuid.uuid4().hex[:12]}")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(final)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk with an error of its own
+        raise DraftwoodError(
+            f"{final} cannot be written",
+            got=error,
+            next_step="Choose a place that you may write to and that has room. Nothing was changed there.",
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,130 @@
+"""The spine tree: a reliable chain in depth, and less reliable branches wherever the chain may break.
+
+The chain gets its share of the budget first. What is left is divided between branches at the root and branches along
+the spine, wide near the root and narrow deeper down; what nobody could use extends the branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+from draftwood.growth.best_first import Lookup, Start, grow_best_first
+from draftwood.tree import DraftTree, TreeBuilder
+
+SPINE, BRANCH = "context", "transition"
+
+
+class SpinePlan(NamedTuple):
+    """How a spine tree divides its budget."""
+
+    spine_ratio: float  # of the budget, at most, for the spine
+    spine_share: float = 0.5  # of what the spine leaves, for branches along the spine; the rest is for the root
+    min_score: float = 0.01  # successors below are not worth a position
+    branch_depth: int = 6  # levels below the point where a branch leaves the spine
+    best_first: bool = True  # what is left extends the likeliest branch; False: all in turn, level by level
+    spine_branches: bool = True
+
+
+class Anchor(NamedTuple):
+    """The end of the committed text."""
+
+    previous: int  # the token before the root; the root itself where there is none
+    root: int
+
+
+def spine_tree(
+    anchor: Anchor, spine: Sequence[int], trust: Sequence[float], lookup: Lookup, budget: int, plan: SpinePlan
+) -> DraftTree:
+    """``trust[i]``: how likely spine token i is right if those before it are."""
+    builder = TreeBuilder(anchor.root)
+    lookup = cache(lookup)  # a node's successors are asked for when it gets branches and when these are extended
+    length = min(len(spine), _floor(budget * plan.spine_ratio), budget - 1)
+    starts = _lay_spine(builder, anchor, spine[:length], trust)
+    if not plan.spine_branches:
+        del starts[1:]
+    leaves: list[Start] = []
+    for i, allowance in enumerate(_allowances(budget - 1 - length, len(starts) - 1, plan.spine_share)):
+        if allowance:
+            starts[i] = _attach(builder, starts[i], lookup, allowance, plan.min_score, leaves)
+    extend = grow_best_first if plan.best_first else _grow_in_turn
+    extend(
+        builder,
+        [*starts, *leaves] if plan.best_first else leaves,
+        lookup,
+        source=BRANCH,
+        budget=budget,
+        max_depth=plan.branch_depth,
+        min_score=plan.min_score,
+    )
+    return builder.build(route="spine" if length else "branch")
+
+
+@lru_cache(maxsize=256)
+def _allowances(free: int, length: int, spine_share: float) -> tuple[int, ...]:
+    """How many branches the root gets, and every one of ``length`` spine nodes: fewer the deeper it is."""
+    for_root = _floor(free * (1.0 - spine_share)) if length else free
+    harmonic = sum(1.0 / i for i in range(1, length + 1))
+    return (for_root, *(_floor((free - for_root) / i / harmonic) for i in range(1, length + 1)))
+
+
+def _floor(number: float) -> int:
+    """Rounded down, but not from just below a whole number: 10 * (1 - 0.9) is one."""
+    return int(number + 1e-9)
+
+
+def _lay_spine(builder: TreeBuilder, anchor: Anchor, spine: Sequence[int], trust: Sequence[float]) -> list[Start]:
+    """The chain; returns the root and every spine node as places where branches can start."""
+    start = Start(0, anchor.previous, anchor.root, 1.0)
+    starts = [start]
+    for token, chance in zip(spine, trust, strict=False):
+        node = builder.add(start.node, token, SPINE, chance)
+        start = Start(node, start.token, token, start.value * chance)
+        starts.append(start)
+    return starts
+
+
+def _attach(
+    builder: TreeBuilder, start: Start, lookup: Lookup, allowance: int, min_score: float, leaves: list[Start]
+) -> Start:
+    """The best successors of one node as its children, which join the leaves; returns where the node would go on."""
+    at, previous, token, value, depth, _ = start
+    tokens, scores = lookup(previous, token)
+    rank = 0
+    while allowance and rank < len(scores) and scores[rank] >= min_score:
+        node = builder.add_new(at, tokens[rank], BRANCH, scores[rank])
+        if node is not None:  # the spine may have its own token there already
+            leaves.append(Start(node, token, tokens[rank], value * scores[rank], 1))
+            allowance -= 1
+        rank += 1
+    return Start(at, previous, token, value, depth, rank)
+
+
+def _grow_in_turn(
+    builder: TreeBuilder,
+    leaves: Sequence[Start],
+    lookup: Lookup,
+    *,
+    source: str,
+    budget: int,
+    max_depth: int,
+    min_score: float,
+) -> None:
+    """Level by level, the likeliest leaf first. A leaf gets more children the more likely it is beside the others."""
+    level = sorted(leaves, key=lambda leaf: -leaf.value)
+    while level and len(builder) < budget:
+        below: list[Start] = []
+        total = sum(leaf.value for leaf in level)
+        room = budget - len(builder)
+        for leaf in level:
+            if leaf.depth >= max_depth or len(builder) >= budget:
+                continue
+            tokens, scores = lookup(leaf.previous, leaf.token)
+            allowance = max(1, int(room * leaf.value / total)) if total > 0.0 else 1
+            for token, score in list(zip(tokens, scores, strict=True))[:allowance]:
+                if score < min_score or len(builder) >= budget:
+                    break
+                node = builder.add(leaf.node, token, source, score)
+                below.append(Start(node, leaf.token, token, leaf.value * score, leaf.depth + 1))
+        level = sorted(below, key=lambda leaf: -leaf.value)

@@ -1,0 +1,85 @@
+"""Trees whose shape does not depend on the guesses: known beforehand, or the same number of children everywhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from draftwood.growth.best_first import Lookup
+from draftwood.growth.spine import BRANCH, SPINE, Anchor
+from draftwood.tree import DraftTree, TreeBuilder
+from draftwood.tree.shapes import TreeShape
+
+
+class Candidate(NamedTuple):
+    token: int
+    score: float
+    source: str
+
+
+class Place(NamedTuple):
+    """A node while its children are looked for."""
+
+    node: int
+    previous: int  # the token before it
+    token: int
+    spine_depth: int  # how far down the spine it is; -1 off the spine
+
+
+Candidates = Callable[[Place], list[Candidate]]  # the children of a node, best first
+
+
+def fill(shape: TreeShape, anchor: Anchor, candidates: Candidates, route: str = "") -> DraftTree:
+    """The shape's nodes as far as there are candidates for them: child r of a node is its r-th best one."""
+    builder = TreeBuilder(anchor.root)
+    places = {0: Place(0, anchor.previous, anchor.root, 0)}
+    ranked: dict[int, list[Candidate]] = {}
+    for number in range(1, len(shape)):
+        parent = places.get(shape.parents[number])
+        if parent is None:
+            continue
+        if parent.node not in ranked:
+            ranked[parent.node] = candidates(parent)
+        rank = shape.ranks[number]
+        if rank < len(ranked[parent.node]):
+            token, score, source = ranked[parent.node][rank]
+            node = builder.add(parent.node, token, source, score)
+            deeper = parent.spine_depth + 1 if source == SPINE else -1
+            places[number] = Place(node, parent.token, token, deeper)
+    return builder.build(route=route if len(builder) > 1 else "")
+
+
+def fill_breadth_first(anchor: Anchor, candidates: Candidates, arity: int, budget: int, route: str = "") -> DraftTree:
+    """``arity`` children a node, level by level, until the budget is used up; a node without candidates has none."""
+    builder = TreeBuilder(anchor.root)
+    queue = deque([Place(0, anchor.previous, anchor.root, 0)])
+    while queue and len(builder) < budget:
+        parent = queue.popleft()
+        for token, score, source in candidates(parent)[: min(arity, budget - len(builder))]:
+            node = builder.add(parent.node, token, source, score)
+            queue.append(Place(node, parent.token, token, parent.spine_depth + 1 if source == SPINE else -1))
+    return builder.build(route=route if len(builder) > 1 else "")
+
+
+def from_lookup(lookup: Lookup) -> Candidates:
+    """Successors as candidates."""
+
+    def candidates(place: Place) -> list[Candidate]:
+        tokens, scores = lookup(place.previous, place.token)
+        return [Candidate(token, score, BRANCH) for token, score in zip(tokens, scores, strict=True) if token >= 0]
+
+    return candidates
+
+
+def with_spine(spine: Sequence[int], trust: Sequence[float], others: Candidates) -> Candidates:
+    """The spine's own next token first, then the others."""
+
+    def candidates(place: Place) -> list[Candidate]:
+        depth = place.spine_depth
+        if not 0 <= depth < len(spine):
+            return others(place)
+        first = Candidate(spine[depth], trust[depth], SPINE)
+        return [first, *(other for other in others(place) if other.token != first.token)]
+
+    return candidates

@@ -1,0 +1,96 @@
+"""Adaptive n-grams: which token most often followed the last few, counted in the prompt and the output so far.
+
+On English and code, with n-grams up to 5, there are 1.5 contexts and 280 to 330 bytes a token. Most contexts are seen
+once; those have no counts of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Guess(NamedTuple):
+    tokens: list[int]
+    probs: list[float]  # of each token given the ones before it
+
+
+class AdaptiveNgrams:
+    """Answers from its own history only; ``extend`` it with every committed token.
+
+    ``max_order`` is the largest n: the next token is guessed from the last n-1 tokens, or from fewer where those were
+    never seen. The most frequent follower wins, among equals the latest.
+    """
+
+    def __init__(self, max_order: int) -> None:
+        self._longest = max_order - 1  # tokens of a context
+        self._tokens: list[int] = []
+        # Context -> its followers, or the one follower of a context that was seen once.
+        self._followers: dict[tuple[int, ...], _Followers | int] = {}
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self._tokens
+
+    @property
+    def num_contexts(self) -> int:
+        return len(self._followers)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self._count(token)
+            self._tokens.append(token)
+
+    def guess(self, max_tokens: int) -> Guess:
+        """One token after another, each from the ones before it, up to the first context that was never seen."""
+        guess = Guess([], [])
+        recent = self._tokens[-self._longest :]
+        while len(guess.tokens) < max_tokens:
+            following = self._next(recent)
+            if following is None:
+                break
+            token, prob = following
+            guess.tokens.append(token)
+            guess.probs.append(prob)
+            recent = [*recent, token][-self._longest :]
+        return guess
+
+    def _next(self, recent: Sequence[int]) -> tuple[int, float] | None:
+        """The best follower of the longest known context, and its share of what was seen there and one thing unseen."""
+        for size in range(len(recent), 0, -1):
+            known = self._followers.get(tuple(recent[-size:]))
+            if isinstance(known, int):
+                return known, 0.5
+            if known is not None:
+                return known.best, known.counts[known.best] / (known.total + 1)
+        return None
+
+    def _count(self, token: int) -> None:
+        followers, recent = self._followers, self._tokens[-self._longest :]
+        for size in range(1, len(recent) + 1):
+            context = tuple(recent[-size:])
+            known = followers.get(context)
+            if known is None:
+                followers[context] = token
+                continue
+            if isinstance(known, int):
+                known = followers[context] = _Followers(known)
+            known.add(token)
+
+
+class _Followers:
+    """The followers of a context, with the most frequent one kept at hand."""
+
+    __slots__ = ("best", "counts", "total")
+
+    def __init__(self, first: int) -> None:
+        self.counts = {first: 1}
+        self.total = 1
+        self.best = first
+
+    def add(self, token: int) -> None:
+        count = self.counts.get(token, 0) + 1
+        self.counts[token] = count
+        self.total += 1
+        if count >= self.counts[self.best]:
+            self.best = token

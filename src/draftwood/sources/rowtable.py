@@ -1,0 +1,117 @@
+"""A bounded table from whole numbers to rows of successors: tokens with a score each, best first.
+
+The rows lie in arrays, so that a whole pass of the target is written in one step and a row costs its bytes and one
+dictionary entry. When the table is full, the entries that were written longest ago make room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+NOTHING = -1  # the token that fills up a short row
+FIRST_ROWS = 1024
+ENTRY_BYTES = 140  # what a dictionary entry with its key and its number costs in Python, about
+LOOKUPS = 256  # how often the oldest entries are looked for while a full table is renewed once
+
+IdRows = npt.NDArray[np.int32]
+ScoreRows = npt.NDArray[np.float32]
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+class RowTable:
+    def __init__(self, width: int, capacity: int) -> None:
+        self.width = width
+        self.capacity = capacity
+        self._row_of: dict[int, int] = {}  # the entries written longest ago come first
+        self._oldest: dict[int, None] = {}  # those that go next, the very first at the end
+        size = min(FIRST_ROWS, capacity)
+        self.ids: IdRows = np.full((size, width), NOTHING, dtype=np.int32)  # [R, K]
+        self.scores: ScoreRows = np.zeros((size, width), dtype=np.float32)  # [R, K]
+        self.counts = np.zeros(size, dtype=np.int32)  # [R] how often a row was written
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    @staticmethod
+    def rows_within(num_bytes: int, width: int) -> int:
+        """The capacity that fits into that much memory."""
+        return max(1, num_bytes // (ENTRY_BYTES + 4 + 8 * width))
+
+    @property
+    def num_bytes(self) -> int:
+        return self.ids.nbytes + self.scores.nbytes + self.counts.nbytes + ENTRY_BYTES * len(self._row_of)
+
+    def row(self, key: int) -> int | None:
+        """Where the key's row is in the arrays."""
+        return self._row_of.get(key)
+
+    def claim(self, keys: Iterable[int]) -> list[int]:
+        """Rows for the keys, their own or new ones with a count of 0; all of them are now the latest entries."""
+        row_of = self._row_of
+        rows = []
+        for key in keys:
+            row = row_of.pop(key, None)
+            if row is None:
+                row = self._free_row()
+                self.counts[row] = 0
+            else:
+                self._oldest.pop(key, None)
+            row_of[key] = row
+            rows.append(row)
+        return rows
+
+    def write(self, keys: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
+        """Rows [n, K] for the keys; where a key comes twice, the later row stays."""
+        rows = self.claim(keys)
+        self.ids[rows] = ids
+        self.scores[rows] = scores
+        self.counts[rows] += 1
+
+    def _free_row(self) -> int:
+        used = len(self._row_of)
+        if used >= self.capacity:
+            if not self._oldest:
+                # The way to a dictionary's first entry leads past the places of all that left it: several at once.
+                oldest = list(islice(self._row_of, max(1, self.capacity // LOOKUPS)))
+                self._oldest = dict.fromkeys(reversed(oldest))
+            return self._row_of.pop(self._oldest.popitem()[0])
+        if used >= len(self.ids):
+            self._grow(min(self.capacity, 2 * len(self.ids)))
+        return used
+
+    def _grow(self, size: int) -> None:
+        more = size - len(self.ids)
+        self.ids = np.concatenate([self.ids, np.full((more, self.width), NOTHING, dtype=np.int32)])
+        self.scores = np.concatenate([self.scores, np.zeros((more, self.width), dtype=np.float32)])
+        self.counts = np.concatenate([self.counts, np.zeros(more, dtype=np.int32)])
+
+    def arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
+        """Everything there is, oldest entry first. Keys may be longer than 64 bits: two halves."""
+        keys, rows = list(self._row_of), list(self._row_of.values())
+        low = np.array([key & 0xFFFFFFFFFFFFFFF for key in keys], dtype=np.int64)
+        high = np.array([key >> 60 for key in keys], dtype=np.int64)
+        return {
+            f"{prefix}.key_low": low,
+            f"{prefix}.key_high": high,
+            f"{prefix}.ids": self.ids[rows],
+            f"{prefix}.scores": self.scores[rows],
+            f"{prefix}.counts": self.counts[rows],
+        }
+
+    def restore(self, prefix: str, arrays: Arrays) -> None:
+        """Takes over what ``arrays`` gave; the latest entries, where the capacity is smaller now."""
+        low, high = arrays[f"{prefix}.key_low"].tolist(), arrays[f"{prefix}.key_high"].tolist()
+        keys = [(h << 60) | lo for lo, h in zip(low, high, strict=True)][-self.capacity :]
+        if not keys:
+            return
+        if len(keys) > len(self.ids):
+            self._grow(len(keys))
+        rows = self.claim(keys)
+        count = len(keys)
+        self.ids[rows] = arrays[f"{prefix}.ids"][-count:]
+        self.scores[rows] = arrays[f"{prefix}.scores"][-count:]
+        self.counts[rows] = arrays[f"{prefix}.counts"][-count:]

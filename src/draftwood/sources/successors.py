@@ -1,0 +1,89 @@
+"""A model's own successor table: what follows each token of the vocabulary where nothing else is known.
+
+Every token is put behind a neutral beginning, many side by side as the children of one node, and the target's best
+guesses after each are kept. That takes one pass over the vocabulary, once per model; the table lies in the cache and
+gives drafters over transitions something to draft from their first cycle on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from draftwood.files import new_file
+from draftwood.sources.rowtable import NOTHING
+from draftwood.sources.transitions import SuccessorArrays, in_vocabulary
+from draftwood.target.base import Segment, Target, TargetInfo
+from draftwood.target.store import Progress, cache_home, report
+from draftwood.target.toprows import top_rows
+
+WIDTH = 10  # successors kept of each token
+CHUNK = 256  # tokens of the vocabulary in one pass
+FORMAT = "draftwood-successors-1"
+
+
+def successors_path(target: TargetInfo) -> Path:
+    """Where the table of this model lies. Its number format makes no difference worth a second table."""
+    shape = (
+        f"{target.architecture}|{target.vocab_size}|{target.hidden_size}|{target.num_layers}|{target.num_parameters}"
+    )
+    digest = hashlib.sha256(f"{target.name}|{shape}".encode()).hexdigest()[:16]
+    return cache_home() / "successors" / f"{digest}.safetensors"
+
+
+def load_successors(target: TargetInfo, width: int) -> SuccessorArrays | None:
+    """The first ``width`` successors of every token; None where there is no table, or none that can be read."""
+    try:
+        with safe_open(successors_path(target), framework="numpy") as file:
+            if (file.metadata() or {}).get("format") != FORMAT:
+                return None
+            ids, scores = file.get_tensor("ids"), file.get_tensor("scores")
+    except (OSError, SafetensorError):
+        return None
+    if ids.shape != (target.vocab_size, WIDTH) or scores.shape != ids.shape:
+        return None
+    if not in_vocabulary(ids, target.vocab_size):
+        return None
+    return SuccessorArrays(_widened(ids, width, NOTHING), _widened(scores, width, 0.0))
+
+
+def build_successors(target: Target, beginning: int, progress: Progress | None = None) -> SuccessorArrays:
+    """``beginning``: the token that stands before all others, such as the one that opens a text."""
+    info = target.info
+    ids = np.full((info.vocab_size, WIDTH), NOTHING, dtype=np.int32)
+    scores = np.zeros((info.vocab_size, WIDTH), dtype=np.float32)
+    width = min(WIDTH, info.vocab_size)
+    chunk = min(CHUNK, target.num_slots - 1)
+    sequence = target.open(chunk + 1)
+    try:
+        for start in range(0, info.vocab_size, chunk):
+            report(progress, "what follows each token", start, info.vocab_size)
+            tokens = range(start, min(start + chunk, info.vocab_size))
+            parents = [-1, *[0] * len(tokens)]
+            output = target.forward([Segment(sequence, [beginning, *tokens], parents, len(tokens))])
+            top = top_rows(output.logits, width)
+            ids[tokens.start : tokens.stop, :width] = top.ids
+            scores[tokens.start : tokens.stop, :width] = top.probs()
+    finally:
+        target.close(sequence)
+    report(progress, "what follows each token", info.vocab_size, info.vocab_size)
+    return SuccessorArrays(ids, scores)
+
+
+def save_successors(target: TargetInfo, table: SuccessorArrays) -> Path:
+    path = successors_path(target)
+    with new_file(path) as temporary:
+        save_file({"ids": table.ids, "scores": table.scores}, temporary, {"format": FORMAT, "model": target.name})
+    return path
+
+
+def _widened(rows: npt.NDArray[Any], width: int, filler: float) -> npt.NDArray[Any]:
+    """[V, width]: cut, or filled up."""
+    missing = max(0, width - rows.shape[1])
+    return np.pad(rows[:, :width], ((0, 0), (0, missing)), constant_values=filler)

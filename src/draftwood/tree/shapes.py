@@ -1,0 +1,319 @@
+"""Tree shapes: trees without tokens, for drafters whose tree stands before they know what to fill it with.
+
+A node is "the r-th best child of its parent", and whoever fills the shape looks the r-th best token up. The root counts
+as a node everywhere, as it does in a budget. Nodes are ordered parents first and, as far as that allows, better nodes
+first, so that the first n nodes of a good tree are a good tree of n nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import OptionError, TreeError
+
+FORMAT, VERSION = "draftwood-tree", 1
+
+# How likely the r-th successor in a table is the right one, roughly: a little under half for the best, 0.24 / (r + 1)
+# for the others. A recycling table keeps eight; 80 nodes use all of them at the root, and six levels.
+_RECYCLING = (0.46, 0.12, 0.08, 0.06, 0.048, 0.04, 0.034, 0.03)
+# Optimistic about the best child, so that 625 nodes reach depth 20; the other nine fall slowly.
+_INITIAL = (0.72, 0.06, 0.045, 0.036, 0.03, 0.026, 0.022, 0.02, 0.018, 0.016)
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Node i hangs below ``parents[i]`` and is its ``ranks[i]``-th best child, counted from 0 in order of index."""
+
+    parents: tuple[int, ...]  # [N], parents[0] == -1, parents[i] < i
+    ranks: tuple[int, ...]  # [N], ranks[0] == 0
+
+    def __post_init__(self) -> None:
+        _check(self.parents, self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def num_children(self) -> tuple[int, ...]:  # [N]
+        counts = [0] * len(self)
+        for parent in self.parents[1:]:
+            counts[parent] += 1
+        return tuple(counts)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:  # [N]
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank a lookup has to provide."""
+        return max(self.ranks)
+
+    def levels(self) -> list[list[int]]:
+        """The nodes of every depth, in order of index."""
+        levels: list[list[int]] = [[] for _ in range(max(self.depths) + 1)]
+        for node, depth in enumerate(self.depths):
+            levels[depth].append(node)
+        return levels
+
+    def children(self) -> list[list[int]]:
+        """For every node its children, best first."""
+        lists: list[list[int]] = [[] for _ in self.parents]
+        for node, parent in enumerate(self.parents[1:], start=1):
+            lists[parent].append(node)
+        return lists
+
+    def first(self, size: int) -> TreeShape:
+        """The shape of the first ``size`` nodes: parents and better siblings come first, so it is whole."""
+        kept = max(size, 0)
+        return TreeShape(self.parents[:kept], self.ranks[:kept])
+
+    def save(self, path: str | Path, **about: Any) -> None:
+        """Writes a JSON file, whole or not at all. ``about`` says what the shape was made from."""
+        final = Path(path)
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "parents": list(self.parents),
+            "ranks": list(self.ranks),
+            "about": about,
+        }
+        text = json.dumps(content, ensure_ascii=False) + "\n"
+        temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(final)
+        except OSError as error:
+            raise OptionError(f"The tree shape cannot be written to {final}", got=error.strerror or error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> tuple[TreeShape, dict[str, Any]]:
+        """The shape in a file that ``save`` wrote, and what it was saved with."""
+        content = _read(Path(path))
+        about = content.get("about", {})
+        try:
+            shape = cls(_whole_numbers(content, "parents"), _whole_numbers(content, "ranks"))
+        except TreeError as error:
+            raise OptionError(f"{path} holds a broken tree shape", got=error, next_step=_SAVE_AGAIN) from error
+        if not isinstance(about, dict):
+            raise OptionError(f"{path} has an 'about' that is no object", got=repr(about), next_step=_SAVE_AGAIN)
+        return shape, about
+
+
+_SAVE_AGAIN = "Make the shape again and write it with TreeShape.save."
+
+
+def chain_tree(length: int) -> TreeShape:
+    """``length`` nodes below the root, each the best child of the one above."""
+    _at_least("A chain's length", length, 0)
+    return TreeShape(tuple(range(-1, length)), (0,) * (length + 1))
+
+
+def uniform_tree(arity: int, budget: int) -> TreeShape:
+    """``budget`` nodes, ``arity`` children each, filled breadth first."""
+    _at_least("A uniform tree's arity", arity, 1)
+    _at_least("A tree's budget", budget, 1)
+    below = range(budget - 1)
+    return TreeShape((-1, *(i // arity for i in below)), (0, *(i % arity for i in below)))
+
+
+def spine_tree(widths: Sequence[int], branch_depth: int = 1) -> TreeShape:
+    """A spine as long as ``widths``; its node i (the root is 0) has ``widths[i]`` chains of ``branch_depth`` beside it.
+
+    The spine is the best child all the way down. Its last node has no branches.
+    """
+    _at_least("A branch's depth", branch_depth, 1)
+    spine_length = len(widths)
+    parents, ranks = list(range(-1, spine_length)), [0] * (spine_length + 1)
+    for node, width in enumerate(widths):
+        _at_least(f"The width at spine node {node}", width, 0)
+        for rank in range(1, width + 1):
+            start = len(parents)
+            parents += [node, *range(start, start + branch_depth - 1)]
+            ranks += [rank] + [0] * (branch_depth - 1)
+    return TreeShape(tuple(parents), tuple(ranks))
+
+
+def ranked_tree(acceptance: Sequence[float], budget: int, max_depth: int) -> TreeShape:
+    """The ``budget`` nodes with the largest products of ``acceptance`` by rank along their path, best first.
+
+    Ties go towards the root, then to the lower rank. ``acceptance`` must not rise: then no node is worth more than its
+    parent or an earlier sibling, and taking the best open node again and again is exact. Where arity and depth leave no
+    room for ``budget`` nodes, the tree is smaller.
+    """
+    _at_least("A tree's budget", budget, 1)
+    _at_least("A tree's depth", max_depth, 0)
+    for rank, (better, worse) in enumerate(pairwise(acceptance), start=1):
+        if worse > better:
+            raise OptionError(
+                "The acceptance by rank must not rise",
+                got=f"{better} at rank {rank - 1}, {worse} at rank {rank}",
+                next_step="Sort it, or use draftwood.tree.theory.sequoia, which takes any.",
+            )
+    return grow(lambda _, rank: acceptance[rank] if rank < len(acceptance) else None, budget, max_depth)[0]
+
+
+def grow(acceptance: Callable[[bool, int], float | None], budget: int, max_depth: int) -> tuple[TreeShape, list[float]]:
+    """The ``budget`` nodes with the largest products along their paths, best first, and these products.
+
+    ``acceptance(on_spine, rank)`` is the factor of a child, None where there is no such child; a parent is on the spine
+    if all ranks on its path are 0. No child may be worth more than an earlier sibling.
+    """
+    parents, ranks, values, on_spine = [-1], [0], [1.0], [True]
+    # Open nodes: -value, depth, rank, parent. The first child and the next sibling open when a node is taken.
+    open_nodes: list[tuple[float, int, int, int]] = []
+
+    def open_node(rank: int, depth: int, parent: int) -> None:
+        factor = acceptance(on_spine[parent], rank) if depth <= max_depth else None
+        if factor is not None:
+            heappush(open_nodes, (-values[parent] * factor, depth, rank, parent))
+
+    open_node(0, 1, 0)
+    while open_nodes and len(parents) < budget:
+        negative, depth, rank, parent = heappop(open_nodes)
+        node = len(parents)
+        parents.append(parent)
+        ranks.append(rank)
+        values.append(-negative)
+        on_spine.append(on_spine[parent] and rank == 0)
+        open_node(0, depth + 1, node)
+        open_node(rank + 1, depth, parent)
+    return TreeShape(tuple(parents), tuple(ranks)), values
+
+
+def recycling_tree(budget: int = 80) -> TreeShape:
+    """The static tree of token recycling: up to 8 children a node and 6 levels, wider under better ranks.
+
+    It is the ranked tree of a fixed guess at how often the r-th successor in a table is right. At 80 nodes the root has
+    all 8 children, and the best path all 6 levels.
+    """
+    return ranked_tree(_RECYCLING, budget, max_depth=6)
+
+
+def initial_tree(budget: int = 625, max_depth: int = 20) -> TreeShape:
+    """Where optimising a tree by visits starts: far more nodes than will be kept, up to 10 children a node.
+
+    It is wide near the root and has long tails along the best ranks; at 625 nodes (the root is one of them) the longest
+    reaches level 20.
+    """
+    return ranked_tree(_INITIAL, budget, max_depth)
+
+
+def prune(shape: TreeShape, counts: Sequence[int], budget: int) -> TreeShape:
+    """The ``budget`` nodes that were visited most, best first; ties go towards the root, then to the lower index.
+
+    A node is visited only with its parent, so the kept nodes are a tree. Kept siblings stay in their order and are
+    ranked anew from 0, since a lookup fills c children with its c best tokens.
+    """
+    _at_least("A tree's budget", budget, 1)
+    if len(counts) != len(shape):
+        raise TreeError("There must be one count a node", got=len(counts), allowed=len(shape))
+    for node, parent in enumerate(shape.parents[1:], start=1):
+        if counts[node] > counts[parent]:
+            raise TreeError(
+                f"Node {node} was visited more often than its parent",
+                got=counts[node],
+                allowed=f"up to {counts[parent]}",
+            )
+    ranking = sorted(range(len(shape)), key=lambda node: (-counts[node], shape.depths[node], node))
+    kept = set(ranking[:budget])
+    children = [[child for child in group if child in kept] for group in shape.children()]
+    return best_first(children, counts)
+
+
+def best_first(children: Sequence[Sequence[int]], values: Sequence[float]) -> TreeShape:
+    """A tree given by every node's children (node 0 is the root), numbered anew: higher values first.
+
+    Parents and earlier siblings still come first; ties go towards the root, then to the lower rank.
+    """
+    parents, ranks = [-1], [0]
+    open_nodes: list[tuple[float, int, int, int, int]] = []  # -value, depth, rank, new number of parent, old of parent
+
+    def open_node(rank: int, depth: int, parent: int, old_parent: int) -> None:
+        if rank < len(children[old_parent]):
+            value = values[children[old_parent][rank]]
+            heappush(open_nodes, (-value, depth, rank, parent, old_parent))
+
+    open_node(0, 1, 0, 0)
+    while open_nodes:
+        _, depth, rank, parent, old_parent = heappop(open_nodes)
+        node = len(parents)
+        parents.append(parent)
+        ranks.append(rank)
+        open_node(0, depth + 1, node, children[old_parent][rank])
+        open_node(rank + 1, depth, parent, old_parent)
+    return TreeShape(tuple(parents), tuple(ranks))
+
+
+def _at_least(what: str, got: int, least: int) -> None:
+    if got < least:
+        raise OptionError(f"{what} is out of range", got=got, allowed=f"{least} or more")
+
+
+def _check(parents: Sequence[int], ranks: Sequence[int]) -> None:
+    """Raises with the first invariant that the arrays break."""
+    if not parents:
+        raise TreeError("A tree shape needs at least its root", got="no nodes")
+    if len(parents) != len(ranks):
+        raise TreeError("The arrays of a tree shape differ in length", got=f"{len(parents)} and {len(ranks)}")
+    if parents[0] != -1 or ranks[0] != 0:
+        raise TreeError("Node 0 must be the root", got=f"parent {parents[0]}, rank {ranks[0]}", allowed="-1 and 0")
+    num_children = [0] * len(parents)
+    for node in range(1, len(parents)):
+        parent = parents[node]
+        if not 0 <= parent < node:
+            raise TreeError(f"Node {node} must come after its parent", got=parent, allowed=f"0 to {node - 1}")
+        if ranks[node] != num_children[parent]:
+            raise TreeError(f"Node {node} has the wrong rank", got=ranks[node], allowed=num_children[parent])
+        num_children[parent] += 1
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, if it says that it is a tree shape this version can read."""
+    allowed = f"a JSON file of the format {FORMAT}, version {VERSION}"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(
+            f"The tree shape {path} cannot be read",
+            got=error.strerror or error,
+            allowed=allowed,
+            next_step="Check the path.",
+        ) from error
+    except ValueError as error:
+        raise OptionError(f"{path} is not valid JSON", got=error, allowed=allowed, next_step=_SAVE_AGAIN) from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or found != FORMAT:
+        got = f"the format {found!r}" if isinstance(content, dict) else type(content).__name__
+        raise OptionError(f"{path} is no tree shape", got=got, allowed=allowed, next_step=_SAVE_AGAIN)
+    if content.get("version") != VERSION:
+        raise OptionError(
+            f"{path} is a tree shape of another version",
+            got=content.get("version"),
+            allowed=VERSION,
+            next_step=f"Use the version of draftwood that wrote it. {_SAVE_AGAIN}",
+        )
+    return content
+
+
+def _whole_numbers(content: dict[str, Any], name: str) -> tuple[int, ...]:
+    values = content.get(name)
+    if not isinstance(values, list):
+        raise TreeError(f"'{name}' must be a list", got=type(values).__name__)
+    for node, value in enumerate(values):
+        if type(value) is not int:
+            raise TreeError(f"'{name}' of node {node} is no whole number", got=repr(value))
+    return tuple(values)

@@ -1,0 +1,6 @@
+"""Tuning: what can be measured once for a model and used ever after."""
+
+from draftwood.tune.machine import Tuned, tune_costs, tune_successors
+from draftwood.tune.static_tree import optimise_tree
+
+__all__ = ["Tuned", "optimise_tree", "tune_costs", "tune_successors"]

@@ -1,0 +1,37 @@
+"""What a machine and a model are like: how long passes take, and which tokens follow which without any context."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from draftwood.engine.costs import CostProfile, measure_costs, save_profile
+from draftwood.errors import CapabilityError
+from draftwood.sources.successors import build_successors, save_successors
+from draftwood.target.build import Loaded
+from draftwood.target.store import Progress
+
+CONTEXTS = (16, 512, 2048)
+NEUTRAL = "\n"  # what stands before every token of the vocabulary
+
+
+class Tuned(NamedTuple):
+    """What was measured, and the file that keeps it."""
+
+    costs: CostProfile
+    path: Path
+
+
+def tune_costs(loaded: Loaded, progress: Progress | None = None) -> Tuned:
+    """Times the model anew, also where an older profile is in the cache."""
+    profile = measure_costs(loaded.target, CONTEXTS, progress)
+    if profile is None:
+        raise CapabilityError("The cache has no room to time the model", got=f"{loaded.target.num_slots} slots")
+    return Tuned(profile, save_profile(loaded.target.info, profile))
+
+
+def tune_successors(loaded: Loaded, progress: Progress | None = None) -> Path:
+    """Makes the model's successor table and keeps it in the cache."""
+    beginning = loaded.codec.encode(NEUTRAL)[-1]
+    table = build_successors(loaded.target, beginning, progress)
+    return save_successors(loaded.target.info, table)
