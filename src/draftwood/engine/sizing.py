@@ -3,9 +3,9 @@
 What a node brings is the chance that it is accepted: the product, along its path, of how often guesses of its kind were
 right when the guess before them was. A kind is the source, what the source itself thought of the guess, and the depth;
 its rate is learned as the request runs, starting from what earlier requests of the drafter showed, and at the very
-first from most of the source's own estimate. What it costs was measured (costs.py). A cycle takes the nodes with the largest
-chances, as many as make expected tokens per second highest: none but the root, which is plain decoding, where guesses
-do not pay. Guesses that were offered and not verified are counted too, as far as the emitted tokens tell.
+first from most of the source's own estimate. What it costs was measured (costs.py). A cycle takes the nodes with the
+largest chances, as many as make expected tokens per second highest: none but the root, which is plain decoding, where
+guesses do not pay. Guesses that were offered and not verified are counted too, as far as the emitted tokens tell.
 
 Drawn children must not be dropped for the token they carry. A tree that has some is cut behind a number of nodes that
 was settled before it was drawn, from how often the 1st, 2nd, ... node of such trees was accepted so far.

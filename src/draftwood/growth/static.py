@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from draftwood.growth.best_first import Lookup
@@ -11,11 +12,9 @@ from draftwood.growth.spine import BRANCH, SPINE, Anchor
 from draftwood.tree import DraftTree, TreeBuilder
 from draftwood.tree.shapes import TreeShape
 
+NOTHING = -1  # what fills up a short row of successors
 
-class Candidate(NamedTuple):
-    token: int
-    score: float
-    source: str
+Candidate = tuple[int, float, str]  # token, score, source
 
 
 class Place(NamedTuple):
@@ -33,17 +32,17 @@ Candidates = Callable[[Place], list[Candidate]]  # the children of a node, best 
 def fill(shape: TreeShape, anchor: Anchor, candidates: Candidates, route: str = "") -> DraftTree:
     """The shape's nodes as far as there are candidates for them: child r of a node is its r-th best one."""
     builder = TreeBuilder(anchor.root)
-    places = {0: Place(0, anchor.previous, anchor.root, 0)}
+    places: list[Place | None] = [Place(0, anchor.previous, anchor.root, 0), *[None] * (len(shape) - 1)]
     ranked: dict[int, list[Candidate]] = {}
-    for number in range(1, len(shape)):
-        parent = places.get(shape.parents[number])
+    for number, (above, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
+        parent = places[above] if number else None
         if parent is None:
             continue
-        if parent.node not in ranked:
-            ranked[parent.node] = candidates(parent)
-        rank = shape.ranks[number]
-        if rank < len(ranked[parent.node]):
-            token, score, source = ranked[parent.node][rank]
+        children = ranked.get(above)
+        if children is None:
+            children = ranked[above] = candidates(parent)
+        if rank < len(children):
+            token, score, source = children[rank]
             node = builder.add(parent.node, token, source, score)
             deeper = parent.spine_depth + 1 if source == SPINE else -1
             places[number] = Place(node, parent.token, token, deeper)
@@ -67,7 +66,9 @@ def from_lookup(lookup: Lookup) -> Candidates:
 
     def candidates(place: Place) -> list[Candidate]:
         tokens, scores = lookup(place.previous, place.token)
-        return [Candidate(token, score, BRANCH) for token, score in zip(tokens, scores, strict=True) if token >= 0]
+        if tokens and tokens[-1] < 0:  # a short row is filled up with what is no token
+            tokens = tokens[: tokens.index(NOTHING)]
+        return list(zip(tokens, scores, repeat(BRANCH), strict=False))
 
     return candidates
 
@@ -79,7 +80,7 @@ def with_spine(spine: Sequence[int], trust: Sequence[float], others: Candidates)
         depth = place.spine_depth
         if not 0 <= depth < len(spine):
             return others(place)
-        first = Candidate(spine[depth], trust[depth], SPINE)
-        return [first, *(other for other in others(place) if other.token != first.token)]
+        token = spine[depth]
+        return [(token, trust[depth], SPINE), *(other for other in others(place) if other[0] != token)]
 
     return candidates

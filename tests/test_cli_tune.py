@@ -1,0 +1,215 @@
+"""``draftwood tune``: costs and successors into the cache, static trees into files, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwood.engine import costs
+from draftwood.engine.costs import load_profile
+from draftwood.sources.successors import WIDTH, load_successors
+from draftwood.target.tiny import VOCAB_SIZE
+from draftwood.tree.shapes import TreeShape, chain_tree
+
+from .cli_tools import Command, Result, _plain_environment, draftwood_command, prompt_file  # noqa: F401 - fixtures
+
+MODEL = ("--model", "tiny")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache for every test."""
+    folder = tmp_path / "cache"
+    monkeypatch.setattr("draftwood.engine.costs.cache_home", lambda: folder)
+    monkeypatch.setattr("draftwood.sources.successors.cache_home", lambda: folder)
+    monkeypatch.setattr(costs, "WARM_UP_SECONDS", 0.0)
+    return folder
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may be loaded."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("draftwood.target.build.load_target", never)
+
+
+def tiny_info() -> Any:
+    from draftwood.target.build import load_target
+
+    return load_target("tiny", max_batch=1).target.info
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+
+
+def test_tune_measures_and_keeps(draftwood_command: Command, cache: Path) -> None:
+    result = draftwood_command("tune", *MODEL)
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0].split()[:4] == ["positions", "1", "2", "3"]
+    assert lines[1].startswith("context 16")
+    assert lines[1].split()[2] == "1.00"
+    assert lines[1].endswith("times one position")
+    assert lines[2].startswith("context 512")
+    kept = [Path(line.removeprefix("kept in ")) for line in lines if line.startswith("kept in ")]
+    assert [path.parent for path in kept] == [cache / "profiles", cache / "successors"]
+    assert all(path.is_file() for path in kept)
+    assert costs.LABEL in result.err
+    assert "what follows each token" in result.err
+
+
+def test_what_was_tuned_is_used(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert draftwood_command("tune", *MODEL).code == 0
+    info = tiny_info()
+    profile, table = load_profile(info), load_successors(info, WIDTH)
+    assert profile is not None
+    assert table is not None
+    assert table.ids.shape == (VOCAB_SIZE, WIDTH)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(costs, "measure_costs", never)
+    result = draftwood_command("generate", "abab", *MODEL, "--drafter", "goose", "--max-tokens", "8", "--json")
+    assert result.code == 0
+    assert json.loads(result.out)["budget"] == profile.largest
+
+
+def test_tune_as_json(draftwood_command: Command) -> None:
+    result = draftwood_command("tune", *MODEL, "--json")
+    assert result.code == 0
+    content = json.loads(result.out)
+    assert content["model"] == "tiny"
+    assert content["sizes"][:3] == [1, 2, 3]
+    assert content["contexts"] == [16, 512]  # longer ones are beyond the model
+    assert [len(row) for row in content["seconds"]] == [len(content["sizes"])] * 2
+    assert [Path(path).is_file() for path in content["kept"]] == [True, True]
+
+
+def test_tune_without_successors(draftwood_command: Command) -> None:
+    result = draftwood_command("tune", *MODEL, "--no-successors", "--json")
+    assert result.code == 0
+    assert len(json.loads(result.out)["kept"]) == 1
+    assert load_profile(tiny_info()) is not None
+    assert load_successors(tiny_info(), WIDTH) is None
+
+
+def test_tune_times_anew_what_is_known_already(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seconds in (1.0, 2.0):
+        monkeypatch.setattr(costs, "_forward", lambda *_, seconds=seconds: seconds)
+        assert draftwood_command("tune", *MODEL, "--no-successors").code == 0
+        profile = load_profile(tiny_info())
+        assert profile is not None
+        assert profile.seconds[0][0] == seconds
+
+
+def test_a_cache_that_cannot_be_written_is_told(draftwood_command: Command, cache: Path) -> None:
+    cache.write_text("no folder", encoding="utf-8")
+    result = draftwood_command("tune", *MODEL)
+    assert result.code == 2
+    assert "cannot be written" in result.err
+
+
+# -- a static tree ---------------------------------------------------------------------------------------------------
+
+
+def tune_tree(run: Command, output: Path, prompts: Path, *more: str) -> Result:
+    return run("tune", "--static-tree", str(output), "--prompts", str(prompts), *MODEL, "--max-tokens", "10", *more)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "more"),
+    [("stand", ("--temperature", "0.6", "--seed", "1", "--samples", "2")), ("recycling", ()), ("sequoia", ())],
+)
+def test_a_static_tree_is_measured_and_can_be_used(
+    draftwood_command: Command, prompt_file: Path, tmp_path: Path, drafter: str, more: tuple[str, ...]
+) -> None:
+    output = tmp_path / "tree.json"
+    result = tune_tree(draftwood_command, output, prompt_file, "--drafter", drafter, "--size", "20", *more)
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[0].startswith("20 nodes, ")
+    assert result.out.splitlines()[1] == f"written to {output}"
+    shape, about = TreeShape.load(output)
+    assert len(shape) == 20
+    assert (about["drafter"], about["model"], about["prompts"]) == (drafter, "tiny", 2)
+    assert about["samples"] == (2 if more else 1)
+    assert 1.0 <= about["tau"] <= about["start_tau"]
+    used = draftwood_command(
+        "generate", "one two one", *MODEL, "--drafter", drafter, "--drafter-option", f"tree={output}",
+        "--max-tokens", "12", "--budget", "24", "--json",
+    )  # fmt: skip
+    assert used.code == 0, used.err
+    plain = draftwood_command(
+        "generate", "one two one", *MODEL, "--drafter", "plain", "--max-tokens", "12", "--budget", "24", "--json"
+    )
+    assert json.loads(used.out)["text"] == json.loads(plain.out)["text"]
+    assert json.loads(used.out)["stats"]["mean_tree_size"] > 1
+
+
+def test_a_static_tree_as_json(draftwood_command: Command, prompt_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "tree.json"
+    result = tune_tree(
+        draftwood_command, output, prompt_file, "--drafter", "recycling", "--size", "9", "--limit", "1", "--json"
+    )
+    assert result.code == 0
+    content = json.loads(result.out)
+    assert (content["tree"], content["nodes"], content["prompts"]) == (str(output), 9, 1)
+
+
+def test_an_existing_file_is_replaced_by_force_alone(
+    draftwood_command: Command, prompt_file: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "tree.json"
+    chain_tree(3).save(output)
+    refused = tune_tree(draftwood_command, output, prompt_file, "--drafter", "recycling", "--size", "9")
+    assert refused.code == 2
+    assert "exists" in refused.err
+    assert "--force" in refused.err
+    assert len(TreeShape.load(output)[0]) == 4
+    assert (
+        tune_tree(draftwood_command, output, prompt_file, "--drafter", "recycling", "--size", "9", "--force").code == 0
+    )
+    assert len(TreeShape.load(output)[0]) == 9
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--drafter", "pld"), ["'pld' does not draft along a static tree", "stand, recycling, sequoia"]),
+        ((), ["does not draft along a static tree", "--drafter"]),
+        (("--drafter", "no-such"), ["no-such"]),
+        (("--drafter", "stand", "--drafter-option", "no_such=1"), ["no_such"]),
+        (("--drafter", "stand", "--size", "626"), ["626", "1 to 625"]),
+        (("--drafter", "stand", "--size", "0"), ["1 to 625"]),
+        (("--drafter", "stand", "--samples", "0"), ["n", "0"]),
+        (("--drafter", "stand", "--limit", "0"), ["limit", "1 or more"]),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_a_model_is_loaded(
+    draftwood_command: Command, prompt_file: Path, tmp_path: Path, more: tuple[str, ...], told: list[str]
+) -> None:
+    result = tune_tree(draftwood_command, tmp_path / "tree.json", prompt_file, *more)
+    assert result.code == 2
+    assert all(word in result.err for word in told), result.err
+    assert not (tmp_path / "tree.json").exists()
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_static_tree_needs_prompts_and_a_place(draftwood_command: Command, prompt_file: Path, tmp_path: Path) -> None:
+    missing = draftwood_command("tune", "--static-tree", str(tmp_path / "t.json"), "--drafter", "stand", *MODEL)
+    assert missing.code == 2
+    assert "--prompts" in missing.err
+    nowhere = tune_tree(draftwood_command, tmp_path / "t.json", tmp_path / "none.txt", "--drafter", "stand")
+    assert nowhere.code == 2
+    assert "none.txt cannot be read" in nowhere.err
+    for output in (tmp_path, tmp_path / "no" / "folder.json"):
+        result = tune_tree(draftwood_command, output, prompt_file, "--drafter", "stand", "--force")
+        assert result.code == 2
+        assert "a file in a folder that is there" in result.err
