@@ -24,7 +24,7 @@ from .cli_tools import ESCAPE, SHORT, TINY, Command, Terminal, _plain_environmen
         ((*TINY, "--drafter", "pdl"), "Did you mean 'pld'?"),
         ((*TINY, "--drafter-option", "max_dratf=3"), "has no option 'max_dratf'"),
         ((*TINY, "--drafter-option", "max_draft"), "KEY=VALUE"),
-        ((*TINY, "--drafter-option", "max_draft=0"), "at least one token"),
+        ((*TINY, "--drafter-option", "max_draft=0"), "max_draft must be a whole number"),
         ((*TINY, "--temperature", "nan"), "temperature is out of range"),
         ((*TINY, "--temperature", "-1"), "temperature is out of range"),
         ((*TINY, "--temperature", "warm"), "invalid float value"),

@@ -182,7 +182,10 @@ def test_an_existing_file_is_replaced_by_force_alone(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (("--drafter", "pld"), ["'pld' does not draft along a static tree", "stand, recycling, sequoia"]),
+        (
+            ("--drafter", "pld"),
+            ["'pld' does not draft along a static tree", "stand, recycling, sam+recycling, sequoia"],
+        ),
         ((), ["does not draft along a static tree", "--drafter"]),
         (("--drafter", "no-such"), ["no-such"]),
         (("--drafter", "stand", "--drafter-option", "no_such=1"), ["no_such"]),
@@ -213,3 +216,16 @@ def test_a_static_tree_needs_prompts_and_a_place(draftwood_command: Command, pro
         result = tune_tree(draftwood_command, output, prompt_file, "--drafter", "stand", "--force")
         assert result.code == 2
         assert "a file in a folder that is there" in result.err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_options_that_would_do_nothing_are_refused(
+    draftwood_command: Command, prompt_file: Path, tmp_path: Path
+) -> None:
+    idle = draftwood_command("tune", *MODEL, "--prompts", str(prompt_file))
+    assert idle.code == 2
+    assert "--static-tree" in idle.err
+    for more in (("--budget", "9"), ("--memory", "process")):
+        result = tune_tree(draftwood_command, tmp_path / "t.json", prompt_file, "--drafter", "stand", *more)
+        assert result.code == 2
+        assert more[0] in result.err

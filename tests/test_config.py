@@ -72,10 +72,13 @@ def test_unknown_options_are_refused_with_the_known_ones() -> None:
         one_of("letter", "c", ("a", "b"))
 
 
-@pytest.mark.parametrize("options", [{"min_ngram": 0}, {"min_ngram": 4}, {"max_draft": 0}])
-def test_pld_options_out_of_range(options: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match="pld"):
-        make_factory("pld", options, tiny_target().info)
+@pytest.mark.parametrize("drafter", ["pld", "goose", "iso3", "sequoia"])
+@pytest.mark.parametrize(
+    "options", [{"min_ngram": 0}, {"min_ngram": 6}, {"max_draft": 0}, {"max_draft": True}, {"max_ngram": 1_000_000}]
+)
+def test_options_out_of_range(drafter: str, options: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        make_factory(drafter, options, tiny_target().info)
 
 
 def test_unknown_drafter_suggests_the_nearest() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import Verified
+from draftwood.drafters import DraftRequest, Verified
 from draftwood.drafters.pld import PromptLookupDrafter
 from draftwood.errors import CapabilityError, OptionError, PromptError, TreeError
 from draftwood.target.tiny import ByteTokenizer, tiny_target
@@ -105,6 +105,22 @@ def test_a_failing_drafter_ends_its_own_request_only(llm: LLM) -> None:
     rest = [token for event in healthy for token in event.token_ids]
     assert [*first, *rest] == llm.generate(PROMPTS[0], params)[0].token_ids
     assert llm._engine.target.can_open(4096)
+
+
+def test_a_drafter_that_cannot_begin_ends_its_own_request_only(llm: LLM) -> None:
+    class NeverReady(PromptLookupDrafter):
+        def begin(self, request: DraftRequest) -> None:
+            raise RuntimeError("a mistake in a drafter")
+
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    good = llm.stream(PROMPTS[0], params)
+    tokens = list(next(good).token_ids)
+    bad = llm._engine.submit([1, 2, 3], params, llm._factory(NeverReady))
+    tokens += [token for event in good for token in event.token_ids]
+    assert tokens == reference(llm, PROMPTS[0], 8)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        list(llm._engine.events(bad))
+    assert not llm._engine.has_work
 
 
 def test_prompts_that_are_read_do_not_disturb_their_neighbours() -> None:

@@ -237,13 +237,14 @@ def test_a_file_with_missing_or_misshapen_tables_is_refused(drafter: str, tmp_pa
             assert "cannot be read as a memory" in refusal(path, drafter)
 
 
-def test_tokens_the_model_does_not_have_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("drafter", "table"), [("goose", "pairs.ids"), ("goose", "ids"), ("stand", "ngrams.ids")])
+def test_tokens_the_model_does_not_have_are_refused(drafter: str, table: str, tmp_path: Path) -> None:
     path = tmp_path / "tables.memory"
-    filled(path)
+    filled(path, drafter)
     arrays, about = load_file(path), metadata(path)
-    arrays["pairs.ids"][0, 0] = 5000
+    arrays[table][0, 0] = 5000
     save_file(arrays, path, about)
-    assert "tokens that the model does not have" in refusal(path)
+    assert "tokens that the model does not have" in refusal(path, drafter)
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

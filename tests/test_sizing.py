@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from draftwood.engine.costs import SIZES, CostProfile
 from draftwood.engine.sizing import (
     DRAFTER_DECAY,
+    FEWEST_WANTED,
+    HOPE,
     PRIOR_TRIALS,
     REQUEST_DECAY,
     TRUST,
@@ -90,7 +92,8 @@ def test_the_best_part_of_a_tree_by_trying_all(tree: DraftTree, costs: CostProfi
     chances, seconds = chances_by_hand(tree), costs.of(16, 16)
 
     def worth(nodes: Sequence[int]) -> float:
-        return (load.tokens + sum(chances[node] for node in nodes)) / seconds[load.positions + len(nodes) - 1]
+        hopes = sum(HOPE * chances[node] for node in nodes[1:])
+        return (load.tokens + 1.0 + hopes) / seconds[load.positions + len(nodes) - 1]
 
     whole = [
         nodes
@@ -187,7 +190,7 @@ def test_loads_of_the_others() -> None:
 
 def test_more_is_wanted_than_was_used() -> None:
     by = sizer(FREE)
-    assert by.wanted == 16
+    assert by.wanted == FEWEST_WANTED
     cut(by, DraftTree.chain(list(range(16)), "test"))
     assert by.wanted == 48
     cut(by, DraftTree.chain(list(range(48)), "test"))

@@ -19,7 +19,7 @@ from .conftest import logits_after
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.model
 
-DRAFTERS = ("plain", "pld")
+DRAFTERS = ("plain", "pld", "goose", "stand", "recycling", "sam")
 # A folder of prompt files (JSON lines with "turns") for the long run.
 DATA = Path(os.environ.get("DRAFTWOOD_DATA", Path(__file__).parents[2] / "shared" / "data" / "bench"))
 TASKS = ("humaneval", "mbpp", "classeval", "gsm8k", "mt_bench")

@@ -14,7 +14,8 @@ import torch
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import Verified, make_factory
-from draftwood.drafters.stand import StandDrafter, load_tree, warped
+from draftwood.drafters.shapes import static_tree
+from draftwood.drafters.stand import StandDrafter, warped
 from draftwood.errors import OptionError
 from draftwood.sampling import Warper
 from draftwood.sources.ngrams import NgramTables
@@ -262,8 +263,8 @@ def test_a_row_wider_than_the_vocabulary_is_refused() -> None:
 
 
 def test_trees_by_name_and_from_files(tmp_path: Path) -> None:
-    assert load_tree("heuristic") == recycling_tree(80)
-    packaged = load_tree("optimised")
+    assert static_tree("heuristic") == recycling_tree(80)
+    packaged = static_tree("stand")
     assert len(packaged) == 80
     assert max(packaged.depths) >= 10
     assert packaged.max_rank < 10

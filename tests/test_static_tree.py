@@ -11,7 +11,8 @@ import pytest
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, Verified
 from draftwood.drafters.recycling import RecyclingDrafter
-from draftwood.drafters.stand import StandDrafter, load_tree
+from draftwood.drafters.shapes import static_tree
+from draftwood.drafters.stand import StandDrafter
 from draftwood.errors import OptionError
 from draftwood.growth.drawn import fill_drawn, make_draw
 from draftwood.sources.ngrams import NgramTables
@@ -37,7 +38,7 @@ class SecondChild(Drafter):
 
     def begin(self, request: DraftRequest) -> None:
         self._root = request.prompt_ids[-1]
-        self._shape = load_tree(self.options.tree)
+        self._shape = static_tree(self.options.tree)
 
     def propose(self, budget: int) -> DraftTree:
         builder = TreeBuilder(self._root)
@@ -78,6 +79,40 @@ def test_the_nodes_that_were_accepted_are_kept() -> None:
     assert (about["tokens"], about["prompts"], about["nodes"], about["depth"]) == (12, 1, 4, 3)
     assert (about["model"], about["drafter"], about["temperature"]) == ("tiny", "second", 0.0)
     assert [done for _, done, _ in seen] == [0, 1]
+
+
+class ChainFirst(SecondChild):
+    """Offers a chain that is deeper than the shape in the first cycle, or in all of them."""
+
+    name = "chain-first"
+    always = False
+
+    def begin(self, request: DraftRequest) -> None:
+        super().begin(request)
+        self._is_first = True
+
+    def propose(self, budget: int) -> DraftTree:
+        if not (self._is_first or self.always):
+            return super().propose(budget)
+        self._is_first = False
+        return DraftTree.chain([self._root, *self.ahead[:6]], "second", route="bypass")
+
+
+def test_chains_beside_the_shape_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    plain = new_llm(drafter="plain", budget=1).generate("count me", params)[0]
+    measure = partial(
+        optimise_tree, new_llm, ["count me"], params, drafter=ChainFirst, start=uniform_tree(3, 40), size=4
+    )
+    monkeypatch.setattr(SecondChild, "ahead", tuple(plain.token_ids))
+    shape, about = measure()
+    # Seven tokens by the chain, then four by a whole path of the shape, then the last one.
+    assert shape == chain_tree(3)
+    assert (about["tokens"], about["start_tau"]) == (5, 2.5)
+    monkeypatch.setattr(SecondChild, "ahead", tuple(plain.token_ids))
+    monkeypatch.setattr(ChainFirst, "always", True)
+    with pytest.raises(OptionError, match="No tree"):
+        measure()
 
 
 def test_a_block_that_a_stop_cuts_counts_what_was_emitted() -> None:

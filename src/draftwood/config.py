@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MEMORY = "prompt"  # the samples of one prompt share what the drafter learns
-DEFAULT_DRAFTER = "pld"
+DEFAULT_DRAFTER = "goose"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TARGETS = ("auto", "native", "hf", "hf-plain")
 MAX_BUDGET = 1024

@@ -29,6 +29,8 @@ def register(commands: Subparsers[Any]) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="how the model is to behave")
     add_run_options(parser)
+    # A turn finds most of its prompt in the cache, so what drafters learnt from it must outlive the turn before.
+    parser.set_defaults(memory="process")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ def register(commands: Subparsers[Any]) -> None:
         run,
         "Compare speculative with plain greedy decoding, token for token",
         "draftwood check --prompts prompts.txt --dtype float32",
-        "draftwood check --prompts humaneval.jsonl --limit 20 --drafter pld",
+        "draftwood check --prompts humaneval.jsonl --limit 20 --drafter stand",
         "draftwood check --prompts prompts.txt --json",
         details=_DETAILS,
     )

@@ -23,7 +23,7 @@ def register(commands: Subparsers[Any]) -> None:
         "List the drafters with their options and defaults",
         "draftwood drafters",
         "draftwood drafters --json",
-        "draftwood generate --drafter pld --drafter-option max_draft=8 'Count to ten, twice.'",
+        "draftwood generate --drafter goose --drafter-option bypass=copied 'Count to ten, twice.'",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

@@ -35,7 +35,7 @@ token that the target added itself."""
 
 
 def register(commands: Subparsers[Any]) -> None:
-    views = add_group(commands, "inspect", "Look inside a run", *_EXAMPLES)
+    views = add_group(commands, "inspect", "Look inside a run", *_EXAMPLES[:2], theory.EXAMPLES[0])
     tree = add_command(views, "tree", run, "Draw the draft trees of some cycles", *_EXAMPLES, details=_DETAILS)
     add_prompt_options(tree)
     tree.add_argument("--cycles", type=int, default=3, metavar="N", help="cycles to show (default: 3)")

@@ -63,10 +63,12 @@ def _parser(
     return parser
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """What every command takes that runs a model."""
+def add_run_options(parser: argparse.ArgumentParser, *, own_trees: bool = False) -> None:
+    """What every command takes that runs a model. With ``own_trees`` the size of trees and the memory are its own."""
     group = add_model_options(parser)
     _add_drafter_options(group)
+    if not own_trees:
+        _add_draft_options(group)
     _add_sampling_options(parser)
 
 
@@ -101,12 +103,15 @@ def _add_drafter_options(group: Group) -> None:
     group.add_argument(
         "--drafter-option", metavar="KEY=VALUE", action="append", default=[], help="one of its options; repeatable"
     )
+
+
+def _add_draft_options(group: Group) -> None:
     group.add_argument(
         "--memory",
         metavar="SCOPE|FILE",
         default=DEFAULT_MEMORY,
         help="who shares what the drafter learns: request, prompt, process, or a file that keeps it "
-        f"(default: {DEFAULT_MEMORY})",
+        f"(default: {DEFAULT_MEMORY}; chat: process)",
     )
     budget = _default(EngineOptions, "budget")
     group.add_argument(

@@ -58,7 +58,7 @@ def _check(args: argparse.Namespace, output: Path, options: dict[str, Any]) -> N
     if "tree" not in {field.name for field in fields(drafter.Options)}:
         raise OptionError(
             f"The drafter {args.drafter!r} does not draft along a static tree",
-            allowed="a drafter with the option 'tree': stand, recycling, sequoia",
+            allowed="a drafter with the option 'tree': stand, recycling, sam+recycling, sequoia",
             next_step="Name one with --drafter.",
         )
     largest = len(initial_tree())

@@ -17,7 +17,7 @@ from draftwood.errors import MissingExtraError, OptionError
 if TYPE_CHECKING:
     from draftwood.tree.theory import SpinePlan
 
-_EXAMPLES = (
+EXAMPLES = (
     "draftwood inspect theory --ps 0.3 --pt 0.03 --budget 60",
     "draftwood inspect theory --ps 0.6 --pt 0.05 --budget 16 --json",
     "draftwood inspect theory --ps 0.3 --pt 0.03 --plot yield.svg",
@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
 
 def register(views: Subparsers[Any]) -> None:
     parser = add_command(
-        views, "theory", run, "Compare what trees yield at given acceptance rates", *_EXAMPLES, details=_DETAILS
+        views, "theory", run, "Compare what trees yield at given acceptance rates", *EXAMPLES, details=_DETAILS
     )
     parser.add_argument("--ps", type=float, default=0.3, metavar="P", help="acceptance on the spine (default: 0.3)")
     parser.add_argument("--pt", type=float, default=0.03, metavar="P", help="acceptance elsewhere (default: 0.03)")

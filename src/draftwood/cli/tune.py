@@ -10,6 +10,7 @@ from draftwood.cli import static_tree
 from draftwood.cli.options import Subparsers, add_command, add_run_options
 from draftwood.cli.report import show, table
 from draftwood.cli.terminal import Screen
+from draftwood.errors import OptionError
 
 _DETAILS = """\
 Without --static-tree: times passes over 1 to 64 positions at a few lengths of context, from which
@@ -32,19 +33,22 @@ def register(commands: Subparsers[Any]) -> None:
         details=_DETAILS,
     )
     parser.add_argument("--no-successors", action="store_true", help="leave the successor table as it is")
-    parser.add_argument("--static-tree", metavar="FILE", help="measure a static tree and write it there")
-    parser.add_argument("--prompts", metavar="FILE", help="for the tree; one a line, or .jsonl")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
-    parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers to each prompt (default: 1)")
-    parser.add_argument("--size", type=int, default=80, metavar="N", help="nodes to keep, root included (default: 80)")
-    parser.add_argument("--force", action="store_true", help="replace the tree's file")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    add_run_options(parser)
+    tree = parser.add_argument_group("static tree")
+    tree.add_argument("--static-tree", metavar="FILE", help="measure a static tree and write it there")
+    tree.add_argument("--prompts", metavar="FILE", help="what it is measured on; one a line, or .jsonl")
+    tree.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
+    tree.add_argument("--samples", type=int, default=1, metavar="N", help="answers to each prompt (default: 1)")
+    tree.add_argument("--size", type=int, default=80, metavar="N", help="nodes to keep, root included (default: 80)")
+    tree.add_argument("--force", action="store_true", help="replace the tree's file")
+    add_run_options(parser, own_trees=True)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.static_tree:
         return static_tree.run(args)
+    if args.prompts:
+        raise OptionError("Prompts are for a static tree", got=args.prompts, next_step="Add --static-tree FILE.")
     screen = Screen(args.color)
     from draftwood.target.build import load_target
     from draftwood.tune import tune_costs, tune_successors

@@ -6,6 +6,8 @@ from typing import Any
 
 from draftwood.errors import OptionError
 
+LONGEST_NGRAM = 64  # every size between the shortest and the longest is indexed at every token
+
 
 def check_whole(options: Any, low: int, *names: str, high: int | None = None) -> None:
     for name in names:
@@ -14,6 +16,17 @@ def check_whole(options: Any, low: int, *names: str, high: int | None = None) ->
         if not whole or value < low or (high is not None and value > high):
             span = f"{low} or more" if high is None else f"{low} to {high}"
             raise OptionError(f"{name} must be a whole number", got=repr(value), allowed=span)
+
+
+def check_order(options: Any, low: str, high: str) -> None:
+    least, most = getattr(options, low), getattr(options, high)
+    if least > most:
+        raise OptionError(f"{low} is above {high}", got=f"{low} {least}, {high} {most}", allowed=f"{low} <= {high}")
+
+
+def check_ngrams(options: Any) -> None:
+    check_whole(options, 1, "min_ngram", "max_ngram", high=LONGEST_NGRAM)
+    check_order(options, "min_ngram", "max_ngram")
 
 
 def check_share(options: Any, *names: str) -> None:

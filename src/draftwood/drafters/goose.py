@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftwood.drafters.base import DraftRequest, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_share, check_whole
+from draftwood.drafters.checks import check_choice, check_flag, check_ngrams, check_order, check_share, check_whole
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
-from draftwood.errors import OptionError
 from draftwood.growth.spine import SPINE, SpinePlan, spine_tree
 from draftwood.sources.context import ContextMatch, Match
-from draftwood.tree import DraftTree
+from draftwood.sources.suffix import SuffixAutomaton
+from draftwood.tree import BYPASS, DraftTree
 
 BYPASSES = ("auto", "copied", "matched", "never")
+MATCHES = ("ngrams", "suffix")
 CONSENSUS = ("sizes", "places", "off")
 SPINES = ("context", "transition", "off")
 EXTENSIONS = ("best", "levels")
@@ -24,7 +25,8 @@ BYPASS_BUDGET = 20  # from this budget on a tree is worth more than the bare cha
 class GooseOptions:
     # where the spine comes from
     spine: str = "context"  # "off": branches only; "transition": the same shape from the table's own best guesses
-    min_ngram: int = 3  # shortest run of last tokens to look for
+    match: str = "ngrams"  # of min_ngram to max_ngram tokens; "suffix": of min_ngram and more, repeated, no votes
+    min_ngram: int = 3
     max_ngram: int = 5
     max_draft: int = 20  # tokens copied at most
     repeat: bool = False  # a copy that reaches the end of the text goes on with itself, as text in a loop does
@@ -54,24 +56,19 @@ class GooseOptions:
     high_ratio: float = 0.50
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "min_ngram", "max_ngram", "max_draft", "bypass_length", "top_k", "branch_depth")
+        check_ngrams(self)
+        check_whole(self, 1, "max_draft", "bypass_length", "top_k", "branch_depth")
         check_whole(self, 1, "table_megabytes", high=1 << 20)
         check_share(self, "spine_share", "min_score", "smoothing", "start_rate", "low_rate", "high_rate")
         check_share(self, "low_ratio", "middle_ratio", "high_ratio")
         check_flag(self, "repeat", "bigrams", "static", "spine_branches")
         check_choice(self, "spine", SPINES)
+        check_choice(self, "match", MATCHES)
         check_choice(self, "bypass", BYPASSES)
         check_choice(self, "consensus", CONSENSUS)
         check_choice(self, "harvest", HARVESTS)
         check_choice(self, "extension", EXTENSIONS)
-        if self.min_ngram > self.max_ngram:
-            raise OptionError(
-                "goose needs min_ngram <= max_ngram", got=f"min_ngram {self.min_ngram}, max_ngram {self.max_ngram}"
-            )
-        if self.low_rate > self.high_rate:
-            raise OptionError(
-                "goose needs low_rate <= high_rate", got=f"low_rate {self.low_rate}, high_rate {self.high_rate}"
-            )
+        check_order(self, "low_rate", "high_rate")
 
 
 class GooseDrafter(TransitionDrafter):
@@ -82,7 +79,7 @@ class GooseDrafter(TransitionDrafter):
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
-        self._context = ContextMatch(range(self.options.min_ngram, self.options.max_ngram + 1))
+        self._context = self._new_context()
         self._context.extend(request.prompt_ids)
         self._spine_rate = self.options.start_rate
 
@@ -92,7 +89,7 @@ class GooseDrafter(TransitionDrafter):
         tokens, trust = (match.tokens, match.trust()) if match else ([], [])
         if match and self._bypasses(match, budget):
             size = budget - 1
-            return DraftTree.chain([self.anchor.root, *tokens[:size]], SPINE, [1.0, *trust[:size]], "bypass")
+            return DraftTree.chain([self.anchor.root, *tokens[:size]], SPINE, [1.0, *trust[:size]], BYPASS)
         plan = SpinePlan(
             spine_ratio=self._spine_ratio(),
             spine_share=options.spine_share,
@@ -113,10 +110,18 @@ class GooseDrafter(TransitionDrafter):
         self._context.extend(verified.emitted)
         super().observe(verified)
 
+    def _new_context(self) -> ContextMatch | SuffixAutomaton:
+        options = self.options
+        if options.match == "suffix":
+            return SuffixAutomaton()
+        return ContextMatch(range(options.min_ngram, options.max_ngram + 1), repeat=options.repeat)
+
     def _match(self) -> Match | None:
         options = self.options
-        match = None if options.spine == "off" else self._context.match(options.max_draft, repeat=options.repeat)
-        if match is None or options.spine == "context":
+        match = None if options.spine == "off" else self._context.match(options.max_draft)
+        if match is None or match.length < options.min_ngram:
+            return None
+        if options.spine == "context":
             return match
         tokens = self._likeliest(len(match.tokens))
         return match._replace(tokens=tokens) if tokens else None

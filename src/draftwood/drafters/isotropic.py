@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from draftwood.drafters.base import DraftRequest, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_whole
+from draftwood.drafters.checks import check_choice, check_flag, check_ngrams, check_whole
 from draftwood.drafters.shapes import static_tree
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
@@ -36,14 +36,10 @@ class IsotropicOptions:
     table_megabytes: int = 128
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "min_ngram", "max_ngram", "max_draft", "top_k", "table_megabytes")
+        check_ngrams(self)
+        check_whole(self, 1, "max_draft", "top_k", "table_megabytes")
         check_choice(self, "harvest", HARVESTS)
         check_flag(self, "spine", "bigrams", "static")
-        if self.min_ngram > self.max_ngram:
-            raise OptionError(
-                "The options need min_ngram <= max_ngram",
-                got=f"min_ngram {self.min_ngram}, max_ngram {self.max_ngram}",
-            )
 
 
 class RankedDrafter(TransitionDrafter):

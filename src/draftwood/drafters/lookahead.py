@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.errors import OptionError
+from draftwood.drafters.checks import check_flag, check_whole
 from draftwood.sources.lookahead import JacobiWindow, NgramPool
 from draftwood.tree import DraftTree, TreeBuilder
 
@@ -30,15 +30,9 @@ class LookaheadOptions:
     prompt_ngrams: bool = True  # whether n-grams of the prompt and of the output enter the pool too
 
     def __post_init__(self) -> None:
-        sizes = (self.window, self.ngram, self.guesses, self.pool_limit)
-        if not all(isinstance(value, int) and not isinstance(value, bool) for value in sizes):
-            raise OptionError("lookahead counts in whole numbers", got=self)
-        if self.ngram < 2:
-            raise OptionError("lookahead needs n-grams of two tokens or more", got=f"ngram {self.ngram}")
-        if min(sizes) < 1:
-            raise OptionError("lookahead needs a window, guesses and a pool of at least one", got=self)
-        if not isinstance(self.prompt_ngrams, bool):
-            raise OptionError("prompt_ngrams is a switch", got=repr(self.prompt_ngrams), allowed=(True, False))
+        check_whole(self, 1, "window", "guesses", "pool_limit")
+        check_whole(self, 2, "ngram")
+        check_flag(self, "prompt_ngrams")
 
 
 class WindowShape(NamedTuple):

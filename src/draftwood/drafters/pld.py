@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.errors import OptionError
+from draftwood.drafters.checks import check_ngrams, check_whole
 from draftwood.growth.chain import chain
 from draftwood.sources.context import ContextMatch
 from draftwood.tree import DraftTree
@@ -18,14 +18,8 @@ class PromptLookupOptions:
     max_draft: int = 20  # tokens copied at most
 
     def __post_init__(self) -> None:
-        if not all(isinstance(value, int) for value in (self.max_ngram, self.min_ngram, self.max_draft)):
-            raise OptionError("pld counts in whole numbers", got=self)
-        if not 1 <= self.min_ngram <= self.max_ngram:
-            raise OptionError(
-                "pld needs 1 <= min_ngram <= max_ngram", got=f"min_ngram {self.min_ngram}, max_ngram {self.max_ngram}"
-            )
-        if self.max_draft < 1:
-            raise OptionError("pld must copy at least one token", got=f"max_draft {self.max_draft}")
+        check_ngrams(self)
+        check_whole(self, 1, "max_draft")
 
 
 class PromptLookupDrafter(Drafter):

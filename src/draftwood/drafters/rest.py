@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.drafters.checks import check_whole
+from draftwood.drafters.checks import check_order, check_whole
 from draftwood.errors import OptionError
 from draftwood.growth.prefix_tree import frequency_tree
 from draftwood.sources.datastore import Datastore
@@ -31,10 +31,7 @@ class RetrievalOptions:
                 next_step="Build one: draftwood datastore build FILES... --output NAME",
             )
         check_whole(self, 1, "max_match", "min_match", "max_draft", "max_matches")
-        if self.min_match > self.max_match:
-            raise OptionError(
-                "rest needs min_match <= max_match", got=f"min_match {self.min_match}, max_match {self.max_match}"
-            )
+        check_order(self, "min_match", "max_match")
 
 
 class RetrievalDrafter(Drafter):

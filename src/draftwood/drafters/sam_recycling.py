@@ -14,7 +14,7 @@ from draftwood.drafters.transition import TransitionDrafter
 from draftwood.sources.suffix import CorpusAutomaton, SuffixSource
 from draftwood.sources.transitions import SuccessorArrays, TransitionTable
 from draftwood.target.base import TargetInfo
-from draftwood.tree import DraftTree
+from draftwood.tree import BYPASS, DraftTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class SuffixRecyclingDrafter(RecyclingDrafter):
         match = source.match(min(self.options.max_draft, budget - 1)) if budget > 1 else None
         if match is None or source.matched < self.options.threshold:
             return super().propose(budget)
-        return DraftTree.chain([self.anchor.root, *match.tokens], source.source, [1.0, *match.trust()], "bypass")
+        return DraftTree.chain([self.anchor.root, *match.tokens], source.source, [1.0, *match.trust()], BYPASS)
 
     def observe(self, verified: Verified) -> None:
         self._suffix.extend(verified.emitted)

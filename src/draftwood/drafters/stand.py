@@ -30,7 +30,7 @@ HARVESTS = ("emitted", "all")  # what emitted tokens were drawn from, or every v
 class StandOptions:
     max_ngram: int = 4  # longest run of last tokens to look up
     top_k: int = 10  # tokens kept of each distribution
-    tree: str = "optimised"  # "heuristic": that of token recycling; or a file that `draftwood tune` wrote
+    tree: str = "stand"  # measured for it; "heuristic": that of token recycling; or a file that `draftwood tune` wrote
     draw: str = "gumbel"  # "multinomial": the same, token by token; "chosen": the best tokens, nothing is drawn
     harvest: str = "emitted"  # "all": every verified node, rejected ones too
     harvest_prompt: bool = True
@@ -43,7 +43,7 @@ class StandOptions:
         check_choice(self, "draw", DRAWS)
         check_choice(self, "harvest", HARVESTS)
         check_flag(self, "harvest_prompt")
-        load_tree(self.tree)
+        static_tree(self.tree)
 
 
 class StandDrafter(Drafter):
@@ -61,7 +61,7 @@ class StandDrafter(Drafter):
     @classmethod
     def share(cls, options: StandOptions, target: TargetInfo) -> TreeShape:
         check_top_k(options.top_k, target.vocab_size)
-        return load_tree(options.tree)
+        return static_tree(options.tree)
 
     @classmethod
     def new_memory(cls, options: StandOptions, target: TargetInfo, shared: Any) -> NgramTables:
@@ -108,11 +108,6 @@ class StandDrafter(Drafter):
         """The likeliest tokens of every row as the request sees them: [n, K] each."""
         top = top_rows(logits, self.options.top_k, rows)
         return top.ids, warped(top, self._params)
-
-
-def load_tree(tree: object) -> TreeShape:
-    """The shape that an option names; the one that was optimised for this drafter is packaged under its name."""
-    return static_tree(StandDrafter.name if tree == "optimised" else tree)
 
 
 def warped(top: TopRows, params: SamplingParams) -> ScoreRows:

@@ -105,7 +105,10 @@ class Session:
         seed = self.request.params.seed
         spawn_key = (self.request.index, DRAFTER_STREAM)
         rng = np.random.default_rng(None if seed is None else np.random.SeedSequence(seed, spawn_key=spawn_key))
-        self.drafter.begin(DraftRequest(self.request.prompt_ids, self.request.params, rng))
+        try:
+            self.drafter.begin(DraftRequest(self.request.prompt_ids, self.request.params, rng))
+        except Exception as error:  # noqa: BLE001 - a drafter is anybody's code; its request alone ends
+            self._fail(error)
 
     # -- the parts of a cycle, in order ------------------------------------------------------------------------------
 
@@ -118,9 +121,11 @@ class Session:
 
     def propose(self, load: Load) -> Segment | None:
         """A stretch of the prompt, or the drafter's tree; None if the drafter failed. ``load``: of the others."""
+        if self.error is not None:
+            return None
         try:
             return self._segment(load)
-        except Exception as error:  # noqa: BLE001 - a drafter is anybody's code; its request alone ends
+        except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
             return None
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
-
-import numpy as np
 
 from draftwood.engine.costs import CostProfile
 from draftwood.tree import DraftTree
@@ -33,6 +32,9 @@ DRAWN = "drawn"  # instead of a source: nodes of drawn trees are known by their 
 PLACES = (2, 4, 8, 16, 32, 64, 128)  # edges between places that are counted together
 FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # what is believed of the first, and of others beside those before them
 DRAFT_DECAY = 0.9
+FEWEST_WANTED = 8  # nodes that a drafter offers at least
+HOPE = 0.93  # what a chance is taken for: chances are uncertain, costs are not
+SAME_COST = 64  # positions of context that make no difference
 
 
 class Load(NamedTuple):
@@ -79,25 +81,30 @@ class Sizer:
         self._record = AcceptanceRecord(REQUEST_DECAY, drafter_record)
         self._last_was_right = False
         self._draft_seconds = 0.0  # of a cycle, running mean: paid whatever the size
+        self._known_seconds: dict[tuple[int, int], list[float]] = {}
         self.expected = 1.0  # tokens of the cycle that was cut last
         self.size = 1
 
     @property
     def wanted(self) -> int:
         """How large a tree the drafter should offer: some more than was used last, so that it can grow."""
-        return min(self._costs.largest, max(16, 3 * self.size))
+        return min(self._costs.largest, max(FEWEST_WANTED, 3 * self.size))
 
     def cut(self, tree: DraftTree, context: int, draft_seconds: float, load: Load) -> DraftTree:
         """The part of the tree that pays, with ``context`` positions behind it and ``load`` beside it."""
         drawn = bool(tree.proposals)
-        chances = np.array(self._chances_by_place() if drawn else self._chances(tree))  # [nodes - 1]
-        order = np.arange(len(chances)) if drawn else np.argsort(-chances, kind="stable")
-        tokens = load.tokens + 1.0 + np.concatenate([[0.0], np.cumsum(chances[order])])  # [nodes] by size
-        seconds = self._costs.of(load.positions + len(tokens), context)[load.positions :] + self._draft_seconds
-        size = 1 + int(np.argmax(tokens / seconds))
-        kept = range(min(size, len(tree))) if drawn else sorted([0, *(order[: size - 1] + 1).tolist()])
-        self.size, self.expected = len(kept), float(tokens[size - 1] - load.tokens)
-        # Only now: how long this tree took may depend on what was drawn.
+        chances = [1.0, *(HOPE * chance for chance in (self._chances_by_place() if drawn else self._chances(tree)))]
+        nodes: Sequence[int] = range(len(chances))
+        if not drawn:
+            nodes = sorted(nodes, key=chances.__getitem__, reverse=True)  # of equals the earlier one first
+        tokens = list(accumulate((chances[node] for node in nodes), initial=load.tokens))[1:]  # [nodes] by size
+        seconds = self._seconds(load.positions + len(tokens), context)[load.positions :]
+        # Times differ from run to run; nothing that is drawn may depend on them, or a seed would not fix the output.
+        drafting = 0.0 if drawn else self._draft_seconds
+        rates = [count / (time + drafting) for count, time in zip(tokens, seconds, strict=True)]
+        size = rates.index(max(rates)) + 1
+        kept = range(min(size, len(tree))) if drawn else sorted(nodes[:size])
+        self.size, self.expected = len(kept), 1.0 + (tokens[size - 1] - tokens[0]) / HOPE
         self._draft_seconds += (1.0 - DRAFT_DECAY) * (draft_seconds - self._draft_seconds)
         return tree.part(kept)
 
@@ -107,6 +114,13 @@ class Sizer:
             self._note_places(offered, len(verified), emitted)
         elif len(offered) > 1:
             self._note_kinds(offered, emitted)
+
+    def _seconds(self, positions: int, context: int) -> list[float]:
+        """Of passes over 1, 2, ... ``positions``; looked up once for all contexts of about that length."""
+        key = (positions, context // SAME_COST)
+        if key not in self._known_seconds:
+            self._known_seconds[key] = self._costs.of(positions, context).tolist()
+        return self._known_seconds[key]
 
     def _note_kinds(self, offered: DraftTree, emitted: Sequence[int]) -> None:
         kinds = self._kinds(offered)

@@ -25,7 +25,9 @@ class Match(NamedTuple):
 class ContextMatch:
     """Answers from its own history only; ``extend`` it with every committed token."""
 
-    def __init__(self, ngram_sizes: Iterable[int]) -> None:
+    def __init__(self, ngram_sizes: Iterable[int], *, repeat: bool = False) -> None:
+        """``repeat``: where a copy reaches the end of the text, it goes on with itself, as text in a loop does."""
+        self._repeat = repeat
         self._sizes = sorted(set(ngram_sizes), reverse=True)  # longest first
         self._tokens: list[int] = []
         self._behind: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token behind its latest occurrence
@@ -44,11 +46,8 @@ class ContextMatch:
                     self._behind[tuple(history[end - size : end])] = end
             history.append(token)
 
-    def match(self, max_tokens: int, *, repeat: bool = False) -> Match | None:
-        """The continuation of the longest suffix seen before, at its latest place; and who else says so.
-
-        ``repeat``: where the copy reaches the end of the text, it goes on with itself, as text in a loop does.
-        """
+    def match(self, max_tokens: int) -> Match | None:
+        """The continuation of the longest suffix seen before, at its latest place; and who else says so."""
         history = self._tokens
         found = [(size, self._behind.get(tuple(history[-size:]))) for size in self._sizes if size <= len(history)]
         starts = [(size, start) for size, start in found if start is not None]
@@ -57,6 +56,6 @@ class ContextMatch:
         length, start = starts[0]
         agreeing = [other for _, other in starts if history[other] == history[start]]
         tokens = history[start : start + max_tokens]
-        if repeat and len(tokens) < max_tokens:
+        if self._repeat and len(tokens) < max_tokens:
             tokens = list(islice(cycle(tokens), max_tokens))
         return Match(tokens, length, len(agreeing), len(set(agreeing)))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.sources.rowtable import NOTHING, Arrays, IdRows, RowTable, ScoreRows
+from draftwood.sources.rowtable import NOTHING, Arrays, IdRows, RowTable, ScoreRows, check_vocabulary
 
 MOST_PROMPTS = 4096  # stretches of prompts that are remembered as read
 MAX_KEY_BITS = 120  # what a table can write down
@@ -29,6 +29,7 @@ class NgramTables:
     def __init__(self, vocab_size: int, max_ngram: int = 4, width: int = 10, *, megabytes: int = 128) -> None:
         self.max_ngram = max_ngram
         self.width = width
+        self._vocab_size = vocab_size
         self._bits = vocab_size.bit_length()  # tokens count from 1 to vocab_size
         self._masks = [
             (1 << self._bits * size) - 1 for size in range(max_ngram, -1, -1)
@@ -153,6 +154,7 @@ class NgramTables:
         return {**self._table.arrays("ngrams"), "prompts": np.array(list(self._prompts), dtype=np.int64)}
 
     def restore(self, arrays: Arrays) -> None:
+        check_vocabulary("ngrams.ids", arrays, self._vocab_size)
         self._table.restore("ngrams", arrays)
         self._prompts = dict.fromkeys(arrays["prompts"].tolist())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,17 @@ LOOKUPS = 256  # how often the oldest entries are looked for while a full table 
 IdRows = npt.NDArray[np.int32]
 ScoreRows = npt.NDArray[np.float32]
 Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+def in_vocabulary(ids: npt.NDArray[Any], vocab_size: int) -> bool:
+    """Whether these are tokens, or NOTHING: one that the model does not have would end a pass for all requests."""
+    return bool(((ids >= NOTHING) & (ids < vocab_size)).all())
+
+
+def check_vocabulary(name: str, arrays: Arrays, vocab_size: int) -> None:
+    """Refuses the array of that name, from a file, if it holds other ids."""
+    if not in_vocabulary(arrays[name], vocab_size):
+        raise ValueError(f"{name} holds tokens that the model does not have")
 
 
 class RowTable:

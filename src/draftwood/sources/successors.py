@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from draftwood.files import new_file
-from draftwood.sources.rowtable import NOTHING
-from draftwood.sources.transitions import SuccessorArrays, in_vocabulary
+from draftwood.sources.rowtable import NOTHING, in_vocabulary
+from draftwood.sources.transitions import SuccessorArrays
 from draftwood.target.base import Segment, Target, TargetInfo
 from draftwood.target.store import Progress, cache_home, report
 from draftwood.target.toprows import top_rows

@@ -8,12 +8,12 @@ A table of the model's own successors, made once without any context, can fill t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.sources.rowtable import NOTHING, Arrays, IdRows, RowTable, ScoreRows
+from draftwood.sources.rowtable import NOTHING, Arrays, IdRows, RowTable, ScoreRows, check_vocabulary
 
 PAIR_BITS = 32
 
@@ -95,19 +95,14 @@ class TransitionTable:
 
     def restore(self, arrays: Arrays) -> None:
         for name in ("tokens", "ids", "pairs.ids"):
-            if name in arrays and not in_vocabulary(arrays[name], len(self._known)):
-                raise ValueError(f"{name} holds tokens that the model does not have")
+            if name in arrays:
+                check_vocabulary(name, arrays, len(self._known))
         known = arrays["tokens"]
         self._ids[known] = arrays["ids"]
         self._scores[known] = arrays["scores"]
         self._known[known] = True
         if self._pairs is not None:
             self._pairs.restore("pairs", arrays)
-
-
-def in_vocabulary(ids: npt.NDArray[Any], vocab_size: int) -> bool:
-    """Whether these are tokens, or NOTHING: one that the model does not have would end a pass for all requests."""
-    return bool(((ids >= NOTHING) & (ids < vocab_size)).all())
 
 
 def _pair(previous: int, token: int) -> int:

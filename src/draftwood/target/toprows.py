@@ -32,8 +32,11 @@ class TopRows(NamedTuple):
     def probs(self) -> npt.NDArray[np.float32]:
         """Their probabilities [n, k] under the softmax of the whole row; zeros in a row that has no finite total."""
         finite = np.isfinite(self.log_total)
-        shift = np.where(finite, self.log_total, np.float32(np.inf))
-        probs: npt.NDArray[np.float32] = np.exp(np.where(finite[:, None], self.logits, 0.0) - shift[:, None])
+        logits, shift = self.logits, self.log_total
+        if not finite.all():
+            logits = np.where(finite[:, None], logits, np.float32(0.0))
+            shift = np.where(finite, shift, np.float32(np.inf))
+        probs: npt.NDArray[np.float32] = np.exp(logits - shift[:, None])
         return probs
 
 

@@ -20,6 +20,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 ROOT_SOURCE = "root"
+BYPASS = "bypass"  # the route of a drafter that makes trees and this time offers a bare chain
 
 
 class Proposal(NamedTuple):

@@ -8,7 +8,6 @@ first, so that the first n nodes of a good tree are a good tree of n nodes.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import OptionError, TreeError
+from draftwood.files import new_file
 
 FORMAT, VERSION = "draftwood-tree", 1
 
@@ -81,7 +81,6 @@ class TreeShape:
 
     def save(self, path: str | Path, **about: Any) -> None:
         """Writes a JSON file, whole or not at all. ``about`` says what the shape was made from."""
-        final = Path(path)
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -90,14 +89,8 @@ class TreeShape:
             "about": about,
         }
         text = json.dumps(content, ensure_ascii=False) + "\n"
-        temporary = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
-        try:
+        with new_file(Path(path)) as temporary:
             temporary.write_text(text, encoding="utf-8")
-            temporary.replace(final)
-        except OSError as error:
-            raise OptionError(f"The tree shape cannot be written to {final}", got=error.strerror or error) from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> tuple[TreeShape, dict[str, Any]]:
@@ -113,7 +106,7 @@ class TreeShape:
         return shape, about
 
 
-_SAVE_AGAIN = "Make the shape again and write it with TreeShape.save."
+_SAVE_AGAIN = "Make it again: draftwood tune --static-tree FILE --prompts PROMPTS"
 
 
 def chain_tree(length: int) -> TreeShape:

@@ -19,7 +19,7 @@ from draftwood.config import MAX_BUDGET, SamplingParams
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.llm import LLM, DrafterLike, Prompt
 from draftwood.target.store import Progress, report
-from draftwood.tree import DraftTree
+from draftwood.tree import BYPASS, DraftTree
 from draftwood.tree.shapes import TreeShape, initial_tree, prune
 
 
@@ -104,6 +104,8 @@ def _measured(
     report(progress, label, 0, len(runs))
     for done, (prompt, index) in enumerate(runs, start=1):
         for event in llm.stream(prompt, _one_sample(params, index)):
+            if event.tree.route == BYPASS:
+                continue  # a chain that did not come from the shape
             num_tokens += len(event.token_ids)
             # A stop may cut the last block: what was not emitted was not won.
             places = visited(start, event.tree, event.path[: len(event.token_ids) + 1])
@@ -111,8 +113,10 @@ def _measured(
             for place in places:
                 counts[place] += 1
         report(progress, label, done, len(runs))
-    shape = prune(start, counts, size)
     cycles = counts[0]
+    if not cycles:
+        raise OptionError("No tree was drafted along the shape", next_step="Give more prompts, or longer answers.")
+    shape = prune(start, counts, size)
     about = {
         "model": llm.info.name,
         "drafter": llm.drafter,
