@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from draftwood.drafters.base import DraftRequest, Verified
 from draftwood.drafters.checks import check_choice, check_flag, check_ngrams, check_whole
-from draftwood.drafters.shapes import static_tree
+from draftwood.drafters.shapes import first_nodes, static_tree
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
 from draftwood.growth.static import Candidates, fill, fill_breadth_first, from_lookup, with_spine
@@ -116,7 +116,7 @@ class SequoiaDrafter(RankedDrafter):
         if self._measured is None:
             shape = _sequoia(options.acceptance, budget, options.max_depth)
         else:
-            shape = self._measured.first(budget)
+            shape = first_nodes(self._measured, budget)
         return fill(shape, self.anchor, candidates, route)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from draftwood.drafters.base import DraftRequest
 from draftwood.drafters.checks import check_choice, check_flag, check_whole
-from draftwood.drafters.shapes import static_tree
+from draftwood.drafters.shapes import first_nodes, static_tree
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.growth.static import fill, from_lookup
 from draftwood.tree import DraftTree
@@ -41,4 +41,4 @@ class RecyclingDrafter(TransitionDrafter):
         self._candidates = from_lookup(self.memory.successors)
 
     def propose(self, budget: int) -> DraftTree:
-        return fill(self._shape.first(budget), self.anchor, self._candidates, "branch")
+        return fill(first_nodes(self._shape, budget), self.anchor, self._candidates, "branch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from draftwood.errors import OptionError
@@ -18,11 +19,22 @@ def static_tree(tree: object) -> TreeShape:
     if Path(tree).suffix or "/" in tree:
         return TreeShape.load(Path(tree).expanduser())[0]
     if tree == "heuristic":
-        return recycling_tree()
+        return _heuristic()
     packaged = TREES / f"{tree}.json"
     if packaged.is_file():
         return TreeShape.load(packaged)[0]
     raise OptionError("There is no tree of that name", got=repr(tree), allowed=_names())
+
+
+@lru_cache(maxsize=64)
+def first_nodes(shape: TreeShape, size: int) -> TreeShape:
+    """The first ``size`` nodes; a drafter asks for the same few sizes again and again."""
+    return shape.first(size)
+
+
+@lru_cache(maxsize=1)
+def _heuristic() -> TreeShape:
+    return recycling_tree()
 
 
 def _names() -> list[str]:

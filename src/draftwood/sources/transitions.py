@@ -69,12 +69,13 @@ class TransitionTable:
         self._scores[places] = scores
         self._known[places] = True
         if self._pairs is not None:
-            self._pairs.write([_pair(*pair) for pair in zip(previous, tokens, strict=True)], ids, scores)
+            pairs = [before << PAIR_BITS | token for before, token in zip(previous, tokens, strict=True)]
+            self._pairs.write(pairs, ids, scores)
 
     def successors(self, previous: int, token: int) -> Successors:
         """The best successors: of the pair where it is known, else of the token."""
         if self._pairs is not None:
-            row = self._pairs.row(_pair(previous, token))
+            row = self._pairs.row(previous << PAIR_BITS | token)
             if row is not None:
                 return self._pairs.ids[row].tolist(), self._pairs.scores[row].tolist()
         if self._known[token]:
@@ -103,7 +104,3 @@ class TransitionTable:
         self._known[known] = True
         if self._pairs is not None:
             self._pairs.restore("pairs", arrays)
-
-
-def _pair(previous: int, token: int) -> int:
-    return previous << PAIR_BITS | token
