@@ -101,7 +101,7 @@ def test_several_samples(draftwood_command: Command) -> None:
 
 
 def test_logprobs_are_shown_beside_the_answer(draftwood_command: Command) -> None:
-    result = draftwood_command("generate", "abab", "--logprobs", "1", *TINY, "--max-tokens", "3")
+    result = draftwood_command("generate", "abab", "--logprobs", "1", *TINY, "--max-tokens", "3", "--drafter", "plain")
     assert len(result.err.strip().split("\n")) == 1 + 3
 
 

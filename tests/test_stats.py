@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from draftwood import SamplingParams
-from draftwood.cli.report import stats_line
+from draftwood.cli.report import guesses_line, stats_line
 from draftwood.engine.stats import RequestStats
 from draftwood.tree import DraftTree, TreeBuilder
 
@@ -131,3 +131,14 @@ def test_paths_and_sources_agree_with_what_was_emitted() -> None:
         assert sum(stats.routes.values()) == stats.cycles
         for source, accepted in stats.accepted_by_source.items():
             assert accepted <= stats.tried_by_source[source] <= stats.drafted_by_source[source]
+
+
+def test_the_second_line_says_how_right_the_guesses_were() -> None:
+    stats = noted((goose_tree(), [1], 2))
+    line = guesses_line(stats)
+    rates = stats.acceptance_by_source()
+    assert all(f"{name} {rate:.2f}" in line for name, rate in rates.items())
+    assert f"by depth {stats.acceptance_by_depth()[0]:.2f}" in line
+    (path,) = stats.accepted_by_path
+    assert line.endswith(f"accepted along {path} {stats.accepted_by_path[path]}")
+    assert "accepted" not in guesses_line(noted((goose_tree(), [], 1)))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from draftwood.llm import LLM
 
 SEPARATOR = " · "
+DEPTHS_SHOWN = 6
 
 
 def counted(number: int, noun: str) -> str:
@@ -57,6 +58,16 @@ def _routes_text(stats: RequestStats) -> str:
     return ", ".join(f"{name} {count / stats.cycles:.0%}" for name, count in stats.routes.most_common())
 
 
+def guesses_line(stats: RequestStats) -> str:
+    """How right the guesses were: by who made them, by depth, and which kinds of paths the accepted tokens lay on."""
+    by_source = [f"{name} {rate:.2f}" for name, rate in stats.acceptance_by_source().items()]
+    depths = stats.acceptance_by_depth()
+    by_depth = [f"{rate:.2f}" for rate in depths[:DEPTHS_SHOWN]] + ["..."] * (len(depths) > DEPTHS_SHOWN)
+    paths = [f"{name} {count}" for name, count in stats.accepted_by_path.most_common()]
+    parts = [f"right guesses: {', '.join(by_source)}", f"by depth {' '.join(by_depth)}"]
+    return SEPARATOR.join([*parts, f"accepted along {', '.join(paths)}"] if paths else parts)
+
+
 def legend(paint: Paint, sources: Sequence[str]) -> str:
     """Each colour's name with its share of the output; nothing where there are no colours."""
     if not paint.enabled or not sources:
@@ -67,8 +78,10 @@ def legend(paint: Paint, sources: Sequence[str]) -> str:
 
 
 def closing(screen: Screen, answer: Answer, *more: str) -> None:
-    """The line under an answer, and the legend of its colours."""
+    """The lines under an answer, and the legend of its colours."""
     screen.note(stats_line(answer.stats, answer.finish_reason, *more))
+    if answer.stats.drafted_nodes:
+        screen.note(guesses_line(answer.stats))
     colours = legend(screen.out, answer.sources)
     if colours:
         screen.err.write(colours + "\n")
