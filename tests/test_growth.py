@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.growth.best_first import Lookup, Start, Successors, grow_best_first
+from draftwood.growth.best_first import Limits, Lookup, Start, Successors, grow_best_first
 from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpinePlan, spine_tree
 from draftwood.tree import DraftTree, TreeBuilder
 
@@ -82,10 +82,7 @@ def test_best_first_takes_the_best_of_all_nodes(table: Table, budget: int, max_d
         builder,
         [root],
         looked_up_in(table),
-        source="t",
-        budget=budget,
-        max_depth=max_depth,
-        min_score=MIN_SCORE,
+        Limits("t", budget, max_depth, MIN_SCORE),
     )
     tree = builder.build()
     best = sorted(all_values(table, root, max_depth), reverse=True)[: budget - 1]
@@ -111,7 +108,7 @@ def test_best_first_grows_around_what_is_there(table: Table, spine: list[int], m
 
     before = builder.build()
     budget = len(before) + more
-    grow_best_first(builder, starts, lookup, source="t", budget=budget, max_depth=max_depth, min_score=MIN_SCORE)
+    grow_best_first(builder, starts, lookup, Limits("t", budget, max_depth, MIN_SCORE))
     tree = builder.build()
     assert tree.first(len(before)) == before  # neither tags nor probabilities changed
     candidates = []
@@ -131,7 +128,7 @@ def test_best_first_grows_around_what_is_there(table: Table, spine: list[int], m
 def test_best_first_uses_the_whole_budget(budget: int) -> None:
     builder = TreeBuilder(0)
     grow_best_first(
-        builder, [Start(0, 0, 0, 1.0)], fan(10), source="t", budget=budget, max_depth=6, min_score=MIN_SCORE
+        builder, [Start(0, 0, 0, 1.0)], fan(10), Limits(source="t", budget=budget, max_depth=6, min_score=MIN_SCORE)
     )
     assert len(builder) == budget
 
@@ -139,7 +136,7 @@ def test_best_first_uses_the_whole_budget(budget: int) -> None:
 def test_best_first_goes_on_from_a_rank() -> None:
     builder = TreeBuilder(0)
     start = Start(0, 0, 0, 1.0, 0, 2)
-    grow_best_first(builder, [start], fan(4), source="t", budget=9, max_depth=1, min_score=MIN_SCORE)
+    grow_best_first(builder, [start], fan(4), Limits(source="t", budget=9, max_depth=1, min_score=MIN_SCORE))
     assert builder.build().tokens == (0, 1002, 1003)
 
 
@@ -147,7 +144,7 @@ def test_of_equal_guesses_the_earlier_start_goes_first() -> None:
     builder = TreeBuilder(0)
     nodes = [builder.add(0, token, "there", 0.5) for token in (5, 6, 7)]
     starts = [Start(node, 0, token, 0.5) for node, token in zip(nodes, (5, 6, 7), strict=True)]
-    grow_best_first(builder, starts, fan(1), source="t", budget=6, max_depth=1, min_score=MIN_SCORE)
+    grow_best_first(builder, starts, fan(1), Limits(source="t", budget=6, max_depth=1, min_score=MIN_SCORE))
     assert builder.build().parents[4:] == (nodes[0], nodes[1])
 
 
@@ -156,16 +153,14 @@ def test_a_start_is_asked_in_time() -> None:
     table = {(0, 1): ([5, 6], [0.5, 0.4]), (1, 5): ([7], [0.9])}
     builder = TreeBuilder(1)
     starts = [Start(0, 0, 1, 1.0), Start(builder.add(0, 5, "there", 0.5), 1, 5, 0.5)]
-    grow_best_first(builder, starts, looked_up_in(table), source="t", budget=3, max_depth=3, min_score=MIN_SCORE)
+    grow_best_first(builder, starts, looked_up_in(table), Limits("t", 3, 3, MIN_SCORE))
     assert builder.build().tokens == (1, 5, 7)
 
 
 def test_scores_of_nothing_are_no_guesses() -> None:
     builder = TreeBuilder(0)
     table = {(0, 0): ([4, -1, -1], [0.5, 0.0, 0.0])}
-    grow_best_first(
-        builder, [Start(0, 0, 0, 1.0)], looked_up_in(table), source="t", budget=9, max_depth=6, min_score=1e-9
-    )
+    grow_best_first(builder, [Start(0, 0, 0, 1.0)], looked_up_in(table), Limits("t", 9, 6, 1e-9))
     assert builder.build().tokens == (0, 4)
 
 

@@ -29,17 +29,18 @@ class Start(NamedTuple):
     next_rank: int = 0  # its better successors are not to be added
 
 
-def grow_best_first(
-    builder: TreeBuilder,
-    starts: Iterable[Start],
-    lookup: Lookup,
-    *,
-    source: str,
-    budget: int,
-    max_depth: int,
-    min_score: float,
-) -> None:
+class Limits(NamedTuple):
+    """How far a tree grows, and what its new nodes are tagged with."""
+
+    source: str
+    budget: int  # nodes in all
+    max_depth: int
+    min_score: float  # successors below are not worth a position
+
+
+def grow_best_first(builder: TreeBuilder, starts: Iterable[Start], lookup: Lookup, limits: Limits) -> None:
     """Adds nodes below the starts until the tree has ``budget`` nodes or nothing is left to add."""
+    source, budget, max_depth, min_score = limits
     # The best start is the last. It is looked up when nothing in the queue is worth more than all it may lead to.
     waiting = sorted(starts, key=attrgetter("value"), reverse=True)[::-1]
     # -value, order, rank among the successors of a parent, the parent's node, token, value and depth, the successors.

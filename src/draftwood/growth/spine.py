@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from draftwood.growth.best_first import Lookup, Start, grow_best_first
+from draftwood.growth.best_first import Limits, Lookup, Start, grow_best_first
 from draftwood.tree import DraftTree, TreeBuilder
 
 SPINE, BRANCH = "context", "transition"
@@ -49,15 +49,8 @@ def spine_tree(
         if allowance:
             starts[i] = _attach(builder, starts[i], lookup, allowance, plan.min_score, leaves)
     extend = grow_best_first if plan.best_first else _grow_in_turn
-    extend(
-        builder,
-        [*starts, *leaves] if plan.best_first else leaves,
-        lookup,
-        source=BRANCH,
-        budget=budget,
-        max_depth=plan.branch_depth,
-        min_score=plan.min_score,
-    )
+    limits = Limits(BRANCH, budget, plan.branch_depth, plan.min_score)
+    extend(builder, [*starts, *leaves] if plan.best_first else leaves, lookup, limits)
     return builder.build(route="spine" if length else "branch")
 
 
@@ -101,17 +94,9 @@ def _attach(
     return Start(at, previous, token, value, depth, rank)
 
 
-def _grow_in_turn(
-    builder: TreeBuilder,
-    leaves: Sequence[Start],
-    lookup: Lookup,
-    *,
-    source: str,
-    budget: int,
-    max_depth: int,
-    min_score: float,
-) -> None:
+def _grow_in_turn(builder: TreeBuilder, leaves: Sequence[Start], lookup: Lookup, limits: Limits) -> None:
     """Level by level, the likeliest leaf first. A leaf gets more children the more likely it is beside the others."""
+    source, budget, max_depth, min_score = limits
     level = sorted(leaves, key=lambda leaf: -leaf.value)
     while level and len(builder) < budget:
         below: list[Start] = []
