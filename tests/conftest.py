@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -42,6 +43,15 @@ def logits_after(target: Target, tokens: Sequence[int]) -> torch.Tensor:
     output = target.forward([Segment(sequence, tokens, chain_parents(len(tokens)), len(tokens))])
     target.close(sequence)
     return output.logits.clone()
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of torch for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True, scope="session")

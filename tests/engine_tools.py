@@ -1,11 +1,12 @@
-"""What the engine tests share: prompts, drafters that stress the engine, a tiny LLM, greedy decoding by hand."""
+"""What the engine tests share: prompts, drafters that stress the engine, a tiny LLM, what decoding has to give."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from draftwood import LLM
 from draftwood.drafters import Drafter, DraftRequest, Verified
@@ -114,3 +115,19 @@ def reference(llm: LLM, prompt: str, max_tokens: int) -> list[int]:
     while len(output) < max_tokens and 257 not in output:
         output.append(int(logits_after(llm._engine.target, tokens + output)[-1].argmax()))
     return output
+
+
+def law_of_pairs(llm: LLM, prompt: Sequence[int], temperature: float, top_k: int) -> dict[tuple[int, int], float]:
+    """The model's own probability of every pair of first tokens, warped by hand."""
+
+    def probabilities(tokens: Sequence[int]) -> torch.Tensor:
+        scores = logits_after(llm._engine.target, tokens)[-1] / temperature
+        return torch.where(scores >= scores.topk(top_k).values[-1], scores, -torch.inf).softmax(-1).double()
+
+    first = probabilities(prompt)
+    expected = {}
+    for a in first.nonzero().flatten().tolist():
+        second = probabilities([*prompt, a])
+        for b in second.nonzero().flatten().tolist():
+            expected[a, b] = float(first[a] * second[b])
+    return expected

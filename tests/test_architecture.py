@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import draftwood
+from draftwood.drafters.registry import BUILTIN
 
 SOURCE = Path(draftwood.__file__).parent
 
@@ -102,3 +103,10 @@ def test_nothing_of_one_machine_is_in_the_project() -> None:
     ]:
         text = path.read_text()
         assert not [word for word in suspects if word in text], path
+
+
+def test_every_built_in_drafter_is_an_entry_point_too() -> None:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    section = text.split('[project.entry-points."draftwood.drafters"]\n')[1].split("\n\n")[0]
+    entries = dict(line.replace('"', "").split(" = ") for line in section.splitlines())
+    assert entries == BUILTIN

@@ -7,8 +7,7 @@ import ctypes
 import multiprocessing
 import os
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from draftwood.target.native.cpu import CpuDecoder, build
 from draftwood.target.native.decoder import Decoder, pack
 from draftwood.target.native.eager import EagerDecoder
 from draftwood.target.native.weights import Weights, assemble, tensor_shapes
+
+from .conftest import threads
 
 pytestmark = pytest.mark.skipif(not CpuDecoder.is_available(), reason=f"no kernel: {CpuDecoder.why_unavailable()}")
 
@@ -134,14 +135,6 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
     while parents[path[-1]] >= 0:
         path.append(parents[path[-1]])
     return path[::-1]
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,13 +12,13 @@ from draftwood import LLM, SamplingParams
 from draftwood.drafters import Drafter, drafter_names
 from draftwood.target.tiny import ByteTokenizer, tiny_target
 
-from .conftest import logits_after
 from .engine_tools import (
     CHOOSING,
     DRAWING,
     PROMPTS,
     OracleDrafter,
     WildDrafter,
+    law_of_pairs,
     llm,  # noqa: F401 - a fixture
     make_llm,
     reference,
@@ -92,20 +90,8 @@ def test_sampled_tokens_have_the_target_distribution(drafter: str | type[Drafter
     """Chi-square of the first two tokens over many seeds against the model's own probabilities."""
     llm = make_llm(drafter=drafter, max_batch=64)
     prompt = llm.tokenizer.encode("to")
-    target = llm._engine.target
     warm, keep = 1.5, 6
-
-    def probabilities(tokens: Sequence[int]) -> torch.Tensor:
-        scores = logits_after(target, tokens)[-1] / warm
-        kept = scores >= scores.topk(keep).values[-1]
-        return torch.where(kept, scores, -torch.inf).softmax(-1).double()
-
-    first = probabilities(prompt)
-    expected = {}
-    for a in first.nonzero().flatten().tolist():
-        second = probabilities([*prompt, a])
-        for b in second.nonzero().flatten().tolist():
-            expected[a, b] = float(first[a] * second[b])
+    expected = law_of_pairs(llm, prompt, warm, keep)
     runs = 1500
     params = SamplingParams(max_tokens=2, temperature=warm, top_k=keep, seed=1, n=runs, ignore_eos=True)
     seen = Counter(tuple(c.token_ids) for c in llm.generate([prompt], params))

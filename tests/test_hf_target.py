@@ -2,117 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers", reason="the transformers target needs the extra 'hf'")
 
-from draftwood.errors import CapabilityError, ModelError, OptionError  # noqa: E402
+from draftwood.errors import CapabilityError, OptionError  # noqa: E402
 from draftwood.target.base import Segment, chain_parents  # noqa: E402
 from draftwood.target.hf import HFTarget  # noqa: E402
-from draftwood.target.hf import target as hf  # noqa: E402
-from draftwood.target.hf.masks import FULL, mask_styles  # noqa: E402
-from draftwood.target.hf.plain import PlainTarget  # noqa: E402
 
-VOCAB, CONTEXT, WINDOW, LAYERS = 67, 96, 7, 3
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "max_position_embeddings": CONTEXT,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    # Large random weights: attention has to matter, or a wrong mask would hide in the noise.
-    "initializer_range": 0.3,
-}
-GROUPED = SIZES | {"num_key_value_heads": 2}
-MIXED_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
-
-CONFIGS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: transformers.LlamaConfig(**GROUPED),
-    "qwen2": lambda: transformers.Qwen2Config(**GROUPED),
-    "gpt2": lambda: transformers.GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=32,
-        n_layer=LAYERS,
-        n_head=4,
-        n_positions=CONTEXT,
-        initializer_range=0.3,
-        eos_token_id=2,
-    ),
-    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZES),
-    "phi": lambda: transformers.PhiConfig(**SIZES),
-    "phi3-window": lambda: transformers.Phi3Config(**GROUPED, sliding_window=WINDOW),
-    "gemma2": lambda: transformers.Gemma2Config(
-        **GROUPED, head_dim=8, sliding_window=WINDOW, layer_types=MIXED_LAYERS, attn_logit_softcapping=2.0
-    ),
-    "gemma3-window": lambda: transformers.Gemma3TextConfig(
-        **GROUPED, head_dim=8, sliding_window=WINDOW, layer_types=MIXED_LAYERS
-    ),
-    "mistral-window": lambda: transformers.MistralConfig(**GROUPED, sliding_window=WINDOW),
-}
-every_model = pytest.mark.parametrize("name", CONFIGS)
-
-
-def build(config: Any) -> Any:
-    torch.manual_seed(5)
-    return transformers.AutoModelForCausalLM.from_config(config).float().eval()
-
-
-@cache
-def target_of(name: str) -> HFTarget:
-    target = HFTarget(build(CONFIGS[name]()), max_batch=16)
-    target.set_taps(())
-    return target
-
-
-def plain(target: HFTarget, text: Sequence[int]) -> torch.Tensor:
-    """Logits ``[n, V]`` of a text through the bare model: no cache, no mask, no positions of ours."""
-    with torch.no_grad():
-        logits: torch.Tensor = target._model(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
-    return logits
-
-
-def text_of(rng: random.Random, size: int) -> list[int]:
-    return [rng.randrange(3, VOCAB) for _ in range(size)]
-
-
-def tree_of(rng: random.Random, size: int) -> tuple[list[int], list[int]]:
-    return text_of(rng, size), [-1, *(rng.randrange(max(0, i - 4), i) for i in range(1, size))]
-
-
-def path_to(parents: Sequence[int], node: int) -> list[int]:
-    path = [node]
-    while parents[path[-1]] >= 0:
-        path.append(parents[path[-1]])
-    return path[::-1]
-
-
-def prefill(target: Any, text: Sequence[int], chunk: int = 1000, capacity: int = CONTEXT) -> tuple[int, torch.Tensor]:
-    sequence = target.open(capacity)
-    rows = []
-    for start in range(0, len(text), chunk):
-        part = text[start : start + chunk]
-        rows.append(target.forward([Segment(sequence, part, chain_parents(len(part)), len(part))]).logits)
-        target.keep(sequence, range(len(part)))
-    return sequence, torch.cat(rows)
-
-
-def close_to(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+from .conftest import path_to  # noqa: E402
+from .hf_tools import (  # noqa: E402
+    CONFIGS,
+    CONTEXT,
+    GROUPED,
+    LAYERS,
+    VOCAB,
+    build,
+    close_to,
+    every_model,
+    plain,
+    prefill,
+    target_of,
+    text_of,
+    tree_of,
+)
 
 
 @every_model
@@ -284,161 +202,3 @@ def test_the_cache_grows_with_use() -> None:
     assert target._cache.rows[0][0].shape[2] == 512
     close_to(logits, plain(target, text))
     target.close(sequence)
-
-
-# -- models that cannot run trees ------------------------------------------------------------------------------------
-
-
-def mamba() -> Any:
-    return build(
-        transformers.MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4, eos_token_id=2)
-    )
-
-
-def gpt_neo() -> Any:
-    kinds = [[["global", "local"], 1]]
-    return build(
-        transformers.GPTNeoConfig(vocab_size=VOCAB, hidden_size=32, num_layers=2, attention_types=kinds, num_heads=4)
-    )
-
-
-def t5() -> Any:
-    torch.manual_seed(5)
-    return transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4)
-    )
-
-
-def bloom() -> Any:
-    return build(transformers.BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=2, n_head=4))
-
-
-@pytest.mark.parametrize("make", [mamba, gpt_neo, t5, bloom])
-def test_models_without_trees_are_refused_by_name(make: Callable[[], Any]) -> None:
-    model = make()
-    with pytest.raises(CapabilityError, match=type(model).__name__) as caught:
-        HFTarget.from_model(model)
-    assert "hf-plain" in str(caught.value)
-
-
-def test_what_a_short_probe_cannot_see_is_refused_by_configuration() -> None:
-    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
-    with pytest.raises(CapabilityError, match="dynamic"):
-        HFTarget(build(transformers.LlamaConfig(**GROUPED, rope_parameters=dynamic)))
-    config = CONFIGS["llama"]()
-    config.attn_temperature_tuning = True  # as Llama 4 has it
-    with pytest.raises(CapabilityError, match="attn_temperature_tuning"):
-        HFTarget(build(config))
-
-
-def test_the_probe_alone_finds_a_recurrent_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "obstacles", lambda *_: [])
-    with pytest.raises(CapabilityError, match="MambaForCausalLM"):
-        HFTarget(mamba())
-
-
-def test_the_probe_sees_a_window_that_the_masks_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert mask_styles(CONFIGS["gemma3-window"]()) != [FULL]
-    monkeypatch.setattr(hf, "mask_styles", lambda _: [FULL])
-    for name in ("gemma3-window", "mistral-window"):
-        # A window as wide as the context: only the probe's shrunken one can tell.
-        config = CONFIGS[name]()
-        config.sliding_window = CONTEXT
-        with pytest.raises(CapabilityError, match="differ"):
-            HFTarget(build(config))
-
-
-def test_plain_use_has_to_be_asked_for_and_takes_chains_only() -> None:
-    model = mamba()
-    target = HFTarget.from_model(model, allow_plain=True, cache_tokens=100)
-    assert isinstance(target, PlainTarget)
-    assert target.info.backend == "transformers-plain"
-    rng = random.Random(9)
-    text = text_of(rng, 9)
-    with torch.no_grad():
-        whole = model(input_ids=torch.tensor([text])).logits[0]
-    sequence, logits = prefill(target, text[:8], chunk=3, capacity=50)
-    close_to(logits, whole[:8])
-    with pytest.raises(CapabilityError, match="chains"):
-        target.forward([Segment(sequence, [3, 4, 5], [-1, 0, 0], 3)])
-    # Kept in part, cut and copied: the target feeds the tokens again and stays exact.
-    target.forward([Segment(sequence, [text[8], 3, 4], [-1, 0, 1], 3)])
-    target.keep(sequence, [0])
-    target.truncate(sequence, 6)
-    copy = target.fork(sequence, 50)
-    segments = [Segment(s, text[6:], chain_parents(3), 2) for s in (sequence, copy)]
-    for part in target.forward(segments).split(segments):
-        close_to(part.logits, whole[7:])
-    assert not target.can_open(1)
-    target.close(copy)
-    assert target.length(sequence) == 6
-
-
-def test_from_folder(tmp_path: Path) -> None:
-    model = build(CONFIGS["qwen2"]())
-    model.save_pretrained(tmp_path / "small")
-    target = HFTarget.from_folder(tmp_path / "small", dtype=torch.float32, device=torch.device("cpu"))
-    assert (target.info.name, target.info.architecture) == ("small", "Qwen2ForCausalLM")
-    text = text_of(random.Random(10), 9)
-    _, logits = prefill(target, text)
-    close_to(logits, plain(target_of("qwen2"), text))
-    with pytest.raises(ModelError, match="cannot load"):
-        HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"intermediate_size": 17}, "RuntimeError|mismatch"),
-        ({"num_attention_heads": 0}, "Error"),
-        ({"hidden_size": None}, "Error"),
-        ({"hidden_size": "x"}, "Error"),
-        ({"eos_token_id": "a"}, "Error"),
-        ({"rope_parameters": "x"}, "Error"),
-    ],
-)
-def test_odd_configurations_are_errors_of_the_model(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
-    build(CONFIGS["llama"]()).save_pretrained(tmp_path)
-    for name in ("config.json", "generation_config.json"):
-        config = json.loads((tmp_path / name).read_text())
-        (tmp_path / name).write_text(json.dumps(config | {key: change[key] for key in change if key in config}))
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(ModelError, match=reason) as refusal:
-        HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
-    assert len(str(refusal.value).splitlines()) <= 4
-
-
-@pytest.mark.parametrize("damage", [lambda whole: whole[:-500], lambda whole: b"no weights at all"])
-def test_damaged_weights_are_errors_of_the_model(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    build(CONFIGS["llama"]()).save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ModelError, match="SafetensorError"):
-        HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
-
-
-def test_ctrl_c_while_loading_is_no_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_a_folder_that_lacks_weights_is_refused(family: str, tmp_path: Path) -> None:
-    """transformers would fill in random numbers; a head that is tied to the embedding is not missing."""
-    shape = {"vocab_size": 50, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
-    config = transformers.AutoConfig.for_model(family, **shape, tie_word_embeddings=True)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(tmp_path)
-    options = {"dtype": torch.float32, "device": torch.device("cpu")}
-    assert HFTarget.from_folder(tmp_path, **options).info.vocab_size == 50
-    path = tmp_path / "model.safetensors"
-    tensors = load_file(path)
-    gone = next(name for name in tensors if "mlp" in name)
-    save_file({name: tensor for name, tensor in tensors.items() if name != gone}, path, {"format": "pt"})
-    with pytest.raises(ModelError, match="lacks weights"):
-        HFTarget.from_folder(tmp_path, **options)

@@ -25,7 +25,7 @@ from draftwood.tree import DraftTree
 from draftwood.tree.shapes import chain_tree, recycling_tree
 
 from .conftest import logits_after
-from .engine_tools import PROMPTS, make_llm
+from .engine_tools import PROMPTS, law_of_pairs, make_llm
 from .test_drawn import assert_fits
 
 # -- through the engine ----------------------------------------------------------------------------------------------
@@ -77,17 +77,7 @@ def test_sampled_tokens_have_the_target_distribution(draw: str, harvest: str) ->
     llm = make_llm(drafter=drafter, drafter_options=options, budget=24, max_batch=40)
     prompt = llm.tokenizer.encode("tot otott tootot to")
     warm, keep, runs = 1.5, 6, 1500
-
-    def probabilities(tokens: Sequence[int]) -> torch.Tensor:
-        scores = logits_after(llm._engine.target, tokens)[-1] / warm
-        return torch.where(scores >= scores.topk(keep).values[-1], scores, -torch.inf).softmax(-1).double()
-
-    first = probabilities(prompt)
-    expected = {}
-    for a in first.nonzero().flatten().tolist():
-        second = probabilities([*prompt, a])
-        for b in second.nonzero().flatten().tolist():
-            expected[a, b] = float(first[a] * second[b])
+    expected = law_of_pairs(llm, prompt, warm, keep)
     params = SamplingParams(max_tokens=2, temperature=warm, top_k=keep, seed=1, n=runs, ignore_eos=True)
     samples = llm.generate([prompt], params)
     assert_fits(Counter(tuple(c.token_ids) for c in samples), expected)

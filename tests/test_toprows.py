@@ -16,6 +16,8 @@ from draftwood.errors import OptionError
 from draftwood.target.native.cpu import build
 from draftwood.target.toprows import KERNEL_MOST, TopRows, top_rows
 
+from .conftest import threads
+
 INF = float("inf")
 NAN = float("nan")
 needs_kernel = pytest.mark.skipif(build.load_kernel() is None, reason=f"no kernel: {build.why_unavailable()}")
@@ -31,14 +33,6 @@ def path(*, kernel: bool) -> Iterator[None]:
         return
     with mock.patch.object(build, "load_kernel", return_value=None):
         yield
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_rows(num_rows: int, vocab_size: int, scale: float = 4.0) -> torch.Tensor:

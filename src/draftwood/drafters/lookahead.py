@@ -57,6 +57,8 @@ class LookaheadDrafter(Drafter):
     The columns stay as they are however many tokens a cycle accepts: after several they are guesses for places further
     ahead than they were made for. Rolling them back to those places and refilling was no better in a small trial.
     The window's answers are the target's greedy choices, before temperature and penalties.
+    It needs a number as budget: ``auto`` cuts the window away, since its nodes are there to be learnt from and hardly
+    ever accepted, and what is left works from n-grams of the text alone.
     """
 
     name = "lookahead"

@@ -23,7 +23,8 @@ class RecyclingOptions:
     table_megabytes: int = 128  # for pairs of tokens
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "top_k", "table_megabytes")
+        check_whole(self, 1, "top_k")
+        check_whole(self, 1, "table_megabytes", high=1 << 20)
         check_choice(self, "harvest", HARVESTS)
         check_flag(self, "bigrams", "static")
         static_tree(self.tree)

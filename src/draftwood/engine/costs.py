@@ -1,7 +1,7 @@
 """What a forward pass costs on this machine: measured once per machine and model, kept in the cache.
 
 The cost of n positions depends on the model, the number format, the processor and the length of the context. It is
-timed for a few n at two or three lengths; between and beyond them it is taken as linear, which it nearly is.
+timed for a few n at a few lengths; between and beyond them it is taken as linear, which it nearly is.
 """
 
 from __future__ import annotations

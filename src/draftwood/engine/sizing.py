@@ -1,11 +1,12 @@
 """How large a tree should be when the user leaves it to us: as long as the next node brings more than it costs.
 
 What a node brings is the chance that it is accepted: the product, along its path, of how often guesses of its kind were
-right when the guess before them was. A kind is the source, what the source itself thought of the guess, and the depth;
-its rate is learned as the request runs, starting from what earlier requests of the drafter showed, and at the very
-first from most of the source's own estimate. What it costs was measured (costs.py). A cycle takes the nodes with the
-largest chances, as many as make expected tokens per second highest: none but the root, which is plain decoding, where
-guesses do not pay. Guesses that were offered and not verified are counted too, as far as the emitted tokens tell.
+right when the guess before them was. A kind is the source, what the source itself thought of the guess, the depth, and
+for first guesses whether the last one was right. Its rate is learned as the request runs, starting from what earlier
+requests of the drafter showed, and at the very first from most of the source's own estimate. What a node costs was
+measured (costs.py). A cycle takes the nodes with the largest chances, as many as make expected tokens per second
+highest: none but the root, which is plain decoding, where guesses do not pay. Guesses that were offered and not
+verified are counted too, as far as the emitted tokens tell.
 
 Drawn children must not be dropped for the token they carry. A tree that has some is cut behind a number of nodes that
 was settled before it was drawn, from how often the 1st, 2nd, ... node of such trees was accepted so far.
@@ -82,6 +83,8 @@ class Sizer:
         self._last_was_right = False
         self._draft_seconds = 0.0  # of a cycle, running mean: paid whatever the size
         self._known_seconds: dict[tuple[int, int], list[float]] = {}
+        self._kinds_of: DraftTree | None = None
+        self._known_kinds: list[Kind] = []
         self.expected = 1.0  # tokens of the cycle that was cut last
         self.size = 1
 
@@ -123,13 +126,14 @@ class Sizer:
         return self._known_seconds[key]
 
     def _note_kinds(self, offered: DraftTree, emitted: Sequence[int]) -> None:
-        kinds = self._kinds(offered)
+        kinds = self._kinds(offered)  # as in the cut: what they depend on changes below
         children = offered.children()
         right_nodes = _followed(offered, children, emitted)
         for node in [0, *right_nodes][: len(emitted)]:
             for child in children[node]:
                 self._record.note(kinds[child], child in right_nodes)
         self._last_was_right = bool(right_nodes)
+        self._kinds_of = None
 
     def _note_places(self, offered: DraftTree, num_verified: int, emitted: Sequence[int]) -> None:
         """Of nodes behind the cut it is known whether they were right where their parent was verified."""
@@ -163,11 +167,17 @@ class Sizer:
         return [rates[bisect(PLACES, node)] for node in range(1, self._costs.largest)]
 
     def _kinds(self, tree: DraftTree) -> list[Kind]:
-        right = self._last_was_right
-        return [
-            (source, bisect(ESTIMATES, prob), min(depth, DEEP), right and depth == 1)
-            for source, prob, depth in zip(tree.sources, tree.probs, tree.depths, strict=True)
-        ]
+        """Of all nodes. A cycle asks twice, when it cuts and when it counts, and the answer is the same."""
+        if self._kinds_of is not tree:
+            right = self._last_was_right
+            self._kinds_of, self._known_kinds = (
+                tree,
+                [
+                    (source, bisect(ESTIMATES, prob), min(depth, DEEP), right and depth == 1)
+                    for source, prob, depth in zip(tree.sources, tree.probs, tree.depths, strict=True)
+                ],
+            )
+        return self._known_kinds
 
 
 def _followed(tree: DraftTree, children: Sequence[Sequence[int]], emitted: Sequence[int]) -> list[int]:
