@@ -147,6 +147,8 @@ def test_a_file_that_is_no_table_counts_as_none(target: NativeTarget) -> None:
         ({"ids": ids[:-1], "scores": scores[:-1]}, mark),
         ({"ids": ids, "scores": scores[:, :-1]}, mark),
         ({"ids": unknown, "scores": scores}, mark),
+        ({"ids": ids + np.float32(0.5), "scores": scores}, mark),
+        ({"ids": ids, "scores": scores * np.float32(np.nan)}, mark),
     ):
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path, about)
         assert not found()

@@ -46,6 +46,8 @@ def load_successors(target: TargetInfo, width: int) -> SuccessorArrays | None:
             ids, scores = file.get_tensor("ids"), file.get_tensor("scores")
     except (OSError, SafetensorError):
         return None
+    if ids.dtype != np.int32 or scores.dtype != np.float32 or not np.isfinite(scores).all():
+        return None
     if ids.shape != (target.vocab_size, WIDTH) or scores.shape != ids.shape:
         return None
     if not in_vocabulary(ids, target.vocab_size):
