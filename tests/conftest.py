@@ -8,10 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from hypothesis import settings
 
 from draftwood.target.base import Segment, Target, chain_parents
 
 torch.manual_seed(0)
+settings.register_profile("project", deadline=None)  # a test never asserts a time, on a busy machine least of all
+settings.load_profile("project")
 
 
 def random_parents(rng: random.Random, size: int) -> list[int]:

@@ -23,7 +23,9 @@ from tests.model_cache import contents, heard, home, toy  # noqa: F401 - home an
 # Names
 
 
-@pytest.mark.parametrize("name", ["smollm", "", "nothing", "..", "../home", "./none.gguf", "a/b/c", "~/none", "."])
+@pytest.mark.parametrize(
+    "name", ["smollm", "", "nothing", "..", "../no-such-folder", "./none.gguf", "a/b/c", "~/none", "."]
+)
 def test_unknown_names_list_what_is_allowed(name: str) -> None:
     if name in (".", ".."):
         with pytest.raises(ModelError, match=r"no config\.json"):
