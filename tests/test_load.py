@@ -23,9 +23,7 @@ from tests.model_cache import contents, heard, home, toy  # noqa: F401 - home an
 # Names
 
 
-@pytest.mark.parametrize(
-    "name", ["smollm", "", "nothing", "..", "../none", "./none.gguf", "a/b/c", "~/none", "."]
-)
+@pytest.mark.parametrize("name", ["smollm", "", "nothing", "..", "../none", "./none.gguf", "a/b/c", "~/none", "."])
 def test_unknown_names_list_what_is_allowed(name: str) -> None:
     if name in (".", ".."):
         with pytest.raises(ModelError, match=r"no config\.json"):
