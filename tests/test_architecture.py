@@ -17,6 +17,7 @@ SOURCE = Path(draftwood.__file__).parent
 # Each line may import only lines below it; names on one line do not import each other.
 LAYERS = [
     {"cli"},
+    {"bench"},
     {"check", "tune"},
     {"compare"},
     {"corpus", "prompts", "llm"},
@@ -31,7 +32,7 @@ LAYERS = [
 ]
 MAX_LINES = 400
 # The core has no further requirements; these come with an extra and are imported where they are used.
-EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp"}
+EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow"}
 
 MODULES = sorted(SOURCE.rglob("*.py"))
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -81,8 +81,12 @@ class RequestStats:
 
     def acceptance_by_depth(self) -> list[float]:
         """Share of the trees that reach depth 1, 2, ... which had a node accepted there."""
-        depths = range(1, max(self.tried_by_depth, default=0) + 1)
-        return [self.accepted_by_depth[d] / self.tried_by_depth[d] for d in depths]
+        pairs = zip(self._depths(self.accepted_by_depth), self._depths(self.tried_by_depth), strict=True)
+        return [accepted / tried for accepted, tried in pairs]
+
+    def _depths(self, counts: Counter[int]) -> list[int]:
+        """Counts at depth 1, 2, ... down to the deepest tree."""
+        return [counts[depth] for depth in range(1, max(self.tried_by_depth, default=0) + 1)]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -95,6 +99,8 @@ class RequestStats:
             "tokens_per_second": round(self.tokens_per_second, 2),
             "drafted_nodes": self.drafted_nodes,
             "mean_tree_size": round(self.mean_tree_size, 4),
+            "tried_by_depth": self._depths(self.tried_by_depth),
+            "accepted_by_depth": self._depths(self.accepted_by_depth),
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth()],
             "acceptance_by_source": {name: round(rate, 4) for name, rate in self.acceptance_by_source().items()},
             "drafted_by_source": dict(self.drafted_by_source),

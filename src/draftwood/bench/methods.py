@@ -1,0 +1,95 @@
+"""Methods by what a user types: a drafter with options, or a peer.
+
+goose                                   a drafter
+goose:bypass=copied,extension=levels    with options
+goose:memory=process,budget=16          memory and budget may be its own too
+transformers, llamacpp:lookup           a peer, where one is meant (--peers)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from draftwood.config import EngineOptions
+from draftwood.drafters import check_drafter
+from draftwood.drafters.memory import memory_plan
+from draftwood.errors import OptionError
+
+PLAIN = "plain"
+DRAFTER, PEER = "drafter", "peer"
+_WORDS = {"none": None, "true": True, "false": False}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """One column of a benchmark."""
+
+    label: str  # unique within a run
+    kind: str = DRAFTER
+    drafter: str  # of a peer: its name
+    options: dict[str, Any] = field(default_factory=dict)
+    memory: str = ""
+    budget: int | str = 1
+
+    @property
+    def is_plain(self) -> bool:
+        return self.kind == DRAFTER and self.drafter == PLAIN
+
+    @property
+    def family(self) -> str:
+        """The label without its budget: methods that differ in it alone are points of one curve."""
+        return self.label.split(" @", 1)[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "family": self.family}
+
+
+def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str]) -> list[Method]:
+    """The methods in the order they were named, each with every budget; plain decoding has no use for several."""
+    methods: list[Method] = []
+    for text in texts:
+        name, options = parse_method(text)
+        own = options.pop("budget", None)
+        kept = str(options.pop("memory", memory))
+        check_drafter(name, options)
+        memory_plan(kept)
+        wanted = [own] if own is not None else budgets
+        for budget in [1] if name == PLAIN else wanted:
+            EngineOptions(budget=budget)  # refuses what is no budget
+            label = text if len(wanted) == 1 or name == PLAIN else f"{text} @{budget}"
+            methods.append(Method(label=label, drafter=name, options=options, memory=kept, budget=budget))
+    labels = [method.label for method in methods]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise OptionError("A method is named twice", got=twice)
+    return methods
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """A name and its options."""
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for pair in rest.split(",") if rest else []:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise OptionError(
+                "A method is a drafter's name and its options", got=text, allowed="NAME or NAME:KEY=VALUE,KEY=VALUE"
+            )
+        options[key.strip().replace("-", "_")] = parse_value(value)
+    if not name:
+        raise OptionError("A method has no name", got=repr(text), allowed="NAME or NAME:KEY=VALUE,KEY=VALUE")
+    return name, options
+
+
+def parse_value(text: str) -> Any:
+    """A whole number, a number, true, false, none, or the text itself."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,83 @@
+"""What a benchmark is asked to do: from the command line or a recipe, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from draftwood.config import DEFAULT_MEMORY, DEFAULT_MODEL, DTYPES, TARGETS, SamplingParams, from_mapping, one_of
+from draftwood.errors import OptionError
+
+DEFAULT_METHODS = ("plain", "pld", "recycling", "goose")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Everything that decides what a run measures. Two runs with equal settings may be continued and pooled."""
+
+    model: str = DEFAULT_MODEL
+    dtype: str = "auto"
+    device: str = "auto"
+    target: str = "auto"
+    drafters: tuple[str, ...] = DEFAULT_METHODS  # methods, see methods.py
+    peers: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()  # empty: all there are
+    data: str | None = None  # a folder of prompt files, "hub", or None: the package's own prompts
+    limit: int | None = None  # prompts of each task
+    budget: tuple[int | str, ...] = ("auto",)
+    memory: str = DEFAULT_MEMORY
+    max_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    ignore_eos: bool = False
+    repeats: int = 1  # how often every method answers every prompt
+    trajectories: tuple[int, ...] = (1,)  # samples of each prompt, one after another with one memory
+    batch: int = 1  # prompts that run together
+    raw: bool = False  # prompts are texts to continue: no chat template
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # JSON and TOML have lists
+            value = getattr(self, f.name)
+            if isinstance(value, list):
+                object.__setattr__(self, f.name, tuple(value))
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("target", self.target, TARGETS)
+        self.sampling()
+        for name in ("limit", "repeats", "batch"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise OptionError(f"{name} is out of range", got=repr(value), allowed="1 or more")
+        if not self.trajectories or any(type(count) is not int or count < 1 for count in self.trajectories):
+            raise OptionError("trajectories are numbers of samples", got=self.trajectories, allowed="as in 1,4,8,16")
+        if max(self.trajectories) > 1 and self.temperature == 0.0:
+            raise OptionError(
+                "Several greedy trajectories of one prompt are all the same",
+                got=f"trajectories {','.join(map(str, self.trajectories))}, temperature 0",
+                next_step="Add --temperature 0.6, for instance.",
+            )
+        if not self.drafters and not self.peers:
+            raise OptionError("There is nothing to measure", next_step="Name a method, as in --drafters plain,goose.")
+
+    @property
+    def num_samples(self) -> int:
+        return max(self.trajectories)
+
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            ignore_eos=self.ignore_eos,
+            seed=self.seed if self.temperature else None,
+            n=self.num_samples,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Settings:
+        return from_mapping(cls, values, "A benchmark")

@@ -1,0 +1,55 @@
+"""The figures of a run: what reports show and comparisons compare. Filled by metrics.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+ALL_TASKS = "*"  # the mean over the tasks
+
+
+class Interval(NamedTuple):
+    """A figure with its 95% bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One method on one task. None: cannot be known, as a peer's draft time."""
+
+    method: str
+    task: str  # ALL_TASKS: mean of the tasks' figures; counts are sums
+    requests: int = 0
+    errors: int = 0  # requests that failed
+    output_tokens: int = 0
+    tokens_per_second: Interval | None = None  # decode tokens over decode seconds
+    speedup: Interval | None = None  # tokens_per_second over that of plain decoding, same prompts, same run
+    whole_speedup: Interval | None = None  # the same over whole requests, reading the prompt included
+    tau: Interval | None = None  # tokens a pass
+    nodes: float | None = None  # positions a pass
+    first_token_ms: float | None = None  # median
+    p_s: float | None = None
+    p_t: float | None = None
+    by_depth: list[float] = field(default_factory=list)  # acceptance at depth 1, 2, ...: of the trees that reach it
+    by_source: dict[str, float] = field(default_factory=dict)  # acceptance of a source's guesses below accepted nodes
+    routes: dict[str, float] = field(default_factory=dict)  # shares of cycles
+    cycle_ms: dict[str, float] = field(default_factory=dict)  # draft, verify, accept, other: milliseconds a cycle
+    peak_bytes: int | None = None
+    lossless: dict[str, int] = field(default_factory=dict)  # requests by verdict
+    by_trajectories: dict[int, float] = field(default_factory=dict)  # tau over the first 1, 4, ... samples of a prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Summary:
+    """All figures of runs that belong together: same model, machine and sampling."""
+
+    title: str
+    manifest: dict[str, Any]  # of the first run
+    runs: list[str]
+    baseline: str | None  # the label of plain decoding, if it ran
+    methods: list[dict[str, Any]]  # as in the manifest, in its order
+    tasks: list[str]
+    cells: dict[tuple[str, str], Cell]  # by (label, task), ALL_TASKS included
