@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import draftwood
-from draftwood.cli.terminal import Paint, ProgressBar, printable, quoted, width
+from draftwood.cli.terminal import Paint, ProgressBar, duration, printable, quoted, width
 from draftwood.llm import LLM
 
 from .cli_tools import ESCAPE, SHORT, TINY, Command, Terminal, _plain_environment, draftwood_command  # noqa: F401 - fixtures
@@ -195,3 +195,27 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_anywhere_else() -> None:
     assert pipe.getvalue() == "fetching\nloading\n"
     assert "\r" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_progress_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("draftwood.cli.terminal.time.monotonic", lambda: now)
+    terminal, pipe = Terminal(), io.StringIO()
+    bars = [ProgressBar(Paint("never", stream)) for stream in (terminal, pipe)]
+    for seconds, done in ((0.0, 4), (1.0, 5), (120.0, 6)):  # four of ten were there when it began
+        now = 100.0 + seconds
+        for bar in bars:
+            bar("measuring", done, 10)
+    assert "left" not in terminal.getvalue().split("\r")[-2]
+    assert "60%  measuring, 4 min left" in terminal.getvalue()
+    assert pipe.getvalue() == "measuring\nmeasuring: 60%, 4 min left\n"
+
+
+def test_durations_are_for_people() -> None:
+    assert [duration(seconds) for seconds in (0.4, 59, 60, 3600, 4800)] == [
+        "0 s",
+        "59 s",
+        "1 min",
+        "1 h 0 min",
+        "1 h 20 min",
+    ]

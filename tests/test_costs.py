@@ -149,7 +149,7 @@ def test_files_are_kept_apart_by_model_format_decoder_and_machine(monkeypatch: p
     ]
     paths = {profile_path(INFO), *map(profile_path, others)}
     assert len(paths) == 1 + len(others)
-    monkeypatch.setattr(costs, "_processor", lambda: "another processor")
+    monkeypatch.setattr(costs, "processor", lambda: "another processor")
     assert profile_path(INFO) not in paths
     monkeypatch.undo()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)

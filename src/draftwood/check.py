@@ -106,12 +106,13 @@ def check(llm: LLM, prompts: Iterable[Sequence[int]], params: SamplingParams | N
         yield CheckRecord(
             index=index,
             positions=len(plain.token_ids),
-            difference=_difference(llm, prompt, speculative.token_ids, plain.token_ids),
+            difference=explain(llm, prompt, speculative.token_ids, plain.token_ids),
             stats=speculative.stats,
         )
 
 
-def _difference(llm: LLM, prompt: Sequence[int], speculative: list[int], plain: list[int]) -> Difference | None:
+def explain(llm: LLM, prompt: Sequence[int], speculative: Sequence[int], plain: Sequence[int]) -> Difference | None:
+    """The first difference between two greedy outputs and how much it weighs; None if they are the same."""
     position = first_difference(speculative, plain)
     if position is None:
         return None

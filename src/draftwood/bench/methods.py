@@ -32,6 +32,7 @@ class Method:
     options: dict[str, Any] = field(default_factory=dict)
     memory: str = ""
     budget: int | str = 1
+    note: str = ""  # what a reader of its figures should know
 
     @property
     def is_plain(self) -> bool:
@@ -64,6 +65,17 @@ def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         raise OptionError("A method is named twice", got=twice)
+    return methods
+
+
+def split_methods(text: str) -> list[str]:
+    """Names between commas. Options have commas too: what is no name (``KEY=VALUE``) belongs to the method before."""
+    methods: list[str] = []
+    for piece in filter(None, (part.strip() for part in text.split(","))):
+        if methods and "=" in piece and ":" not in piece.split("=", 1)[0]:
+            methods[-1] += f",{piece}"
+        else:
+            methods.append(piece)
     return methods
 
 

@@ -59,7 +59,7 @@ class RequestRecord:
     output_tokens: int = 0
     decode_tokens: int = 0  # what decode_seconds were spent on: speed is the one over the other
     decode_seconds: float = 0.0  # without reading the prompt; in a batch the request's share
-    total_seconds: float = 0.0  # from the request to its last token
+    total_seconds: float = 0.0  # from the request to its last token; in a batch the request's share
     first_token_seconds: float | None = None
     peak_bytes: int | None = None  # of memory, while it ran: the GPU's if there is one, else the process's
     finish_reason: str = ""
@@ -150,6 +150,12 @@ def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
             got=error,
             next_step="Make room, then give the same command again: it goes on from here.",
         ) from error
+
+
+def write_records(folder: Path, records: Iterable[RequestRecord]) -> None:
+    """Puts these lines in the place of all there were."""
+    with new_file(folder / REQUESTS) as temporary:
+        temporary.write_text("".join(record.as_json() + "\n" for record in records), encoding="utf-8")
 
 
 def read_records(folder: Path) -> list[RequestRecord]:

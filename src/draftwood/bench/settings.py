@@ -44,13 +44,13 @@ class Settings:
                 object.__setattr__(self, f.name, tuple(value))
         one_of("dtype", self.dtype, DTYPES)
         one_of("target", self.target, TARGETS)
-        self.sampling()
         for name in ("limit", "repeats", "batch"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise OptionError(f"{name} is out of range", got=repr(value), allowed="1 or more")
         if not self.trajectories or any(type(count) is not int or count < 1 for count in self.trajectories):
             raise OptionError("trajectories are numbers of samples", got=self.trajectories, allowed="as in 1,4,8,16")
+        self.sampling()
         if max(self.trajectories) > 1 and self.temperature == 0.0:
             raise OptionError(
                 "Several greedy trajectories of one prompt are all the same",

@@ -22,6 +22,7 @@ class Cell:
 
     method: str
     task: str  # ALL_TASKS: mean of the tasks' figures; counts are sums
+    prompts: int = 0  # different ones; intervals come from drawing these
     requests: int = 0
     errors: int = 0  # requests that failed
     output_tokens: int = 0

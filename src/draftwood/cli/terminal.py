@@ -16,6 +16,8 @@ BOLD, DIM, RED, GREEN = "1", "2", "31", "32"
 BONUS_SOURCE, ROOT_SOURCE = "target", "root"  # the engine's and the tree's names, known here without loading torch
 BAR_WIDTH = 24
 REDRAW_SECONDS = 0.1
+LINE_SECONDS = 60.0
+SOME_SECONDS = 2.0  # before that a pace means nothing
 
 # Calm colours that can be read on dark and on light grounds. Known sources keep theirs from run to run.
 _KNOWN = {"context": 73, "suffix": 73, "transitions": 179, "ngrams": 108, "datastore": 140, "lookahead": 110}
@@ -72,35 +74,62 @@ class Screen:
 
 
 class ProgressBar:
-    """``progress(label, done, total)``: a bar on a terminal, one line a label anywhere else."""
+    """``progress(label, done, total)``: a bar with the time left on a terminal; anywhere else a line for each label,
+    and one a minute under way."""
 
     def __init__(self, paint: Paint) -> None:
         self._paint = paint
         self._label = ""
+        self._began = (0.0, 0)  # when this label came up, and how much was done then
         self._drawn = 0.0
 
     def __call__(self, label: str, done: int, total: int) -> None:
-        new, self._label = label != self._label, label
-        if not self._paint.is_terminal:
-            if new:
-                self._paint.write(f"{label}\n")
-            return
         now = time.monotonic()
-        if done >= total > 0:
+        new, self._label = label != self._label, label
+        if new:
+            self._began = (now, done)
+        if not self._paint.is_terminal:
+            self._write_line(label, done, total, now, new=new)
+        elif done >= total > 0:
             self.clear()
         elif new or now - self._drawn >= REDRAW_SECONDS:
             self._drawn = now
-            self._paint.write(CLEAR_LINE + self._bar(label, done / max(total, 1)))
+            self._paint.write(CLEAR_LINE + self._bar(label, done, total, now))
 
     def clear(self) -> None:
         if self._paint.is_terminal and self._drawn:
             self._paint.write(CLEAR_LINE)
             self._drawn = 0.0
 
-    def _bar(self, label: str, share: float) -> str:
+    def _write_line(self, label: str, done: int, total: int, now: float, *, new: bool) -> None:
+        if new:
+            self._drawn = now
+            self._paint.write(f"{label}\n")
+        elif done < total and now - self._drawn >= LINE_SECONDS:
+            self._drawn = now
+            self._paint.write(f"{label}: {done / total:.0%}{self._time_left(done, total, now)}\n")
+
+    def _bar(self, label: str, done: int, total: int, now: float) -> str:
+        share = done / max(total, 1)
         full = round(share * BAR_WIDTH)
         bar = self._paint("━" * full, "38;5;73") + self._paint("━" * (BAR_WIDTH - full), DIM)
-        return f"{bar} {share:4.0%}  {label[: max(8, columns() - BAR_WIDTH - 8)]}"
+        text = label + self._time_left(done, total, now)
+        return f"{bar} {share:4.0%}  {text[: max(8, columns() - BAR_WIDTH - 8)]}"
+
+    def _time_left(self, done: int, total: int, now: float) -> str:
+        """At the pace since the label came up; nothing before there is a pace."""
+        since, at_first = self._began
+        if done <= at_first or now - since < SOME_SECONDS:
+            return ""
+        return f", {duration((now - since) * (total - done) / (done - at_first))} left"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 42 s, 3 min, 1 h 20 min."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def columns() -> int:

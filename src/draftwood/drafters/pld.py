@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from draftwood.drafters.base import Drafter, DraftRequest, Verified
 from draftwood.drafters.checks import check_ngrams, check_whole
-from draftwood.growth.chain import chain
 from draftwood.sources.context import ContextMatch
 from draftwood.tree import DraftTree
 
@@ -34,8 +33,11 @@ class PromptLookupDrafter(Drafter):
         self._context.extend(request.prompt_ids)
 
     def propose(self, budget: int) -> DraftTree:
-        match = self._context.match(self.options.max_draft)
-        return chain(self._context.tokens[-1], match.tokens if match else (), "context", budget)
+        root = self._context.tokens[-1]
+        match = self._context.match(min(self.options.max_draft, budget - 1)) if budget > 1 else None
+        if match is None:
+            return DraftTree.root_only(root)
+        return DraftTree.chain([root, *match.tokens], "context", [1.0, *match.trust()])
 
     def observe(self, verified: Verified) -> None:
         self._context.extend(verified.emitted)

@@ -145,10 +145,11 @@ def machine(info: TargetInfo) -> str:
     """What the timing depends on beside the model."""
     if info.device.type == "cuda":
         return f"{torch.cuda.get_device_name(info.device)}, torch {torch.__version__}"
-    return f"{_processor()}, {torch.get_num_threads()} of {os.cpu_count()} threads, torch {torch.__version__}"
+    return f"{processor()}, {torch.get_num_threads()} of {os.cpu_count()} threads, torch {torch.__version__}"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the CPU, as far as the system tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

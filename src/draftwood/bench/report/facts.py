@@ -1,0 +1,165 @@
+"""What a report says in words: what ran, the headline in one sentence, and what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from draftwood.bench.records import ERROR, IDENTICAL, TIE
+from draftwood.bench.report import text
+from draftwood.bench.report.tables import cell, is_peer, labels, num_prompts, prompts_note
+from draftwood.bench.summary import Cell, Summary
+
+
+class Fact(NamedTuple):
+    name: str
+    value: str
+
+
+def facts(summary: Summary) -> list[Fact]:
+    """What ran, where and how, as far as the manifest tells."""
+    manifest = summary.manifest
+    settings: Mapping[str, Any] = manifest.get("settings") or {}
+    model: Mapping[str, Any] = manifest.get("model") or {}
+    found = [
+        ("model", _model(model, settings)),
+        ("dtype", _told(model.get("dtype") or settings.get("dtype"))),
+        ("backend", _told(model.get("backend") or settings.get("target"))),
+        ("device", _told(model.get("device") or settings.get("device"))),
+        ("machine", _machine(manifest.get("machine") or {})),
+        ("versions", ", ".join(f"{name} {version}" for name, version in (manifest.get("software") or {}).items())),
+        ("prompts", _prompts(summary)),
+        ("max_tokens", _told(settings.get("max_tokens"))),
+        ("temperature", _told(settings.get("temperature"))),
+        ("top_p", _told(settings.get("top_p") if settings.get("top_p") != 1.0 else None)),
+        ("top_k", _told(settings.get("top_k") or None)),
+        ("seed", _told(settings.get("seed"))),
+        ("budget", _told(settings.get("budget"))),
+        ("memory", _told(settings.get("memory"))),
+        ("repeats", _unless_one(settings.get("repeats"))),
+        ("trajectories", _unless_one(settings.get("trajectories"))),
+        ("batch", _unless_one(settings.get("batch"))),
+        ("recipe", _told(manifest.get("recipe"))),
+        ("runs", ", ".join(summary.runs)),
+        ("started", _told(manifest.get("started"))),
+        (
+            "finished",
+            "not yet: figures of a run that goes on" if _unfinished(manifest) else _told(manifest.get("finished")),
+        ),
+    ]
+    return [Fact(name, value) for name, value in found if value]
+
+
+def command(summary: Summary) -> str:
+    return str(summary.manifest.get("command") or "").strip()
+
+
+def setting(summary: Summary) -> str:
+    """The most important facts in one line."""
+    told = {fact.name: fact.value for fact in facts(summary)}
+    parts = [told[name] for name in ("model", "dtype", "device") if name in told]
+    parts += [prompts_note(summary)] if prompts_note(summary) else []
+    parts += [f"temperature {told['temperature']}"] if "temperature" in told else []
+    return " · ".join(parts)
+
+
+def headline(summary: Summary) -> str:
+    """The fastest method in one sentence: one whose outputs are right before others, our own before peers."""
+    failed = summary.manifest.get("failed") or {}
+    peers = {str(method["label"]) for method in summary.methods if is_peer(method)}
+
+    def rank(one: Cell, speed: float) -> tuple[bool, bool, float]:
+        return (not one.lossless.get(ERROR) and one.method not in failed, one.method not in peers, speed)
+
+    found = [cell(summary, label) for label in labels(summary)]
+    ratios = [(rank(one, speed), one) for one in found if (speed := text.finite(one.speedup)) is not None]
+    ratios = [pair for pair in ratios if pair[1].method != summary.baseline]
+    if ratios and summary.baseline is not None:
+        best = max(ratios, key=_first)[1]
+        figure, _, bounds = text.with_interval(best.speedup, 2, "x").partition(" ")
+        sure = f" {bounds}" if bounds else ""
+        return f"{best.method} decodes {figure} as fast as plain decoding{sure}{_outputs(best)}."
+    speeds = [(rank(one, speed), one) for one in found if (speed := text.finite(one.tokens_per_second)) is not None]
+    if not speeds:
+        return "There are no finished requests yet."
+    best = max(speeds, key=_first)[1]
+    return f"{best.method} decodes {text.with_interval(best.tokens_per_second, 1)} tokens/s{_outputs(best)}."
+
+
+def warnings(summary: Summary) -> list[str]:
+    """What a reader must know before any figure."""
+    found = []
+    for label in labels(summary):
+        one = cell(summary, label)
+        wrong = one.lossless.get(ERROR, 0)
+        if wrong:
+            found.append(
+                f"{label}: {wrong} of {text.counted(sum(one.lossless.values()), 'output')} "
+                f"{'is' if wrong == 1 else 'are'} not what plain decoding gives. "
+                "Its figures are worth nothing until that is mended."
+            )
+    found += [f"{label} failed: {reason}" for label, reason in (summary.manifest.get("failed") or {}).items()]
+    for label in labels(summary):
+        errors = cell(summary, label).errors
+        if errors:
+            found.append(f"{label}: {text.counted(errors, 'request')} failed.")
+    return found
+
+
+def _first(pair: tuple[tuple[bool, bool, float], Cell]) -> tuple[bool, bool, float]:
+    return pair[0]
+
+
+def _outputs(best: Cell) -> str:
+    compared = sum(best.lossless.values())
+    if not compared:
+        return ""
+    ties = best.lossless.get(TIE, 0)
+    more = f", {text.counted(ties, 'tie')}" if ties else ""
+    more += f", {best.lossless[ERROR]} WRONG" if best.lossless.get(ERROR) else ""
+    return f", {best.lossless.get(IDENTICAL, 0)} of {text.counted(compared, 'output')} identical{more}"
+
+
+def _told(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_told, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _unless_one(value: Any) -> str:
+    return "" if value in (1, [1], (1,)) else _told(value)
+
+
+def _unfinished(manifest: Mapping[str, Any]) -> bool:
+    return bool(manifest.get("started")) and not manifest.get("finished")
+
+
+def _model(model: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    name = str(model.get("name") or settings.get("model") or "")
+    size = model.get("parameters")
+    return f"{name}, {text.large(size)} parameters" if size else name
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    """Processor, cores, memory, GPU and system in one line; what is not known is left out."""
+    parts = []
+    for name, value in machine.items():
+        if value in (None, "", [], {}):
+            continue
+        if name == "memory_gb":
+            parts.append(f"{value} GB memory")
+        elif name == "memory":
+            parts.append(f"{text.memory(value)} memory")
+        elif name in ("cores", "threads") and isinstance(value, int):
+            parts.append(text.counted(value, name[:-1]))
+        else:
+            parts.append(_told(value))
+    return ", ".join(parts)
+
+
+def _prompts(summary: Summary) -> str:
+    counts = {task: num_prompts(summary, task) for task in summary.tasks}
+    parts = ", ".join(f"{task} {count or text.NOTHING}" for task, count in counts.items())
+    return f"{sum(counts.values())} ({parts})" if all(counts.values()) and counts else parts

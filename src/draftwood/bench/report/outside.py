@@ -1,0 +1,90 @@
+"""The sections of a report on what a run alone does not tell: published figures, and what did not run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwood.bench.report import text
+from draftwood.bench.report.tables import Column, Entry, Section, Table, cell, figure, interval, labels, p_ratio
+from draftwood.bench.summary import ALL_TASKS, Cell, Interval, Summary
+
+BY_TRAJECTORIES = "by_trajectories"
+
+
+def paper(summary: Summary) -> Section:
+    """A recipe's published figures beside those of this run."""
+    rows = []
+    for entry in summary.manifest.get("paper") or []:
+        name, metric = str(entry.get("method", "")), str(entry.get("metric", ""))
+        task = str(entry.get("task") or ALL_TASKS)
+        place = ALL_TASKS if task in ("mean", "all") else task
+        label = _measured_as(summary, name)
+        decimals, unit = (
+            (2, "x") if metric in ("speedup", "whole_speedup") else (1 if metric == "tokens_per_second" else 2, "")
+        )
+        count = entry.get("trajectories")
+        ours = measured(cell(summary, label, place), metric, count) if label is not None else None
+        told = interval(ours, decimals, unit) if isinstance(ours, Interval) else figure(ours, decimals, unit)
+        shown = Entry("not measured") if told.number is None else told
+        what = (
+            f"tau, {text.counted(count, 'trajectory', 'trajectories')}"
+            if metric == BY_TRAJECTORIES and count
+            else metric
+        )
+        whose = entry.get("label") or entry.get("model")
+        where = "mean" if place == ALL_TASKS else task
+        rows.append(
+            [
+                Entry(name),
+                Entry(where),
+                Entry(f"{what} ({whose})" if whose else what),
+                _published(entry.get("value"), decimals, unit),
+                shown,
+            ]
+        )
+    columns = [Column("method", False), Column("task", False), Column("figure", False), Column("paper"), Column("here")]
+    table = Table(caption="Published and measured", columns=columns, rows=rows)
+    note = "Published figures come from the paper's models and hardware; those of this run from what is named above."
+    return Section(key="paper", short="Paper", title="Beside the paper", note=note, tables=[table])
+
+
+def _published(value: Any, decimals: int, unit: str) -> Entry:
+    return (
+        figure(value, decimals, unit)
+        if text.finite(value) is not None
+        else Entry(text.NOTHING if value is None else str(value))
+    )
+
+
+def _measured_as(summary: Summary, name: str) -> str | None:
+    """The label of what a paper calls so: the label itself, or the only method of that family."""
+    if name in labels(summary):
+        return name
+    kin = [str(method["label"]) for method in summary.methods if method.get("family") == name]
+    return kin[0] if len(kin) == 1 else None
+
+
+def measured(found: Cell, metric: str, count: int | None = None) -> Any:
+    """A figure of a cell by its name in a recipe; ``count``: over the first so many trajectories."""
+    if metric == BY_TRAJECTORIES:
+        return found.by_trajectories.get(count) if count is not None else None
+    if metric == "p_ratio":
+        return p_ratio(found)
+    value = getattr(found, metric, None)
+    return None if isinstance(value, (dict, list, str)) else value
+
+
+def missing(summary: Summary) -> Section:
+    """Methods that were given up, requests that failed and peers that are not there, each with its reason."""
+    given_up = summary.manifest.get("failed") or {}
+    rows = [[Entry(label), Entry("failed", None, alert=True), Entry(reason)] for label, reason in given_up.items()]
+    for label in labels(summary):
+        found = cell(summary, label)
+        if found.errors:
+            reason = f"{text.counted(found.errors, 'request')} failed; requests.jsonl has the messages"
+            rows.append([Entry(label), Entry("requests failed", None, alert=True), Entry(reason)])
+    absent = summary.manifest.get("absent") or {}
+    rows += [[Entry(label), Entry("absent"), Entry(reason)] for label, reason in absent.items()]
+    columns = [Column("method", False), Column("state", False), Column("reason", False)]
+    table = Table(caption="Failed and absent", columns=columns, rows=rows)
+    return Section(key="missing", short="Missing", title="What did not run", tables=[table])

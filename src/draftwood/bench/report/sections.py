@@ -1,0 +1,228 @@
+"""The sections of a report on a method's own figures, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from draftwood.bench.records import ERROR
+from draftwood.bench.report import text
+from draftwood.bench.report.outside import missing, paper
+from draftwood.bench.report.tables import (
+    Column,
+    Entry,
+    Section,
+    Table,
+    by_size,
+    cell,
+    families,
+    figure,
+    interval,
+    intervals_note,
+    labels,
+    p_ratio,
+    stages,
+)
+from draftwood.bench.summary import ALL_TASKS, Cell, Summary
+
+MAX_DEPTH = 8
+
+
+def sections(summary: Summary) -> list[Section]:
+    """All that has something to show, in the order of a report."""
+    builders = (results, tau_by_task, cycle, sources, depth, latency, trajectories, budgets, paper, missing)
+    built = (builder(summary) for builder in builders)
+    return [section for section in built if any(table.rows for table in section.tables)]
+
+
+def results(summary: Summary) -> Section:
+    """The main table: speed, acceptance length and exactness."""
+    fast = summary.baseline is not None
+    attribute, decimals, unit = ("speedup", 2, "x") if fast else ("tokens_per_second", 1, "")
+    what = "speed-up" if fast else "tokens/s"
+    columns = [
+        Column("method", False),
+        *(Column(task) for task in summary.tasks),
+        Column(f"mean {what}"),
+        Column("tau"),
+    ]
+    columns += [Column("tokens/s")] if fast else []
+    columns += [Column("nodes"), Column("outputs", False)]
+    rows = []
+    for method in summary.methods:
+        label = str(method["label"])
+        mean = cell(summary, label)
+        row = [Entry(label)]
+        row += [figure(getattr(cell(summary, label, task), attribute), decimals, unit) for task in summary.tasks]
+        row += [interval(getattr(mean, attribute), decimals, unit), figure(mean.tau)]
+        row += [figure(mean.tokens_per_second, 1)] if fast else []
+        row += [figure(mean.nodes, 1), _exactness(summary, mean)]
+        rows.append(row)
+    speed = (
+        f"Speed-up: tokens per second of decoding over those of {summary.baseline}, same prompts, same run. "
+        if fast
+        else ""
+    )
+    note = (
+        f"{speed}Mean: over the tasks. {intervals_note(summary)} tau: tokens a verification pass; nodes: positions "
+        "a pass. Outputs: greedy ones beside those of plain decoding; a tie is a first difference between two tokens "
+        "whose logits are as good as equal."
+    )
+    title = "Speed and exactness"
+    return Section(
+        key="results",
+        short="Speed",
+        title=title,
+        note=note,
+        tables=[Table(caption=what.capitalize(), columns=columns, rows=rows)],
+    )
+
+
+def _exactness(summary: Summary, mean: Cell) -> Entry:
+    if mean.method in (summary.manifest.get("failed") or {}):
+        done = "" if not mean.lossless else f"{text.verdicts(mean.lossless)}, "
+        return Entry(f"{done}FAILED", None, alert=True)
+    return Entry(text.verdicts(mean.lossless), None, alert=bool(mean.lossless.get(ERROR)))
+
+
+def tau_by_task(summary: Summary) -> Section:
+    places = [*summary.tasks, ALL_TASKS]
+    rows = [
+        [Entry(label), *(interval(cell(summary, label, place).tau) for place in places)]
+        for label in labels(summary)
+        if any(text.finite(cell(summary, label, place).tau) is not None for place in places)
+    ]
+    columns = [Column("method", False), *(Column(task) for task in summary.tasks), Column("mean")]
+    note = f"Tokens emitted a verification pass (tau); plain decoding has 1. {intervals_note(summary)}"
+    table = Table(caption="tau by task", columns=columns, rows=rows)
+    return Section(key="tau", short="tau", title="Acceptance length by task", note=note, tables=[table])
+
+
+def cycle(summary: Summary) -> Section:
+    names = stages(summary)
+    rows = []
+    for label in labels(summary):
+        times = cell(summary, label).cycle_ms
+        if times:
+            total = sum(text.finite(time) or 0.0 for time in times.values())
+            rows.append([Entry(label), *(figure(times.get(name)) for name in names), figure(total)])
+    columns = [Column("method", False), *(Column(name) for name in names), Column("together")]
+    table = Table(caption="Milliseconds a cycle", columns=columns, rows=rows)
+    return Section(
+        key="cycle",
+        short="Cycle",
+        title="Where the time of a cycle goes",
+        note="Milliseconds a cycle, by stage.",
+        tables=[table],
+    )
+
+
+def sources(summary: Summary) -> Section:
+    """Acceptance by source with p_s and p_t, the latter by task, and routes."""
+    named = _shares(summary, "Acceptance by source", lambda found: found.by_source, text.number, _rates)
+    routed = _shares(summary, "Routes: shares of cycles", lambda found: found.routes, text.percent)
+    note = (
+        "How often a source's guess was right, of those below an accepted node. p_s: copied tokens; p_t: recycled "
+        "ones. A route is how a drafter came to its tree."
+    )
+    tables = [table for table in (named, _rates_by_task(summary), routed) if table.rows]
+    return Section(key="sources", short="Sources", title="Acceptance by source", note=note, tables=tables)
+
+
+def _shares(
+    summary: Summary,
+    caption: str,
+    pick: Callable[[Cell], dict[str, float]],
+    write: Callable[[Any], str],
+    more: Callable[[Summary], tuple[list[Column], dict[str, list[Entry]]]] | None = None,
+) -> Table:
+    """A row a method that has any of these shares, a column a name, further columns behind."""
+    names = list(dict.fromkeys(name for label in labels(summary) for name in pick(cell(summary, label))))
+    extra_columns, extra = more(summary) if more else ([], {})
+    rows = []
+    for label in labels(summary):
+        shares = pick(cell(summary, label))
+        if shares or label in extra:
+            own = [Entry(write(shares.get(name)), text.finite(shares.get(name))) for name in names]
+            rows.append([Entry(label), *own, *extra.get(label, [Entry(text.NOTHING)] * len(extra_columns))])
+    columns = [Column("method", False), *(Column(name) for name in names), *extra_columns]
+    return Table(caption=caption, columns=columns, rows=rows)
+
+
+def _rates(summary: Summary) -> tuple[list[Column], dict[str, list[Entry]]]:
+    found = {label: cell(summary, label) for label in labels(summary)}
+    entries = {
+        label: [figure(one.p_s), figure(one.p_t), figure(p_ratio(one), 2, "x")]
+        for label, one in found.items()
+        if text.finite(one.p_s) is not None or text.finite(one.p_t) is not None
+    }
+    return ([Column("p_s"), Column("p_t"), Column("p_s / p_t")] if entries else []), entries
+
+
+def _rates_by_task(summary: Summary) -> Table:
+    rows = []
+    for label in labels(summary):
+        found = [cell(summary, label, task) for task in summary.tasks]
+        if any(p_ratio(one) is not None for one in found):
+            rows.append([Entry(label), *(figure(p_ratio(one), 2, "x") for one in found)])
+    columns = [Column("method", False), *(Column(task) for task in summary.tasks)]
+    return Table(caption="p_s / p_t by task", columns=columns, rows=rows if len(summary.tasks) > 1 else [])
+
+
+def depth(summary: Summary) -> Section:
+    found = {label: cell(summary, label).by_depth[:MAX_DEPTH] for label in labels(summary)}
+    deepest = max((len(rates) for rates in found.values()), default=0)
+    rows = [
+        [Entry(label), *(figure(rates[at] if at < len(rates) else None) for at in range(deepest))]
+        for label, rates in found.items()
+        if rates
+    ]
+    columns = [Column("method", False), *(Column(str(at + 1)) for at in range(deepest))]
+    table = Table(caption="Acceptance at depth", columns=columns, rows=rows)
+    note = "Share of the trees that reach a depth which had a node accepted there."
+    return Section(key="depth", short="Depth", title="Acceptance by depth", note=note, tables=[table])
+
+
+def latency(summary: Summary) -> Section:
+    """Time to the first token, whole requests, peak memory: only the columns that somebody has."""
+    columns: list[tuple[Column, Callable[[Cell], Entry]]] = [
+        (Column("first token, ms"), lambda one: figure(one.first_token_ms, 1)),
+        (Column("speed-up of whole requests"), lambda one: interval(one.whole_speedup, 2, "x")),
+        (Column("peak memory"), lambda one: Entry(text.memory(one.peak_bytes), text.finite(one.peak_bytes))),
+    ]
+    found = {label: [make(cell(summary, label)) for _, make in columns] for label in labels(summary)}
+    used = [at for at in range(len(columns)) if any(row[at].number is not None for row in found.values())]
+    rows = [
+        [Entry(label), *(row[at] for at in used)]
+        for label, row in found.items()
+        if any(row[at].number is not None for at in used)
+    ]
+    table = Table(caption="Requests", columns=[Column("method", False), *(columns[at][0] for at in used)], rows=rows)
+    note = "First token: median over requests. Whole requests: reading the prompt included."
+    return Section(key="latency", short="Latency", title="First token and memory", note=note, tables=[table])
+
+
+def trajectories(summary: Summary) -> Section:
+    found = {label: cell(summary, label).by_trajectories for label in labels(summary)}
+    counts = sorted({count for row in found.values() for count in row})
+    rows = [[Entry(label), *(figure(row.get(count)) for count in counts)] for label, row in found.items() if row]
+    columns = [Column("method", False), *(Column(str(count)) for count in counts)]
+    table = Table(caption="tau over the first samples of a prompt", columns=columns, rows=rows)
+    note = "Mean tau over the first samples of a prompt, which share one memory."
+    return Section(
+        key="trajectories", short="Trajectories", title="tau against trajectories", note=note, tables=[table]
+    )
+
+
+def budgets(summary: Summary) -> Section:
+    found = families(summary)
+    sizes: Iterable[int | str] = {size: None for by in found.values() for size in by}
+    sizes = [size for size, _ in sorted(((size, None) for size in sizes), key=by_size)]
+    rows = [
+        [Entry(name), *(figure(cell(summary, by[size]).tau if size in by else None) for size in sizes)]
+        for name, by in found.items()
+    ]
+    columns = [Column("method", False), *(Column(str(size)) for size in sizes)]
+    table = Table(caption="Mean tau by budget", columns=columns, rows=rows)
+    note = "Mean tau by the most positions a pass may have, the root included."
+    return Section(key="budget", short="Budget", title="tau against budget", note=note, tables=[table])

@@ -1,0 +1,86 @@
+"""How a report writes figures: one way for each kind, the same in Markdown and HTML."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from draftwood.bench.records import DIFFERENT, ERROR, IDENTICAL, TIE
+from draftwood.bench.summary import Interval
+
+NOTHING = "–"  # noqa: RUF001 - a dash that reads as an empty cell
+_VERDICTS = ((IDENTICAL, "identical", "identical"), (TIE, "tie", "ties"), (DIFFERENT, "different", "different"))
+
+
+def finite(value: Any) -> float | None:
+    """The number, or None where it is none: missing, NaN, infinite."""
+    if value is None or isinstance(value, (bool, str)):
+        return None
+    number = float(value.value if isinstance(value, Interval) else value)
+    return number if math.isfinite(number) else None
+
+
+def whole_interval(value: Interval | None) -> Interval | None:
+    """The interval with bounds that can be drawn and written; bounds that are no numbers become the value itself."""
+    middle = finite(value)
+    if value is None or middle is None:
+        return None
+    low, high = finite(value.low), finite(value.high)
+    return Interval(middle, middle if low is None else low, middle if high is None else high)
+
+
+def number(value: Any, decimals: int = 2, unit: str = "") -> str:
+    """``2.02x``: a number with its unit; a dash where there is none."""
+    figure = finite(value)
+    return NOTHING if figure is None else f"{figure:.{decimals}f}{unit}"
+
+
+def with_interval(value: Interval | None, decimals: int = 2, unit: str = "") -> str:
+    """``1.84x (1.71-1.97)``"""
+    if finite(value) is None or value is None:
+        return NOTHING
+    if finite(value.low) is None or finite(value.high) is None:
+        return number(value, decimals, unit)
+    return f"{number(value, decimals, unit)} ({value.low:.{decimals}f}-{value.high:.{decimals}f})"
+
+
+def percent(value: Any) -> str:
+    figure = finite(value)
+    return NOTHING if figure is None else f"{100 * figure:.1f}%"
+
+
+def memory(value: Any) -> str:
+    """Bytes as people read them; what is text already stays as it is."""
+    if isinstance(value, str):
+        return value
+    figure = finite(value)
+    if figure is None:
+        return NOTHING
+    return f"{figure / 2**30:.2f} GiB" if figure >= 2**30 else f"{figure / 2**20:.0f} MiB"
+
+
+def large(value: Any) -> str:
+    """A count of parameters: 135M, 1.5B."""
+    figure = finite(value)
+    if figure is None:
+        return str(value)
+    for size, letter in ((1e9, "B"), (1e6, "M")):
+        if figure >= size:
+            return f"{figure / size:.3g}{letter}"
+    return f"{figure:.0f}"
+
+
+def verdicts(lossless: dict[str, int]) -> str:
+    """``24 identical, 1 tie``; an error is written in capitals."""
+    parts = [
+        f"{lossless[name]} {one if lossless[name] == 1 else many}"
+        for name, one, many in _VERDICTS
+        if lossless.get(name)
+    ]
+    if lossless.get(ERROR):
+        parts.append(f"{lossless[ERROR]} ERROR")
+    return ", ".join(parts) or NOTHING
+
+
+def counted(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,380 @@
+"""From records to figures, with numbers worked out by hand; pooling, repeated requests, peers that tell little."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from draftwood.bench.metrics import summarise
+from draftwood.bench.records import ERROR, IDENTICAL, TIE, Lossless, Manifest, RequestRecord, Run
+from draftwood.bench.settings import Settings
+from draftwood.bench.summary import ALL_TASKS, Cell, Interval, Summary
+from draftwood.engine.stats import RequestStats
+from draftwood.tree import DraftTree, TreeBuilder
+
+PLAIN = {"label": "plain", "kind": "drafter", "drafter": "plain", "options": {}, "memory": "request", "budget": 1}
+GOOSE = {"label": "goose", "kind": "drafter", "drafter": "goose", "options": {}, "memory": "request", "budget": "auto"}
+PEER = {"label": "llamacpp", "kind": "peer", "drafter": "llamacpp", "options": {}, "memory": "", "budget": 1}
+MODEL = {"name": "tiny", "dtype": "float32", "backend": "cpu", "device": "cpu", "parameters": 80_000}
+MACHINE = {"processor": "Some CPU", "cores": 2}
+
+
+def manifest(**values: Any) -> Manifest:
+    settings = Settings(**values.pop("settings", {})).as_dict()
+    fixed: dict[str, Any] = {
+        "settings": settings,
+        "methods": [PLAIN, GOOSE],
+        "tasks": {"a": {"prompts": 2, "sha256": "aa"}, "b": {"prompts": 2, "sha256": "bb"}},
+        "model": MODEL,
+        "machine": MACHINE,
+        "software": {},
+        "command": "draftwood bench",
+        "started": "2025-01-01T00:00:00Z",
+    }
+    return Manifest(**{**fixed, **values})
+
+
+def record(method: str, task: str, prompt: str, tokens: int, seconds: float, **values: Any) -> RequestRecord:
+    """Reading the prompt took one second more."""
+    fixed: dict[str, Any] = {
+        "output_tokens": tokens,
+        "decode_tokens": tokens,
+        "decode_seconds": seconds,
+        "total_seconds": seconds + 1.0,
+    }
+    return RequestRecord(method=method, task=task, prompt=prompt, **{**fixed, **values})
+
+
+def run(records: list[RequestRecord], name: str = "one", **values: Any) -> Run:
+    return Run(name, manifest(**values), records)
+
+
+def summary(*runs: Run) -> Summary:
+    (found,) = summarise(runs)
+    return found
+
+
+def value(interval: Interval | None) -> float:
+    assert interval is not None
+    return interval.value
+
+
+def two_tasks() -> list[RequestRecord]:
+    return [
+        record("plain", "a", "1", 10, 10.0),
+        record("plain", "a", "2", 30, 10.0),
+        record("goose", "a", "1", 10, 5.0),
+        record("goose", "a", "2", 30, 3.0),
+        record("plain", "b", "1", 8, 4.0),
+        record("goose", "b", "1", 8, 2.0),
+    ]
+
+
+def test_speeds_and_speedups_by_hand() -> None:
+    found = summary(run(two_tasks()))
+    assert found.baseline == "plain"
+    assert found.tasks == ["a", "b"]
+    assert [method["label"] for method in found.methods] == ["plain", "goose"]
+    assert set(found.cells) == {(m, t) for m in ("plain", "goose") for t in ("a", "b", ALL_TASKS)}
+    plain, goose = found.cells["plain", "a"], found.cells["goose", "a"]
+    assert value(plain.tokens_per_second) == 2.0  # 40 tokens in 20 seconds
+    assert value(goose.tokens_per_second) == 5.0  # 40 in 8
+    assert value(goose.speedup) == 2.5
+    assert value(goose.whole_speedup) == pytest.approx((40 / 10) / (40 / 22))
+    assert plain.speedup == Interval(1.0, 1.0, 1.0)
+    assert goose.speedup is not None
+    assert (goose.speedup.low, goose.speedup.high) == pytest.approx((2.0, 10 / 3))  # prompt 1 twice, prompt 2 twice
+    assert (goose.requests, goose.errors, goose.output_tokens) == (2, 0, 40)
+    assert found.cells["goose", "b"].speedup == Interval(2.0, 2.0, 2.0)  # a single prompt: no width
+    overall = found.cells["goose", ALL_TASKS]
+    assert value(overall.speedup) == 2.25  # (2.5 + 2) / 2, whatever the number of prompts
+    assert value(overall.tokens_per_second) == 4.5
+    assert (overall.requests, overall.output_tokens) == (3, 48)
+
+
+def test_only_requests_of_both_in_the_same_run_are_compared() -> None:
+    first = run([record("plain", "a", "1", 10, 10.0), record("goose", "a", "1", 10, 5.0)])
+    # The second run has another pace; its goose has a prompt more, which plain never saw.
+    second = run(
+        [
+            record("plain", "a", "2", 10, 2.0),
+            record("goose", "a", "2", 10, 1.0),
+            record("goose", "a", "3", 1000, 1.0),
+        ],
+        "two",
+    )
+    cell = summary(first, second).cells["goose", "a"]
+    assert value(cell.speedup) == 2.0
+    assert value(cell.tokens_per_second) == 1020 / 7
+    lonely = run([record("plain", "a", "1", 10, 10.0)]), run([record("goose", "a", "1", 10, 5.0)], "two")
+    assert summary(*lonely).cells["goose", "a"].speedup is None
+
+
+def test_without_plain_decoding_there_is_no_speedup() -> None:
+    found = summary(run([record("goose", "a", "1", 10, 5.0)], methods=[GOOSE]))
+    assert found.baseline is None
+    assert found.cells["goose", "a"].speedup is None
+    assert found.cells["goose", ALL_TASKS].speedup is None
+    assert value(found.cells["goose", "a"].tokens_per_second) == 2.0
+
+
+def test_a_peer_called_plain_is_no_baseline() -> None:
+    peer = {**PEER, "label": "llamacpp:plain", "drafter": "plain"}
+    found = summary(run([record("llamacpp:plain", "a", "1", 10, 5.0)], methods=[peer]))
+    assert found.baseline is None
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def spine_tree() -> DraftTree:
+    """1 - 2 are copied, 3 leaves the root and 4 leaves node 1, both recycled."""
+    builder = TreeBuilder(0)
+    one = builder.add(0, 11, "context")
+    builder.add(one, 12, "context")
+    builder.add(0, 21, "transition")
+    builder.add(one, 22, "transition")
+    return builder.build(route="spine")
+
+
+def traced(*cycles: tuple[DraftTree, list[int]], **seconds: float) -> dict[str, Any]:
+    """Statistics as a run keeps them, through JSON."""
+    stats = RequestStats(**{f"{name}_seconds": taken for name, taken in seconds.items()})
+    for tree, accepted in cycles:
+        stats.note_tree(tree, accepted, len(accepted) + 1)
+    content: dict[str, Any] = json.loads(json.dumps(stats.as_dict()))
+    return content
+
+
+def test_a_known_trace() -> None:
+    chain = DraftTree.chain([0, 1, 2, 3], "context", route="bypass")
+    first = traced(
+        (spine_tree(), [1, 4]),  # 3 tokens; tried 1, 3, 2, 4
+        (chain, [1, 2, 3]),  # 4 tokens; tried all 3
+        (DraftTree.root_only(0), []),  # 1 token
+        draft=0.003,
+        verify=0.030,
+        accept=0.006,
+        prefill=0.5,
+        total=0.545,
+    )
+    second = traced((spine_tree(), []), draft=0.001, verify=0.01, accept=0.002, prefill=0.5, total=0.518)  # 1 token
+    records = [
+        record("goose", "a", "1", 8, 1.0, stats=first, first_token_seconds=0.5, peak_bytes=100),
+        record("goose", "a", "2", 1, 1.0, stats=second, first_token_seconds=0.7, peak_bytes=300),
+    ]
+    cell = summary(run(records)).cells["goose", "a"]
+    assert value(cell.tau) == 9 / 4
+    assert cell.nodes == (4 + 3 + 0 + 4 + 4) / 4
+    # Copied: nodes 1 and 2 of the first tree, three of the chain, node 1 of the last; 1 + 3 were right.
+    assert cell.by_source == {"context": 4 / 6, "transition": 1 / 3}
+    assert (cell.p_s, cell.p_t) == (4 / 6, 1 / 3)
+    assert cell.by_depth == [2 / 3, 2 / 3, 1.0]
+    assert cell.routes == {"bypass": 1 / 4, "plain": 1 / 4, "spine": 2 / 4}
+    assert cell.cycle_ms == pytest.approx({"draft": 1.0, "verify": 10.0, "accept": 2.0, "other": 2.75})
+    assert cell.first_token_ms == pytest.approx(600.0)
+    assert cell.peak_bytes == 300
+    assert cell.by_trajectories == {}
+
+
+def test_what_is_left_of_a_cycle_is_never_negative_and_not_told_of_batches() -> None:
+    stats = traced((spine_tree(), []), draft=0.01, verify=0.01, accept=0.01, prefill=0.0, total=0.02)
+    records = [record("goose", "a", "1", 1, 1.0, stats=stats)]
+    assert summary(run(records)).cells["goose", "a"].cycle_ms["other"] == 0.0
+    batched = summary(run(records, settings={"batch": 4})).cells["goose", "a"].cycle_ms
+    assert batched == pytest.approx({"draft": 10.0, "verify": 10.0, "accept": 10.0})
+
+
+def test_over_all_tasks_tau_is_a_mean_and_shares_are_pooled() -> None:
+    always, never = (spine_tree(), [1, 2]), (spine_tree(), [])
+    records = [
+        record("goose", "a", "1", 9, 1.0, stats=traced(always, always, always), first_token_seconds=0.1),
+        record("goose", "b", "1", 1, 1.0, stats=traced(never), first_token_seconds=0.3),
+    ]
+    cells = summary(run(records)).cells
+    assert (value(cells["goose", "a"].tau), value(cells["goose", "b"].tau)) == (3.0, 1.0)
+    overall = cells["goose", ALL_TASKS]
+    assert value(overall.tau) == 2.0  # 10 tokens in 4 cycles would be 2.5
+    assert overall.by_depth == [3 / 4, 3 / 4]
+    assert overall.p_s == 6 / 7  # two tried in each of three trees, and one
+    assert overall.nodes == 5.0
+    assert overall.first_token_ms == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize("stats", [None, {}, {"cycles": None}, {"seconds": {"draft": 1.0}}])
+def test_a_peer_that_tells_nothing(stats: dict[str, Any] | None) -> None:
+    records = [record("plain", "a", "1", 10, 10.0), record("llamacpp", "a", "1", 10, 4.0, stats=stats)]
+    cell = summary(run(records, methods=[PLAIN, PEER])).cells["llamacpp", "a"]
+    assert value(cell.speedup) == 2.5
+    expected = Cell(method="llamacpp", task="a", prompts=1, requests=1, output_tokens=10)
+    figures = {"tokens_per_second": None, "speedup": None, "whole_speedup": None}
+    assert replace(cell, **figures) == expected
+
+
+def test_a_peer_that_tells_its_passes() -> None:
+    records = [record("llamacpp", "a", "1", 100, 4.0, stats={"cycles": 40})]
+    cell = summary(run(records, methods=[PEER])).cells["llamacpp", "a"]
+    assert value(cell.tau) == 2.5
+    assert cell.nodes is None
+    assert cell.cycle_ms == {}
+
+
+def test_trajectories() -> None:
+    records = [
+        record("goose", "a", prompt, tokens, 1.0, sample=sample, stats={"cycles": 10})
+        for prompt in "12"
+        for sample, tokens in enumerate((10, 20, 30, 40))
+    ]
+    settings = {"trajectories": (1, 2, 4), "temperature": 0.6}
+    cells = summary(run(records, settings=settings)).cells
+    assert cells["goose", "a"].by_trajectories == {1: 1.0, 2: 1.5, 4: 2.5}
+    assert cells["goose", ALL_TASKS].by_trajectories == {1: 1.0, 2: 1.5, 4: 2.5}
+
+
+def test_verdicts_are_counted() -> None:
+    verdicts = [IDENTICAL, IDENTICAL, TIE, ERROR, None]
+    records = [
+        record("goose", task, str(i), 10, 1.0, lossless=None if verdict is None else Lossless(verdict=verdict))
+        for task in "ab"
+        for i, verdict in enumerate(verdicts)
+    ]
+    cells = summary(run(records)).cells
+    assert cells["goose", "a"].lossless == {"identical": 2, "tie": 1, "error": 1}
+    assert cells["goose", ALL_TASKS].lossless == {"identical": 4, "tie": 2, "error": 2}
+
+
+# --- failures, repeats, order -----------------------------------------------------------------------------------------
+
+
+def test_failed_requests_are_counted_and_nothing_else() -> None:
+    broken = record("goose", "a", "3", 999, 0.001, error="out of memory", peak_bytes=7, stats={"cycles": 1})
+    records = [*two_tasks(), record("plain", "a", "3", 10, 10.0), broken]
+    cells = summary(run(records)).cells
+    expected = summary(run(two_tasks())).cells
+    assert cells["goose", "a"] == replace(expected["goose", "a"], errors=1)
+    assert cells["goose", ALL_TASKS] == replace(expected["goose", ALL_TASKS], errors=1)
+
+
+def test_a_request_that_was_made_again_counts_once() -> None:
+    """A run that was killed and continued has lines twice: the last one stands."""
+    early = [record("goose", "a", "1", 10, 100.0), record("goose", "b", "1", 8, 2.0, error="killed")]
+    assert summary(run([*early, *two_tasks()])).cells == summary(run(two_tasks())).cells
+    cells = summary(run([*two_tasks(), record("goose", "b", "1", 8, 2.0, error="killed")])).cells
+    assert (cells["goose", "b"].requests, cells["goose", "b"].errors) == (0, 1)
+    assert cells["goose", "b"].speedup is None
+    assert value(cells["goose", ALL_TASKS].speedup) == 2.5
+
+
+def many(seed: int, prompts: int = 12) -> list[RequestRecord]:
+    draw = random.Random(seed)
+    stats = [traced((spine_tree(), path), draft=0.1 * draw.random(), total=1.0) for path in ([], [1], [1, 2])]
+    return [
+        record(method, task, str(prompt), draw.randrange(5, 50), draw.uniform(0.1, 3.0), stats=draw.choice(stats))
+        for method in ("plain", "goose")
+        for task in "ab"
+        for prompt in range(prompts)
+    ]
+
+
+def test_the_order_of_records_makes_no_difference() -> None:
+    records = many(1)
+    shuffled = random.Random(2).sample(records, len(records))
+    assert summary(run(shuffled)).cells == summary(run(records)).cells
+
+
+def test_pooled_runs_are_one_run_with_all_records() -> None:
+    records = many(3)
+    halves = [[r for r in records if int(r.prompt) % 2 == rest] for rest in (0, 1)]
+    pooled = summary(run(halves[0]), run(halves[1], "two"))
+    assert pooled.runs == ["one", "two"]
+    assert pooled.cells == summary(run(records)).cells
+    assert summary(run(halves[1], "two"), run(halves[0])).cells == pooled.cells
+
+
+def test_runs_of_the_same_name_are_two_runs_and_a_run_given_twice_is_one() -> None:
+    one, other = run(many(4)), run(many(5))
+    assert summary(one, one).cells == summary(one).cells
+    both = summary(one, other)
+    assert both.runs == ["one", "one"]
+    assert both.cells["goose", "a"].requests == 24
+
+
+def test_answers_to_one_prompt_are_drawn_together() -> None:
+    """Two rounds of a prompt are no two prompts, within a run or in two of them."""
+    slow, fast = record("goose", "a", "1", 10, 10.0), record("goose", "a", "1", 10, 5.0)
+    for runs in ([run([slow]), run([fast], "two")], [run([slow, replace(fast, repeat=1)])]):
+        cell = summary(*runs).cells["goose", "a"]
+        assert cell.tokens_per_second == pytest.approx((20 / 15, 20 / 15, 20 / 15))
+        assert (cell.prompts, cell.requests) == (1, 2)
+
+
+# --- which runs belong together ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "title"),
+    [
+        ({"model": {**MODEL, "dtype": "bfloat16"}}, "tiny, bfloat16, Some CPU, temperature 0"),
+        ({"model": {**MODEL, "backend": "torch"}}, "tiny, float32, Some CPU, temperature 0, model backend torch"),
+        ({"machine": {**MACHINE, "cores": 8}}, "tiny, float32, Some CPU, temperature 0, machine cores 8"),
+        ({"settings": {"temperature": 0.6}}, "tiny, float32, Some CPU, temperature 0.6"),
+        ({"settings": {"max_tokens": 64}}, "tiny, float32, Some CPU, temperature 0, max_tokens 64"),
+        (
+            {"model": {**MODEL, "device": "cuda:1"}, "machine": {**MACHINE, "gpus": ["Old GPU", "New GPU"]}},
+            "tiny, float32, New GPU, temperature 0",
+        ),
+    ],
+)
+def test_runs_that_measured_something_else_stay_apart(other: dict[str, Any], title: str) -> None:
+    first, second = summarise([run(two_tasks()), run(two_tasks(), "two", **other)])
+    assert (first.runs, second.runs) == (["one"], ["two"])
+    assert second.title == title
+    assert first.title != second.title
+    assert first.cells == second.cells
+
+
+def test_what_changes_no_figure_keeps_no_runs_apart() -> None:
+    settings = {"seed": 7, "limit": 3, "drafters": ("plain",), "repeats": 2}
+    pooled = summary(run(two_tasks()), run(many(6), "two", settings=settings))
+    assert pooled.title == "tiny, float32, Some CPU, temperature 0"
+    assert pooled.manifest["settings"]["seed"] == 0
+
+
+def test_settings_read_from_a_file_are_the_same_settings() -> None:
+    kept = json.loads(json.dumps(manifest().settings))
+    assert kept != manifest().settings  # lists and tuples
+    summary(run(two_tasks()), Run("two", replace(manifest(), settings=kept), many(7)))
+
+
+def test_a_label_that_means_something_else_is_not_pooled() -> None:
+    other = {**GOOSE, "budget": 16}
+    runs = [
+        run([record("goose", "a", "1", 10, 1.0)]),
+        run([record("goose", "a", "1", 10, 2.0)], "two", methods=[other, {**PLAIN, "memory": "process"}]),
+        run([record("goose", "a", "1", 10, 4.0)], "three", methods=[other]),
+    ]
+    found = summary(*runs)
+    assert [method["label"] for method in found.methods] == ["plain", "goose", "goose (two)"]
+    assert found.methods[2]["family"] == "goose (two)"
+    assert value(found.cells["goose", "a"].tokens_per_second) == 10.0
+    assert value(found.cells["goose (two)", "a"].tokens_per_second) == 20 / 6
+
+
+def test_methods_come_in_the_order_of_first_appearance() -> None:
+    found = summary(run([], methods=[GOOSE]), run([], "two", methods=[PLAIN, GOOSE, PEER]))
+    assert [method["label"] for method in found.methods] == ["goose", "plain", "llamacpp"]
+    assert found.cells["llamacpp", ALL_TASKS] == Cell(method="llamacpp", task=ALL_TASKS)
+
+
+def test_records_that_the_manifest_does_not_know_are_kept() -> None:
+    found = summary(run([record("sam", "c", "1", 10, 5.0)]))
+    assert found.tasks == ["a", "b", "c"]
+    assert value(found.cells["sam", "c"].tokens_per_second) == 2.0
+
+
+def test_nothing_gives_nothing() -> None:
+    assert summarise([]) == []
