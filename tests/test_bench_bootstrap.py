@@ -30,9 +30,10 @@ def table(*rows: tuple[float, ...]) -> Array:
 
 
 def every_resample(data: Array) -> Array:
-    """[C ** C, K]: the sums of every way to draw as many rows as there are."""
-    drawn = np.array(list(itertools.product(range(len(data)), repeat=len(data))))
-    return data[drawn].sum(axis=1)
+    """[C ** (C - 1), K]: the sums of every way to draw a row less than there are."""
+    drawn = np.array(list(itertools.product(range(len(data)), repeat=len(data) - 1)))
+    sums: Array = data[drawn].sum(axis=1)
+    return sums
 
 
 def test_a_constant_ratio_has_no_width() -> None:
@@ -51,12 +52,12 @@ def test_the_value_is_a_ratio_of_sums_and_no_mean_of_ratios() -> None:
     assert paired_speedup(table((10, 1, 10, 4), (20, 2, 20, 6)))[0] == pytest.approx(10 / 3)
 
 
-def test_two_clusters_against_all_four_resamples() -> None:
-    # (1, 1): 1; (3, 1): 3. Drawn: twice the one (1/4), both (1/2), twice the other (1/4).
+def test_two_clusters_against_both_resamples() -> None:
+    # (1, 1): 1; (3, 1): 3. Drawn is the one or the other.
     draws = ratio_of_sums(table((1, 1), (3, 1)), resamples=20_000)
     found, times = np.unique(draws[1:], return_counts=True)
-    assert found.tolist() == [1.0, 2.0, 3.0]
-    assert times / 20_000 == pytest.approx([0.25, 0.5, 0.25], abs=0.015)
+    assert found.tolist() == [1.0, 3.0]
+    assert times / 20_000 == pytest.approx([0.5, 0.5], abs=0.015)
     assert interval(draws) == Interval(2.0, 1.0, 3.0)
 
 
@@ -64,7 +65,7 @@ def test_two_clusters_against_all_four_resamples() -> None:
     "data",
     [
         table((4, 1), (6, 2), (9, 2), (1, 1)),
-        table((1, 1), (1, 1), (1, 1), (1, 1), (9, 1)),  # a two-point distribution: 9 is drawn k times of 5
+        table((1, 1), (1, 1), (1, 1), (1, 1), (9, 1)),  # a two-point distribution: 9 is drawn k times of 4
         table((5, 1), (5, 2), (5, 3), (5, 4), (5, 5)),
     ],
 )
@@ -93,19 +94,19 @@ def test_strata_count_alike_and_move_apart() -> None:
     small, large = table((1, 1), (3, 1)), table(*[(4, 1)] * 6)
     mean = mean_of_strata([ratio_of_sums(small, "small"), ratio_of_sums(large, "large")])
     assert interval(mean) == Interval(3.0, 2.5, 3.5)  # (2 + 4) / 2, not 28 / 8
-    # Of two strata like small, both are at their lowest in 1/16 of the resamples, not in 1/4.
+    # Of two strata like small, both are at their lowest in 1/4 of the resamples, not in 1/2.
     draws = [ratio_of_sums(small, name, resamples=20_000) for name in ("one", "other")]
-    assert (mean_of_strata(draws)[1:] == 1.0).mean() == pytest.approx(1 / 16, abs=0.01)
+    assert (mean_of_strata(draws)[1:] == 1.0).mean() == pytest.approx(1 / 4, abs=0.01)
 
 
 def test_medians_by_hand() -> None:
     draws = resampled_medians(table((1, 10), (2, 20), (90, 900)))
     assert draws[0].tolist() == [2.0, 20.0]
-    assert set(draws[1:, 0]) == {1.0, 2.0, 90.0}
+    assert set(draws[1:, 0]) == {1.0, 1.5, 2.0, 45.5, 46.0, 90.0}  # of two that were drawn
     assert (draws[:, 1] == 10 * draws[:, 0]).all()
-    # The median is the smallest where it was drawn at least twice of three times: 7 of 27.
+    # The median is the smallest where that was drawn twice: 1 of 9.
     many = resampled_medians(table((1,), (2,), (90,)), resamples=20_000)
-    assert (many[1:, 0] == 1.0).mean() == pytest.approx(7 / 27, abs=0.015)
+    assert (many[1:, 0] == 1.0).mean() == pytest.approx(1 / 9, abs=0.015)
 
 
 def test_what_divides_by_zero_is_no_figure() -> None:
@@ -142,7 +143,8 @@ def test_many_clusters_go_in_blocks() -> None:
     data = np.ones((30_000, 2))
     sums = resampled_sums(data, resamples=50)
     assert sums.shape == (51, 2)
-    assert (sums == 30_000.0).all()
+    assert (sums[0] == 30_000.0).all()
+    assert (sums[1:] == 29_999.0).all()
 
 
 def test_intervals_cover_the_truth() -> None:
@@ -205,3 +207,24 @@ def test_draws_are_the_same_every_time_and_others_for_another_task() -> None:
 def test_quotients_of_draws_are_draws_of_quotients() -> None:
     sums = resampled_sums(table((4, 1), (6, 2), (9, 2)))
     assert (quotient(sums[:, 0], sums[:, 1]) == ratio_of_sums(table((4, 1), (6, 2), (9, 2)))).all()
+
+
+def test_strata_that_cannot_be_resampled_are_drawn_from_each_other() -> None:
+    alone = [ratio_of_sums(table((tokens, 1.0)), name) for name, tokens in (("a", 1.0), ("b", 2.0), ("c", 6.0))]
+    many = [ratio_of_sums(table((t, 1.0)), name, resamples=20_000) for name, t in (("a", 1.0), ("b", 2.0), ("c", 6.0))]
+    draws = mean_of_strata(many)
+    assert draws[0] == 3.0
+    assert (draws[1:] == 1.0).mean() == pytest.approx(1 / 9, abs=0.01)  # twice the lowest
+    assert interval(mean_of_strata(alone)) == Interval(3.0, 1.0, 6.0)
+    assert interval(mean_of_strata(alone[:1])) == Interval(1.0, 1.0, 1.0)  # there is nothing to draw from
+    alike = [ratio_of_sums(table((2.0, 1.0)), name) for name in "ab"]
+    assert interval(mean_of_strata(alike)) == Interval(2.0, 2.0, 2.0)
+
+
+def test_draws_vary_as_much_as_means_of_that_many_prompts_do() -> None:
+    """The variance of a mean of n is s^2 / n, with n - 1 below the sum of squares in s^2."""
+    values = [1.0, 2.0, 4.0, 9.0]
+    draws = ratio_of_sums(table(*((value, 1.0) for value in values)), resamples=50_000)
+    assert draws[1:].var() == pytest.approx(np.var(values, ddof=1) / 4, rel=0.03)
+    single = [ratio_of_sums(table((value, 1.0)), str(value), resamples=50_000) for value in values]
+    assert mean_of_strata(single)[1:].var() == pytest.approx(np.var(values, ddof=1) / 4, rel=0.03)

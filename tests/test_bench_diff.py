@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from draftwood.bench.diff import FLOOR, Change, diff_lines, diff_runs, judge
+from draftwood.bench.diff import FLOOR, Change, diff_runs, judge
 from draftwood.bench.records import ERROR, IDENTICAL, TIE, Lossless, RequestRecord, Run
+from draftwood.bench.report.changes import change_note, change_rows
 from draftwood.bench.summary import ALL_TASKS, Interval
 
 from .test_bench_metrics import GOOSE, MACHINE, PLAIN, manifest, record, run
@@ -156,6 +157,26 @@ def test_a_few_prompts_prove_nothing() -> None:
     assert change(changes, "goose", ALL_TASKS, "speedup").verdict == "faster"  # six prompts
 
 
+def test_one_batch_proves_nothing() -> None:
+    """Ten prompts that ran together have one time."""
+    sides = [run(measured({"plain": 0.2, "goose": pace}, tasks="a", batch="0")) for pace in (0.1, 0.05)]
+    changes = diff_runs(*sides)
+    for metric in ("speedup", "tokens_per_second", "first_token_ms"):
+        assert change(changes, "goose", "a", metric).verdict == "cannot be compared"
+    assert change(changes, "goose", "a", "tau").verdict == "same within noise"
+
+
+def test_noise_of_tasks_with_one_prompt_each_is_called_noise() -> None:
+    found = []
+    for seed in range(40):
+        sides = [
+            run(measured({"plain": 0.2, "goose": 0.1}, tasks="abcdef", prompts=1, noise=0.3, seed=2 * seed + side))
+            for side in (0, 1)
+        ]
+        found.append(change(diff_runs(*sides), "goose", ALL_TASKS, "speedup").verdict)
+    assert found.count("same within noise") >= 34
+
+
 def test_only_common_requests_count() -> None:
     """The run after has prompts that are ten times slower, and repeats; before has none of them."""
     before = run(measured({"plain": 0.2, "goose": 0.1}))
@@ -259,39 +280,38 @@ def replace_first(whole: Run, better: RequestRecord) -> Run:
     return whole._replace(records=[better if r.key == better.key else r for r in whole.records])
 
 
-def test_lines_have_the_most_important_first() -> None:
-    lines = diff_lines(telling())
-    assert lines[0].split() == ["method", "task", "figure", "before", "after", "ratio", "95%", "note"]
-    assert lines[1].split()[:5] == ["worse", "goose", "all", "tasks", "lossless"]
-    assert "max_tokens 128 -> 9" in lines[2]
-    assert {tuple(line.split()[:5]) for line in lines[3:5]} == {
-        ("faster", "goose", "all", "tasks", "speedup"),
-        ("slower", "pld", "all", "tasks", "speedup"),
+def test_rows_have_the_most_important_first() -> None:
+    rows = change_rows(telling())
+    assert rows[0] == ("method", "task", "figure", "change", "before", "after", "ratio", "99%", "note")
+    assert rows[1][:4] == ("goose", "all tasks", "lossless", "worse")
+    assert "max_tokens 128 -> 9" in rows[2][-1]
+    assert {row[:4] for row in rows[3:5]} == {
+        ("goose", "all tasks", "speedup", "faster"),
+        ("pld", "all tasks", "speedup", "slower"),
     }
-    order = [line.startswith("cannot be compared") for line in lines[1:-1]]
+    order = [row[3] == "cannot be compared" for row in rows[1:]]
     assert order == sorted(order)
     assert order.count(True) == 2
 
 
-def test_lines_are_aligned_and_count_what_they_leave_out() -> None:
+def test_what_is_left_out_is_counted() -> None:
     changes = telling()
-    lines = diff_lines(changes)
-    place = lines[0].index("method")
-    assert all(line[place - 2 : place] == "  " and line[place] != " " for line in lines[:-1])
-    assert lines[-1].endswith("more figures of single tasks: same within noise, or too few prompts")
-    assert int(lines[-1].split()[0]) + len(lines) - 2 == len(changes)
-    assert all(line == line.rstrip() and line.isascii() for line in lines)
+    note = change_note(changes)
+    assert note is not None
+    assert note.endswith("more figures of single tasks: same within noise, or too few prompts")
+    assert int(note.split()[0]) + len(change_rows(changes)) - 1 == len(changes)
 
 
 def test_a_single_task_is_shown_though_nothing_changed() -> None:
     one = run(measured({"plain": 0.2, "goose": 0.1}, tasks="a"))
-    assert len(diff_lines(diff_runs(one, one))) == 1 + 4 + 3
+    assert len(change_rows(diff_runs(one, one))) == 1 + 4 + 3
+    assert change_note(diff_runs(one, one)) is None
 
 
 def test_nothing_in_common() -> None:
     empty = Run("one", manifest(), [])
     assert diff_runs(empty, empty) == []
-    assert diff_lines([]) == ["The runs have nothing in common."]
+    assert change_note([]) == "The runs have nothing in common."
 
 
 def test_changes_go_into_json() -> None:

@@ -57,7 +57,7 @@ class FakeHub:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    fake = FakeHub(tmp_path / "cache")
+    fake = FakeHub(tmp_path / "snapshots" / "cache")  # a name that the cache's own folders have too
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake)  # type: ignore[arg-type]
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.delenv("DRAFTWOOD_OFFLINE", raising=False)

@@ -87,7 +87,7 @@ def test_speeds_and_speedups_by_hand() -> None:
     assert value(goose.whole_speedup) == pytest.approx((40 / 10) / (40 / 22))
     assert plain.speedup == Interval(1.0, 1.0, 1.0)
     assert goose.speedup is not None
-    assert (goose.speedup.low, goose.speedup.high) == pytest.approx((2.0, 10 / 3))  # prompt 1 twice, prompt 2 twice
+    assert (goose.speedup.low, goose.speedup.high) == pytest.approx((2.0, 10 / 3))  # prompt 1, prompt 2
     assert (goose.requests, goose.errors, goose.output_tokens) == (2, 0, 40)
     assert found.cells["goose", "b"].speedup == Interval(2.0, 2.0, 2.0)  # a single prompt: no width
     overall = found.cells["goose", ALL_TASKS]
@@ -266,7 +266,59 @@ def test_a_request_that_was_made_again_counts_once() -> None:
     cells = summary(run([*two_tasks(), record("goose", "b", "1", 8, 2.0, error="killed")])).cells
     assert (cells["goose", "b"].requests, cells["goose", "b"].errors) == (0, 1)
     assert cells["goose", "b"].speedup is None
+
+
+def test_a_mean_over_fewer_tasks_than_others_have_is_none() -> None:
+    """goose fails on all of task b, the slow one: its mean over the rest would look better than it is."""
+    told: dict[str, Any] = {"first_token_seconds": 0.5, "stats": {"cycles": 2, "drafted_nodes": 4}}
+    whole = [replace(r, **told) for r in two_tasks()]
+    broken = [replace(r, error="no memory") if (r.method, r.task) == ("goose", "b") else r for r in whole]
+    settings = {"trajectories": (1, 2), "temperature": 0.6}
+    mean = summary(run(broken, settings=settings)).cells["goose", ALL_TASKS]
+    assert mean.tokens_per_second is mean.speedup is mean.whole_speedup is mean.tau is None
+    assert mean.nodes is mean.first_token_ms is None
+    assert mean.by_trajectories == {}
+    assert (mean.requests, mean.errors) == (2, 1)
+    assert value(summary(run(broken, settings=settings)).cells["plain", ALL_TASKS].tokens_per_second) == 2.0
+    fine = summary(run(whole, settings=settings)).cells["goose", ALL_TASKS]
+    assert (value(fine.speedup), fine.nodes, fine.first_token_ms) == (2.25, 3.0, 500.0)
+    assert fine.by_trajectories == {1: (10.0 + 4.0) / 2, 2: (10.0 + 4.0) / 2}
+
+
+def test_a_figure_that_nobody_has_of_a_task_is_no_gap() -> None:
+    """A task without plain decoding has no speed-ups: the mean is that of the other."""
+    records = [r for r in two_tasks() if (r.method, r.task) != ("plain", "b")]
+    cells = summary(run(records)).cells
     assert value(cells["goose", ALL_TASKS].speedup) == 2.5
+    assert value(cells["goose", ALL_TASKS].tokens_per_second) == 4.5
+    assert cells["plain", ALL_TASKS].tokens_per_second is None
+
+
+def test_many_tasks_of_one_prompt_do_not_look_certain() -> None:
+    tasks = {task: {"prompts": 1} for task in "abcde"}
+    pairs = [(task, seconds) for task, seconds in zip("abcde", (1.0, 2.0, 4.0, 5.0, 8.0), strict=True)]
+    records = [record("plain", task, "1", 10, 10.0) for task in tasks]
+    records += [record("goose", task, "1", 10, seconds) for task, seconds in pairs]
+    mean = summary(run(records, tasks=tasks)).cells["goose", ALL_TASKS].speedup
+    assert mean is not None
+    assert mean.value == pytest.approx((10 + 5 + 2.5 + 2 + 1.25) / 5)
+    assert 1.25 <= mean.low < 3 < 5 < mean.high <= 10
+
+
+def test_prompts_that_ran_together_are_drawn_together() -> None:
+    """A batch has one speed, however many prompts are in it; passes are each prompt's own."""
+    batches = {str(prompt): ("1", 1.0) if prompt < 5 else ("5", 4.0) for prompt in range(1, 9)}
+    records = [
+        record(method, "a", prompt, 10, seconds * slower, batch=batch, stats={"cycles": 1 + int(prompt)})
+        for method, slower in (("plain", 2.0), ("goose", 1.0))
+        for prompt, (batch, seconds) in batches.items()
+    ]
+    cell = summary(run(records, settings={"batch": 4})).cells["goose", "a"]
+    assert cell.tokens_per_second == pytest.approx((4.0, 2.5, 10.0))  # the slow batch, the fast one
+    alone = summary(run([replace(r, batch="") for r in records], settings={"batch": 4})).cells["goose", "a"]
+    assert alone.tokens_per_second is not None
+    assert alone.tokens_per_second.low > 2.5  # seven slow ones are drawn in 1 of 128 resamples
+    assert cell.tau == alone.tau
 
 
 def many(seed: int, prompts: int = 12) -> list[RequestRecord]:

@@ -121,7 +121,7 @@ def test_figures_are_those_of_the_paper() -> None:
     assert value("goose-table1", "code", literal, "classeval", "tau") == 5.19
     assert value("goose-table2", "talk", f"{literal},spine=off", "gsm8k", "tau") == 3.76
     assert value("goose-table3", "talk", "pld", "mt_bench", "speedup") == 1.47
-    assert value("stand-table1", "main", "stand", "livecodebench", "by_trajectories", 16) == 3.64
+    assert value("stand-table1", "main", "stand:harvest=emitted", "livecodebench", "by_trajectories", 16) == 3.64
     assert value("stand-table2", "main", "anpd", "aime24", "tau") == 1.88
     assert value("salf-table2", "main", "eagle2:head={talf},growth=optimal", "*", "tau") == 3.98
     assert value("salf-table4", "main", "eagle2:head={head},growth=salf,threshold=0.5", "gsm8k", "speedup") == 2.69
@@ -165,11 +165,11 @@ def test_an_analysis_is_no_run() -> None:
 def test_optional_methods_join_when_they_can(tmp_path: Path) -> None:
     recipe = load_recipe("stand-table4")
     (run,) = recipe.runs
-    assert "stand:tree={tree}" not in recipe.settings_for(run).drafters
+    assert "stand:harvest=emitted,tree={tree}" not in recipe.settings_for(run).drafters
     assert len(recipe.left_out()) == 1
     assert "--param tree=PATH, a static tree" in recipe.left_out()[0]
     given = load_recipe("stand-table4", {"tree": "heuristic"})
-    assert given.settings_for(given.runs[0]).drafters[-1] == "stand:tree=heuristic"
+    assert given.settings_for(given.runs[0]).drafters[-1] == "stand:harvest=emitted,tree=heuristic"
     assert given.left_out() == []
     absent = load_recipe("stand-table4", {"tree": str(tmp_path / "none.json")})
     assert "none.json" in absent.left_out()[0]
@@ -242,6 +242,8 @@ def test_options_that_a_drafter_does_not_have_are_missing(tmp_path: Path) -> Non
     assert len(recipe.missing()) == 1
     assert "pld:speed=9" in recipe.missing()[0]
     assert "'speed'" in recipe.missing()[0]
+    recipe = load(tmp_path, SMALL + RUN.replace('"pld"', '"pld:memory=elephant"'))
+    assert "elephant" in recipe.missing()[0]
 
 
 FIGURE = '[[figure]]\nmethod = "pld"\ntask = "gsm8k"\nmetric = "tau"\nvalue = 2.0\nmodel = "M"\n'
@@ -300,7 +302,7 @@ def test_a_name_and_a_path_are_the_same_recipe() -> None:
 
 
 def test_python_without_a_toml_reader_takes_tomli(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftwood.bench import recipes
+    from draftwood.bench import recipe_file
 
     asked: list[str] = []
 
@@ -310,6 +312,6 @@ def test_python_without_a_toml_reader_takes_tomli(monkeypatch: pytest.MonkeyPatc
             raise ModuleNotFoundError(name)
         return "tomli itself"
 
-    monkeypatch.setattr(recipes, "import_module", stand_in)
-    assert recipes._toml() == "tomli itself"
+    monkeypatch.setattr(recipe_file, "import_module", stand_in)
+    assert recipe_file._toml() == "tomli itself"
     assert asked == ["tomllib", "tomli"]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood.bench.metrics import summarise
 from draftwood.bench.records import MANIFEST, REQUESTS, Lossless, Manifest, RequestRecord, Run
-from draftwood.bench.report import html_report, markdown_report, write_report
+from draftwood.bench.report import html_report, markdown_report, result_rows, troubles, write_report
 from draftwood.bench.report.bars import Bar, bars
 from draftwood.bench.report.facts import headline, warnings
 from draftwood.bench.report.lines import Line, lines
@@ -41,6 +42,17 @@ def test_without_plain_there_are_speeds_instead_of_ratios():
     assert rows[2] == "| goose | 40.0 | 40.0 | 40.0 (39.0-41.0) | 1.00 | 1.0 | 24 identical, 1 tie |"
 
 
+@pytest.mark.parametrize(("temperature", "why"), [(0.6, "they are sampled"), (0.0, "there is none of the same")])
+def test_outputs_that_were_not_compared(temperature, why):
+    summary = make(["goose"], manifest={"settings": {"temperature": temperature}})
+    for task in (*summary.tasks, ALL_TASKS):
+        summary = changed(summary, "goose", task, lossless={})
+    report = markdown_report([summary])
+    assert rows_of(report, "Speed")[0] == "| method | gsm8k | mbpp | mean tokens/s | tau | nodes |"
+    assert rows_of(report, "Speed")[2] == "| goose | 40.0 | 40.0 | 40.0 (39.0-41.0) | 1.00 | 1.0 |"
+    assert f"not compared with those of plain decoding: {why}" in report
+
+
 def test_what_ran_is_told():
     report = markdown_report([make()])
     assert "```\ndraftwood bench --drafters plain,goose\n```" in report
@@ -59,6 +71,8 @@ def test_what_ran_is_told():
     ):
         assert line in report.splitlines()
     assert "95% bootstrap over prompts (10 prompts in 2 tasks)" in report
+    assert "ran together" not in report
+    assert "8 prompts ran together" in markdown_report([make(manifest={"settings": {"batch": 8}})])
     stopped = changed(make(), "goose", "mbpp", prompts=3)  # a run that goes on: those that were answered count
     assert "95% bootstrap over prompts (8 prompts in 2 tasks)" in markdown_report([stopped])
 
@@ -82,7 +96,7 @@ def test_empty_sections_are_left_out():
     cells = {key: Cell(method="plain", task=key[1], tokens_per_second=Interval(1, 1, 1)) for key in bare.cells}
     bare = replace(bare, cells=cells)
     headings = re.findall(r"^## (.*)$", markdown_report([bare]), re.M)
-    assert headings == ["What ran", "Speed and exactness"]
+    assert headings == ["What ran", "Speed"]
     page = html_report([bare])
     for key in ("tau", "cycle", "sources", "depth", "latency", "trajectories", "budget", "paper", "missing"):
         assert f'id="s1-{key}"' not in page
@@ -151,6 +165,54 @@ def test_headline():
     assert headline(peer).startswith("pld decodes 1.50x")
     assert headline(make(["goose"])) == "goose decodes 40.0 (39.0-41.0) tokens/s, 24 of 25 outputs identical, 1 tie."
     assert headline(replace(make(), cells={})) == "There are no finished requests yet."
+
+
+def test_peers_are_told_about():
+    summary = make(["plain", "goose", "vllm"], peers=["vllm"])
+    assert "About the peers" not in markdown_report([summary])
+    noted = [
+        {**method, "note": "version 1; <eager>" if method["label"] == "vllm" else ""} for method in summary.methods
+    ]
+    summary = replace(summary, methods=noted)
+    report = markdown_report([summary])
+    assert rows_of(report, "About the peers") == [
+        "| peer | note |",
+        "| --- | --- |",
+        "| vllm | version 1; &lt;eager&gt; |",
+    ]
+    page = html_report([summary])
+    assert 'href="#s1-peers"' in page
+    (rows,) = [table["rows"] for table in Tables(page).tables if table["rows"][0] == ["peer", "note"]]
+    assert rows[1:] == [["vllm peer", "version 1; <eager>"]]
+    assert "different: a peer" in report  # what that word in the main table means
+    assert "different: a peer" not in markdown_report([make()])
+
+
+def test_a_run_that_goes_on_says_so():
+    summary = make(manifest={"finished": None, "settings": {"raw": True, "ignore_eos": True}})
+    assert warnings(summary) == ["The run is not finished: these are figures of what was measured until now."]
+    assert troubles(summary) == []
+    lines = markdown_report([summary]).splitlines()
+    assert {"- finished: not yet", "- raw: yes: no chat template", "- ignore_eos: yes"} <= set(lines)
+    assert warnings(make()) == []
+
+
+# --- for a terminal ---------------------------------------------------------------------------------------------------
+
+
+def test_rows_for_a_terminal():
+    summary = make(["plain", "pld", "vllm"], peers=["vllm"], manifest={"failed": {"pld": "no room"}})
+    for label in ("plain", "vllm"):
+        summary = changed(summary, label, prompts=5)
+    assert result_rows(summary) == [
+        ("method", "speed-up", "95%", "tau", "tokens/s", "nodes", "output"),
+        ("plain", "1.00x", "1.00-1.00", "1.00", "40.0", "1.0", "24 identical, 1 tie"),
+        ("pld", "1.50x", "", "2.00", "60.0", "11.0", "24 identical, 1 tie, FAILED"),
+        ("vllm", "2.00x", "1.90-2.10", "", "80.0", "", "24 identical, 1 tie"),
+    ]
+    alone = changed(make(["goose"]), "goose", prompts=5, lossless={}, tau=None)
+    assert result_rows(alone) == [("method", "tokens/s", "95%", "nodes"), ("goose", "40.0", "39.0-41.0", "1.0")]
+    assert result_rows(replace(make(["plain"]), cells={})) == [("method", "speed-up"), ("plain", "")]
 
 
 # --- others' text -----------------------------------------------------------------------------------------------------
@@ -234,7 +296,7 @@ def small_run():
 
 
 def test_report_of_a_run_is_written_whole(tmp_path):
-    written = write_report(tmp_path, [small_run()])
+    written = write_report(tmp_path, summarise([small_run()]))
     assert [path.name for path in written] == ["report.md", "report.html", "summary.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in written)
     assert "| goose | 2.00x | 2.00x (2.00-2.00) |" in (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -246,7 +308,7 @@ def test_report_of_a_run_is_written_whole(tmp_path):
     assert 'href="requests.jsonl"' not in (tmp_path / "report.html").read_text(encoding="utf-8")  # not beside it
     for name in (MANIFEST, REQUESTS):
         (tmp_path / name).touch()
-    write_report(tmp_path, [small_run()])
+    write_report(tmp_path, summarise([small_run()]))
     assert 'href="requests.jsonl"' in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.bench.formats import MBPP_TEST, TaskPrompt, prompts_of, stem_of
+from draftwood.bench.formats import stem_of
+from draftwood.bench.layouts import MBPP_TEST, TaskPrompt, prompts_of
 from draftwood.bench.tasks import ORIGINALS, checksum, find_files, load_tasks
 from draftwood.errors import MissingExtraError, OptionError, PromptError
 
@@ -278,13 +279,11 @@ def test_code_is_asked_for_with_the_raw_prompt() -> None:
 
 
 @pytest.mark.parametrize("field", ["text", "prompt"])
-def test_mbpp_is_asked_as_in_its_paper(field: str) -> None:
+def test_mbpp_is_asked_with_its_tests(field: str) -> None:
     row = {"task_id": 11, field: "Write f.", "code": "...", "test_list": ["assert f(1) == 2", "assert f(2) == 3"]}
     (turn,) = turns_of(row)
-    assert turn == (
-        "You are an expert Python programmer, and here is your task: Write f. "
-        "Your code should pass these tests:\n\nassert f(1) == 2\nassert f(2) == 3"
-    )
+    assert turn.startswith("Write f.")
+    assert turn.endswith("\n\nassert f(1) == 2\nassert f(2) == 3")
 
 
 def test_livecodebench_with_and_without_code_to_start_from() -> None:
@@ -383,6 +382,9 @@ def test_places_that_are_not_there(tmp_path: Path) -> None:
         ("a.jsonl", lines([{"turns": ["Hi", "  "]}]), r"line 1 asks nothing"),
         ("a.jsonl", lines([{"turns": "Hi"}]), r"line 1 has no known layout"),
         ("a.jsonl", lines([{"messages": [{"role": "assistant", "content": "Hi"}]}]), r"line 1 asks nothing"),
+        ("a.jsonl", '{"turns": ["\\ud83d"]}', r"line 1 is not valid Unicode\n  got: .*ud83d"),
+        ("a.jsonl", lines([ONE]) + "[" * 100_000, r"a\.jsonl, line 2 is no sensible JSON"),
+        ("a.json", "[" * 100_000, r"a\.json, line 1 is no sensible JSON"),
         ("a.json", json.dumps([ONE, {}]), r"a\.json, entry 2 has no known layout\n  got: the fields \(none\)"),
         ("a.json", "[\n{},\n{broken}\n]", r"a\.json is not valid JSON\n  got: .*line 3"),
         ("a.json", "7", r"a\.json has no rows"),

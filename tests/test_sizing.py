@@ -108,7 +108,6 @@ def test_the_best_part_of_a_tree_by_trying_all(tree: DraftTree, costs: CostProfi
     assert sum(chances[node] for node in kept) == pytest.approx(
         max(sum(chances[node] for node in nodes) for nodes in whole if len(nodes) == len(kept))
     )
-    assert by.size == len(part)
     assert by.expected == pytest.approx(sum(chances[node] for node in kept))
 
 
@@ -124,7 +123,6 @@ def test_whatever_was_learned_a_part_is_a_tree(tree: DraftTree, costs: str, step
         )
         path = part.path(step % len(part))
         by.note(tree, part, [*(part.tokens[node] for node in path[1:]), 999])
-        assert 1 <= by.size <= PROFILES[costs].largest or by.size <= len(tree)
         assert 1 <= by.wanted <= PROFILES[costs].largest
 
 
@@ -188,14 +186,30 @@ def test_loads_of_the_others() -> None:
     assert beside(loads[:1], 0) == ALONE
 
 
-def test_more_is_wanted_than_was_used() -> None:
+def test_more_is_wanted_where_everything_paid() -> None:
     by = sizer(FREE)
     assert by.wanted == FEWEST_WANTED
-    cut(by, DraftTree.chain(list(range(16)), "test"))
-    assert by.wanted == 48
-    cut(by, DraftTree.chain(list(range(48)), "test"))
+    cut(by, DraftTree.chain(list(range(4)), "test"))
     assert by.wanted == FREE.largest == 64
+    cut(by, DraftTree.root_only(0))  # nothing was offered: nothing is known anew
+    assert by.wanted == 64
+
+
+def test_some_more_is_wanted_than_was_used() -> None:
+    cheap = CostProfile((1, 4, 64), (16,), ((1.0, 1.2, 20.0),))  # flat to 4, then steep
+    some = sizer(cheap)
+    used = len(cut(some, DraftTree.chain(list(range(20)), "test")))
+    assert FEWEST_WANTED < 3 * used < cheap.largest
+    assert some.wanted == 3 * used
+    hopeless = sizer(HOPELESS)
+    assert len(cut(hopeless, DraftTree.chain(list(range(12)), "test"))) == 1
+    assert hopeless.wanted == FEWEST_WANTED
     assert sizer(STEEP).wanted == STEEP.largest == 8
+
+
+def test_prompts_are_read_for_guesses_where_positions_are_cheap() -> None:
+    assert [sizer(PROFILES[name]).reads_prompts for name in ("free", "knee", "mild")] == [True] * 3
+    assert [sizer(PROFILES[name]).reads_prompts for name in ("steep", "hopeless")] == [False] * 2
 
 
 # -- what is learned -------------------------------------------------------------------------------------------------

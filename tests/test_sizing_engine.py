@@ -135,3 +135,24 @@ def test_sampled_tokens_have_the_target_distribution(costs: CostProfile) -> None
     z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
     assert freedom > 10
     assert z < 4
+
+
+class ReadingDrafter(OracleDrafter):
+    """Wants the prompt's logits and counts them."""
+
+    name = "reading"
+    wants_prompt_logits = True
+    rows = 0
+
+    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
+        ReadingDrafter.rows += len(logits)
+
+
+@pytest.mark.parametrize(("costs", "read"), [("free", True), ("steep", False)], indirect=["costs"])
+def test_prompts_are_read_where_that_pays(costs: CostProfile, read: bool) -> None:
+    ReadingDrafter.rows = 0
+    auto_llm().generate(PROMPTS[:1], SamplingParams(max_tokens=4), drafter=ReadingDrafter)
+    assert (ReadingDrafter.rows > 0) == read
+    ReadingDrafter.rows = 0
+    make_llm(budget=8).generate(PROMPTS[:1], SamplingParams(max_tokens=4), drafter=ReadingDrafter)
+    assert ReadingDrafter.rows > 0  # who names a number gets all of the method

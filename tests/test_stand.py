@@ -36,7 +36,7 @@ def stand_llm(budget: int = 12, max_batch: int = 8, memory: str = "prompt", **op
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"harvest": "all", "harvest_prompt": False}, {"tree": "heuristic", "top_k": 3}]
+    "options", [{}, {"harvest": "emitted", "harvest_prompt": False}, {"tree": "heuristic", "top_k": 3}]
 )
 @pytest.mark.parametrize("backend", ["eager", "auto"])
 def test_greedy_output_is_plain_decoding(backend: str, options: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def test_longer_samples_stay_exact_in_their_last_token() -> None:
 
 
 def test_samples_of_one_prompt_learn_from_each_other() -> None:
-    llm = stand_llm(budget=24, max_batch=1)
+    llm = stand_llm(budget=24, max_batch=1, harvest="emitted")
     params = SamplingParams(max_tokens=40, temperature=0.2, seed=1, n=8, ignore_eos=True)
     samples = llm.generate("once upon", params)
     taus = [c.stats.acceptance_length for c in samples]
@@ -145,11 +145,11 @@ def test_emitted_tokens_leave_the_distribution_they_were_drawn_from(params: Samp
         assert sum(abs(float(own[i]) - p) for i, p in zip(ids, probs, strict=True)) < 0.25
 
 
-def test_every_node_is_learnt_from_if_asked_for() -> None:
+def test_every_node_is_learnt_from_unless_asked_not_to() -> None:
     prompt = list(b"abcabcabcabcabc")
-    emitted, _, _ = warm_tables(PARAMS, prompt)
-    every, _, _ = warm_tables(PARAMS, prompt, harvest="all")
-    none, output, _ = warm_tables(PARAMS, prompt, harvest_prompt=False)
+    every, _, _ = warm_tables(PARAMS, prompt)
+    emitted, _, _ = warm_tables(PARAMS, prompt, harvest="emitted")
+    none, output, _ = warm_tables(PARAMS, prompt, harvest="emitted", harvest_prompt=False)
     assert every.num_contexts > emitted.num_contexts > none.num_contexts
     # Without the prompt: the last prompt token's n-grams and those of all emitted tokens but the last.
     texts = [[*prompt, *output[:end]] for end in range(12)]

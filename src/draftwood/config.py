@@ -19,6 +19,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 TARGETS = ("auto", "native", "hf", "hf-plain")
 MAX_BUDGET = 1024
 PREFILL_CHUNK = 512
+_WORDS = {"none": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +96,18 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
         return cls(**values)
     except TypeError as error:
         raise OptionError(f"{what} was given options it cannot use", got=dict(values)) from error
+
+
+def parse_value(text: str) -> Any:
+    """A whole number, a number, true, false, none, or the text itself."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

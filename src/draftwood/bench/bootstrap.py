@@ -1,9 +1,10 @@
 """Figures with their uncertainty: the same figure again and again, each time from prompts drawn anew.
 
 The prompts of a task are a sample of what people ask; another sample would give another figure. The bootstrap draws
-prompts from those there are, with replacement and as many as there are, and looks how far the figure moves. All
-requests of one prompt are a *cluster*: they are drawn together, and with them what every method made of that prompt, so
-what makes a prompt easy for one method and for plain decoding alike does not count as noise of their ratio.
+prompts from those there are, with replacement, and looks how far the figure moves. It draws one less than there are:
+with all of them figures of few prompts would move too little, by a factor of sqrt((n - 1) / n). All requests of one
+prompt are a *cluster*: they are drawn together, and with them what every method made of that prompt, so what makes a
+prompt easy for one method and for plain decoding alike does not count as noise of their ratio.
 
 A figure travels as its *draws*, an array ``[1 + R]``: the figure itself first, then that of every resample. Arithmetic
 on draws is arithmetic on figures, and the interval is taken at the end.
@@ -47,6 +48,7 @@ def cluster_table(rows: Iterable[tuple[Hashable, tuple[float, ...]]]) -> Array |
 def resampled_sums(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
     """[1 + R, K]: the sums of the columns of a table [C, K], then those of every resample of its rows.
 
+    A resample has a row less than the table, so it is ratios of these sums that can be compared.
     The draws depend on the name of the stratum and the number of rows, so that they are the same every time, and
     independent for two tasks. Rows are sorted first: their order makes no difference.
     """
@@ -84,9 +86,17 @@ def paired_speedup(table: Array, stratum: str = "", resamples: int = RESAMPLES) 
 def mean_of_strata(strata: Sequence[Array]) -> Array:
     """Draws of the arithmetic mean of figures, each of a stratum of its own.
 
-    Every stratum counts alike, however many prompts it has, and is resampled by itself.
+    Every stratum counts alike, however many prompts it has, and is resampled by itself. Those whose draws are all the
+    same cannot be, mostly since they have a single prompt. Several of them are drawn from each other instead: many
+    tasks with one prompt each must not look certain, and too wide an interval is better than one that is too narrow.
     """
-    mean: Array = np.stack(strata).mean(axis=0)
+    table = np.stack(strata)  # [T, 1 + R]
+    fixed = np.flatnonzero((table == table[:, :1]).all(axis=1))
+    if len(fixed) > 1:
+        values = table[fixed, 0]
+        for first, drawn in _drawn(len(fixed), "strata", table.shape[1] - 1):
+            table[fixed, 1 + first : 1 + first + len(drawn)] = values[drawn].mean(axis=1)
+    mean: Array = table.mean(axis=0)
     return mean
 
 
@@ -122,8 +132,9 @@ def _counts(num_clusters: int, stratum: str, resamples: int) -> Iterator[tuple[i
     A byte is enough: a row that is drawn once on average is never drawn 256 times.
     """
     for first, drawn in _drawn(num_clusters, stratum, resamples):
+        shape = (len(drawn), num_clusters)
         flat = drawn + np.arange(len(drawn))[:, None] * num_clusters
-        yield first, np.bincount(flat.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.uint8)
+        yield first, np.bincount(flat.ravel(), minlength=shape[0] * shape[1]).reshape(shape).astype(np.uint8)
 
 
 @lru_cache(maxsize=16)
@@ -133,8 +144,8 @@ def _kept_counts(num_clusters: int, stratum: str, resamples: int) -> list[tuple[
 
 
 def _drawn(num_clusters: int, stratum: str, resamples: int) -> Iterator[tuple[int, Indices]]:
-    """Blocks of resamples: the number of the first one, and the rows that each drew, [block, C]."""
+    """Blocks of resamples: the number of the first one, and the rows that each drew, [block, C - 1]."""
     random = np.random.default_rng([zlib.crc32(stratum.encode()), num_clusters])
     block = max(1, _MOST_AT_ONCE // num_clusters)
     for first in range(0, resamples, block):
-        yield first, random.integers(num_clusters, size=(min(block, resamples - first), num_clusters))
+        yield first, random.integers(num_clusters, size=(min(block, resamples - first), max(1, num_clusters - 1)))

@@ -1,8 +1,10 @@
 """Two runs side by side: what got faster or slower, and whether that is more than noise.
 
 Only requests that both runs finished are compared: the same task, prompt, turn, sample and repeat. The ratio of after
-to before is bootstrapped over prompts. A change counts if its interval leaves out 1, if it is larger than ``FLOOR``,
-and if there are at least ``MIN_PROMPTS`` prompts: with fewer, all lie on one side of 1 too often by chance.
+to before is bootstrapped over prompts. A change counts if its 99% interval leaves out 1, if it is larger than
+``FLOOR``, and if there are at least ``MIN_PROMPTS`` prompts: with fewer, all lie on one side of 1 too often by chance.
+99%, since many figures are looked at together and intervals of few prompts are too narrow: of simulated runs that
+differ by chance alone one figure in ten still counts with 5 prompts, one in twenty with 10, one in seventy with 20.
 
 Seconds differ with the mood of a machine, and the bootstrap cannot see that: a slow hour makes every prompt slow. Plain
 decoding of the same run had the same hour, so the speed-up over it is the figure to trust. It comes first, and absolute
@@ -12,7 +14,6 @@ figures are marked where the machine, or plain decoding itself, was not the same
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -29,21 +30,12 @@ from draftwood.bench.bootstrap import (
     resampled_medians,
     resampled_sums,
 )
-from draftwood.bench.metrics import (
-    MACHINE,
-    VERDICTS,
-    count,
-    decode_row,
-    definition,
-    identity,
-    is_plain,
-    latest,
-    tau_row,
-    verdict_counts,
-)
+from draftwood.bench.metrics import VERDICTS, count, decode_row, latest, tau_row, verdict_counts
+from draftwood.bench.pooling import MACHINE, definition, identity, is_plain
 from draftwood.bench.records import ERROR, IDENTICAL, RequestRecord, Run
 from draftwood.bench.summary import ALL_TASKS, Interval
 
+CONFIDENCE = 0.99
 FLOOR = 0.01
 MIN_PROMPTS = 5
 
@@ -71,7 +63,7 @@ class Change:
     metric: str  # one of METRICS, or what is no figure: lossless, failed, settings, present
     before: float | None  # lossless, failed: numbers of requests
     after: float | None
-    ratio: Interval | None  # after over before
+    ratio: Interval | None  # after over before, with its 99% interval
     verdict: str
     note: str = ""
 
@@ -81,6 +73,11 @@ class Pair(NamedTuple):
 
     before: RequestRecord
     after: RequestRecord
+
+    @property
+    def timed(self) -> str:
+        """What is drawn as one where times are compared: a prompt, or the prompts that ran together."""
+        return self.before.batch or self.after.batch or self.before.prompt
 
 
 class Compared(NamedTuple):
@@ -171,9 +168,9 @@ def _figures(label: str, shared: Pairs, plain: Pairs | None, is_baseline: bool) 
 def _compared(metric: str, task: str, shared: Pairs, plain: Pairs) -> Compared | None:
     if metric == SPEEDUP:
         both = [(pair, plain[request]) for request, pair in shared.items() if request in plain]
-        rows = [(own.before.prompt, _rows(own, decode_row) + _rows(base, decode_row)) for own, base in both]
+        rows = [(own.timed, _rows(own, decode_row) + _rows(base, decode_row)) for own, base in both]
     elif metric == SPEED:
-        rows = [(pair.before.prompt, _rows(pair, decode_row)) for pair in shared.values()]
+        rows = [(pair.timed, _rows(pair, decode_row)) for pair in shared.values()]
     elif metric == TAU:
         told = [pair for pair in shared.values() if all(count(record, "cycles") for record in pair)]
         rows = [(pair.before.prompt, _rows(pair, tau_row)) for pair in told]
@@ -196,10 +193,11 @@ def _rows(pair: Pair, row: Callable[[RequestRecord], tuple[float, float]]) -> tu
 def _first_tokens(task: str, shared: Iterable[Pair]) -> Compared | None:
     """Medians over prompts, of each prompt's median request."""
     by_prompt: dict[str, list[tuple[float, float]]] = {}
-    for old, new in shared:
+    for pair in shared:
+        old, new = pair
         if old.first_token_seconds is not None and new.first_token_seconds is not None:
             times = (1000.0 * old.first_token_seconds, 1000.0 * new.first_token_seconds)
-            by_prompt.setdefault(old.prompt, []).append(times)
+            by_prompt.setdefault(pair.timed, []).append(times)
     if not by_prompt:
         return None
     table = np.array([[median(column) for column in zip(*times, strict=True)] for times in by_prompt.values()])
@@ -216,7 +214,7 @@ def _overall(found: Sequence[Compared]) -> Compared:
 
 
 def _change(label: str, task: str, metric: str, found: Compared) -> Change:
-    ratio = interval(quotient(found.after, found.before))
+    ratio = interval(quotient(found.after, found.before), CONFIDENCE)
     few = found.prompts < MIN_PROMPTS
     return Change(
         method=label,
@@ -346,52 +344,3 @@ def _told(
 
 
 # --- for a terminal ---------------------------------------------------------------------------------------------------
-
-
-def diff_lines(changes: Sequence[Change]) -> list[str]:
-    """Aligned text, most important first. Figures of single tasks that did not change are only counted."""
-    if not changes:
-        return ["The runs have nothing in common."]
-    shown = sorted((change for change in changes if _is_shown(change, changes)), key=_importance)
-    rows = [("", "method", "task", "figure", "before", "after", "ratio", "95%", "note"), *map(_row, shown)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    left = len(changes) - len(shown)
-    return lines + ([f"{left} more figures of single tasks: same within noise, or too few prompts"] if left else [])
-
-
-def _is_shown(change: Change, changes: Sequence[Change]) -> bool:
-    """Everything but what is unchanged on a single task while the mean over tasks is there to speak for it."""
-    if change.metric not in METRICS or change.verdict not in (SAME, UNKNOWN) or change.task == ALL_TASKS:
-        return True
-    overall = (change.method, change.metric, ALL_TASKS)
-    return not any((other.method, other.metric, other.task) == overall for other in changes)
-
-
-def _importance(change: Change) -> tuple[int, int, bool, float]:
-    """Wrong outputs, then what was not measured alike, then changes by metric and size, then the rest."""
-    ranks = {WORSE: 0, OTHER: 1, SAME: 3, UNKNOWN: 4}
-    metric = METRICS.index(change.metric) if change.metric in METRICS else len(METRICS)
-    size = abs(math.log(change.ratio.value)) if change.ratio is not None and change.ratio.value > 0 else 0.0
-    return ranks.get(change.verdict, 2), metric, change.task != ALL_TASKS, -size
-
-
-def _row(change: Change) -> tuple[str, ...]:
-    ratio = change.ratio
-    return (
-        change.verdict,
-        "all methods" if change.method == ALL_METHODS else change.method,
-        "all tasks" if change.task == ALL_TASKS else change.task,
-        change.metric,
-        _figure(change.before),
-        _figure(change.after),
-        "" if ratio is None else f"x{ratio.value:.3f}",
-        "" if ratio is None else f"{ratio.low:.3f}-{ratio.high:.3f}",
-        change.note,
-    )
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, int) else f"{value:.2f}"

@@ -31,38 +31,51 @@ class Answer(NamedTuple):
 class Answering(Protocol):
     """Answers prompts that run together; the samples of each come in order."""
 
-    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]: ...
+    def warm_up(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+        """Answers once without learning anything that a later answer could profit from."""
 
-    def close(self) -> None: ...
+    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]: ...
 
 
 class OwnEngine:
     """A drafter of ours on the target that all of them share."""
 
     def __init__(self, method: Method, loaded: Loaded, batch: int) -> None:
-        self.llm = LLM.from_target(
-            loaded.target,
-            loaded.codec,
-            drafter=method.drafter,
-            drafter_options=method.options,
-            memory=method.memory,
-            budget=method.budget,
-            max_batch=batch,
-        )
+        self._method, self._loaded, self._batch = method, loaded, batch
+        self.llm = self._new_llm(method.memory)
+
+    def warm_up(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+        """By a twin: neither the memory nor what is known about the sizes of trees is that of the run."""
+        with self._new_llm("request") as twin:
+            twin.generate(list(prompts), params)
 
     def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]:
         with peak_memory(self.llm.info.device) as peak:
             started = time.perf_counter()
-            completions = self.llm.generate(list(prompts), params)
+            try:
+                completions = self.llm.generate(list(prompts), params)
+            except BaseException:
+                self.llm.close()  # the cache is everyone's: no prefix of ours may stay in it while others answer
+                raise
             wall = time.perf_counter() - started
-        self.llm.close()  # the cache is everyone's: no prefix of ours may stay in it while others answer
         answers: list[list[Answer]] = [[] for _ in prompts]
         for completion in completions:
             answers[completion.prompt_index].append(_answer(completion, peak.num_bytes))
-        return answers if len(prompts) == 1 else _shared(answers, completions, wall)
+        return answers if self._batch == 1 else _shared(answers, completions, wall)
 
     def close(self) -> None:
         self.llm.close()
+
+    def _new_llm(self, memory: str) -> LLM:
+        return LLM.from_target(
+            self._loaded.target,
+            self._loaded.codec,
+            drafter=self._method.drafter,
+            drafter_options=self._method.options,
+            memory=memory,
+            budget=self._method.budget,
+            max_batch=self._batch,
+        )
 
 
 def _shared(answers: list[list[Answer]], completions: Sequence[Completion], wall: float) -> list[list[Answer]]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from draftwood.bench.formats import Row, TaskPrompt, prompts_of, read_rows, stem_of
+from draftwood.bench.formats import read_rows, stem_of
+from draftwood.bench.layouts import Row, TaskPrompt, prompts_of
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
 from draftwood.target.fetch import hub_is_installed, hub_is_off
 from draftwood.target.store import Progress, report
@@ -78,7 +79,9 @@ def _load(task: str, found: HubSet, progress: Progress | None) -> tuple[str, lis
     if not hub_is_installed():
         raise MissingExtraError(f"Fetching {found.repo} from the hub", "huggingface_hub", "hub")
     paths = list(_cached(found) if hub_is_off() else _fetched(found, progress))
-    source = f"{HUB}:{found.repo}@{_commit(paths[0][1]) or found.revision or 'main'}/{paths[0][0]}"
+    name, path = paths[0]
+    commit = path.parents[name.count("/")].name  # the cache has a folder for each
+    source = f"{HUB}:{found.repo}@{commit}/{name}"
 
     def rows() -> Iterator[tuple[str, Row]]:
         for name, path in paths:
@@ -151,12 +154,6 @@ def _table(name: str) -> str:
     """The name without extension and number of the shard."""
     folder, slash, _ = name.rpartition("/")
     return f"{folder}{slash}{SHARD.sub('', stem_of(name))}"
-
-
-def _commit(path: Path) -> str | None:
-    """Which commit a file in the hub's cache belongs to."""
-    parts = path.parts
-    return parts[parts.index("snapshots") + 1] if "snapshots" in parts[:-1] else None
 
 
 @contextmanager

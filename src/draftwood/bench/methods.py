@@ -8,18 +8,18 @@ transformers, llamacpp:lookup           a peer, where one is meant (--peers)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from draftwood.config import EngineOptions
+from draftwood.config import DEFAULT_MEMORY, EngineOptions, parse_value
 from draftwood.drafters import check_drafter
 from draftwood.drafters.memory import memory_plan
 from draftwood.errors import OptionError
 
 PLAIN = "plain"
 DRAFTER, PEER = "drafter", "peer"
-_WORDS = {"none": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +54,7 @@ def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str
         name, options = parse_method(text)
         own = options.pop("budget", None)
         kept = str(options.pop("memory", memory))
+        kept = DEFAULT_MEMORY if name == PLAIN else kept  # it learns nothing that a file could hold
         check_drafter(name, options)
         memory_plan(kept)
         wanted = [own] if own is not None else budgets
@@ -66,6 +67,26 @@ def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str
     if twice:
         raise OptionError("A method is named twice", got=twice)
     return methods
+
+
+def check_memories(methods: Sequence[Method], repeats: int) -> None:
+    """Refuses memories that would falsify what is measured."""
+    plans = {method.label: memory_plan(method.memory) for method in methods if method.kind == DRAFTER}
+    files = Counter(plan.path for plan in plans.values() if plan.path is not None)
+    shared = [label for label, plan in plans.items() if plan.path is not None and files[plan.path] > 1]
+    if shared:
+        raise OptionError(
+            "Two methods keep their memory in one file",
+            got=shared,
+            next_step="Give each a file of its own, as in goose:memory=FILE.",
+        )
+    lasting = [label for label, plan in plans.items() if plan.scope == "process"]
+    if lasting and repeats > 1:
+        raise OptionError(
+            "A method that remembers earlier requests finds its own answers when it is asked again",
+            got=f"{repeats} repeats, {', '.join(lasting)}",
+            next_step="Leave repeats at 1, or memory at request or prompt.",
+        )
 
 
 def split_methods(text: str) -> list[str]:
@@ -93,15 +114,3 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     if not name:
         raise OptionError("A method has no name", got=repr(text), allowed="NAME or NAME:KEY=VALUE,KEY=VALUE")
     return name, options
-
-
-def parse_value(text: str) -> Any:
-    """A whole number, a number, true, false, none, or the text itself."""
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

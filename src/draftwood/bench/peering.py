@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 from draftwood.bench.engines import Answer
@@ -11,7 +12,7 @@ from draftwood.bench.peers import Peer, PeerModel, PeerSpec, absent, find_peer, 
 from draftwood.bench.settings import Settings
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, OptionError
-from draftwood.target.base import TargetInfo
+from draftwood.target.build import Loaded
 from draftwood.target.load import BUILT_IN, resolve
 from draftwood.target.store import Progress, report
 from draftwood.target.tokenizer import TextCodec
@@ -26,8 +27,8 @@ class PeerEngine:
     def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]:
         return [[self._sample(prompt, params, index) for index in range(params.n)] for prompt in prompts]
 
-    def close(self) -> None:
-        self._peer.close()
+    def warm_up(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+        self.answer(prompts, params)
 
     def _sample(self, prompt: list[int], params: SamplingParams, index: int) -> Answer:
         seed = None if params.seed is None else params.seed + index
@@ -52,6 +53,8 @@ Started = list[tuple[Method, PeerEngine]]
 def check_peers(settings: Settings) -> list[PeerSpec]:
     """The peers that were asked for; refuses what cannot be asked of them. Needs no model."""
     specs = [find_peer(name) for name in settings.peers]
+    if len(set(settings.peers)) < len(specs):
+        raise OptionError("A peer is named twice", got=sorted(settings.peers))
     if specs and settings.batch > 1:
         raise OptionError("Peers answer one prompt at a time", got=f"batch {settings.batch}", allowed=1)
     if specs and settings.model == BUILT_IN:
@@ -60,9 +63,13 @@ def check_peers(settings: Settings) -> list[PeerSpec]:
 
 
 def start_peers(
-    settings: Settings, info: TargetInfo, codec: TextCodec, max_context: int, progress: Progress | None = None
+    settings: Settings, loaded: Loaded, max_context: int, closing: ExitStack, progress: Progress | None = None
 ) -> tuple[Started, dict[str, str]]:
-    """The peers that answer, and why the others do not. ``max_context``: positions that the longest request takes."""
+    """The peers that answer, and why the others do not. What ``closing`` closes ends them, whatever happens.
+
+    ``max_context``: positions that the longest request takes.
+    """
+    info = loaded.target.info
     specs = check_peers(settings)
     if not specs:
         return [], {}
@@ -84,10 +91,11 @@ def start_peers(
             except DraftwoodError as error:
                 why = str(error)
             else:
-                facts = ", ".join(f"{fact} {value}" for fact, value in peer.facts.items())
+                closing.callback(peer.close)
+                facts = ", ".join(f"{fact} {value}" for fact, value in peer.facts.items() if fact != "id")
                 note = "; ".join(filter(None, [facts, spec.note]))
                 method = Method(label=name, kind=PEER, drafter=spec.name, options=dict(spec.options), note=note)
-                started.append((method, PeerEngine(peer, codec)))
+                started.append((method, PeerEngine(peer, loaded.codec)))
         if why is not None:
             missing[name] = why
     report(progress, "starting peers", 1, 1)

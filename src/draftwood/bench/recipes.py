@@ -14,14 +14,15 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from draftwood.bench.methods import PLAIN, parse_method
+from draftwood.bench.methods import PLAIN, parse_method, parse_methods
+from draftwood.bench.recipe_file import RecipeFile
 from draftwood.bench.settings import DEFAULT_METHODS, Settings
 from draftwood.bench.summary import ALL_TASKS
-from draftwood.drafters import check_drafter, drafter_names
+from draftwood.config import DEFAULT_MEMORY
+from draftwood.drafters import drafter_names
 from draftwood.errors import DraftwoodError, OptionError
 
 FOLDER = Path(__file__).with_name("recipes")
@@ -37,6 +38,7 @@ NEEDS = {
 }
 _SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in USERS)
 _LISTS = tuple(f.name for f in fields(Settings) if isinstance(f.default, tuple))
+_LISTED = {"claims": int, "needs": str, "optional": str}
 _HEADS = "heads:"
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 _FOLDER_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -136,128 +138,87 @@ def load_recipe(name: str | Path, params: Mapping[str, str] | None = None) -> Re
     return _with_params(recipe, params) if params else recipe
 
 
-class _Reader:
-    """Reads one file and names it in every complaint."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.content = self._content()
+class _Reader(RecipeFile):
+    """From the content of a file to a recipe."""
 
     def recipe(self) -> Recipe:
         single = [f.name for f in fields(Recipe) if f.name not in ("name", "runs")]
-        self._only(self.content, [*single, "settings", "run", "figure"], "the file")
+        self.only(self.content, [*single, "settings", "run", "figure"], "the file")
         values = {name: self._value(name) for name in single if name in self.content}
         for name in ("title", "paper", "item", "what"):
             if name not in values:
-                self._refuse(f"{name!r} is missing", allowed=single)
+                self.refuse(f"{name!r} is missing", allowed=single)
         recipe = Recipe(name=self.path.stem, **values, runs=self._runs())
         self._check_kind(recipe)
         self._check_needs(recipe)
         return recipe
 
     def _runs(self) -> list[RecipeRun]:
-        shared = self._table(self.content, "settings")
-        self._only(shared, _SETTINGS, "[settings]")
-        figures = [self._figure(values) for values in self._tables("figure")]
+        shared = self.table(self.content, "settings")
+        self.only(shared, _SETTINGS, "[settings]")
+        figures = [self._figure(values) for values in self.tables("figure")]
         runs: list[RecipeRun] = []
-        for values in self._tables("run"):
-            self._only(values, ("name", "settings"), "[[run]]")
-            name, own = values.get("name"), self._table(values, "settings")
-            self._only(own, _SETTINGS, "[run.settings]")
+        for values in self.tables("run"):
+            self.only(values, ("name", "settings"), "[[run]]")
+            name, own = values.get("name"), self.table(values, "settings")
+            self.only(own, _SETTINGS, "[run.settings]")
             if not isinstance(name, str) or not _FOLDER_NAME.fullmatch(name) or name in _names(runs):
-                self._refuse("a run needs a name of its own", repr(name), "small letters, digits and hyphens")
+                self.refuse("a run needs a name of its own", repr(name), "small letters, digits and hyphens")
             runs.append(self._new_run(name, {**shared, **own}, figures))
         stray = [f for f in figures if not any(_as_dict(f) in run.figures for run in runs if f.run in (None, run.name))]
         if stray:
-            self._refuse("a figure belongs to no run", stray[0], _names(runs))
+            self.refuse("a figure belongs to no run", stray[0], _names(runs))
         return runs
 
     def _new_run(self, name: str, settings: dict[str, Any], figures: Sequence[Figure]) -> RecipeRun:
         for key, value in settings.items():
             if key in _LISTS and not isinstance(value, list):
-                self._refuse(f"{key!r} is a list", repr(value), f"[{value!r}]")
+                self.refuse(f"{key!r} is a list", repr(value), f"[{value!r}]")
         try:
             asked = Settings.from_dict(settings)
             labels = set(_labels(asked, self._value("optional")))
         except OptionError as error:
-            self._refuse(f"the run {name!r} cannot be: {error.what}", error.got, error.allowed)
+            self.refuse(f"the run {name!r} cannot be: {error.what}", error.got, error.allowed)
         places = (ALL_TASKS, *asked.tasks)
         own = [f for f in figures if f.run in (None, name) and f.method in labels and f.task in places]
         return RecipeRun(name=name, settings=settings, figures=[_as_dict(figure) for figure in own])
 
     def _figure(self, values: Mapping[str, Any]) -> Figure:
         known = [f.name for f in fields(Figure)]
-        self._only(values, known, "[[figure]]")
+        self.only(values, known, "[[figure]]")
         texts = all(isinstance(values.get(name), str) for name in ("method", "task", "model", "metric"))
         if not texts or not isinstance(values.get("run", ""), str) or not isinstance(values.get("value"), (int, float)):
-            self._refuse("a figure is not complete", dict(values), "method, task, metric, value, model")
+            self.refuse("a figure is not complete", dict(values), "method, task, metric, value, model")
         figure = Figure(**values)
         if figure.metric not in METRICS:
-            self._refuse("a figure's metric is unknown", repr(figure.metric), METRICS)
+            self.refuse("a figure's metric is unknown", repr(figure.metric), METRICS)
         if (figure.metric == BY_TRAJECTORIES) != (type(figure.trajectories) is int):
-            self._refuse("trajectories belong to by_trajectories, and only there", dict(values))
+            self.refuse("trajectories belong to by_trajectories, and only there", dict(values))
         return figure
 
     def _check_kind(self, recipe: Recipe) -> None:
         if recipe.kind not in (BENCH, ANALYSIS):
-            self._refuse("the kind is unknown", repr(recipe.kind), (BENCH, ANALYSIS))
+            self.refuse("the kind is unknown", repr(recipe.kind), (BENCH, ANALYSIS))
         is_analysis = recipe.kind == ANALYSIS
         if is_analysis != bool(recipe.command) or is_analysis == bool(recipe.runs):
-            self._refuse("an analysis has a command and no runs, a benchmark has runs and no command")
+            self.refuse("an analysis has a command and no runs, a benchmark has runs and no command")
 
     def _check_needs(self, recipe: Recipe) -> None:
         """What a recipe says it needs is what its methods have places for."""
         places: list[str] = []
         for need in recipe.needs:
             if not need.startswith(_HEADS) and need not in NEEDS:
-                self._refuse("a need is unknown", repr(need), [*NEEDS, f"{_HEADS}NAME,NAME"])
+                self.refuse("a need is unknown", repr(need), [*NEEDS, f"{_HEADS}NAME,NAME"])
             if need.startswith(_HEADS):
                 places += need[len(_HEADS) :].split(",")
             elif need != "training":
                 places.append(need.replace("-", "_"))
         wanted = _unique(n for r in recipe.runs for text in _methods(r) for n in _PLACEHOLDER.findall(text))
         if recipe.kind == BENCH and sorted(places) != sorted(wanted):
-            self._refuse("needs and the places in methods differ", f"needs {places}, places {wanted}")
-
-    def _content(self) -> dict[str, Any]:
-        try:
-            content: dict[str, Any] = _toml().loads(self.path.read_text(encoding="utf-8"))
-            return content
-        except FileNotFoundError as error:
-            raise OptionError("There is no such recipe", got=str(self.path)) from error
-        except (OSError, ValueError) as error:  # a TOML error is a ValueError
-            raise DraftwoodError(f"The recipe {self.path} cannot be read", got=error) from error
+            self.refuse("needs and the places in methods differ", f"needs {places}, places {wanted}")
 
     def _value(self, name: str) -> Any:
-        value = self.content.get(name, ())
-        if name not in ("claims", "needs", "optional"):
-            if not isinstance(value, str) or not value.strip():
-                self._refuse(f"{name!r} is a text", repr(value))
-            return value.strip()
-        kind = int if name == "claims" else str
-        if not isinstance(value, (list, tuple)) or not all(type(item) is kind for item in value):
-            self._refuse(f"{name!r} is a list", repr(value), "[1, 2]" if kind is int else '["...", "..."]')
-        return tuple(value)
-
-    def _table(self, holder: Mapping[str, Any], name: str) -> dict[str, Any]:
-        value = holder.get(name, {})
-        if not isinstance(value, dict):
-            self._refuse(f"{name!r} is a table", repr(value), f"[{name}]")
-        return dict(value)
-
-    def _tables(self, name: str) -> list[dict[str, Any]]:
-        value = self.content.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            self._refuse(f"{name!r} is a list of tables", repr(value), f"[[{name}]]")
-        return list(value)
-
-    def _only(self, values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            self._refuse(f"{where} has no key {', '.join(map(repr, unknown))}", allowed=known)
-
-    def _refuse(self, what: str, got: object = None, allowed: object = None) -> NoReturn:
-        raise OptionError(f"The recipe {self.path} is not as it should be: {what}", got=got, allowed=allowed)
+        return self.listed(name, _LISTED[name]) if name in _LISTED else self.text(name)
 
 
 def _with_params(recipe: Recipe, params: Mapping[str, str]) -> Recipe:
@@ -289,13 +250,12 @@ def _lacks(text: str) -> list[str]:
     """Why a method cannot run: its drafter or an option of it does not exist, or a place in it is empty."""
     empty = _PLACEHOLDER.findall(text)
     reasons = [f"pass --param {name}=PATH, {_described(name)}" for name in empty]
-    name, options = parse_method(text)
+    name, _ = parse_method(text)
     if name not in drafter_names():
         return [f"the drafter {name!r} is not in this version", *reasons]
     if not empty:
-        own = {key: value for key, value in options.items() if key not in ("budget", "memory")}
         try:
-            check_drafter(name, own)
+            parse_methods([text], DEFAULT_MEMORY, [1])
         except DraftwoodError as error:
             reasons.append(f"{text}: {error.what}" + (f", got {error.got}" if error.got is not None else ""))
     return reasons
@@ -332,11 +292,3 @@ def _names(runs: Sequence[RecipeRun]) -> list[str]:
 
 def _unique(items: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(items))
-
-
-def _toml() -> Any:
-    """The standard library's reader, which Python 3.10 does not have yet; tomli is the same one."""
-    try:
-        return import_module("tomllib")
-    except ModuleNotFoundError:
-        return import_module("tomli")

@@ -38,9 +38,8 @@ class Key(NamedTuple):
 class Lossless:
     """A greedy output beside that of plain decoding of the same prompt."""
 
-    verdict: (
-        str  # identical; tie: two tokens as good as equal; error: ours is wrong; different: a peer's own arithmetic
-    )
+    # identical; tie: two tokens as good as equal; error: ours is wrong; different: a peer has arithmetic of its own
+    verdict: str
     position: int | None = None  # of the first difference
     gap: float | None = None  # logits between the best token and the worse of the two
 
@@ -55,6 +54,7 @@ class RequestRecord:
     turn: int = 0  # of a conversation
     sample: int = 0  # which trajectory of the prompt
     repeat: int = 0  # which time round
+    batch: str = ""  # the first of the prompts it ran together with, in any of its turns; empty where it ran alone
     prompt_tokens: int = 0
     output_tokens: int = 0
     decode_tokens: int = 0  # what decode_seconds were spent on: speed is the one over the other
@@ -68,24 +68,22 @@ class RequestRecord:
     lossless: Lossless | None = None  # None: sampled, or there was nothing to compare with
     stats: dict[str, Any] | None = None  # RequestStats.as_dict(); of a peer what it tells, or None
     error: str | None = None
-    run: str = ""  # the run's folder name; known when it is read
 
     @property
     def key(self) -> Key:
         return Key(self.method, self.task, self.prompt, self.turn, self.sample, self.repeat)
 
     def as_json(self) -> str:
-        content = {name: value for name, value in asdict(self).items() if name != "run"}
-        return json.dumps(content, ensure_ascii=False)
+        return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, line: str, run: str = "") -> RequestRecord:
+    def from_json(cls, line: str) -> RequestRecord:
         content = json.loads(line)
         known = {f.name for f in fields(cls)}
         values = {name: value for name, value in content.items() if name in known}  # a later version may write more
         if values.get("lossless") is not None:
             values["lossless"] = Lossless(**values["lossless"])
-        return cls(**{**values, "run": run})
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,13 +161,16 @@ def read_records(folder: Path) -> list[RequestRecord]:
     path = folder / REQUESTS
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DraftwoodError(f"{path} cannot be read", got=error.strerror or error) from error
     records = []
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            records.append(RequestRecord.from_json(line.decode("utf-8"), folder.name))
+            records.append(RequestRecord.from_json(line.decode("utf-8")))
         except (ValueError, TypeError, KeyError) as error:
             if number == len(lines):  # no newline behind it: it was never finished
                 break

@@ -7,25 +7,22 @@ A method that fails is written down as failed, and after a few failures in a row
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from draftwood.bench.engines import Answer, Answering, OwnEngine
+from draftwood.bench.judge import Judge
 from draftwood.bench.machine import machine_facts, model_facts, software_facts
-from draftwood.bench.methods import DRAFTER, Method, parse_methods
+from draftwood.bench.methods import Method, check_memories, parse_methods
 from draftwood.bench.peering import check_peers, start_peers
 from draftwood.bench.records import (
-    DIFFERENT,
-    ERROR,
-    IDENTICAL,
     MANIFEST,
-    TIE,
     Key,
-    Lossless,
     Manifest,
     RequestRecord,
     Run,
@@ -39,10 +36,8 @@ from draftwood.bench.records import (
 from draftwood.bench.schedule import Job, schedule
 from draftwood.bench.settings import Settings
 from draftwood.bench.tasks import Task, TaskPrompt, load_tasks
-from draftwood.check import explain
 from draftwood.config import SamplingParams
-from draftwood.errors import DraftwoodError
-from draftwood.llm import LLM
+from draftwood.errors import DraftwoodError, PromptError
 from draftwood.prompts import prompt_ids
 from draftwood.target.build import Loaded, load_target
 from draftwood.target.store import Progress, report
@@ -51,6 +46,7 @@ FAILURES_ALLOWED = 3  # in a row, before a method is left out
 WARM_UP_TOKENS = 16
 TURN_TOKENS = 16  # at most, that a chat template puts around an answer
 Note = Callable[[str], None]
+Answers = MutableMapping[tuple[str, str, int], str]  # by task, prompt, turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,9 +64,10 @@ def run_bench(request: Request, progress: Progress | None = None, note: Note | N
     """Runs what is not done yet and returns everything there is."""
     settings, folder = request.settings, request.folder
     methods = parse_methods(settings.drafters, settings.memory, settings.budget)
+    check_memories(methods, settings.repeats)
     check_peers(settings)
     tasks = load_tasks(settings.tasks, settings.data, settings.limit, progress)
-    started = _continued(folder, settings, tasks)
+    before = _continued(folder, settings, tasks)
     loaded = load_target(
         settings.model,
         dtype=settings.dtype,
@@ -80,32 +77,32 @@ def run_bench(request: Request, progress: Progress | None = None, note: Note | N
         progress=progress,
     )
     longest = _longest(tasks, loaded, settings)
-    peers, absent = start_peers(settings, loaded.target.info, loaded.codec, longest, progress)
-    engines: dict[str, Answering] = {}
-    try:
+    with ExitStack() as closing:
+        peers, absent = start_peers(settings, loaded, longest, closing, progress)
+        engines: dict[str, Answering] = {}
         for method in methods:
-            engines[method.label] = OwnEngine(method, loaded, settings.batch)
-        engines.update({method.label: peer for method, peer in peers})
+            engine = OwnEngine(method, loaded, settings.batch)
+            closing.callback(engine.close)
+            engines[method.label] = engine
+        engines |= {method.label: peer for method, peer in peers}
         methods += [method for method, _ in peers]
+        if not methods:
+            raise DraftwoodError("There is nobody to measure", got="; ".join(absent.values()))
         manifest = Manifest(
-            settings=_plain(settings.as_dict()),
-            methods=[method.as_dict() for method in methods],
+            settings=_as_json(settings.as_dict()),
+            methods=_listed(methods, before),
             tasks={t.name: {"prompts": len(t.prompts), "source": t.source, "sha256": t.sha256} for t in tasks},
             model=model_facts(loaded.target.info),
             machine=machine_facts(),
             software=software_facts(),
             command=request.command,
-            started=started or _now(),
+            started=_now() if before is None else before.started,
             absent=absent,
             recipe=request.recipe,
             paper=request.paper,
         )
         write_manifest(folder, manifest)
-        bench = _Bench(request, manifest, methods, tasks, loaded, engines, progress, note)
-        return bench.run()
-    finally:
-        for engine in [*engines.values(), *(peer for _, peer in peers)]:
-            engine.close()
+        return _Bench(request, manifest, methods, tasks, loaded, engines, progress, note).run()
 
 
 class _Bench:
@@ -122,28 +119,44 @@ class _Bench:
     ) -> None:
         self._settings, self._folder = request.settings, request.folder
         self._manifest = manifest
-        self._methods = methods
         self._loaded = loaded
         self._engines = engines
         self._progress, self._note = progress, note or (lambda text: None)
         self._jobs = schedule(tasks, methods, self._settings.batch, self._settings.repeats)
-        self._judge = _Judge(loaded, self._settings, methods)
-        self._records: dict[Key, RequestRecord] = {}
-        self._answers: dict[tuple[str, str, int], str] = {}  # by task, prompt, turn: what the next turn refers to
-        self._failures: Counter[str] = Counter()  # in a row
-        for record in read_records(self._folder):
-            self._take(record)
+        self._judge = Judge(loaded, methods, is_greedy=self._settings.sampling().is_greedy)
+        self._records: dict[Key, RequestRecord] = {}  # in the order they were made
+        self._answers: Answers = {}  # of whoever was first: what the next turn refers to
+        self._failures: dict[str, list[str]] = {}  # in a row, by method
+        self._open_jobs = self._go_on(read_records(self._folder))
+
+    def _go_on(self, kept: Sequence[RequestRecord]) -> list[Job]:
+        """Takes over what an earlier start has left; returns what is still to be done.
+
+        A kill can cut off a part of what a job wrote. The job is done again as a whole, so what there is of it does not
+        count: the answers that later turns refer to must be those that stay in the file.
+        """
+        last = {record.key: record for record in kept}
+        samples = self._settings.num_samples
+        open_jobs = [job for job in self._jobs if not _is_done(job.keys(samples), last)]
+        again = {key for job in open_jobs for key in job.keys(samples)}
+        for record in kept:
+            if record is last[record.key] and (record.error is not None or record.key not in again):
+                self._take(record)
+        return open_jobs
 
     def run(self) -> Run:
-        open_jobs = [job for job in self._jobs if not self._is_done(job)]
-        done = len(self._jobs) - len(open_jobs)
+        jobs, total = self._open_jobs, len(self._jobs)
+        done = total - len(jobs)
         if done:
-            self._note(f"{done} of {len(self._jobs)} parts are done already; going on")
-        if open_jobs:
-            self._warm_up(open_jobs)
-        label = f"measuring {len(self._methods)} methods"
-        for job in open_jobs:
-            report(self._progress, label, done, len(self._jobs))
+            self._note(f"{done} of {total} parts are done already; going on")
+            forgetful = sorted({job.method.label for job in jobs if job.method.memory == "process"})
+            if forgetful:
+                self._note(f"what they had learned is lost, they begin anew: {', '.join(forgetful)}")
+        if jobs:
+            self._warm_up(jobs)
+        label = f"measuring {len(self._engines)} method{'' if len(self._engines) == 1 else 's'}"
+        for job in jobs:
+            report(self._progress, label, done, total)
             if job.method.label not in self._manifest.failed:
                 self._run_job(job)
             done += 1
@@ -153,7 +166,7 @@ class _Bench:
     def _run_job(self, job: Job) -> None:
         try:
             records = self._answered(job)
-            self._failures[job.method.label] = 0
+            self._failures.pop(job.method.label, None)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in one method must not end the others
             records = self._failed(job, error)
         for record in records:
@@ -163,38 +176,45 @@ class _Bench:
     def _answered(self, job: Job) -> list[RequestRecord]:
         engine = self._engines[job.method.label]
         params = self._params(job.repeat)
+        batch = job.prompts[0].id if len(job.prompts) > 1 else ""
+        answers: Answers = ChainMap({}, self._answers)  # new ones count for others once the whole job is done
         records = []
         for turn in range(1 if params.n > 1 else max(len(prompt.turns) for prompt in job.prompts)):
             asked = [prompt for prompt in job.prompts if turn < len(prompt.turns)]
-            ids = [self._ids(job.task, prompt, turn) for prompt in asked]
+            ids = [self._ids(job.task, prompt, turn, answers) for prompt in asked]
             for prompt, sent, samples in zip(asked, ids, engine.answer(ids, params), strict=True):
-                self._answers.setdefault((job.task, prompt.id, turn), samples[0].text)
+                answers.setdefault((job.task, prompt.id, turn), samples[0].text)
                 for sample, answer in enumerate(samples):
                     key = Key(job.method.label, job.task, prompt.id, turn, sample, job.repeat)
-                    records.append(self._judge.judged(_record(key, answer), job.method, sent))
+                    records.append(self._judged(_record(key, answer, batch), sent))
         return records
 
     def _failed(self, job: Job, error: Exception) -> list[RequestRecord]:
         label = job.method.label
         why = str(error) if isinstance(error, DraftwoodError) else f"{type(error).__name__}: {error}"
-        self._failures[label] += 1
-        if self._failures[label] >= FAILURES_ALLOWED:
-            self._manifest.failed[label] = why
-            write_manifest(self._folder, self._manifest)
-            self._note(f"{label} is left out from here on, it failed {FAILURES_ALLOWED} times in a row: {why}")
+        if not isinstance(error, PromptError):  # that would be the prompt's fault, whoever is asked
+            self._count_failure(label, why)
         return [
             RequestRecord(method=label, task=job.task, prompt=prompt.id, repeat=job.repeat, error=why)
             for prompt in job.prompts
         ]
 
+    def _count_failure(self, label: str, why: str) -> None:
+        """Told is the first reason: of a peer that died, the others say no more than that it is gone."""
+        reasons = self._failures.setdefault(label, [])
+        reasons.append(why)
+        if len(reasons) >= FAILURES_ALLOWED:
+            self._manifest.failed[label] = reasons[0]
+            write_manifest(self._folder, self._manifest)
+            self._note(f"{label} is left out from here on, it failed {len(reasons)} times in a row: {reasons[0]}")
+
     def _finish(self) -> Run:
         """Verdicts that had to wait for plain decoding, and a file without what was done anew."""
         prompts = {(job.task, prompt.id): prompt for job in self._jobs for prompt in job.prompts}
-        methods = {method.label: method for method in self._methods}
         for key, record in self._records.items():
-            if record.error is None and record.lossless is None and (key.task, key.prompt) in prompts:
-                sent = self._ids(key.task, prompts[key.task, key.prompt], key.turn)
-                self._records[key] = self._judge.judged(record, methods[key.method], sent)
+            if self._judge.can_judge(record):
+                sent = self._ids(key.task, prompts[key.task, key.prompt], key.turn, self._answers)
+                self._records[key] = self._judge.judged(record, sent)
         records = list(self._records.values())
         write_records(self._folder, records)
         manifest = replace(self._manifest, finished=_now())
@@ -205,72 +225,66 @@ class _Bench:
         """Every method once, briefly. The prompt is turned round, so that nobody learns anything about the real one."""
         params = replace(self._params(0), max_tokens=min(WARM_UP_TOKENS, self._settings.max_tokens), n=1)
         methods = list(dict.fromkeys(job.method.label for job in jobs))
-        first = self._ids(jobs[0].task, jobs[0].prompts[0], 0)
+        messages = [{"role": "user", "content": jobs[0].prompts[0].turns[0]}]
+        ids = prompt_ids(self._loaded.codec, messages, raw=self._settings.raw)[::-1][: self._room // 2]
         for number, label in enumerate(methods):
             report(self._progress, "warming up", number, len(methods))
             try:
-                self._engines[label].answer([first[::-1]], params)
+                self._engines[label].warm_up([ids] * len(jobs[0].prompts), params)
             except Exception as error:  # noqa: BLE001 - it will fail again where failures are counted
                 self._note(f"{label} failed to warm up: {error}")
         report(self._progress, "warming up", 1, 1)
 
-    def _ids(self, task: str, prompt: TaskPrompt, turn: int) -> list[int]:
+    def _ids(self, task: str, prompt: TaskPrompt, turn: int, answers: Answers) -> list[int]:
         """A turn with the turns before it. Their answers are those of whoever was first: all are asked the same."""
         messages = []
         for number in range(turn):
             messages.append({"role": "user", "content": prompt.turns[number]})
-            messages.append({"role": "assistant", "content": self._answers[task, prompt.id, number]})
+            messages.append({"role": "assistant", "content": answers[task, prompt.id, number]})
         messages.append({"role": "user", "content": prompt.turns[turn]})
-        return prompt_ids(self._loaded.codec, messages, raw=self._settings.raw)
+        ids = prompt_ids(self._loaded.codec, messages, raw=self._settings.raw)
+        if len(ids) >= self._room:
+            raise PromptError(
+                "The prompt is longer than the context", got=f"{len(ids)} tokens", allowed=f"at most {self._room - 1}"
+            )
+        return ids
+
+    @property
+    def _room(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return min(self._loaded.target.info.context_length, self._loaded.target.num_slots)
 
     def _params(self, repeat: int) -> SamplingParams:
+        """Seeds of their own for every round; a peer takes one for each sample, counted from here."""
         params = self._settings.sampling()
-        return params if params.seed is None else replace(params, seed=params.seed + repeat)
+        return params if params.seed is None else replace(params, seed=params.seed + repeat * params.n)
 
-    def _is_done(self, job: Job) -> bool:
-        found = [self._records.get(key) for key in job.keys(self._settings.num_samples)]
-        return all(record is not None and record.error is None for record in found)
+    def _judged(self, record: RequestRecord, sent: list[int]) -> RequestRecord:
+        return self._judge.judged(record, sent) if self._judge.can_judge(record) else record
 
     def _take(self, record: RequestRecord) -> None:
+        self._records.pop(record.key, None)  # one that is made anew comes last: who was first is read off the order
         self._records[record.key] = record
         if record.error is None:
             self._answers.setdefault((record.task, record.prompt, record.turn), record.text)
             self._judge.learn(record)
 
 
-class _Judge:
-    """Is a greedy output that of plain decoding?"""
-
-    def __init__(self, loaded: Loaded, settings: Settings, methods: Sequence[Method]) -> None:
-        self._loaded = loaded
-        self._references = {method.label for method in methods if method.is_plain}
-        self._greedy = settings.sampling().is_greedy
-        self._plain: dict[tuple[str, str, int], list[int]] = {}  # by task, prompt, turn
-        self._llm: LLM | None = None  # made when the first difference turns up
-
-    def learn(self, record: RequestRecord) -> None:
-        if record.method in self._references:
-            self._plain.setdefault((record.task, record.prompt, record.turn), record.token_ids)
-
-    def judged(self, record: RequestRecord, method: Method, sent: list[int]) -> RequestRecord:
-        """With a verdict, if plain decoding has answered this prompt already."""
-        plain = self._plain.get((record.task, record.prompt, record.turn))
-        if not self._greedy or method.is_plain or plain is None:
-            return record
-        if record.token_ids == plain:
-            return replace(record, lossless=Lossless(verdict=IDENTICAL))
-        if self._llm is None:
-            self._llm = LLM.from_target(self._loaded.target, self._loaded.codec, drafter="plain", budget=1)
-        difference = explain(self._llm, sent, record.token_ids, plain)
-        assert difference is not None
-        wrong = ERROR if method.kind == DRAFTER else DIFFERENT
-        verdict = TIE if difference.is_tie else wrong
-        return replace(record, lossless=Lossless(verdict=verdict, position=difference.position, gap=difference.gap))
+def _is_done(keys: Sequence[Key], records: Mapping[Key, RequestRecord]) -> bool:
+    return all(key in records and records[key].error is None for key in keys)
 
 
-def _record(key: Key, answer: Answer) -> RequestRecord:
+def _listed(methods: Sequence[Method], before: Manifest | None) -> list[dict[str, Any]]:
+    """Those of this start, and those of an earlier one that are not there now: peers that have gone."""
+    found = [method.as_dict() for method in methods]
+    labels = {method.label for method in methods}
+    return found + [method for method in (before.methods if before else []) if method["label"] not in labels]
+
+
+def _record(key: Key, answer: Answer, batch: str) -> RequestRecord:
     return RequestRecord(
         **key._asdict(),
+        batch=batch,
         prompt_tokens=answer.prompt_tokens,
         output_tokens=len(answer.token_ids),
         decode_tokens=answer.decode_tokens,
@@ -285,26 +299,38 @@ def _record(key: Key, answer: Answer) -> RequestRecord:
     )
 
 
-def _continued(folder: Path, settings: Settings, tasks: Sequence[Task]) -> str | None:
-    """When the run in this folder began; None where there is none. Refuses to mix what does not belong together."""
+def _continued(folder: Path, settings: Settings, tasks: Sequence[Task]) -> Manifest | None:
+    """The run in this folder; None where there is none. Refuses to mix what does not belong together."""
     if not (folder / MANIFEST).exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())):
             raise DraftwoodError(
                 "The folder for the results holds something else", got=str(folder), next_step="Name a new folder."
             )
         return None
     manifest = read_manifest(folder)
-    wanted = _plain(settings.as_dict())
-    other = sorted(name for name in wanted if manifest.settings.get(name) != wanted[name])
-    other += [t.name for t in tasks if manifest.tasks.get(t.name, {}).get("sha256") != t.sha256 and not other]
+    other = _changed(_as_json(settings.as_dict()), manifest.settings)
+    other = other or _changed(
+        {t.name: t.sha256 for t in tasks}, {n: t.get("sha256") for n, t in manifest.tasks.items()}
+    )
     if other:
         raise DraftwoodError(
             f"The run in {folder} was made with other settings",
             got="different: " + ", ".join(other),
             next_step="Give the same ones to go on with it, or name a new folder.",
         )
+    other = _changed(manifest.machine, _as_json(machine_facts())) + _changed(manifest.software, software_facts())
+    if other:
+        raise DraftwoodError(
+            f"The run in {folder} was made on another machine or with other versions: times would not fit together",
+            got="different: " + ", ".join(other),
+            next_step="Go on where it was begun, or name a new folder.",
+        )
     mend(folder)
-    return manifest.started
+    return manifest
+
+
+def _changed(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in wanted if found.get(name) != wanted[name])
 
 
 def _longest(tasks: Sequence[Task], loaded: Loaded, settings: Settings) -> int:
@@ -317,10 +343,10 @@ def _longest(tasks: Sequence[Task], loaded: Loaded, settings: Settings) -> int:
     return longest
 
 
-def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
-    """As it looks after JSON: lists for tuples."""
-    plain: dict[str, Any] = json.loads(json.dumps(content))
-    return plain
+def _as_json(content: Mapping[str, Any]) -> dict[str, Any]:
+    """As it looks when it is read again: lists for tuples."""
+    read: dict[str, Any] = json.loads(json.dumps(content))
+    return read
 
 
 def _now() -> str:

@@ -1,7 +1,7 @@
 """Who runs when. Methods take turns prompt by prompt, so that a machine that slows down or warms up hits all alike.
 
 Prompts go round the tasks: a run that is stopped early has something of each. Who begins moves on by one with every
-prompt, so that nobody always follows the same neighbour.
+prompt, and the order changes with it: what a method leaves behind, a hot processor or a full cache, hits all alike too.
 """
 
 from __future__ import annotations
@@ -39,9 +39,21 @@ def schedule(tasks: Sequence[Task], methods: Sequence[Method], batch: int, repea
         for task in tasks
     ]
     rounds = [group for row in zip_longest(*groups) for group in row if group is not None]
-    jobs = []
-    for repeat in range(repeats):
-        for number, (task, prompts) in enumerate(rounds):
-            first = (number + repeat) % len(methods)
-            jobs += [Job(method, task, prompts, repeat) for method in [*methods[first:], *methods[:first]]]
-    return jobs
+    return [
+        Job(methods[place], task, prompts, repeat)
+        for repeat in range(repeats)
+        for number, (task, prompts) in enumerate(rounds)
+        for place in order(number + repeat, len(methods))
+    ]
+
+
+def order(number: int, count: int) -> list[int]:
+    """Who runs first, second, ... in a round. In ``2 * count`` rounds everybody follows everybody else equally often.
+
+    The first round goes inwards from both ends (0, 3, 1, 2), the next ones add one to every place (1, 0, 2, 3; ...).
+    The steps between neighbours are all different, so each pair comes once; with an odd count they are not, and the
+    same rounds backwards make up for it.
+    """
+    inwards = [step // 2 if step % 2 == 0 else count - 1 - step // 2 for step in range(count)]
+    places = [(place + number) % count for place in inwards]
+    return places[::-1] if number // count % 2 else places

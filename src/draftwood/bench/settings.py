@@ -50,6 +50,8 @@ class Settings:
                 raise OptionError(f"{name} is out of range", got=repr(value), allowed="1 or more")
         if not self.trajectories or any(type(count) is not int or count < 1 for count in self.trajectories):
             raise OptionError("trajectories are numbers of samples", got=self.trajectories, allowed="as in 1,4,8,16")
+        if not self.budget:
+            raise OptionError("There is no budget", allowed="positions a pass, or auto, as in 8,16,auto")
         self.sampling()
         if max(self.trajectories) > 1 and self.temperature == 0.0:
             raise OptionError(

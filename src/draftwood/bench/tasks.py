@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwood.bench import hub
-from draftwood.bench.formats import EXTENSIONS, TaskPrompt, prompts_of, read_rows, rows_of_lines, stem_of
+from draftwood.bench.formats import EXTENSIONS, read_rows, rows_of_lines, stem_of
+from draftwood.bench.layouts import TaskPrompt, prompts_of
 from draftwood.errors import OptionError, PromptError
 from draftwood.target.store import Progress, report
 

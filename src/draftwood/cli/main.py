@@ -42,9 +42,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     _forgive_encodings()
-    args = build_parser().parse_args(argv)
-    debug = args.debug or os.environ.get("DRAFTWOOD_DEBUG", "0") not in ("", "0")
+    debug = os.environ.get("DRAFTWOOD_DEBUG", "0") not in ("", "0")
     try:
+        args = build_parser().parse_args(argv)
+        debug = debug or args.debug
         code: int = args.run(args)
         sys.stdout.flush()
         return code

@@ -15,6 +15,7 @@ from draftwood.config import (
     TARGETS,
     EngineOptions,
     SamplingParams,
+    parse_value,
 )
 from draftwood.errors import OptionError
 
@@ -22,8 +23,6 @@ from draftwood.errors import OptionError
 Subparsers = argparse._SubParsersAction
 Group = argparse._ArgumentGroup
 HelpFormatter = argparse.RawDescriptionHelpFormatter
-
-_WORDS = {"none": None, "true": True, "false": False}
 
 
 def examples(*lines: str) -> str:
@@ -115,7 +114,10 @@ def _add_draft_options(group: Group) -> None:
     )
     budget = _default(EngineOptions, "budget")
     group.add_argument(
-        "--budget", type=_value, default=budget, help=f"positions per verification pass, or auto (default: {budget})"
+        "--budget",
+        type=parse_value,
+        default=budget,
+        help=f"positions per verification pass, or auto (default: {budget})",
     )
 
 
@@ -156,20 +158,8 @@ def drafter_options(pairs: list[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not (key and equals):
             raise OptionError("A drafter option is a name and a value", got=repr(pair), allowed="KEY=VALUE")
-        options[key.strip().replace("-", "_")] = _value(value)
+        options[key.strip().replace("-", "_")] = parse_value(value)
     return options
-
-
-def _value(text: str) -> Any:
-    """A whole number, a number, true, false, none, or the text itself."""
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _default(record: type, name: str) -> Any:

@@ -110,11 +110,14 @@ class ProgressBar:
             self._paint.write(f"{label}: {done / total:.0%}{self._time_left(done, total, now)}\n")
 
     def _bar(self, label: str, done: int, total: int, now: float) -> str:
+        """One line whatever the terminal: a second one could not be cleared. A narrow one gets a shorter bar."""
+        room = columns() - len(" 100%  ") - 1
+        size = max(0, min(BAR_WIDTH, room - BAR_WIDTH))
         share = done / max(total, 1)
-        full = round(share * BAR_WIDTH)
-        bar = self._paint("━" * full, "38;5;73") + self._paint("━" * (BAR_WIDTH - full), DIM)
+        full = round(share * size)
+        bar = self._paint("━" * full, "38;5;73") + self._paint("━" * (size - full), DIM)
         text = label + self._time_left(done, total, now)
-        return f"{bar} {share:4.0%}  {text[: max(8, columns() - BAR_WIDTH - 8)]}"
+        return f"{bar} {share:4.0%}  {text[: max(0, room - size)]}"
 
     def _time_left(self, done: int, total: int, now: float) -> str:
         """At the pace since the label came up; nothing before there is a pace."""

@@ -23,7 +23,7 @@ from draftwood.tree import DraftTree
 from draftwood.tree.shapes import TreeShape
 
 SOURCE = "ngram"
-HARVESTS = ("emitted", "all")  # what emitted tokens were drawn from, or every verified node
+HARVESTS = ("all", "emitted")  # every verified node, or what emitted tokens were drawn from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class StandOptions:
     top_k: int = 10  # tokens kept of each distribution
     tree: str = "stand"  # measured for it; "heuristic": that of token recycling; or a file that `draftwood tune` wrote
     draw: str = "gumbel"  # "multinomial": the same, token by token; "chosen": the best tokens, nothing is drawn
-    harvest: str = "emitted"  # "all": every verified node, rejected ones too
+    harvest: str = "all"  # every verified node, rejected ones too; "emitted": as in the paper
     harvest_prompt: bool = True
     megabytes: int = 128  # for the tables
 

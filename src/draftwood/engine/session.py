@@ -94,6 +94,11 @@ class Session:
         return self.tokens[len(self.request.prompt_ids) :]
 
     @property
+    def _reads_prompt(self) -> bool:
+        """Whether the drafter gets the prompt's logits."""
+        return self.drafter.wants_prompt_logits and (self._sizer is None or self._sizer.reads_prompts)
+
+    @property
     def is_prefilling(self) -> bool:
         return self._committed < len(self.request.prompt_ids) - 1
 
@@ -133,7 +138,7 @@ class Session:
         if self.is_prefilling:
             end = min(self._committed + self.request.prefill_chunk, len(self.request.prompt_ids) - 1)
             chunk = self.request.prompt_ids[self._committed : end]
-            num_logits = len(chunk) if self.drafter.wants_prompt_logits else 0
+            num_logits = len(chunk) if self._reads_prompt else 0
             return Segment(self.sequence, chunk, chain_parents(len(chunk)), num_logits)
         self._tree = self._draft(load)
         return Segment(self.sequence, self._tree.tokens, self._tree.parents, len(self._tree))

@@ -35,6 +35,7 @@ FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # what is believed of the first, and of oth
 DRAFT_DECAY = 0.9
 FEWEST_WANTED = 8  # nodes that a drafter offers at least
 HOPE = 0.93  # what a chance is taken for: chances are uncertain, costs are not
+CHEAP = 1.3  # times one position, that two of them may cost for prompts to be read for guesses
 SAME_COST = 64  # positions of context that make no difference
 
 
@@ -86,12 +87,19 @@ class Sizer:
         self._kinds_of: DraftTree | None = None
         self._known_kinds: list[Kind] = []
         self.expected = 1.0  # tokens of the cycle that was cut last
-        self.size = 1
+        self._wanted = FEWEST_WANTED
 
     @property
     def wanted(self) -> int:
-        """How large a tree the drafter should offer: some more than was used last, so that it can grow."""
-        return min(self._costs.largest, max(FEWEST_WANTED, 3 * self.size))
+        """How large a tree the drafter should offer."""
+        return min(self._costs.largest, self._wanted)
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether logits of the prompt are worth their time: what drafters learn there are guesses of the second rank,
+        which are of use only where another position is cheap."""
+        one, two = self._seconds(2, 0)
+        return two <= CHEAP * one
 
     def cut(self, tree: DraftTree, context: int, draft_seconds: float, load: Load) -> DraftTree:
         """The part of the tree that pays, with ``context`` positions behind it and ``load`` beside it."""
@@ -107,7 +115,11 @@ class Sizer:
         rates = [count / (time + drafting) for count, time in zip(tokens, seconds, strict=True)]
         size = rates.index(max(rates)) + 1
         kept = range(min(size, len(tree))) if drawn else sorted(nodes[:size])
-        self.size, self.expected = len(kept), 1.0 + (tokens[size - 1] - tokens[0]) / HOPE
+        self.expected = 1.0 + (tokens[size - 1] - tokens[0]) / HOPE
+        if len(tree) > 1:  # a drafter that had no guesses says nothing about sizes
+            # Where all of them paid, more might; else some more than was used, so that it can grow.
+            whole = len(kept) == len(tree)
+            self._wanted = self._costs.largest if whole else max(FEWEST_WANTED, 3 * len(kept))
         self._draft_seconds += (1.0 - DRAFT_DECAY) * (draft_seconds - self._draft_seconds)
         return tree.part(kept)
 

@@ -18,8 +18,14 @@ from draftwood.bench.peers.messages import PeerModel
 from draftwood.bench.peers.specs import PeerSpec
 from draftwood.target.store import cache_home
 
-_PROBE = "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if u.find_spec(n) is None])"
+# Without the folder we are in: a worker does not look there, and a folder there may be called like a package.
+_PROBE = """
+import importlib.util, sys
+sys.path = [place for place in sys.path if place]
+print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])
+"""
 _PROBE_SECONDS = 60.0
+_OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
 
 
 def peer_home(engine: str) -> Path:
@@ -35,6 +41,11 @@ def variable_of(engine: str) -> str:
     return f"DRAFTWOOD_PEER_{engine.upper()}"
 
 
+def own_environment() -> dict[str, str]:
+    """Our variables without those that tell a Python where to look for packages: a peer's Python knows its own."""
+    return {name: value for name, value in os.environ.items() if name not in _OURS}
+
+
 def python_of(spec: PeerSpec) -> Path | None:
     """The Python to run the peer's worker with; None if there is none. Whether it works is for ``absent`` to say."""
     chosen = os.environ.get(variable_of(spec.engine))
@@ -48,12 +59,15 @@ def python_of(spec: PeerSpec) -> Path | None:
 
 def absent(spec: PeerSpec, model: PeerModel | None = None) -> str | None:
     """None if the peer can run, else why not and how to get it. With a model also whether the peer can read that."""
-    install = f"get it with: draftwood bench peers --install {spec.engine}"
     python = python_of(spec)
+    variable = variable_of(spec.engine)
+    is_chosen = bool(os.environ.get(variable))  # it goes before what is installed
+    unset = "unset it and " if is_chosen else ""
+    install = f"{unset}get it with: draftwood bench peers --install {spec.engine}"
     if python is None:
         return f"{spec.name} is not installed; {install}"
     missing = _missing(python, spec.packages)
-    named = f"{variable_of(spec.engine)} names {python}, which" if variable_of(spec.engine) in os.environ else python
+    named = f"{variable} names {python}, which" if is_chosen else python
     if missing is None:
         return f"{spec.name} is absent: {named} does not run; {install}"
     if missing:
@@ -70,6 +84,8 @@ def _missing(python: Path, packages: Sequence[str]) -> list[str] | None:
             [str(python), "-c", _PROBE, *packages],
             capture_output=True,
             text=True,
+            errors="replace",
+            env=own_environment(),
             timeout=_PROBE_SECONDS,
             check=False,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from draftwood.bench.peers.environments import peer_home, python_in
+from draftwood.bench.peers.environments import own_environment, peer_home, python_in, variable_of
 from draftwood.bench.peers.specs import ENGINES
 from draftwood.config import one_of
 from draftwood.errors import DraftwoodError
@@ -37,7 +37,7 @@ def install_peer(engine: str, progress: Progress | None = None) -> Path:
         raise DraftwoodError(
             f"{engine} has to be fetched, and nothing may be",
             got="DRAFTWOOD_OFFLINE is set",
-            next_step="Unset it, or point DRAFTWOOD_PEER_" + engine.upper() + " to a Python that has the engine.",
+            next_step=f"Unset it, or point {variable_of(engine)} to a Python that has the engine.",
         )
     home = peer_home(engine)
     with locked(f"peer-{engine}", progress):
@@ -150,7 +150,7 @@ def _pip(python: Path, arguments: Sequence[str]) -> None:
 def _run(python: Path, arguments: Sequence[str]) -> None:
     options = ["--no-input", "--disable-pip-version-check", "--quiet"]
     command = [str(python), "-m", "pip", arguments[0], *options, *arguments[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=own_environment(), check=False)
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if line.lower().startswith("error")] or lines or ["pip said nothing"]

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import torch
 
-from draftwood.bench.peers.environments import absent, python_of
+from draftwood.bench.peers.environments import absent, own_environment, python_of
 from draftwood.bench.peers.messages import PeerAnswer, PeerModel, answer_of, request_of
 from draftwood.bench.peers.specs import PeerSpec
 from draftwood.config import SamplingParams
@@ -72,13 +72,15 @@ class Peer:
 
     def close(self) -> None:
         """Ends the process; harmless when it is gone already."""
-        if self._process is None:
-            return
-        with contextlib.suppress(OSError):
-            self._pipe(self._process.stdin).close()  # the worker ends at the end of its input
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_SECONDS)
-        self._kill()
+        try:
+            if self._process is not None:
+                with contextlib.suppress(OSError):
+                    self._pipe(self._process.stdin).close()  # the worker ends at the end of its input
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(CLOSE_SECONDS)
+        finally:
+            self._kill()
+            self._log.close()
 
     def __enter__(self) -> Peer:
         return self
@@ -201,8 +203,8 @@ def _load_message(spec: PeerSpec, request: PeerModel, progress: Progress | None)
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Ours, without what would lead its Python to our packages, and with threads that sleep soon when idle."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME", "OMP_WAIT_POLICY")}
+    """With threads that sleep soon when idle."""
+    kept = {name: value for name, value in own_environment().items() if name != "OMP_WAIT_POLICY"}
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     return {**kept, **quiet, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1"}
 

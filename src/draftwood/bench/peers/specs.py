@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from draftwood.bench.methods import parse_value
-from draftwood.config import DTYPES, one_of
+from draftwood.config import DTYPES, one_of, parse_value
 from draftwood.errors import OptionError
 
 WORKERS = Path(__file__).parent / "workers"
@@ -109,7 +108,9 @@ def find_peer(name: str) -> PeerSpec:
     for pair in pairs:
         key, equals, text = pair.partition("=")
         key = key.strip().replace("-", "_")
-        if not equals or key not in options:
+        if not equals:
+            raise OptionError("A peer's option has a value", got=pair, allowed=f"as in {known},{key}=VALUE")
+        if key not in options:
             raise OptionError(f"The peer {known!r} has no option {key!r}", got=name, allowed=list(options) or "none")
         options[key] = _checked(key, options[key], text)
     for key in spec.required:

@@ -35,6 +35,7 @@ class RequestTape:
         self.prompt_ids = tuple(request.prompt_ids)
         self.params = request.params
         self.output_ids: list[int] = []
+        self.behind: tuple[int, ...] = ()  # accepted in the last cycle, but behind a stop
         self.rows = RowBook(width)
 
     def read_prompt(self, start: int, logits: torch.Tensor) -> None:
@@ -44,7 +45,9 @@ class RequestTape:
         tree = verified.tree
         start = len(self.prompt_ids) + len(self.output_ids) - 1  # the root's position
         # A stop may cut the path: what lies behind the last emitted token is beside the text like any other guess.
-        on_text = set(verified.path[: len(verified.emitted) + 1])
+        end = len(verified.emitted) + 1
+        on_text = set(verified.path[:end])
+        self.behind = tuple(tree.tokens[node] for node in verified.path[end:])
         contexts = [
             (ON_TEXT, start + tree.depths[node]) if node in on_text else (-2 - tree.parents[node], tree.tokens[node])
             for node in range(len(tree))
@@ -82,6 +85,7 @@ class Tape:
                 output_ids=tuple(completion.token_ids),
                 params=tape.params,
                 finish_reason=completion.finish_reason,
+                behind=tape.behind,
                 rows=tape.rows,
             )
             for tape, completion in zip(tapes, completions, strict=True)
@@ -135,6 +139,7 @@ def record(
         tape = Tape(into.width)
         drafter = recording_drafter(check_drafter(method.drafter, method.options)[0], tape)
         tokens = cycles = 0
+        left_out = into.num_left_out
         with LLM.from_target(
             target,
             codec,
@@ -151,7 +156,8 @@ def record(
                         into.add(request)
                     tokens += sum(completion.stats.output_tokens for completion in completions)
                     cycles += sum(completion.stats.cycles for completion in completions)
-        into.methods.append({**method.as_dict(), "tokens": tokens, "cycles": cycles})
+        told = {"tokens": tokens, "cycles": cycles, "left_out": into.num_left_out - left_out}
+        into.methods.append({**method.as_dict(), **told})
         report(progress, f"recording {method.label}", len(prompts), len(prompts))
 
 

@@ -44,6 +44,7 @@ class RecordedRequest:
     output_ids: tuple[int, ...]
     params: SamplingParams
     finish_reason: str
+    behind: tuple[int, ...] = ()  # tokens that the last cycle accepted too, behind the one that ended the text
     rows: RowBook
 
     @property
@@ -78,7 +79,7 @@ class Recording:
     target: TargetInfo
     width: int = DEFAULT_WIDTH
     requests: list[RecordedRequest] = field(default_factory=list)
-    methods: list[dict[str, Any]] = field(default_factory=list)  # Method.as_dict() with tokens and cycles
+    methods: list[dict[str, Any]] = field(default_factory=list)  # Method.as_dict() with tokens, cycles, left_out
     num_left_out: int = 0  # texts that another method told otherwise
 
     def add(self, request: RecordedRequest) -> None:
@@ -179,6 +180,7 @@ def _entry(request: RecordedRequest) -> dict[str, Any]:
         "turn": request.turn,
         "sample": request.sample,
         "finish_reason": request.finish_reason,
+        "behind": request.behind,
         "params": asdict(request.params),
         "prompt_tokens": len(request.prompt_ids),
         "output_tokens": len(request.output_ids),
@@ -204,7 +206,7 @@ def _built(about: Mapping[str, Any], arrays: Arrays) -> Recording:
         if not (parents[first:row] < np.arange(row - first)).all() or (parents[first:row] < ON_TEXT).any():
             raise ValueError("a context comes before its parent")
         request = RecordedRequest(
-            **{**entry, "params": SamplingParams(**entry["params"])},
+            **{**entry, "params": SamplingParams(**entry["params"]), "behind": tuple(entry.get("behind", ()))},
             prompt_ids=tuple(arrays["tokens"][start:middle].tolist()),
             output_ids=tuple(arrays["tokens"][middle:token].tolist()),
             rows=RowBook.of(RowArrays(*(arrays[name][first:row] for name in RowArrays._fields))),

@@ -257,15 +257,15 @@ def estimate_rows(
 
 
 def path_of(tree: DraftTree, emitted: Sequence[int], choices: Sequence[int], request: RecordedRequest) -> list[int]:
-    """The accepted nodes. The engine stops at a stop token only after it went on along the target's choices; where
-    these can be known, so does this."""
-    goes_on = request.params.is_greedy and not request.params.has_penalties
-    depths = tree.depths
+    """The accepted nodes. The engine cuts a block at a stop token only after it accepted all of it, so the path goes on
+    behind the stop: along the target's choices, or along what was accepted there when it was recorded."""
+    is_choice = request.params.is_greedy and not request.params.has_penalties
+    tokens, depths = (*emitted, *request.behind), tree.depths
 
     def token_after(node: int) -> int:
-        if depths[node] < len(emitted):
-            return emitted[depths[node]]
-        return choices[node] if goes_on else -1
+        if depths[node] >= len(emitted) and is_choice:
+            return choices[node]
+        return tokens[depths[node]] if depths[node] < len(tokens) else -1
 
     return list(walk(tree, token_after).path)
 

@@ -213,10 +213,11 @@ def _text_of(value: float | None, form: str = "{}") -> str:
 
 
 def _recorded_tau(recording: Recording, method: Method) -> float | None:
-    """Of the run in which this method was recorded, if it was."""
+    """Of the run in which this method was recorded, if it was and its texts are the ones that are replayed."""
     wanted = (method.drafter, method.options, method.memory, method.budget)
     for entry in recording.methods:
-        if (entry["drafter"], entry["options"], entry["memory"], entry["budget"]) == wanted:
+        own = (entry["drafter"], entry["options"], entry["memory"], entry["budget"])
+        if own == wanted and not entry.get("left_out"):
             return round(float(entry["tokens"] / entry["cycles"]), 4)
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypedDict
+from tempfile import TemporaryFile
 
 from draftwood.bench.methods import Method
 from draftwood.bench.replay.recorder import record
@@ -25,11 +25,6 @@ from draftwood.target.build import load_target
 from draftwood.target.store import Progress
 
 
-class _How(TypedDict):
-    estimate: bool
-    progress: Progress | None
-
-
 def record_to(
     path: Path,
     model: str,
@@ -45,8 +40,7 @@ def record_to(
     note: Callable[[str], None] = print,
 ) -> Recording:
     """Runs the prompts with every method and writes the file. Of a run that is interrupted it keeps what is whole."""
-    if path.is_dir():
-        raise OptionError("A recording is a file, and this is a folder", got=str(path))
+    _check_place(path)
     if width < 1:
         raise OptionError("Of a row some tokens are kept", got=f"width {width}", allowed="1 or more")
     loaded = load_target(model, dtype=dtype, device=device, target=target, max_batch=1, progress=progress)
@@ -61,6 +55,18 @@ def record_to(
         raise
     save_recording(path, recording)
     return recording
+
+
+def _check_place(path: Path) -> None:
+    """Before anything runs: after an hour would be late to hear of it."""
+    if path.is_dir():
+        raise OptionError("A recording is a file, and this is a folder", got=str(path))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written", got=error, next_step="Choose another place.") from error
 
 
 def replay_methods(
@@ -80,11 +86,16 @@ def replay_methods(
         raise OptionError("One study at a time", got="context and trajectories", next_step="Give two commands.")
     for method in methods:
         check_method(recording, method)
-    how: _How = {"estimate": estimate, "progress": progress}
     if contexts:
         check_contexts(recording, contexts)
-        return [line for method in methods for line in context_study(recording, method, contexts, **how)]
     if trajectories:
         check_trajectories(recording, trajectories)
-        return [line for method in methods for line in trajectory_study(recording, method, trajectories, **how)]
-    return [figures_of(recording, method, replay(recording, method, **how)) for method in methods]
+
+    def lines(method: Method) -> list[Figures]:
+        if contexts:
+            return context_study(recording, method, contexts, estimate=estimate, progress=progress)
+        if trajectories:
+            return trajectory_study(recording, method, trajectories, estimate=estimate, progress=progress)
+        return [figures_of(recording, method, replay(recording, method, estimate=estimate, progress=progress))]
+
+    return [line for method in methods for line in lines(method)]

@@ -39,13 +39,12 @@ def facts(summary: Summary) -> list[Fact]:
         ("repeats", _unless_one(settings.get("repeats"))),
         ("trajectories", _unless_one(settings.get("trajectories"))),
         ("batch", _unless_one(settings.get("batch"))),
+        ("ignore_eos", "yes" if settings.get("ignore_eos") else ""),
+        ("raw", "yes: no chat template" if settings.get("raw") else ""),
         ("recipe", _told(manifest.get("recipe"))),
         ("runs", ", ".join(summary.runs)),
         ("started", _told(manifest.get("started"))),
-        (
-            "finished",
-            "not yet: figures of a run that goes on" if _unfinished(manifest) else _told(manifest.get("finished")),
-        ),
+        ("finished", "not yet" if _unfinished(manifest) else _told(manifest.get("finished"))),
     ]
     return [Fact(name, value) for name, value in found if value]
 
@@ -88,6 +87,12 @@ def headline(summary: Summary) -> str:
 
 def warnings(summary: Summary) -> list[str]:
     """What a reader must know before any figure."""
+    going_on = "The run is not finished: these are figures of what was measured until now."
+    return [*troubles(summary), *([going_on] if _unfinished(summary.manifest) else [])]
+
+
+def troubles(summary: Summary) -> list[str]:
+    """What went wrong, most important first; nothing where all outputs are right and no request failed."""
     found = []
     for label in labels(summary):
         one = cell(summary, label)
@@ -98,7 +103,8 @@ def warnings(summary: Summary) -> list[str]:
                 f"{'is' if wrong == 1 else 'are'} not what plain decoding gives. "
                 "Its figures are worth nothing until that is mended."
             )
-    found += [f"{label} failed: {reason}" for label, reason in (summary.manifest.get("failed") or {}).items()]
+    failed = summary.manifest.get("failed") or {}
+    found += [f"{label} failed: {_one_line(reason)}" for label, reason in failed.items()]
     for label in labels(summary):
         errors = cell(summary, label).errors
         if errors:
@@ -130,6 +136,10 @@ def _told(value: Any) -> str:
 
 def _unless_one(value: Any) -> str:
     return "" if value in (1, [1], (1,)) else _told(value)
+
+
+def _one_line(reason: object) -> str:
+    return " ".join(str(reason).split())
 
 
 def _unfinished(manifest: Mapping[str, Any]) -> bool:

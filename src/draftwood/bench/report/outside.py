@@ -74,6 +74,14 @@ def measured(found: Cell, metric: str, count: int | None = None) -> Any:
     return None if isinstance(value, (dict, list, str)) else value
 
 
+def peers(summary: Summary) -> Section:
+    """What a reader of the peers' figures should know: versions, number formats, other weights."""
+    noted = [(str(method["label"]), str(method["note"])) for method in summary.methods if method.get("note")]
+    columns = [Column("peer", False), Column("note", False)]
+    table = Table(caption="Peers", columns=columns, rows=[[Entry(label), Entry(note)] for label, note in noted])
+    return Section(key="peers", short="Peers", title="About the peers", tables=[table])
+
+
 def missing(summary: Summary) -> Section:
     """Methods that were given up, requests that failed and peers that are not there, each with its reason."""
     given_up = summary.manifest.get("failed") or {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwood.bench.records import ERROR
 from draftwood.bench.report import text
-from draftwood.bench.report.outside import missing, paper
+from draftwood.bench.report.outside import missing, paper, peers
 from draftwood.bench.report.tables import (
     Column,
     Entry,
@@ -19,6 +19,7 @@ from draftwood.bench.report.tables import (
     figure,
     interval,
     intervals_note,
+    is_peer,
     labels,
     p_ratio,
     stages,
@@ -30,7 +31,7 @@ MAX_DEPTH = 8
 
 def sections(summary: Summary) -> list[Section]:
     """All that has something to show, in the order of a report."""
-    builders = (results, tau_by_task, cycle, sources, depth, latency, trajectories, budgets, paper, missing)
+    builders = (results, tau_by_task, cycle, sources, depth, latency, trajectories, budgets, paper, peers, missing)
     built = (builder(summary) for builder in builders)
     return [section for section in built if any(table.rows for table in section.tables)]
 
@@ -47,7 +48,9 @@ def results(summary: Summary) -> Section:
         Column("tau"),
     ]
     columns += [Column("tokens/s")] if fast else []
-    columns += [Column("nodes"), Column("outputs", False)]
+    checked = {label: exactness(summary, cell(summary, label)) for label in labels(summary)}
+    compared = any(entry.text != text.NOTHING for entry in checked.values())
+    columns += [Column("nodes"), *([Column("outputs", False)] if compared else [])]
     rows = []
     for method in summary.methods:
         label = str(method["label"])
@@ -56,7 +59,7 @@ def results(summary: Summary) -> Section:
         row += [figure(getattr(cell(summary, label, task), attribute), decimals, unit) for task in summary.tasks]
         row += [interval(getattr(mean, attribute), decimals, unit), figure(mean.tau)]
         row += [figure(mean.tokens_per_second, 1)] if fast else []
-        row += [figure(mean.nodes, 1), _exactness(summary, mean)]
+        row += [figure(mean.nodes, 1), *([checked[label]] if compared else [])]
         rows.append(row)
     speed = (
         f"Speed-up: tokens per second of decoding over those of {summary.baseline}, same prompts, same run. "
@@ -65,10 +68,9 @@ def results(summary: Summary) -> Section:
     )
     note = (
         f"{speed}Mean: over the tasks. {intervals_note(summary)} tau: tokens a verification pass; nodes: positions "
-        "a pass. Outputs: greedy ones beside those of plain decoding; a tie is a first difference between two tokens "
-        "whose logits are as good as equal."
+        f"a pass. {_outputs_note(summary, compared)}"
     )
-    title = "Speed and exactness"
+    title = "Speed and exactness" if compared else "Speed"
     return Section(
         key="results",
         short="Speed",
@@ -78,7 +80,21 @@ def results(summary: Summary) -> Section:
     )
 
 
-def _exactness(summary: Summary, mean: Cell) -> Entry:
+def _outputs_note(summary: Summary, compared: bool) -> str:
+    if not compared:
+        sampled = bool((summary.manifest.get("settings") or {}).get("temperature"))
+        why = "they are sampled" if sampled else "there is none of the same prompts"
+        return f"Outputs were not compared with those of plain decoding: {why}."
+    peers = any(is_peer(method) for method in summary.methods)
+    differing = "; different: a peer has its own arithmetic, and often other weights" if peers else ""
+    return (
+        "Outputs: greedy ones beside those of plain decoding; a tie is a first difference between two tokens whose "
+        f"logits are as good as equal{differing}."
+    )
+
+
+def exactness(summary: Summary, mean: Cell) -> Entry:
+    """How many outputs were those of plain decoding, and whether the method failed."""
     if mean.method in (summary.manifest.get("failed") or {}):
         done = "" if not mean.lossless else f"{text.verdicts(mean.lossless)}, "
         return Entry(f"{done}FAILED", None, alert=True)
@@ -198,7 +214,8 @@ def latency(summary: Summary) -> Section:
         if any(row[at].number is not None for at in used)
     ]
     table = Table(caption="Requests", columns=[Column("method", False), *(columns[at][0] for at in used)], rows=rows)
-    note = "First token: median over requests. Whole requests: reading the prompt included."
+    told = ["First token: median over requests.", "Whole requests: reading the prompt included.", ""]
+    note = " ".join(told[at] for at in used).strip()
     return Section(key="latency", short="Latency", title="First token and memory", note=note, tables=[table])
 
 

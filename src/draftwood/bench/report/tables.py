@@ -88,7 +88,9 @@ def prompts_note(summary: Summary) -> str:
 def intervals_note(summary: Summary) -> str:
     """How the intervals were made and over how many prompts."""
     over = prompts_note(summary)
-    return f"Intervals: 95% bootstrap over prompts{f' ({over})' if over else ''}."
+    size = (summary.manifest.get("settings") or {}).get("batch") or 1
+    shared = f" {size} prompts ran together: of times, whole batches are drawn, and a single one has no width."
+    return f"Intervals: 95% bootstrap over prompts{f' ({over})' if over else ''}.{shared if size > 1 else ''}"
 
 
 def stages(summary: Summary) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwood.bench.records import FORMAT, MANIFEST, REQUESTS, VERSION, Run
+from draftwood.bench.records import FORMAT, MANIFEST, REQUESTS, VERSION
 from draftwood.bench.report.html import html_report
 from draftwood.bench.report.markdown import markdown_report
 from draftwood.bench.summary import Cell, Interval, Summary
@@ -19,13 +19,10 @@ from draftwood.files import new_file
 MARKDOWN, PAGE, SUMMARY = "report.md", "report.html", "summary.json"
 
 
-def write_report(folder: Path, runs: Sequence[Run]) -> list[Path]:
-    """Writes report.md, report.html and summary.json of the runs into the folder; says where they are."""
-    from draftwood.bench.metrics import summarise  # the figures; a page of ready summaries needs none of it
-
-    if not runs:
+def write_report(folder: Path, summaries: Sequence[Summary]) -> list[Path]:
+    """Writes report.md, report.html and summary.json into the folder; says where they are."""
+    if not summaries:
         raise DraftwoodError("There is nothing to report on", next_step="Name a folder that --out made.")
-    summaries = summarise(runs)
     beside = all((folder / name).exists() for name in (MANIFEST, REQUESTS))
     contents = {
         MARKDOWN: markdown_report(summaries),
@@ -47,21 +44,24 @@ def summary_json(summaries: Sequence[Summary]) -> str:
 
 
 def _summary(summary: Summary) -> dict[str, Any]:
-    plain = {f.name: _plain(getattr(summary, f.name)) for f in fields(Summary) if f.name != "cells"}
+    plain = {f.name: as_plain(getattr(summary, f.name)) for f in fields(Summary) if f.name != "cells"}
     cells: dict[str, dict[str, Any]] = {}
     for (method, task), cell in summary.cells.items():
-        figures = {f.name: _plain(getattr(cell, f.name)) for f in fields(Cell) if f.name not in ("method", "task")}
+        figures = {f.name: as_plain(getattr(cell, f.name)) for f in fields(Cell) if f.name not in ("method", "task")}
         cells.setdefault(method, {})[task] = figures
     return {**plain, "cells": cells}
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
+    """Records, intervals and lists as JSON has them; what is no number (NaN, infinite) is None."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: as_plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Interval):
-        return {name: _plain(figure) for name, figure in value._asdict().items()}
+        return {name: as_plain(figure) for name, figure in value._asdict().items()}
     if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
+        return {str(name): as_plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple, set)):
-        return [_plain(inner) for inner in value]
+        return [as_plain(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -21,12 +21,19 @@ _STATUS, _REFERENCES = "/proc/self/status", "/proc/self/clear_refs"
 
 
 def serve(load: Load) -> None:
-    """Answers until the input ends. Whatever libraries print goes to the log, never between the answers."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Answers until the input ends.
+
+    Whatever libraries print goes to the log, never between the answers; and whoever reads the standard input, a child
+    for instance, finds nothing there instead of the next question.
+    """
+    questions, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     generate: Generate | None = None
-    for line in sys.stdin:
+    for line in questions:
         message = json.loads(line)
         try:
             if message["op"] == "load":

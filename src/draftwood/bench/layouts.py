@@ -1,0 +1,201 @@
+"""What a row of a benchmark's prompt file asks, for every set whose layout is known.
+
+A row is recognised by its fields, not by the name of its file: whoever has the original file of a benchmark need not
+convert it. Where a set holds a task rather than a question (a function to complete, an article to shorten), the
+instruction around it is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood.errors import PromptError
+
+MBPP_SPLITS = (range(1, 11), range(11, 511), range(511, 601), range(601, 975))  # few-shot, test, validation, train
+MBPP_TEST = MBPP_SPLITS[1]
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskPrompt:
+    """One conversation to be had with every method: what the user says, turn by turn."""
+
+    id: str  # unique within its task
+    turns: tuple[str, ...]
+    category: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """How one kind of file writes a prompt down."""
+
+    name: str
+    fields: str  # for messages
+    fits: Callable[[Row], bool]
+    turns: Callable[[Row], list[str]]
+
+
+def _has(*names: str) -> Callable[[Row], bool]:
+    """Whether all these fields are texts."""
+    return lambda row: all(isinstance(row.get(name), str) for name in names)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _humaneval(row: Row) -> list[str]:
+    return [f"Write out this Python function in full, signature included, as one code block.\n\n{row['prompt']}"]
+
+
+def _classeval(row: Row) -> list[str]:
+    return [f"Write out the Python class {row['class_name']} with every method filled in.\n\n{row['skeleton']}"]
+
+
+def _mbpp(row: Row) -> list[str]:
+    # The sanitized file keeps the text under another name.
+    task, tests = row.get("text") or row["prompt"], "\n".join(row["test_list"])
+    return [f"{task}\n\nAnswer with Python code that these tests accept:\n\n{tests}"]
+
+
+def _livecodebench(row: Row) -> list[str]:
+    start = row.get("starter_code")
+    how = (
+        f"Begin with this code and keep its names:\n\n```python\n{start}\n```"
+        if isinstance(start, str) and start.strip()
+        else "The program reads standard input and writes its answer to standard output."
+    )
+    return [f"Solve this problem with a Python program, given as one code block.\n\n{row['question_content']}\n\n{how}"]
+
+
+def _alpaca(row: Row) -> list[str]:
+    extra = row.get("input") or row.get("context")  # Dolly's name for it
+    return ["\n\n".join(text for text in (row["instruction"], extra) if isinstance(text, str) and text.strip())]
+
+
+def _said(row: Row) -> list[tuple[str, str]] | None:
+    """Who said what, in either way of writing a conversation down."""
+    for field, speaker, text in (("messages", "role", "content"), ("conversations", "from", "value")):
+        said = row.get(field)
+        if isinstance(said, list) and said and all(isinstance(m, dict) for m in said):
+            pairs = [(m.get(speaker), m.get(text)) for m in said]
+            if all(isinstance(part, str) for pair in pairs for part in pair):
+                return pairs
+    return None
+
+
+def _conversation(row: Row) -> list[str]:
+    """What the user says; the answers are the model's to give. A system message goes in front of the first turn."""
+    said = _said(row) or []
+    turns = [text for speaker, text in said if speaker in ("user", "human")]
+    rules = [text for speaker, text in said if speaker == "system" and text.strip()]
+    return ["\n\n".join([*rules, turns[0]]), *turns[1:]] if turns else []
+
+
+# The first that fits is taken: those with more or rarer fields come first.
+LAYOUTS = (
+    Layout(
+        name="turns",  # our own, MT-Bench, Spec-Bench, EAGLE's folders
+        fields="turns",
+        fits=lambda row: _texts(row.get("turns")),
+        turns=lambda row: list(row["turns"]),
+    ),
+    Layout(
+        name="prompts",  # MT-Bench on the hub
+        fields="prompt (a list)",
+        fits=lambda row: _texts(row.get("prompt")),
+        turns=lambda row: list(row["prompt"]),
+    ),
+    Layout(name="humaneval", fields="prompt + entry_point", fits=_has("prompt", "entry_point"), turns=_humaneval),
+    Layout(name="classeval", fields="skeleton + class_name", fits=_has("skeleton", "class_name"), turns=_classeval),
+    Layout(
+        name="mbpp",
+        fields="text or prompt + test_list",
+        fits=lambda row: _texts(row.get("test_list")) and (_has("text")(row) or _has("prompt")(row)),
+        turns=_mbpp,
+    ),
+    Layout(name="livecodebench", fields="question_content", fits=_has("question_content"), turns=_livecodebench),
+    Layout(
+        name="cnn_dm",
+        fields="article",
+        fits=_has("article"),
+        turns=lambda row: [f"Summarize: {row['article']}"],
+    ),
+    Layout(name="alpaca", fields="instruction", fits=_has("instruction"), turns=_alpaca),
+    Layout(
+        name="conversation",
+        fields="messages or conversations",
+        fits=lambda row: _said(row) is not None,
+        turns=_conversation,
+    ),
+    Layout(name="gsm8k", fields="question", fits=_has("question"), turns=lambda row: [row["question"]]),
+    Layout(name="aime", fields="problem", fits=_has("problem"), turns=lambda row: [row["problem"]]),
+    Layout(name="aime", fields="Problem", fits=_has("Problem"), turns=lambda row: [row["Problem"]]),
+    Layout(name="prompt", fields="prompt", fits=_has("prompt"), turns=lambda row: [row["prompt"]]),
+)
+_ID_FIELDS = ("id", "question_id", "task_id", "prompt_id", "ID")
+_CATEGORY_FIELDS = ("category", "difficulty")
+
+
+def layout_of(row: Row) -> Layout | None:
+    return next((layout for layout in LAYOUTS if layout.fits(row)), None)
+
+
+def prompts_of(rows: Iterable[tuple[str, Row]], task: str) -> list[TaskPrompt]:
+    """All prompts of a task, in the order of its rows.
+
+    Two rows with one id are two prompts: the later one gets a suffix (``12#2``). Results are kept by id, so one of them
+    would be lost otherwise; refusing the file would help nobody, since sets with such rows are in use as they are.
+    """
+    prompts: list[TaskPrompt] = []
+    layouts, taken = set(), set[str]()
+    for index, (place, row) in enumerate(rows):
+        layout = layout_of(row)
+        if layout is None:
+            raise PromptError(
+                f"{place} has no known layout",
+                got=f"the fields {', '.join(map(str, row)) or '(none)'}",
+                allowed=dict.fromkeys(layout.fields for layout in LAYOUTS),
+                next_step='Write prompts as {"id": ..., "turns": ["..."]}, or leave this task out with --tasks.',
+            )
+        turns = tuple(layout.turns(row))
+        if not turns or not all(turn.strip() for turn in turns):
+            raise PromptError(
+                f"{place} asks nothing", got=f"turns {list(turns)}"[:80], allowed="turns that are not empty"
+            )
+        layouts.add(layout.name)
+        name = _free(_id(row, task, index), taken)
+        taken.add(name)
+        if any("\ud800" <= letter <= "\udfff" for text in (name, *turns) for letter in text):
+            raise PromptError(f"{place} is not valid Unicode", got=ascii(turns)[:80])  # JSON can spell half a letter
+        prompts.append(TaskPrompt(id=name, turns=turns, category=_category(row)))
+    return _mbpp_test_split(prompts) if layouts == {"mbpp"} else prompts
+
+
+def _id(row: Row, task: str, index: int) -> str:
+    """The row's own id; numbers, and rows without one, behind the name of their task."""
+    own = next((row[name] for name in _ID_FIELDS if isinstance(row.get(name), (str, int)) and row[name] != ""), index)
+    return f"{task}/{own}" if str(own).isdecimal() else str(own)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    count, free = 1, name
+    while free in taken:
+        count += 1
+        free = f"{name}#{count}"
+    return free
+
+
+def _category(row: Row) -> str | None:
+    return next((row[name] for name in _CATEGORY_FIELDS if isinstance(row.get(name), str) and row[name]), None)
+
+
+def _mbpp_test_split(prompts: list[TaskPrompt]) -> list[TaskPrompt]:
+    """Of a file with tasks of all four splits, the test split; any other choice of tasks stays as it is."""
+    numbers = [int(tail) if (tail := prompt.id.rpartition("/")[2]).isdecimal() else -1 for prompt in prompts]
+    if not all(any(number in split for number in numbers) for split in MBPP_SPLITS):
+        return prompts
+    return [prompt for prompt, number in zip(prompts, numbers, strict=True) if number in MBPP_TEST]
