@@ -1,13 +1,14 @@
 """Exact laws of verified output: every outcome of chance is enumerated, the drafter's and the verifier's alike.
 
 A case is a tree shape, a kind of children and a pair of distributions p (target) and q (drafter). All outcomes with
-their weights give the exact law of the output, which must be the target's own.
+their weights give the exact law of the output, which must be the target's own. Where there are too many of them, a
+chi-square test tells whether samples have a law.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -183,3 +184,15 @@ def law_error(case: Case, shape: Shape, joint: Law) -> float:
 
 def difference(one: Law, other: Law) -> float:
     return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})
+
+
+def assert_fits(seen: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> None:
+    """Chi-square with Wilson-Hilferty: the cube root is nearly normal. Seeds are fixed; p > 1e-4 is z < 3.72."""
+    runs = seen.total()
+    assert set(seen) <= set(law)
+    cells = [(seen[key], weight * runs) for key, weight in law.items() if weight * runs >= 5]
+    rest = (runs - sum(n for n, _ in cells), runs - sum(e for _, e in cells))
+    statistic = sum((n - e) ** 2 / e for n, e in [*cells, rest] if e > 1)
+    freedom = len(cells) - (rest[1] <= 1)
+    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
+    assert z < 3.72

@@ -29,6 +29,16 @@ GREEDY = SamplingParams(max_tokens=32, seed=0)
 SAMPLED = SamplingParams(max_tokens=12, temperature=0.8, seed=3, n=3)
 
 
+@pytest.fixture(scope="module")
+def target() -> NativeTarget:
+    return tiny_target(cache_tokens=4096)
+
+
+@pytest.fixture(scope="module")
+def goose(target: NativeTarget) -> Recording:
+    return recorded(target, [method_of("goose")])
+
+
 def task_of(*texts: str, turns: int = 1) -> Task:
     prompts = [TaskPrompt(id=str(n), turns=(text,) * turns, category=None) for n, text in enumerate(texts)]
     return Task(name="letters", prompts=prompts, source="here", sha256="")

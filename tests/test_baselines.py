@@ -37,8 +37,7 @@ from draftwood.tree.shapes import TreeShape, chain_tree, recycling_tree, uniform
 from draftwood.tree.theory import sequoia
 
 from .engine_tools import PROMPTS, make_llm
-from .test_growth import NUM_TOKENS, Table, looked_up_in, tables
-from .test_shapes import shapes
+from .growth_tools import NUM_TOKENS, Table, looked_up_in, shapes, tables
 
 VOCAB_SIZE = 300
 # Nothing repeats; three tokens repeat, with 12 behind the first time; six repeat, with 9 behind it.

@@ -15,7 +15,7 @@ from draftwood.bench.records import ERROR, IDENTICAL, TIE, Lossless, RequestReco
 from draftwood.bench.report.changes import change_note, change_rows
 from draftwood.bench.summary import ALL_TASKS, Interval
 
-from .test_bench_metrics import GOOSE, MACHINE, PLAIN, manifest, record, run
+from .metrics_tools import GOOSE, MACHINE, PLAIN, manifest, record, run
 
 Paces = dict[str, float]  # seconds a token by method
 

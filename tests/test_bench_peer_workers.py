@@ -22,12 +22,15 @@ from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError
 from tests.gguf_writer import write_toy
 
+from .conftest import threads
+
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The workers can be imported by their own names, as in their own process."""
+    """The workers can be imported by their own names, as in their own process, whose threads are theirs to set."""
     monkeypatch.syspath_prepend(str(WORKERS))
-    yield
+    with threads(torch.get_num_threads()):
+        yield
     for name in ("peer_protocol", "transformers_worker", "llamacpp_worker", "vllm_worker"):
         sys.modules.pop(name, None)
 

@@ -25,21 +25,8 @@ from draftwood.bench.replay import (
 from draftwood.bench.replay.dense import DenseRows, heights
 from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowBook
 from draftwood.errors import DraftwoodError
-from draftwood.target.native.target import NativeTarget
-from draftwood.target.tiny import tiny_target
 from draftwood.target.toprows import top_rows
-from tests.replay_tools import method_of, recorded
-
-
-@pytest.fixture(scope="module")
-def target() -> NativeTarget:
-    return tiny_target(cache_tokens=4096)
-
-
-@pytest.fixture(scope="module")
-def goose(target: NativeTarget) -> Recording:
-    return recorded(target, [method_of("goose")])
-
+from tests.replay_tools import goose, method_of, recorded, target  # noqa: F401 - goose and target are fixtures
 
 # -- rows ------------------------------------------------------------------------------------------------------------
 

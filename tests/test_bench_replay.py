@@ -30,18 +30,19 @@ from draftwood.drafters import Drafter, DraftRequest, Verified, drafter_class
 from draftwood.target.native.target import NativeTarget
 from draftwood.target.tiny import TINY_CONFIG, ByteTokenizer, tiny_target
 from draftwood.tree import DraftTree, TreeBuilder
-from tests.replay_tools import GREEDY, SAMPLED, TEXTS, counts, hand_made, method_of, really_run, recorded, replay_with
-
-
-@pytest.fixture(scope="module")
-def target() -> NativeTarget:
-    return tiny_target(cache_tokens=4096)
-
-
-@pytest.fixture(scope="module")
-def goose(target: NativeTarget) -> Recording:
-    return recorded(target, [method_of("goose")])
-
+from tests.replay_tools import (
+    GREEDY,
+    SAMPLED,
+    TEXTS,
+    counts,
+    goose,  # noqa: F401 - a fixture
+    hand_made,
+    method_of,
+    really_run,
+    recorded,
+    replay_with,
+    target,  # noqa: F401 - a fixture
+)
 
 # -- the recorded method comes out exactly as it ran -----------------------------------------------------------------
 

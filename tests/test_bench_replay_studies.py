@@ -31,20 +31,16 @@ from draftwood.cli.main import build_parser
 from draftwood.drafters import Drafter, DraftRequest, Verified
 from draftwood.errors import OptionError
 from draftwood.target.native.target import NativeTarget
-from draftwood.target.tiny import tiny_target
 from draftwood.tree import DraftTree
-from tests.replay_tools import SAMPLED, TEXTS, method_of, really_run, recorded
-
-
-@pytest.fixture(scope="module")
-def target() -> NativeTarget:
-    return tiny_target(cache_tokens=4096)
-
-
-@pytest.fixture(scope="module")
-def goose(target: NativeTarget) -> Recording:
-    return recorded(target, [method_of("goose")])
-
+from tests.replay_tools import (
+    SAMPLED,
+    TEXTS,
+    goose,  # noqa: F401 - a fixture
+    method_of,
+    really_run,
+    recorded,
+    target,  # noqa: F401 - a fixture
+)
 
 # -- what cannot be replayed -----------------------------------------------------------------------------------------
 

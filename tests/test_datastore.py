@@ -22,13 +22,10 @@ from draftwood.sources.datastore_file import DatastoreError
 from draftwood.sources.suffix_array import SEPARATOR, suffix_array
 from draftwood.target.tiny import ByteTokenizer
 
-VOCAB = 4
+from .datastore_tools import VOCAB, store_of
+
 documents = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=24), min_size=1, max_size=6)
 runs = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8)
-
-
-def store_of(corpus: Sequence[Sequence[int]], vocab_size: int = VOCAB) -> Datastore:
-    return build(corpus, vocab_size=vocab_size, tokenizer="abc", sources=["x.txt", "y"])
 
 
 def joined(corpus: Sequence[Sequence[int]]) -> list[int]:

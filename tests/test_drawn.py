@@ -17,7 +17,7 @@ from draftwood.tree import DraftTree
 from draftwood.tree.shapes import TreeShape, recycling_tree, uniform_tree
 from draftwood.verify import accept_sampled
 
-from .enumeration import PAIRS, Case, Shape, joint_law, law_error, outcomes
+from .enumeration import PAIRS, Case, Shape, assert_fits, joint_law, law_error, outcomes
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 
@@ -138,18 +138,6 @@ def test_drawing_has_the_sequential_law_statistically(mode: str, count: int) -> 
         for _ in range(runs // 300):
             seen.update(tuple(order[:count]) for order in draw(rows, [count] * 50))
     assert_fits(seen, sequential_law(Q, count))
-
-
-def assert_fits(seen: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> None:
-    """Chi-square with Wilson-Hilferty: the cube root is nearly normal. Seeds are fixed; p > 1e-4 is z < 3.72."""
-    runs = seen.total()
-    assert set(seen) <= set(law)
-    cells = [(seen[key], weight * runs) for key, weight in law.items() if weight * runs >= 5]
-    rest = (runs - sum(n for n, _ in cells), runs - sum(e for _, e in cells))
-    statistic = sum((n - e) ** 2 / e for n, e in [*cells, rest] if e > 1)
-    freedom = len(cells) - (rest[1] <= 1)
-    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
-    assert z < 3.72
 
 
 def test_rows_of_one_level_are_drawn_independently() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from math import floor
 
@@ -15,27 +15,9 @@ from draftwood.growth.best_first import Limits, Lookup, Start, Successors, grow_
 from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpinePlan, spine_tree
 from draftwood.tree import DraftTree, TreeBuilder
 
-NUM_TOKENS = 5
+from .growth_tools import NUM_TOKENS, Table, looked_up_in, tables
+
 MIN_SCORE = 0.01
-
-# By the token before and the token itself; rows of tokens and scores, best first.
-Table = Mapping[tuple[int, int], Successors]
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> Table:
-    """Rows of up to three successors, none for some contexts, some scores too small to be used."""
-    table = {}
-    for previous in range(NUM_TOKENS):
-        for token in range(NUM_TOKENS):
-            tokens = draw(st.lists(st.integers(0, NUM_TOKENS - 1), max_size=3, unique=True))
-            scores = draw(st.lists(st.floats(0.0, 0.6), min_size=len(tokens), max_size=len(tokens)))
-            table[previous, token] = tokens, sorted(scores, reverse=True)
-    return table
-
-
-def looked_up_in(table: Table) -> Lookup:
-    return lambda previous, token: table.get((previous, token), ([], []))
 
 
 def fan(width: int, score: float = 0.08) -> Lookup:

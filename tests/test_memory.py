@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from safetensors import safe_open
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest, make_factory
@@ -17,47 +16,14 @@ from draftwood.drafters.goose import GooseDrafter
 from draftwood.drafters.memory import MemoryPlan, memory_plan
 from draftwood.errors import OptionError
 from draftwood.sources.transitions import TransitionTable
-from draftwood.target.native.config import ModelConfig
-from draftwood.target.tiny import TINY_CONFIG, ByteTokenizer, tiny_target
+from draftwood.target.tiny import tiny_target
 
 from .cli_tools import (
     _plain_environment,  # noqa: F401 - a fixture
     draftwood_command,  # noqa: F401 - a fixture
 )
 from .engine_tools import CHOOSING, DRAWING, PROMPTS, reference
-
-PROMPT = "Once there was a tree."
-PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
-LEARNING = ["goose", "iso3", "iso5", "recycling", "sam+recycling", "sequoia", "stand"]
-FORGETFUL = ["anpd", "lookahead", "plain", "pld", "sam"]
-
-
-def open_llm(
-    memory: str | Path, drafter: Any = "goose", config: ModelConfig = TINY_CONFIG, max_batch: int = 8, **options: Any
-) -> LLM:
-    return LLM.from_target(
-        tiny_target(config, cache_tokens=4096),
-        ByteTokenizer(),
-        drafter=drafter,
-        drafter_options=options,
-        memory=memory,
-        budget=12,
-        max_batch=max_batch,
-    )
-
-
-def cycles(llm: LLM, prompt: str = PROMPT) -> int:
-    return llm.generate(prompt, PARAMS)[0].stats.cycles
-
-
-def metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, framework="numpy") as file:
-        return dict(file.metadata())
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
+from .memory_tools import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, metadata, open_llm
 
 # -- what a user gives -----------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from .cli_tools import (
     draftwood_command,  # noqa: F401 - a fixture
 )
 from .engine_tools import reference
-from .test_memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, metadata, names, open_llm
+from .memory_tools import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, metadata, names, open_llm
 
 
 def filled(path: Path, drafter: str = "goose", **options: Any) -> int:

@@ -23,8 +23,8 @@ from draftwood.sources.datastore_file import DatastoreError
 from draftwood.target.tiny import ByteTokenizer, tiny_target
 from draftwood.tree import DraftTree
 
+from .datastore_tools import store_of
 from .engine_tools import PROMPTS, make_llm
-from .test_datastore import store_of
 
 # -- the prefix tree -------------------------------------------------------------------------------------------------
 

@@ -26,17 +26,7 @@ from draftwood.tree.shapes import (
     uniform_tree,
 )
 
-
-@st.composite
-def shapes(draw: st.DrawFn, max_size: int = 25) -> TreeShape:
-    parents, ranks, counts = [-1], [0], [0]
-    for node in range(1, draw(st.integers(1, max_size))):
-        parent = draw(st.integers(0, node - 1))
-        parents.append(parent)
-        ranks.append(counts[parent])
-        counts[parent] += 1
-        counts.append(0)
-    return TreeShape(tuple(parents), tuple(ranks))
+from .growth_tools import shapes
 
 
 def rank_path(shape: TreeShape, node: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from draftwood.target.tiny import VOCAB_SIZE
 
 from .conftest import logits_after
 from .engine_tools import CHOOSING, PROMPTS, OracleDrafter, WildDrafter, make_llm
-from .test_sizing import PROFILES
+from .sizing_tools import PROFILES
 
 
 @pytest.fixture

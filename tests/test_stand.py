@@ -26,7 +26,7 @@ from draftwood.tree.shapes import chain_tree, recycling_tree
 
 from .conftest import logits_after
 from .engine_tools import PROMPTS, law_of_pairs, make_llm
-from .test_drawn import assert_fits
+from .enumeration import assert_fits
 
 # -- through the engine ----------------------------------------------------------------------------------------------
 

@@ -66,6 +66,11 @@ def documents(files: Sequence[Path], field: str | None = None, progress: Progres
     report(progress, "reading texts", total, total)
 
 
+def has_half_letters(text: str) -> bool:
+    """JSON can spell half a letter (a lone surrogate), which no tokenizer takes."""
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def _files_in(folder: Path) -> list[Path]:
     found: list[Path] = []
     for place, folders, names in os.walk(folder):
@@ -137,8 +142,7 @@ def _joined(value: Any) -> str | None:
 
 
 def _whole_letters(text: str, place: str) -> str:
-    """JSON can spell half a letter, which no tokenizer takes."""
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
+    if has_half_letters(text):
         raise CorpusError(f"{place} is not valid Unicode", got=ascii(text)[:80])
     return text
 

@@ -341,6 +341,3 @@ def _told(
     return Change(
         method=method, task=task, metric=metric, before=before, after=after, ratio=None, verdict=verdict, note=note
     )
-
-
-# --- for a terminal ---------------------------------------------------------------------------------------------------

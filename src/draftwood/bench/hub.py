@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,13 +16,12 @@ from pathlib import Path
 from draftwood.bench.formats import read_rows, stem_of
 from draftwood.bench.layouts import Row, TaskPrompt, prompts_of
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
-from draftwood.target.fetch import hub_is_installed, hub_is_off
+from draftwood.target.fetch import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off
 from draftwood.target.store import Progress, report
 
 HUB = "hub"
 SHARD = re.compile(r"-\d{5}-of-\d{5}(-[0-9a-f]+)?$")  # at the end of a stem
 _SPLITS = ("test", "validation", "train")  # the first there is is taken
-_TIMEOUT = 5.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,14 +92,14 @@ def _load(task: str, found: HubSet, progress: Progress | None) -> tuple[str, lis
 def _fetched(found: HubSet, progress: Progress | None) -> Iterator[tuple[str, Path]]:
     import huggingface_hub
 
-    with _explained(found):
-        info = huggingface_hub.HfApi().dataset_info(found.repo, revision=found.revision, timeout=_TIMEOUT)
+    with _hub_errors(found):
+        info = huggingface_hub.HfApi().dataset_info(found.repo, revision=found.revision, timeout=HUB_TIMEOUT)
     names = choose(found, [str(file.rfilename) for file in info.siblings or []])
     for done, name in enumerate(names):
         report(progress, f"downloading {found.repo}", done, len(names))
-        with _explained(found):
+        with _hub_errors(found):
             path = huggingface_hub.hf_hub_download(
-                found.repo, name, repo_type="dataset", revision=found.revision, etag_timeout=_TIMEOUT
+                found.repo, name, repo_type="dataset", revision=found.revision, etag_timeout=HUB_TIMEOUT
             )
         yield name, Path(path)
     report(progress, f"downloading {found.repo}", len(names), len(names))
@@ -110,7 +109,7 @@ def _cached(found: HubSet) -> Iterator[tuple[str, Path]]:
     """The same files from the cache alone, for those who want no talk with the hub."""
     import huggingface_hub
 
-    with _explained(found):
+    with _hub_errors(found):
         folder = Path(
             huggingface_hub.snapshot_download(
                 found.repo, repo_type="dataset", revision=found.revision, local_files_only=True
@@ -156,17 +155,5 @@ def _table(name: str) -> str:
     return f"{folder}{slash}{SHARD.sub('', stem_of(name))}"
 
 
-@contextmanager
-def _explained(found: HubSet) -> Iterator[None]:
-    """Every failure on the way to the hub as one kind of error with a next step."""
-    try:
-        yield
-    # The library raises its own errors, those of its network library, and plain OSErrors.
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [""]
-        off = " The hub is switched off (DRAFTWOOD_OFFLINE or HF_HUB_OFFLINE)." if hub_is_off() else ""
-        raise DraftwoodError(
-            f"The data set {found.repo} could not be fetched from the hub",
-            got=f"{type(error).__name__}: {reason[0]}",
-            next_step=f"Check the name and the connection, or give a local folder with --data.{off}",
-        ) from error
+def _hub_errors(found: HubSet) -> AbstractContextManager[None]:
+    return hub_errors(f"The data set {found.repo}", "a local folder with --data", DraftwoodError)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftwood.corpus import has_half_letters
 from draftwood.errors import PromptError
 
 MBPP_SPLITS = (range(1, 11), range(11, 511), range(511, 601), range(601, 975))  # few-shot, test, validation, train
@@ -169,8 +170,8 @@ def prompts_of(rows: Iterable[tuple[str, Row]], task: str) -> list[TaskPrompt]:
         layouts.add(layout.name)
         name = _free(_id(row, task, index), taken)
         taken.add(name)
-        if any("\ud800" <= letter <= "\udfff" for text in (name, *turns) for letter in text):
-            raise PromptError(f"{place} is not valid Unicode", got=ascii(turns)[:80])  # JSON can spell half a letter
+        if any(map(has_half_letters, (name, *turns))):
+            raise PromptError(f"{place} is not valid Unicode", got=ascii(turns)[:80])
         prompts.append(TaskPrompt(id=name, turns=turns, category=_category(row)))
     return _mbpp_test_split(prompts) if layouts == {"mbpp"} else prompts
 

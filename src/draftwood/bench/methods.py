@@ -48,25 +48,30 @@ class Method:
 
 
 def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str]) -> list[Method]:
-    """The methods in the order they were named, each with every budget; plain decoding has no use for several."""
+    """The methods in the order they were named, each with every budget."""
     methods: list[Method] = []
     for text in texts:
         name, options = parse_method(text)
-        own = options.pop("budget", None)
+        options.pop("budget", None)
         kept = str(options.pop("memory", memory))
         kept = DEFAULT_MEMORY if name == PLAIN else kept  # it learns nothing that a file could hold
         check_drafter(name, options)
         memory_plan(kept)
-        wanted = [own] if own is not None else budgets
-        for budget in [1] if name == PLAIN else wanted:
+        for label, budget in labelled(text, budgets):
             EngineOptions(budget=budget)  # refuses what is no budget
-            label = text if len(wanted) == 1 or name == PLAIN else f"{text} @{budget}"
             methods.append(Method(label=label, drafter=name, options=options, memory=kept, budget=budget))
     labels = [method.label for method in methods]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
         raise OptionError("A method is named twice", got=twice)
     return methods
+
+
+def labelled(text: str, budgets: Sequence[int | str]) -> list[tuple[str, Any]]:
+    """The labels of a method, each with its budget. One of its own goes before these; plain decoding needs none."""
+    name, options = parse_method(text)
+    own = [1] if name == PLAIN else [options["budget"]] if "budget" in options else budgets
+    return [(text if len(own) == 1 else f"{text} @{budget}", budget) for budget in own]
 
 
 def check_memories(methods: Sequence[Method], repeats: int) -> None:

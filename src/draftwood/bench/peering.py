@@ -8,14 +8,18 @@ from dataclasses import replace
 
 from draftwood.bench.engines import Answer
 from draftwood.bench.methods import PEER, Method
-from draftwood.bench.peers import Peer, PeerModel, PeerSpec, absent, find_peer, gguf_of
+from draftwood.bench.peers import Peer, PeerModel, PeerSpec, find_peer, gguf_of
 from draftwood.bench.settings import Settings
+from draftwood.bench.tasks import Task
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, OptionError
+from draftwood.prompts import prompt_ids
 from draftwood.target.build import Loaded
 from draftwood.target.load import BUILT_IN, resolve
 from draftwood.target.store import Progress, report
 from draftwood.target.tokenizer import TextCodec
+
+TURN_TOKENS = 16  # at most, that a chat template puts around an answer
 
 
 class PeerEngine:
@@ -62,6 +66,16 @@ def check_peers(settings: Settings) -> list[PeerSpec]:
     return specs
 
 
+def longest_request(tasks: Sequence[Task], loaded: Loaded, settings: Settings) -> int:
+    """Positions of the longest request, all turns and answers of it together: peers must know before they start."""
+    longest = 0
+    for prompt in (prompt for task in tasks for prompt in task.prompts):
+        messages = [{"role": "user", "content": turn} for turn in prompt.turns]
+        sent = len(prompt_ids(loaded.codec, messages, raw=settings.raw))
+        longest = max(longest, sent + len(prompt.turns) * (settings.max_tokens + TURN_TOKENS))
+    return longest
+
+
 def start_peers(
     settings: Settings, loaded: Loaded, max_context: int, closing: ExitStack, progress: Progress | None = None
 ) -> tuple[Started, dict[str, str]]:
@@ -84,19 +98,15 @@ def start_peers(
     missing: dict[str, str] = {}
     for number, (name, spec) in enumerate(zip(settings.peers, specs, strict=True)):
         report(progress, f"starting {name}", number, len(specs))
-        why = absent(spec, model)
-        if why is None:
-            try:
-                peer = Peer(spec, model, progress)
-            except DraftwoodError as error:
-                why = str(error)
-            else:
-                closing.callback(peer.close)
-                facts = ", ".join(f"{fact} {value}" for fact, value in peer.facts.items() if fact != "id")
-                note = "; ".join(filter(None, [facts, spec.note]))
-                method = Method(label=name, kind=PEER, drafter=spec.name, options=dict(spec.options), note=note)
-                started.append((method, PeerEngine(peer, loaded.codec)))
-        if why is not None:
-            missing[name] = why
+        try:
+            peer = Peer(spec, model, progress)
+        except DraftwoodError as error:
+            missing[name] = str(error)
+            continue
+        closing.callback(peer.close)
+        facts = ", ".join(f"{fact} {value}" for fact, value in peer.facts.items() if fact != "id")
+        note = "; ".join(filter(None, [facts, spec.note]))
+        method = Method(label=name, kind=PEER, drafter=spec.name, options=dict(spec.options), note=note)
+        started.append((method, PeerEngine(peer, loaded.codec)))
     report(progress, "starting peers", 1, 1)
     return started, missing

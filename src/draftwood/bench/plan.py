@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftwood.bench.methods import parse_methods
-from draftwood.bench.peering import check_peers
 from draftwood.bench.peers import absent, find_peer
 from draftwood.bench.recipes import Recipe, load_recipe
 from draftwood.bench.records import MANIFEST
-from draftwood.bench.runner import Request
+from draftwood.bench.runner import Request, prepare
 from draftwood.bench.settings import Settings
-from draftwood.bench.tasks import load_tasks
 from draftwood.errors import OptionError
 from draftwood.target.store import Progress
 
@@ -54,10 +51,7 @@ def make_plan(
 def check_plan(plan: Plan, progress: Progress | None = None) -> None:
     """What a run would refuse when it starts: the last of several may start hours after the first."""
     for request in plan.requests:
-        settings = request.settings
-        parse_methods(settings.drafters, settings.memory, settings.budget)
-        check_peers(settings)
-        load_tasks(settings.tasks, settings.data, settings.limit, progress)
+        prepare(request, progress)
 
 
 def absent_peers(plan: Plan) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from draftwood.bench.methods import PLAIN, parse_method, parse_methods
+from draftwood.bench.methods import labelled, parse_method, parse_methods
 from draftwood.bench.recipe_file import RecipeFile
 from draftwood.bench.settings import DEFAULT_METHODS, Settings
 from draftwood.bench.summary import ALL_TASKS
@@ -176,7 +176,8 @@ class _Reader(RecipeFile):
                 self.refuse(f"{key!r} is a list", repr(value), f"[{value!r}]")
         try:
             asked = Settings.from_dict(settings)
-            labels = set(_labels(asked, self._value("optional")))
+            methods = [*asked.drafters, *self._value("optional")]
+            labels = {label for text in methods for label, _ in labelled(text, asked.budget)}
         except OptionError as error:
             self.refuse(f"the run {name!r} cannot be: {error.what}", error.got, error.allowed)
         places = (ALL_TASKS, *asked.tasks)
@@ -265,16 +266,6 @@ def _described(place: str) -> str:
     if place.endswith("tree"):
         return "a static tree that `draftwood tune` wrote"
     return NEEDS.get(place.replace("_", "-"), NEEDS["head"])
-
-
-def _labels(settings: Settings, optional: Sequence[str]) -> list[str]:
-    """The labels that methods.py gives them, places unfilled."""
-    labels = []
-    for text in [*settings.drafters, *optional]:
-        name, options = parse_method(text)
-        alone = len(settings.budget) == 1 or name == PLAIN or "budget" in options
-        labels += [text] if alone else [f"{text} @{budget}" for budget in settings.budget]
-    return labels
 
 
 def _methods(run: RecipeRun) -> list[str]:

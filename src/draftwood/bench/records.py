@@ -7,15 +7,20 @@ report shows is computed from these two files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from filelock import FileLock, Timeout
+
 from draftwood.errors import DraftwoodError
 from draftwood.files import new_file
+from draftwood.target.store import cache_home
 
 FORMAT, VERSION = "draftwood-bench", 1
 MANIFEST, REQUESTS = "run.json", "requests.jsonl"
@@ -88,13 +93,14 @@ class RequestRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a run is. ``settings`` decides whether a run may be continued; the rest is for people and reports."""
+    """What a run is. It may be continued with the same settings, prompts, machine and versions; the rest is for people
+    and reports."""
 
     settings: dict[str, Any]  # Settings.as_dict()
-    methods: list[dict[str, Any]]  # label, kind (drafter, peer), drafter, options, memory, budget
+    methods: list[dict[str, Any]]  # Method.as_dict()
     tasks: dict[str, dict[str, Any]]  # by name: prompts (count), source, sha256 of the prompts
-    model: dict[str, Any]  # name, backend, dtype, device, parameters, context_length
-    machine: dict[str, Any]  # processor, cores, memory, gpu, system
+    model: dict[str, Any]  # machine.model_facts
+    machine: dict[str, Any]  # machine.machine_facts
     software: dict[str, str]  # versions
     command: str
     started: str  # UTC, ISO 8601
@@ -109,6 +115,35 @@ class Run(NamedTuple):
     name: str
     manifest: Manifest
     records: list[RequestRecord]
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps others from writing to a run. The lock lies in the cache: a run's folder has results and nothing else."""
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    path = cache_home() / "locks" / f"bench-{name}.lock"
+    lock = FileLock(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise DraftwoodError(
+            "Another process is writing to the folder of the results",
+            got=str(folder),
+            next_step="Wait until it has ended, or name a new folder.",
+        ) from error
+    except OSError as error:
+        raise DraftwoodError(
+            f"{path} cannot be written",
+            got=error,
+            next_step="Set DRAFTWOOD_HOME to a folder that you may write to.",
+        ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # nobody waits for it, and every run has one of its own: they would pile up
+            path.unlink()
+        lock.release()
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -1,6 +1,7 @@
 """The benchmark itself: every method on every prompt, in turns, written down as it goes.
 
-A run that is interrupted or killed loses at most the request it was at: the same settings and folder go on from there.
+A run that is interrupted or killed loses at most the conversation or batch it was at: the same settings and folder go
+on from there.
 A method that fails is written down as failed, and after a few failures in a row it is left out; the others go on.
 """
 
@@ -13,13 +14,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftwood.bench.engines import Answer, Answering, OwnEngine
 from draftwood.bench.judge import Judge
 from draftwood.bench.machine import machine_facts, model_facts, software_facts
 from draftwood.bench.methods import Method, check_memories, parse_methods
-from draftwood.bench.peering import check_peers, start_peers
+from draftwood.bench.peering import check_peers, longest_request, start_peers
 from draftwood.bench.records import (
     MANIFEST,
     Key,
@@ -27,6 +28,7 @@ from draftwood.bench.records import (
     RequestRecord,
     Run,
     append_records,
+    held,
     mend,
     read_manifest,
     read_records,
@@ -44,7 +46,6 @@ from draftwood.target.store import Progress, report
 
 FAILURES_ALLOWED = 3  # in a row, before a method is left out
 WARM_UP_TOKENS = 16
-TURN_TOKENS = 16  # at most, that a chat template puts around an answer
 Note = Callable[[str], None]
 Answers = MutableMapping[tuple[str, str, int], str]  # by task, prompt, turn
 
@@ -62,12 +63,33 @@ class Request:
 
 def run_bench(request: Request, progress: Progress | None = None, note: Note | None = None) -> Run:
     """Runs what is not done yet and returns everything there is."""
-    settings, folder = request.settings, request.folder
+    with held(request.folder):
+        prepared = prepare(request, progress)
+        mend(request.folder)
+        return _run(request, prepared, progress, note)
+
+
+class Prepared(NamedTuple):
+    """What a run needs beside the model."""
+
+    methods: list[Method]  # our own
+    tasks: list[Task]
+    before: Manifest | None  # of the run that is gone on with
+
+
+def prepare(request: Request, progress: Progress | None = None) -> Prepared:
+    """Refuses what cannot be run, as far as that can be told without the model; changes nothing."""
+    settings = request.settings
     methods = parse_methods(settings.drafters, settings.memory, settings.budget)
     check_memories(methods, settings.repeats)
     check_peers(settings)
     tasks = load_tasks(settings.tasks, settings.data, settings.limit, progress)
-    before = _continued(folder, settings, tasks)
+    return Prepared(methods, tasks, _continued(request.folder, settings, tasks))
+
+
+def _run(request: Request, prepared: Prepared, progress: Progress | None, note: Note | None) -> Run:
+    settings = request.settings
+    methods, tasks, before = prepared
     loaded = load_target(
         settings.model,
         dtype=settings.dtype,
@@ -76,7 +98,7 @@ def run_bench(request: Request, progress: Progress | None = None, note: Note | N
         max_batch=settings.batch,
         progress=progress,
     )
-    longest = _longest(tasks, loaded, settings)
+    longest = longest_request(tasks, loaded, settings) if settings.peers else 0  # nobody else asks
     with ExitStack() as closing:
         peers, absent = start_peers(settings, loaded, longest, closing, progress)
         engines: dict[str, Answering] = {}
@@ -85,7 +107,7 @@ def run_bench(request: Request, progress: Progress | None = None, note: Note | N
             closing.callback(engine.close)
             engines[method.label] = engine
         engines |= {method.label: peer for method, peer in peers}
-        methods += [method for method, _ in peers]
+        methods = [*methods, *(method for method, _ in peers)]
         if not methods:
             raise DraftwoodError("There is nobody to measure", got="; ".join(absent.values()))
         manifest = Manifest(
@@ -101,7 +123,7 @@ def run_bench(request: Request, progress: Progress | None = None, note: Note | N
             recipe=request.recipe,
             paper=request.paper,
         )
-        write_manifest(folder, manifest)
+        write_manifest(request.folder, manifest)
         return _Bench(request, manifest, methods, tasks, loaded, engines, progress, note).run()
 
 
@@ -166,7 +188,8 @@ class _Bench:
     def _run_job(self, job: Job) -> None:
         try:
             records = self._answered(job)
-            self._failures.pop(job.method.label, None)
+            if any(record.error is None for record in records):
+                self._failures.pop(job.method.label, None)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in one method must not end the others
             records = self._failed(job, error)
         for record in records:
@@ -179,25 +202,39 @@ class _Bench:
         batch = job.prompts[0].id if len(job.prompts) > 1 else ""
         answers: Answers = ChainMap({}, self._answers)  # new ones count for others once the whole job is done
         records = []
-        for turn in range(1 if params.n > 1 else max(len(prompt.turns) for prompt in job.prompts)):
-            asked = [prompt for prompt in job.prompts if turn < len(prompt.turns)]
-            ids = [self._ids(job.task, prompt, turn, answers) for prompt in asked]
-            for prompt, sent, samples in zip(asked, ids, engine.answer(ids, params), strict=True):
+        prompts = list(job.prompts)
+        for turn in range(1 if params.n > 1 else max(len(prompt.turns) for prompt in prompts)):
+            fitting, refused = self._asked(job, prompts, turn, answers)
+            records += refused
+            if not fitting:
+                break
+            prompts, ids = list(fitting), list(fitting.values())
+            for prompt, sent, samples in zip(prompts, ids, engine.answer(ids, params), strict=True):
                 answers.setdefault((job.task, prompt.id, turn), samples[0].text)
                 for sample, answer in enumerate(samples):
                     key = Key(job.method.label, job.task, prompt.id, turn, sample, job.repeat)
                     records.append(self._judged(_record(key, answer, batch), sent))
         return records
 
+    def _asked(
+        self, job: Job, prompts: Sequence[TaskPrompt], turn: int, answers: Answers
+    ) -> tuple[dict[TaskPrompt, list[int]], list[RequestRecord]]:
+        """What is sent of the prompts that have this turn, and records of those that cannot be: others go on."""
+        fitting: dict[TaskPrompt, list[int]] = {}
+        refused = []
+        for prompt in (prompt for prompt in prompts if turn < len(prompt.turns)):
+            try:
+                fitting[prompt] = self._ids(job.task, prompt, turn, answers)
+            except PromptError as error:
+                refused.append(_error_record(job, prompt, str(error), turn))
+        return fitting, refused
+
     def _failed(self, job: Job, error: Exception) -> list[RequestRecord]:
         label = job.method.label
         why = str(error) if isinstance(error, DraftwoodError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, PromptError):  # that would be the prompt's fault, whoever is asked
             self._count_failure(label, why)
-        return [
-            RequestRecord(method=label, task=job.task, prompt=prompt.id, repeat=job.repeat, error=why)
-            for prompt in job.prompts
-        ]
+        return [_error_record(job, prompt, why) for prompt in job.prompts]
 
     def _count_failure(self, label: str, why: str) -> None:
         """Told is the first reason: of a peer that died, the others say no more than that it is gone."""
@@ -299,6 +336,12 @@ def _record(key: Key, answer: Answer, batch: str) -> RequestRecord:
     )
 
 
+def _error_record(job: Job, prompt: TaskPrompt, why: str, turn: int = 0) -> RequestRecord:
+    return RequestRecord(
+        method=job.method.label, task=job.task, prompt=prompt.id, turn=turn, repeat=job.repeat, error=why
+    )
+
+
 def _continued(folder: Path, settings: Settings, tasks: Sequence[Task]) -> Manifest | None:
     """The run in this folder; None where there is none. Refuses to mix what does not belong together."""
     if not (folder / MANIFEST).exists():
@@ -325,22 +368,11 @@ def _continued(folder: Path, settings: Settings, tasks: Sequence[Task]) -> Manif
             got="different: " + ", ".join(other),
             next_step="Go on where it was begun, or name a new folder.",
         )
-    mend(folder)
     return manifest
 
 
 def _changed(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in wanted if found.get(name) != wanted[name])
-
-
-def _longest(tasks: Sequence[Task], loaded: Loaded, settings: Settings) -> int:
-    """Positions of the longest request, all turns and answers of it together."""
-    longest = 0
-    for prompt in (prompt for task in tasks for prompt in task.prompts):
-        messages = [{"role": "user", "content": turn} for turn in prompt.turns]
-        sent = len(prompt_ids(loaded.codec, messages, raw=settings.raw))
-        longest = max(longest, sent + len(prompt.turns) * (settings.max_tokens + TURN_TOKENS))
-    return longest
 
 
 def _as_json(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Summary:
     """All figures of runs that belong together: same model, machine and sampling."""
 
     title: str
-    manifest: dict[str, Any]  # of the first run
+    manifest: dict[str, Any]  # of the first run, with what the others add
     runs: list[str]
     baseline: str | None  # the label of plain decoding, if it ran
     methods: list[dict[str, Any]]  # as in the manifest, in its order

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from draftwood.bench.runner import run_bench
 
     out = Path(args.out or f"bench-{datetime.now():%Y%m%d-%H%M%S}")
-    command = shlex.join(["draftwood", *sys.argv[1:]])
+    command = shlex.join(["draftwood", *args.argv])
     plan = make_plan(typed_settings(args), out, command, args.recipe, args.param)
     bench_recipes.introduce(screen, plan.recipe)
     check_plan(plan, screen.progress)

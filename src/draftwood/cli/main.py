@@ -43,8 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     _forgive_encodings()
     debug = os.environ.get("DRAFTWOOD_DEBUG", "0") not in ("", "0")
+    given = sys.argv[1:] if argv is None else list(argv)
     try:
-        args = build_parser().parse_args(argv)
+        args = build_parser().parse_args(given, argparse.Namespace(argv=given))
         debug = debug or args.debug
         code: int = args.run(args)
         sys.stdout.flush()

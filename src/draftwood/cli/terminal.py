@@ -20,8 +20,8 @@ LINE_SECONDS = 60.0
 SOME_SECONDS = 2.0  # before that a pace means nothing
 
 # Calm colours that can be read on dark and on light grounds. Known sources keep theirs from run to run.
-_KNOWN = {"context": 73, "suffix": 73, "transitions": 179, "ngrams": 108, "datastore": 140, "lookahead": 110}
-_KNOWN |= {"model": 174, "head": 168}
+_KNOWN = {"context": 73, "suffix": 73, "corpus": 140, "transition": 179, "ngram": 108, "datastore": 140}
+_KNOWN |= {"pool": 110, "window": 174}
 _OTHERS = (137, 67, 132, 101, 145, 97)
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from draftwood.errors import MissingExtraError, ModelError
-from draftwood.target.store import Progress, report
+from draftwood.errors import DraftwoodError, MissingExtraError, ModelError
+from draftwood.target.store import DiskFullError, Progress, report
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]  # never code, never pickled weights
 _UNWANTED = ["*/*"]  # folders hold the same weights for other programs
-_HUB_TIMEOUT = 5.0  # seconds; an unreachable hub must not hold up a model that lies elsewhere
+HUB_TIMEOUT = 5.0  # seconds; an unreachable hub must not hold up a model that lies elsewhere
 _BLOCK = 1 << 20
+_INSTEAD = "a local folder or a .gguf file"
 
 
 def is_offline() -> bool:
@@ -51,8 +52,8 @@ def hub_revision(hub_id: str) -> str:
     """The commit that the hub has now; one quick question, which also finds out whether there is a way to the hub."""
     import huggingface_hub
 
-    with _hub_errors(hub_id):
-        return str(huggingface_hub.HfApi().model_info(hub_id, timeout=_HUB_TIMEOUT).sha)
+    with hub_errors(hub_id, _INSTEAD):
+        return str(huggingface_hub.HfApi().model_info(hub_id, timeout=HUB_TIMEOUT).sha)
 
 
 def hub_into(hub_id: str, revision: str, folder: Path, progress: Progress | None) -> None:
@@ -60,14 +61,14 @@ def hub_into(hub_id: str, revision: str, folder: Path, progress: Progress | None
     import huggingface_hub
 
     report(progress, f"downloading {hub_id}", 0, 1)
-    with _hub_errors(hub_id):
+    with hub_errors(hub_id, _INSTEAD):
         huggingface_hub.snapshot_download(
             hub_id,
             revision=revision,
             local_dir=folder,
             allow_patterns=_WANTED,
             ignore_patterns=_UNWANTED,
-            etag_timeout=_HUB_TIMEOUT,
+            etag_timeout=HUB_TIMEOUT,
         )
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's own notes
     report(progress, f"downloading {hub_id}", 1, 1)
@@ -80,12 +81,12 @@ def hub_snapshot(hub_id: str, progress: Progress | None) -> Path:
     import huggingface_hub
 
     report(progress, f"downloading {hub_id}", 0, 1)
-    with _hub_errors(hub_id):
+    with hub_errors(hub_id, _INSTEAD):
         path = huggingface_hub.snapshot_download(
             hub_id,
             allow_patterns=_WANTED,
             ignore_patterns=_UNWANTED,
-            etag_timeout=_HUB_TIMEOUT,
+            etag_timeout=HUB_TIMEOUT,
             local_files_only=hub_is_off(),
         )
     report(progress, f"downloading {hub_id}", 1, 1)
@@ -93,19 +94,24 @@ def hub_snapshot(hub_id: str, progress: Progress | None) -> Path:
 
 
 @contextmanager
-def _hub_errors(hub_id: str) -> Iterator[None]:
-    """Every failure on the way to the hub as one kind of error with a next step."""
+def hub_errors(what: str, instead: str, kind: type[DraftwoodError] = ModelError) -> Iterator[None]:
+    """Every failure on the way to the hub as one kind of error; ``instead``: what else the user may give."""
     try:
         yield
     # The library raises its own errors, those of its network library, and plain OSErrors.
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise  # the store explains a full disk
+            raise DiskFullError(
+                f"{what} could not be fetched from the hub: the disk is full",
+                got=error,
+                next_step="Free some space and try again.",
+            ) from error
         reason = str(error).strip().splitlines() or [""]
-        raise ModelError(
-            f"{hub_id} could not be fetched from the hub",
+        off = " The hub is switched off (DRAFTWOOD_OFFLINE or HF_HUB_OFFLINE)." if hub_is_off() else ""
+        raise kind(
+            f"{what} could not be fetched from the hub",
             got=f"{type(error).__name__}: {reason[0]}",
-            next_step="Check the name and the connection, or give a local folder or a .gguf file.",
+            next_step=f"Check the name and the connection, or give {instead}.{off}",
         ) from error
 
 

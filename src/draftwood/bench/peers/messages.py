@@ -89,7 +89,7 @@ def answer_of(content: Mapping[str, Any], num_prompt: int) -> PeerAnswer:
 
 
 def _stats(counts: Mapping[str, Any] | None, num_prompt: int, num_output: int) -> dict[str, Any] | None:
-    """Counts under the names of RequestStats; what the engine does not tell is left out."""
+    """Counts under the names of RequestStats, and accepted_nodes; what the engine does not tell is left out."""
     if not counts or not counts.get("cycles"):
         return None
     cycles = int(counts["cycles"])

@@ -130,7 +130,7 @@ class Peer:
     def _content(self, line: bytes) -> dict[str, Any]:
         try:
             content = json.loads(line)
-            if not isinstance(content, dict) or content.get("id") != self._count:
+            if not isinstance(content, dict) or content.pop("id", None) != self._count:
                 raise ValueError
         except ValueError as error:
             self._kill()

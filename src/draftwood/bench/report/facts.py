@@ -160,8 +160,6 @@ def _machine(machine: Mapping[str, Any]) -> str:
             continue
         if name == "memory_gb":
             parts.append(f"{value} GB memory")
-        elif name == "memory":
-            parts.append(f"{text.memory(value)} memory")
         elif name in ("cores", "threads") and isinstance(value, int):
             parts.append(text.counted(value, name[:-1]))
         else:

@@ -50,9 +50,7 @@ def percent(value: Any) -> str:
 
 
 def memory(value: Any) -> str:
-    """Bytes as people read them; what is text already stays as it is."""
-    if isinstance(value, str):
-        return value
+    """Bytes as people read them."""
     figure = finite(value)
     if figure is None:
         return NOTHING

@@ -1,0 +1,13 @@
+"""What the tests of datastores and of drafting from them share: small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftwood.sources.datastore import Datastore, build
+
+VOCAB = 4
+
+
+def store_of(corpus: Sequence[Sequence[int]], vocab_size: int = VOCAB) -> Datastore:
+    return build(corpus, vocab_size=vocab_size, tokenizer="abc", sources=["x.txt", "y"])
