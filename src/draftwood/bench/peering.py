@@ -104,7 +104,7 @@ def start_peers(
             missing[name] = str(error)
             continue
         closing.callback(peer.close)
-        facts = ", ".join(f"{fact} {value}" for fact, value in peer.facts.items() if fact != "id")
+        facts = ", ".join(f"{fact} {value}" for fact, value in peer.facts.items())
         note = "; ".join(filter(None, [facts, spec.note]))
         method = Method(label=name, kind=PEER, drafter=spec.name, options=dict(spec.options), note=note)
         started.append((method, PeerEngine(peer, loaded.codec)))
