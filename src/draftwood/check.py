@@ -16,7 +16,7 @@ from typing import Any
 from draftwood.compare import PLAIN, first_difference
 from draftwood.config import SamplingParams
 from draftwood.engine import RequestStats
-from draftwood.errors import OptionError
+from draftwood.errors import OptionError, PromptError
 from draftwood.llm import LLM
 
 # How far two likely tokens may move apart, in logits, when positions are computed in groups of another size. Seen with
@@ -101,7 +101,11 @@ def check(llm: LLM, prompts: Iterable[Sequence[int]], params: SamplingParams | N
         )
     params = replace(params, logprobs=None)
     for index, prompt in enumerate(prompts):
-        (speculative,) = llm.generate(list(prompt), params)
+        try:
+            (speculative,) = llm.generate(list(prompt), params)
+        except PromptError as error:
+            what = f"Prompt {index + 1} cannot be checked: {error.what}"
+            raise PromptError(what, got=error.got, allowed=error.allowed, next_step=error.next_step) from error
         (plain,) = llm.generate(list(prompt), params, drafter=PLAIN)
         yield CheckRecord(
             index=index,

@@ -6,10 +6,28 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from safetensors import SafetensorError
 
-from draftwood.errors import DraftwoodError
+from draftwood.errors import DraftwoodError, OptionError
+
+
+def check_place(path: Path, *, force: bool) -> None:
+    """Refuses a file that could not be written or that is there already; with ``force`` it may be replaced.
+
+    For results that take long: after an hour would be late to hear of it.
+    """
+    if path.is_dir():
+        raise OptionError("The result goes into a file, and this is a folder", got=str(path))
+    if path.exists() and not force:
+        raise OptionError(f"{path} exists", next_step="Name another file, or replace it with --force.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OptionError(f"{path} cannot be written", got=error, next_step="Choose another place.") from error
 
 
 @contextmanager

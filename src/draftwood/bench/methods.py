@@ -63,7 +63,7 @@ def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str
     labels = [method.label for method in methods]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
-        raise OptionError("A method is named twice", got=twice)
+        raise OptionError("A method is named twice", got=", ".join(twice))
     return methods
 
 

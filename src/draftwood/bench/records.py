@@ -166,7 +166,12 @@ def read_manifest(folder: Path) -> Manifest:
             next_step="Name a folder that --out made.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DraftwoodError(f"{path} cannot be read", got=error, allowed=f"{FORMAT} {VERSION}") from error
+        raise DraftwoodError(
+            f"{path} cannot be read",
+            got=error,
+            allowed=f"{FORMAT} {VERSION}",
+            next_step="It is damaged or of another version: begin a run in a new folder.",
+        ) from error
 
 
 def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
@@ -209,7 +214,11 @@ def read_records(folder: Path) -> list[RequestRecord]:
         except (ValueError, TypeError, KeyError) as error:
             if number == len(lines):  # no newline behind it: it was never finished
                 break
-            raise DraftwoodError(f"{path}, line {number} is no record", got=error) from error
+            raise DraftwoodError(
+                f"{path}, line {number} is no record",
+                got=error,
+                next_step="Delete that line: the run's own command measures it again.",
+            ) from error
     return records
 
 

@@ -345,7 +345,9 @@ def _error_record(job: Job, prompt: TaskPrompt, why: str, turn: int = 0) -> Requ
 def _continued(folder: Path, settings: Settings, tasks: Sequence[Task]) -> Manifest | None:
     """The run in this folder; None where there is none. Refuses to mix what does not belong together."""
     if not (folder / MANIFEST).exists():
-        if folder.is_file() or (folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())):
+        if folder.is_file():
+            raise DraftwoodError("The place for the results is something else: this is a file", got=str(folder))
+        if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
             raise DraftwoodError(
                 "The folder for the results holds something else", got=str(folder), next_step="Name a new folder."
             )

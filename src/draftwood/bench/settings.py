@@ -49,7 +49,15 @@ class Settings:
             if value is not None and (type(value) is not int or value < 1):
                 raise OptionError(f"{name} is out of range", got=repr(value), allowed="1 or more")
         if not self.trajectories or any(type(count) is not int or count < 1 for count in self.trajectories):
-            raise OptionError("trajectories are numbers of samples", got=self.trajectories, allowed="as in 1,4,8,16")
+            raise OptionError(
+                "trajectories are numbers of samples",
+                got=",".join(map(str, self.trajectories)) or "none",
+                allowed="as in 1,4,8,16",
+            )
+        if type(self.seed) is not int or self.seed < 0:
+            raise OptionError("seed must be a whole number", got=repr(self.seed), allowed="0 or more")
+        if len(set(self.budget)) < len(self.budget):
+            raise OptionError("A budget is named twice", got=",".join(map(str, self.budget)))
         if not self.budget:
             raise OptionError("There is no budget", allowed="positions a pass, or auto, as in 8,16,auto")
         self.sampling()

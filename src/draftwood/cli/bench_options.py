@@ -43,7 +43,10 @@ def typed_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    found = [word.strip() for word in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty place between its commas")
+    return found
 
 
 def methods(text: str) -> list[str]:

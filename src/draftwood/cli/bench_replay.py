@@ -14,7 +14,7 @@ from draftwood.cli.options import Subparsers, add_command, add_model_options
 from draftwood.cli.report import show
 from draftwood.cli.terminal import Screen
 from draftwood.config import SamplingParams
-from draftwood.files import new_file
+from draftwood.files import check_place, new_file
 
 BUDGET, DRAFTERS, WIDTH = 60, "goose,recycling", 16
 _RECORDS = "The more drafters record, the more of what another one would guess is known when it is replayed."
@@ -46,6 +46,7 @@ def register_record(commands: Subparsers[Any]) -> None:
         add_setting(parser, name, kind, "N", text, default=DEFAULTS[name])
     add("--width", type=int, metavar="K", default=WIDTH, help=f"tokens kept of each row of logits (default: {WIDTH})")
     add("--out", metavar="FILE", required=True, help="the file, as in code.recording")
+    add("--force", action="store_true", help="replace that file")
     add("--json", action="store_true", help="one JSON object on stdout")
     add_model_options(parser)
 
@@ -60,6 +61,7 @@ def register_replay(commands: Subparsers[Any]) -> None:
     add("--estimate", action="store_true", help="unknown rows: take those of the nearest context that ends alike")
     add("--json", action="store_true", help="one JSON object on stdout")
     add("--out", metavar="FILE", help="the same object into a file")
+    add("--force", action="store_true", help="replace that file")
 
 
 def run_record(args: argparse.Namespace) -> int:
@@ -69,7 +71,7 @@ def run_record(args: argparse.Namespace) -> int:
     from draftwood.bench.tasks import load_tasks
 
     tasks = load_tasks(args.tasks or [], args.data, args.limit, screen.progress)
-    how = {name: getattr(args, name) for name in ("width", "dtype", "device", "target")}
+    how = {name: getattr(args, name) for name in ("width", "dtype", "device", "target", "force")}
     recording = record_to(path, args.model, chosen, tasks, params, **how, progress=screen.progress, note=screen.note)
     size = path.stat().st_size
     content = {"recording": str(path), "bytes": size, "texts": len(recording.requests), "rows": recording.num_rows}
@@ -80,6 +82,8 @@ def run_replay(args: argparse.Namespace) -> int:
     screen, chosen = Screen(args.color), _methods(args)
     from draftwood.bench.replay import figure_notes, figure_rows, load_recording, replay_methods
 
+    if args.out:
+        check_place(Path(args.out), force=args.force and Path(args.out).resolve() != Path(args.recording).resolve())
     recording, study = load_recording(args.recording), {"contexts": args.context, "trajectories": args.trajectories}
     found = replay_methods(recording, chosen, **study, estimate=args.estimate, progress=screen.progress)
     content = {"recording": args.recording, "model": recording.target.name, "figures": [asdict(f) for f in found]}

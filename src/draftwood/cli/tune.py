@@ -10,6 +10,7 @@ from draftwood.cli import static_tree
 from draftwood.cli.options import Subparsers, add_command, add_run_options
 from draftwood.cli.report import show, table
 from draftwood.cli.terminal import Screen
+from draftwood.config import DEFAULT_DRAFTER
 from draftwood.errors import OptionError
 
 _DETAILS = """\
@@ -49,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
         return static_tree.run(args)
     if args.prompts:
         raise OptionError("Prompts are for a static tree", got=args.prompts, next_step="Add --static-tree FILE.")
+    if args.drafter != DEFAULT_DRAFTER or args.drafter_option:
+        given = " ".join([args.drafter, *args.drafter_option])
+        raise OptionError("A drafter is for a static tree", got=given, next_step="Add --static-tree FILE.")
     screen = Screen(args.color)
     from draftwood.target.build import load_target
     from draftwood.tune import tune_costs, tune_successors

@@ -128,6 +128,8 @@ def save_recording(path: Path, recording: Recording) -> None:
 
 def load_recording(path: str | Path) -> Recording:
     """Refuses what is no recording, one of another version, and a damaged one."""
+    if Path(path).is_dir():
+        raise DraftwoodError(f"{path} cannot be read as a recording", got="a folder", allowed="a file")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

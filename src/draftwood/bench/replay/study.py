@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 
 from draftwood.bench.methods import Method
 from draftwood.bench.replay.recorder import record
@@ -21,6 +20,7 @@ from draftwood.bench.replay.scale import (
 from draftwood.bench.tasks import Task
 from draftwood.config import SamplingParams
 from draftwood.errors import OptionError
+from draftwood.files import check_place
 from draftwood.target.build import load_target
 from draftwood.target.store import Progress
 
@@ -36,11 +36,15 @@ def record_to(
     dtype: str = "auto",
     device: str = "auto",
     target: str = "auto",
+    force: bool = False,
     progress: Progress | None = None,
     note: Callable[[str], None] = print,
 ) -> Recording:
-    """Runs the prompts with every method and writes the file. Of a run that is interrupted it keeps what is whole."""
-    _check_place(path)
+    """Runs the prompts with every method and writes the file; ``force`` replaces one that is there.
+
+    Of a run that is interrupted it keeps what is whole, beside an older file and not in its place.
+    """
+    check_place(path, force=force)
     if width < 1:
         raise OptionError("Of a row some tokens are kept", got=f"width {width}", allowed="1 or more")
     loaded = load_target(model, dtype=dtype, device=device, target=target, max_batch=1, progress=progress)
@@ -50,23 +54,14 @@ def record_to(
         record(loaded.target, loaded.codec, methods, tasks, params, recording, progress)
     except BaseException:
         if recording.requests:
-            save_recording(path, recording)
-            note(f"It ended early. {path} has what was recorded until then.")
+            place = path.with_name(f"partial-{path.name}") if path.exists() else path
+            save_recording(place, recording)
+            note(f"It ended early. {place} has what was recorded until then.")
+        else:
+            note("It ended early. Nothing was recorded.")
         raise
     save_recording(path, recording)
     return recording
-
-
-def _check_place(path: Path) -> None:
-    """Before anything runs: after an hour would be late to hear of it."""
-    if path.is_dir():
-        raise OptionError("A recording is a file, and this is a folder", got=str(path))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise OptionError(f"{path} cannot be written", got=error, next_step="Choose another place.") from error
 
 
 def replay_methods(

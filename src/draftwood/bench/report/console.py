@@ -31,11 +31,14 @@ def result_rows(summary: Summary) -> list[tuple[str, ...]]:
 
 
 def remarks(runs: Sequence[Run]) -> list[str]:
-    """What is no failure: runs that are not finished, peers that are not there."""
+    """Beside the figures: runs that are not finished, why requests failed, peers that are not there."""
     open_runs = [run for run in runs if not run.manifest.finished]
     found = [
         f"not finished: {run.name}; to go on, give its command again with --out to its folder" for run in open_runs
     ]
+    for run in runs:
+        first = {record.method: record for record in reversed(run.records) if record.error}
+        found += [f"{r.method} on {r.task}, {r.prompt}: {' '.join((r.error or '').split())}" for r in first.values()]
     absent = {name: why for run in runs for name, why in run.manifest.absent.items()}
     reasons = {name: " ".join(why.split()) for name, why in absent.items()}
     return found + [why if why.startswith(name) else f"{name} is absent: {why}" for name, why in reasons.items()]

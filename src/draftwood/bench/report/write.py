@@ -23,6 +23,8 @@ def write_report(folder: Path, summaries: Sequence[Summary]) -> list[Path]:
     """Writes report.md, report.html and summary.json into the folder; says where they are."""
     if not summaries:
         raise DraftwoodError("There is nothing to report on", next_step="Name a folder that --out made.")
+    if folder.is_file():
+        raise DraftwoodError("A report goes into a folder, and this is a file", got=str(folder))
     beside = all((folder / name).exists() for name in (MANIFEST, REQUESTS))
     contents = {
         MARKDOWN: markdown_report(summaries),
