@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import draftwood.drafters.stand
-import draftwood.drafters.transition
+import draftwood.drafters.base
 from draftwood import SamplingParams
 from draftwood.cli.options import drafter_options
 from draftwood.drafters import DraftRequest, Verified, make_factory
@@ -84,8 +83,7 @@ def measure(method: str, context: int, args: argparse.Namespace) -> Sequence[flo
     )
     rng = np.random.default_rng(0)
     clock = Clock()
-    draftwood.drafters.transition.top_rows = clock.around(top_rows)
-    draftwood.drafters.stand.top_rows = clock.around(top_rows)
+    draftwood.drafters.base.top_rows = clock.around(top_rows)
     drafter = make_factory(name, drafter_options(rest.split(",") if rest else []), info).new(0)
     prompt = made_up_text(context, rng)
     logits = torch.from_numpy(rng.normal(0.0, 3.0, (max(CHUNK, args.budget), VOCABULARY)).astype(np.float32))

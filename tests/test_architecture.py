@@ -25,6 +25,7 @@ LAYERS = [
     {"drafters"},
     {"growth", "sources"},
     {"verify"},
+    {"compiled"},
     {"target"},
     {"sampling", "tree"},
     {"config", "files"},

@@ -327,7 +327,7 @@ def test_a_forked_child_starts_threads_of_its_own() -> None:
 
 class TestBuild:
     def fresh(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(build, "_state", None)
+        monkeypatch.setattr(build.KERNEL, "_state", None)
         monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path))
 
     def test_it_can_be_switched_off(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -357,6 +357,6 @@ class TestBuild:
         assert isinstance(build.load_kernel(), ctypes.CDLL)
         (library,) = (tmp_path / "kernels").iterdir()
         written = library.stat().st_mtime_ns
-        monkeypatch.setattr(build, "_state", None)
+        monkeypatch.setattr(build.KERNEL, "_state", None)
         assert build.load_kernel() is not None
         assert library.stat().st_mtime_ns == written

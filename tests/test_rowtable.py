@@ -114,6 +114,7 @@ def test_one_call_may_bring_more_keys_than_there_is_room_for() -> None:
 def test_claiming_a_row_keeps_it_or_starts_its_count_anew() -> None:
     table = filled(2, [1, 2])
     table.write([1], np.full((1, WIDTH), 5, np.int32), np.ones((1, WIDTH), np.float32))
+    table.counts[table.row(1)] = 2
     (known, new) = table.claim([1, 3])  # 2 makes room for 3
     assert table.counts[[known, new]].tolist() == [2, 0]
     assert table.ids[known].tolist() == [5] * WIDTH

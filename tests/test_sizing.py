@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwood.engine.acceptance import HOPE, TRUST
 from draftwood.engine.costs import CostProfile
-from draftwood.engine.sizing import FEWEST_WANTED, HOPE, TRUST, Load, beside
+from draftwood.engine.sizing import FEWEST_WANTED, Load, beside
 from draftwood.tree import DraftTree, TreeBuilder
 
 from .conftest import random_parents

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftwood.engine.sizing import DRAFTER_DECAY, PRIOR_TRIALS, REQUEST_DECAY, TRUST, AcceptanceRecord
+from draftwood.engine.acceptance import PRIOR_TRIALS, TRUST, AcceptanceRecord
+from draftwood.engine.sizing import DRAFTER_DECAY, REQUEST_DECAY
 from draftwood.tree import DraftTree, TreeBuilder
 
 from .sizing_tools import CHAIN, cut, play, sizer

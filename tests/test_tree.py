@@ -49,6 +49,33 @@ def test_first_keeps_the_first_nodes(tree: DraftTree, size: int) -> None:
         assert part.path_tokens(node) == tree.path_tokens(node)
 
 
+@given(trees(), st.integers(0, 1 << 30))
+def test_any_part_with_its_parents_is_a_tree(tree: DraftTree, dropped: int) -> None:
+    kept = [0]
+    for node in range(1, len(tree)):
+        if tree.parents[node] in kept and not dropped >> node & 1:
+            kept.append(node)
+    part = tree.part(kept)
+    assert part == DraftTree(part.tokens, part.parents, part.depths, part.sources, part.probs)  # which checks it
+    assert [part.path_tokens(node) for node in range(len(part))] == [tree.path_tokens(node) for node in kept]
+    assert [part.sources, part.probs] == [tuple(column[node] for node in kept) for column in (tree.sources, tree.probs)]
+
+
+@pytest.mark.parametrize("kept", [[], [1], [1, 2], [0, 3], [0, 2, 1], [0, 1, 1], [0, 2, 3]])
+def test_parts_that_are_no_trees_are_refused(kept: list[int]) -> None:
+    tree = DraftTree((1, 2, 3, 4, 5), (-1, 0, 0, 1, 1), (0, 1, 1, 2, 2), ("s",) * 5, (0.5,) * 5)
+    with pytest.raises(TreeError, match="parents with them"):
+        tree.part(kept)
+
+
+@given(trees())
+def test_a_child_is_found_by_its_token(tree: DraftTree) -> None:
+    children = tree.children()
+    for node in range(len(tree)):
+        of_token = {tree.tokens[child]: child for child in children[node]}
+        assert [tree.child_with(node, token) for token in range(10)] == [of_token.get(token) for token in range(10)]
+
+
 def test_parts_keep_what_drawn_children_were_drawn_from() -> None:
     tree = DraftTree(
         (1, 2, 3, 4, 5),

@@ -2,16 +2,22 @@
 
 The chain gets its share of the budget first. What is left is divided between branches at the root and branches along
 the spine, wide near the root and narrow deeper down; what nobody could use extends the branches.
+
+Over a table in C the tree grows there too (compiled/growth.h): the same nodes, in one call.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
+from draftwood.compiled import CompiledTable, address_of
 from draftwood.growth.best_first import Limits, Lookup, Start, grow_best_first
-from draftwood.tree import DraftTree, TreeBuilder
+from draftwood.tree import ROOT_SOURCE, DraftTree, TreeBuilder
 
 SPINE, BRANCH = "context", "transition"
 
@@ -38,10 +44,12 @@ def spine_tree(
     anchor: Anchor, spine: Sequence[int], trust: Sequence[float], lookup: Lookup, budget: int, plan: SpinePlan
 ) -> DraftTree:
     """``trust[i]``: how likely spine token i is right if those before it are."""
+    length = min(len(spine), _floor(budget * plan.spine_ratio), budget - 1)
+    if isinstance(lookup, CompiledTable) and plan.best_first:
+        return _compiled_tree(lookup, anchor, spine[:length], trust[:length], budget, plan)
     builder = TreeBuilder(anchor.root)
     lookup = cache(lookup)  # a node's successors are asked for when it gets branches and when these are extended
-    length = min(len(spine), _floor(budget * plan.spine_ratio), budget - 1)
-    starts = _lay_spine(builder, anchor, spine[:length], trust)
+    starts = _lay_spine(builder, anchor, spine[:length], trust[:length])
     if not plan.spine_branches:
         del starts[1:]
     leaves: list[Start] = []
@@ -52,6 +60,46 @@ def spine_tree(
     limits = Limits(BRANCH, budget, plan.branch_depth, plan.min_score)
     extend(builder, [*starts, *leaves] if plan.best_first else leaves, lookup, limits)
     return builder.build(route="spine" if length else "branch")
+
+
+def _compiled_tree(
+    table: CompiledTable, anchor: Anchor, spine: Sequence[int], trust: Sequence[float], budget: int, plan: SpinePlan
+) -> DraftTree:
+    length = len(spine)
+    if len(trust) != length:
+        raise ValueError(f"{len(trust)} chances for {length} tokens")
+    allowances = _allowances_in_c(budget - 1 - length, length if plan.spine_branches else 0, plan.spine_share)
+    copied = array("i", spine), array("d", trust)
+    nodes, probs = np.empty((3, budget), np.int32), np.empty(budget, np.float64)
+    size = table.core.spine_tree(
+        table.address,
+        *anchor,
+        length,
+        *(part.buffer_info()[0] for part in copied),
+        len(allowances),
+        allowances.buffer_info()[0],
+        budget,
+        plan.branch_depth,
+        plan.min_score,
+        address_of(nodes),
+        address_of(probs),
+    )
+    if not size:
+        raise MemoryError(f"a tree of {budget} nodes")
+    tokens, parents, depths = nodes[:, :size].tolist()
+    return DraftTree.sound(
+        tuple(tokens),
+        tuple(parents),
+        tuple(depths),
+        (ROOT_SOURCE, *(SPINE,) * length, *(BRANCH,) * (size - 1 - length)),
+        tuple(probs[:size].tolist()),
+        route="spine" if length else "branch",
+    )
+
+
+@lru_cache(maxsize=256)
+def _allowances_in_c(free: int, length: int, spine_share: float) -> array[int]:
+    return array("q", _allowances(free, length, spine_share))
 
 
 @lru_cache(maxsize=256)
@@ -71,7 +119,7 @@ def _lay_spine(builder: TreeBuilder, anchor: Anchor, spine: Sequence[int], trust
     """The chain; returns the root and every spine node as places where branches can start."""
     start = Start(0, anchor.previous, anchor.root, 1.0)
     starts = [start]
-    for token, chance in zip(spine, trust, strict=False):
+    for token, chance in zip(spine, trust, strict=True):
         node = builder.add(start.node, token, SPINE, chance)
         start = Start(node, start.token, token, start.value * chance)
         starts.append(start)

@@ -43,7 +43,7 @@ class RowTable:
         size = min(FIRST_ROWS, capacity)
         self.ids: IdRows = np.full((size, width), NOTHING, dtype=np.int32)  # [R, K]
         self.scores: ScoreRows = np.zeros((size, width), dtype=np.float32)  # [R, K]
-        self.counts = np.zeros(size, dtype=np.int32)  # [R] how often a row was written
+        self.counts = np.zeros(size, dtype=np.int32)  # [R] how many rows of the target each stands for
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -81,7 +81,7 @@ class RowTable:
         rows = self.claim(keys)
         self.ids[rows] = ids
         self.scores[rows] = scores
-        self.counts[rows] += 1
+        self.counts[rows] = 1
 
     def _free_row(self) -> int:
         used = len(self._row_of)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import lt
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from draftwood.errors import TreeError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+Entry = TypeVar("Entry")
 
 ROOT_SOURCE = "root"
 BYPASS = "bypass"  # the route of a drafter that makes trees and this time offers a bare chain
@@ -28,6 +29,10 @@ class Proposal(NamedTuple):
 
     token_ids: IntArray  # [S], distinct
     probs: FloatArray  # [S], positive, sums to 1
+
+
+NO_PROPOSALS: Mapping[int, Proposal] = {}
+NONE_CHOSEN: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,30 @@ class DraftTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @classmethod
+    def sound(
+        cls,
+        tokens: tuple[int, ...],
+        parents: tuple[int, ...],
+        depths: tuple[int, ...],
+        sources: tuple[str, ...],
+        probs: tuple[float, ...],
+        proposals: Mapping[int, Proposal] = NO_PROPOSALS,
+        num_chosen: Mapping[int, int] = NONE_CHOSEN,
+        route: str = "",
+    ) -> DraftTree:
+        """A tree that keeps the invariants because of how it was made, which nobody need check again."""
+        tree, set_field = object.__new__(cls), object.__setattr__
+        set_field(tree, "tokens", tokens)
+        set_field(tree, "parents", parents)
+        set_field(tree, "depths", depths)
+        set_field(tree, "sources", sources)
+        set_field(tree, "probs", probs)
+        set_field(tree, "proposals", proposals)
+        set_field(tree, "num_chosen", num_chosen)
+        set_field(tree, "route", route)
+        return tree
 
     @classmethod
     def root_only(cls, token: int) -> DraftTree:
@@ -98,28 +127,45 @@ class DraftTree:
         """The tokens a path would add to the output: the root's is already there."""
         return [self.tokens[i] for i in self.path(node)[1:]]
 
+    def child_with(self, node: int, token: int) -> int | None:
+        """The child of a node that carries the token."""
+        tokens, parents, child = self.tokens, self.parents, node
+        while True:
+            try:
+                child = tokens.index(token, child + 1)
+            except ValueError:
+                return None
+            if parents[child] == node:
+                return child
+
     def limited(self, max_depth: int) -> DraftTree:
         """The tree without the nodes below ``max_depth``."""
+        if max(self.depths) <= max_depth:
+            return self
         return self.part([node for node, depth in enumerate(self.depths) if depth <= max_depth])
 
     def first(self, size: int) -> DraftTree:
         """The tree of the first ``size`` nodes."""
-        return self.part(range(min(size, len(self.tokens))))
+        return self if size >= len(self.tokens) else self.part(range(size))
 
     def part(self, kept: Sequence[int]) -> DraftTree:
         """The tree of these nodes, ascending, parents included. Where siblings go, they go from the end and whatever
         tokens they carry, so that drawn ones stay exact."""
         if len(kept) == len(self.tokens):
             return self
-        number = {node: index for index, node in enumerate(kept)}
-        parents = tuple(number.get(self.parents[node], -1) for node in kept)
+        size = len(kept)
+        number = dict(zip(kept, range(size), strict=True))
+        parents = (-1, *[number.get(parent, size) for parent in _picked(self.parents, kept[1:])])
+        # A part of a sound tree is sound where its nodes are in order and no parent is missing.
+        if not kept or kept[0] != 0 or size in parents or not all(map(lt, kept, kept[1:])):
+            raise TreeError("A part of a tree has its nodes in order, and their parents with them", got=list(kept))
         inner = set(parents)
-        return DraftTree(
-            tokens=tuple(self.tokens[node] for node in kept),
+        return DraftTree.sound(
+            tokens=_picked(self.tokens, kept),
             parents=parents,
-            depths=tuple(self.depths[node] for node in kept),
-            sources=tuple(self.sources[node] for node in kept),
-            probs=tuple(self.probs[node] for node in kept),
+            depths=_picked(self.depths, kept),
+            sources=_picked(self.sources, kept),
+            probs=_picked(self.probs, kept),
             proposals={number[n]: q for n, q in self.proposals.items() if number.get(n) in inner},
             num_chosen={
                 number[n]: min(count, parents.count(number[n]))
@@ -180,6 +226,10 @@ class TreeBuilder:
     ) -> DraftTree:
         tokens, parents, depths, sources, probs = zip(*self._nodes, strict=True)
         return DraftTree(tokens, parents, depths, sources, probs, proposals or {}, num_chosen or {}, route)
+
+
+def _picked(column: tuple[Entry, ...], nodes: Sequence[int]) -> tuple[Entry, ...]:
+    return tuple([column[node] for node in nodes])
 
 
 def _check(tree: DraftTree) -> None:

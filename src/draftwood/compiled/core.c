@@ -1,0 +1,4 @@
+/* What drafters do in every cycle, as one library. */
+#include "growth.h"
+#include "sizing.h"
+#include "table.h"

@@ -1,0 +1,122 @@
+"""The library of core.c and its functions.
+
+Every piece that it holds is there in Python too, which says what it should do and does it where there is no compiler.
+Pointers are plain addresses: whoever owns the memory keeps it alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_double, c_int, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from draftwood.target.compiler import Library
+
+CORE = Library("core", Path(__file__).parent / "core.c", ctypes.PyDLL)
+
+
+class TableRecord(ctypes.Structure):
+    """The record of table.h, field by field."""
+
+    _fields_ = (
+        ("vocab", c_int64),
+        ("width", c_int64),
+        ("ids", c_void_p),
+        ("scores", c_void_p),
+        ("known", c_void_p),
+        ("first_ids", c_void_p),
+        ("first_scores", c_void_p),
+        ("first_stride", c_int64),
+        ("capacity", c_int64),
+        ("used", c_int64),
+        ("oldest", c_int64),
+        ("latest", c_int64),
+        ("bits", c_int64),
+        ("places", c_void_p),
+        ("keys", c_void_p),
+        ("older", c_void_p),
+        ("later", c_void_p),
+        ("pair_ids", c_void_p),
+        ("pair_scores", c_void_p),
+    )
+
+
+class RulesRecord(ctypes.Structure):
+    """The records of sizing.h, this one and the following."""
+
+    _fields_ = (
+        ("trust", c_double),
+        ("prior_trials", c_double),
+        ("hope", c_double),
+        ("deep", c_int64),
+        ("num_edges", c_int64),
+        ("edges", c_double * 16),
+    )
+
+
+class GuessesRecord(ctypes.Structure):
+    _fields_ = (
+        ("size", c_int64),
+        ("tokens", c_void_p),
+        ("parents", c_void_p),
+        ("depths", c_void_p),
+        ("sources", c_void_p),
+        ("probs", c_void_p),
+    )
+
+
+class ExperienceRecord(ctypes.Structure):
+    _fields_ = (
+        ("rules", c_void_p),
+        ("request_decay", c_double),
+        ("request_counts", c_void_p),
+        ("drafter_decay", c_double),
+        ("drafter_counts", c_void_p),
+        ("last_was_right", c_int64),
+    )
+
+
+class Core:
+    """The functions with their signatures; what they do stands in the headers."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
+            entry = getattr(library, f"draftwood_{name}")
+            entry.restype, entry.argtypes = result, arguments
+            return entry  # type: ignore[no-any-return]
+
+        self.find = function("find", c_int64, c_void_p, c_int64, c_int64)
+        self.learn = function("learn", c_int, c_void_p, c_int64, *[c_void_p] * 4)
+        self.claim = function("claim", None, c_void_p, c_int64, c_void_p, c_void_p)
+        self.order = function("order", None, c_void_p, c_void_p)
+        self.rehash = function("rehash", None, c_void_p)
+        context = (c_void_p, c_int64, c_int64)
+        spine = (c_int64, c_void_p, c_void_p)
+        limits = (c_int64, c_void_p, c_int64, c_int64, c_double)
+        self.spine_tree = function("spine_tree", c_int64, *context, *spine, *limits, c_void_p, c_void_p)
+        self.chances = function("chances", None, c_void_p, c_void_p, c_void_p)
+        self.best_part = function("best_part", c_int64, *[c_void_p] * 4, c_double, c_void_p)
+        self.note = function("note", None, c_void_p, c_void_p, c_int64, c_void_p)
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where a new array's memory is. Asking the array for it takes three times as long."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
+
+
+_known: tuple[ctypes.CDLL, Core] | None = None
+
+
+def load_core() -> Core | None:
+    """The functions, or None where there are none: everything is then done in Python."""
+    global _known
+    library = CORE.load()
+    if library is None:
+        return None
+    if _known is None or _known[0] is not library:
+        _known = library, Core(library)
+    return _known[1]

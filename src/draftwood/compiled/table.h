@@ -1,0 +1,167 @@
+/* The transition table: the best successors by token, and by pair of tokens in a bounded table.
+ *
+ * All memory belongs to Python; the record says where it lies. Pairs are found through open addressing: a place holds
+ * the number of a row, counted from 1, and keys stand beside the rows. The rows are linked from the one written longest
+ * ago to the latest, so the row that has to make room is known. */
+#ifndef DRAFTWOOD_TABLE_H
+#define DRAFTWOOD_TABLE_H
+
+#include <stdint.h>
+#include <string.h>
+
+#define NOBODY (-1) /* the end of the chain of rows, and the token that fills up a short row */
+
+typedef struct {
+    int64_t vocab, width;
+    int32_t *ids; /* [vocab][width] by token, where known */
+    float *scores; /* [vocab][width] */
+    uint8_t *known; /* [vocab] */
+    const int32_t *first_ids; /* [vocab], rows first_stride apart: known from the start; or NULL */
+    const float *first_scores;
+    int64_t first_stride;
+    int64_t capacity, used; /* rows of pairs; no capacity, no pairs */
+    int64_t oldest, latest; /* rows */
+    int64_t bits; /* of the number of places */
+    int32_t *places; /* [1 << bits] */
+    uint64_t *keys; /* [rows] */
+    int32_t *older, *later; /* [rows] neighbours in the chain */
+    int32_t *pair_ids; /* [rows][width] */
+    float *pair_scores; /* [rows][width] */
+} Table;
+
+/* The successors of a context, best first; no scores where there are none. */
+typedef struct {
+    const int32_t *ids;
+    const float *scores;
+} Row;
+
+enum { OF_NOBODY = -1, OF_TOKEN = -2, FROM_START = -3 }; /* where a row is that is none of a pair */
+
+static inline uint64_t pair_key(int64_t previous, int64_t token) {
+    return (uint64_t)(uint32_t)previous << 32 | (uint32_t)token;
+}
+
+static inline uint64_t first_place(const Table *t, uint64_t key) {
+    return key * UINT64_C(0x9E3779B97F4A7C15) >> (64 - t->bits);
+}
+
+/* The place of the key, or the empty one where it belongs. */
+static uint64_t place_of(const Table *t, uint64_t key) {
+    const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
+    uint64_t place = first_place(t, key);
+    while (t->places[place] && t->keys[t->places[place] - 1] != key) place = (place + 1) & mask;
+    return place;
+}
+
+/* Empties a place; those behind it that had to make way move up. */
+static void empty_place(Table *t, uint64_t place) {
+    const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
+    for (uint64_t next = (place + 1) & mask; t->places[next]; next = (next + 1) & mask) {
+        const uint64_t wanted = first_place(t, t->keys[t->places[next] - 1]);
+        if (((next - wanted) & mask) >= ((next - place) & mask)) {
+            t->places[place] = t->places[next];
+            place = next;
+        }
+    }
+    t->places[place] = 0;
+}
+
+static void unlink_row(Table *t, int64_t row) {
+    const int32_t older = t->older[row], later = t->later[row];
+    if (older == NOBODY) t->oldest = later; else t->later[older] = later;
+    if (later == NOBODY) t->latest = older; else t->older[later] = older;
+}
+
+static void link_as_latest(Table *t, int64_t row) {
+    t->older[row] = (int32_t)t->latest;
+    t->later[row] = NOBODY;
+    if (t->latest == NOBODY) t->oldest = row; else t->later[t->latest] = (int32_t)row;
+    t->latest = row;
+}
+
+/* A row that is in nobody's use: a new one, or the one that was written longest ago. */
+static int64_t free_row(Table *t) {
+    if (t->used < t->capacity) return t->used++;
+    const int64_t row = t->oldest;
+    empty_place(t, place_of(t, t->keys[row]));
+    unlink_row(t, row);
+    return row;
+}
+
+/* The row of the key, its own or a new one; it is the latest now. */
+static int64_t claim(Table *t, uint64_t key) {
+    uint64_t place = place_of(t, key);
+    if (t->places[place]) {
+        const int64_t row = t->places[place] - 1;
+        unlink_row(t, row);
+        link_as_latest(t, row);
+        return row;
+    }
+    const int64_t used = t->used, row = free_row(t);
+    if (used == t->used) place = place_of(t, key); /* an old row went, and others moved up */
+    t->places[place] = (int32_t)row + 1;
+    t->keys[row] = key;
+    link_as_latest(t, row);
+    return row;
+}
+
+/* Where the successors after the two tokens are: the row of the pair, else OF_TOKEN, FROM_START or OF_NOBODY. */
+static int64_t find(const Table *t, int64_t previous, int64_t token) {
+    if (t->capacity) {
+        const int64_t row = t->places[place_of(t, pair_key(previous, token))];
+        if (row) return row - 1;
+    }
+    if (token < 0 || token >= t->vocab) return OF_NOBODY;
+    if (t->known[token]) return OF_TOKEN;
+    return t->first_ids && t->first_ids[token * t->first_stride] != NOBODY ? FROM_START : OF_NOBODY;
+}
+
+static Row successors(const Table *t, int64_t previous, int64_t token) {
+    const int64_t row = find(t, previous, token);
+    if (row >= 0) return (Row){t->pair_ids + row * t->width, t->pair_scores + row * t->width};
+    if (row == OF_TOKEN) return (Row){t->ids + token * t->width, t->scores + token * t->width};
+    if (row == FROM_START) return (Row){t->first_ids + token * t->first_stride, t->first_scores + token * t->first_stride};
+    return (Row){0, 0};
+}
+
+/* -- what Python calls --------------------------------------------------------------------------------------------- */
+
+int64_t draftwood_find(const Table *t, int64_t previous, int64_t token) {
+    return find(t, previous, token);
+}
+
+/* Rows of successors, one for each context, in order: of equal contexts the last stays. Python has made room for
+ * them. Nothing is written and the answer is not 0 where there is no such token. */
+int draftwood_learn(Table *t, int64_t n, const int64_t *previous, const int64_t *tokens, const int32_t *ids,
+                    const float *scores) {
+    const int64_t width = t->width;
+    for (int64_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || tokens[i] >= t->vocab) return 1;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t token = tokens[i];
+        memcpy(t->ids + token * width, ids + i * width, width * sizeof *ids);
+        memcpy(t->scores + token * width, scores + i * width, width * sizeof *scores);
+        t->known[token] = 1;
+        if (!t->capacity) continue;
+        const int64_t row = claim(t, pair_key(previous[i], token));
+        memcpy(t->pair_ids + row * width, ids + i * width, width * sizeof *ids);
+        memcpy(t->pair_scores + row * width, scores + i * width, width * sizeof *scores);
+    }
+    return 0;
+}
+
+void draftwood_claim(Table *t, int64_t n, const uint64_t *keys, int64_t *rows) {
+    for (int64_t i = 0; i < n; i++) rows[i] = claim(t, keys[i]);
+}
+
+/* The rows from the one written longest ago to the latest. */
+void draftwood_order(const Table *t, int64_t *rows) {
+    for (int64_t row = t->oldest; row != NOBODY; row = t->later[row]) *rows++ = row;
+}
+
+/* Enters all rows into new places, which are empty. */
+void draftwood_rehash(Table *t) {
+    for (int64_t row = 0; row < t->used; row++) t->places[place_of(t, t->keys[row])] = (int32_t)row + 1;
+}
+
+#endif

@@ -1,0 +1,147 @@
+"""The transition table in C: its memory, its record, and what is asked of it from Python."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from draftwood.compiled.core import Core, TableRecord, address_of
+
+IdRows = npt.NDArray[np.int32]
+ScoreRows = npt.NDArray[np.float32]
+
+OF_NOBODY, OF_TOKEN = -1, -2  # as in table.h; other negative answers: known from the start
+FIRST_ROWS, FIRST_BITS = 1024, 11  # there are at least two places to a row
+MOST_ROWS = 2**31 - 2  # their numbers have 32 bits
+ROW_BYTES = 8 + 2 * 4  # beside its successors: key, two neighbours
+
+
+class CompiledTable:
+    """Successors by token, and by pair where there is a capacity for pairs. Asking it is calling it."""
+
+    def __init__(
+        self,
+        core: Core,
+        vocab_size: int,
+        width: int,
+        num_pairs: int,
+        initial: tuple[IdRows, ScoreRows] | None,  # [V, K]
+    ) -> None:
+        self.core = core
+        self.width = width
+        self.capacity = min(num_pairs, MOST_ROWS)
+        self.ids: IdRows = np.empty((vocab_size, width), dtype=np.int32)  # [V, K]
+        self.scores: ScoreRows = np.empty((vocab_size, width), dtype=np.float32)  # [V, K]
+        self.known = np.zeros(vocab_size, dtype=np.bool_)  # [V]
+        self._record = TableRecord(vocab=vocab_size, width=width, capacity=self.capacity, oldest=-1, latest=-1)
+        self.address = ctypes.addressof(self._record)
+        self._point_to("ids", self.ids)
+        self._point_to("scores", self.scores)
+        self._point_to("known", self.known)
+        if initial is not None:
+            self._initial = _as_c_reads(*initial)
+            self._point_to("first_ids", self._initial[0])
+            self._point_to("first_scores", self._initial[1])
+            self._record.first_stride = self._initial[0].strides[0] // self._initial[0].itemsize
+        self._new_rows(min(self.capacity, FIRST_ROWS))
+        self._new_places(FIRST_BITS if self.capacity else 0)
+
+    @property
+    def num_pairs(self) -> int:
+        return int(self._record.used)
+
+    @property
+    def num_bytes(self) -> int:
+        """Rows of pairs count when they are used: memory that nobody touched costs nothing."""
+        own = self.ids.nbytes + self.scores.nbytes + self.known.nbytes
+        return own + self._places.nbytes + self.num_pairs * (ROW_BYTES + 8 * self.width)
+
+    def __call__(self, previous: int, token: int) -> tuple[list[int], list[float]]:
+        """The best successors: of the pair where it is known, else of the token."""
+        row = self.core.find(self.address, previous, token)
+        if row >= 0:
+            return self.pair_ids[row].tolist(), self.pair_scores[row].tolist()
+        if row == OF_NOBODY:
+            return [], []
+        ids, scores = (self.ids, self.scores) if row == OF_TOKEN else self._initial
+        return ids[token].tolist(), scores[token].tolist()
+
+    def learn(self, previous: Sequence[int], tokens: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
+        """Rows [n, K]: what may follow ``tokens[i]`` after ``previous[i]``. Of equal contexts the last row stays."""
+        count = len(tokens)
+        if len(previous) != count or ids.shape != (count, self.width) or scores.shape != ids.shape:
+            raise ValueError(f"{len(previous)} and {count} tokens, rows {ids.shape} and {scores.shape}")
+        if not count:
+            return
+        self._make_room(count)
+        contexts = array("q", previous), array("q", tokens)
+        rows = ids.astype(np.int32, order="C"), scores.astype(np.float32, order="C")
+        places = (*(part.buffer_info()[0] for part in contexts), *(address_of(part) for part in rows))
+        if self.core.learn(self.address, count, *places):
+            raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {len(self.known)}")
+
+    # -- pairs as a whole --------------------------------------------------------------------------------------------
+
+    def pair_rows(self) -> npt.NDArray[np.int64]:
+        """The rows of all pairs, the one written longest ago first."""
+        rows = np.empty(self.num_pairs, np.int64)
+        self.core.order(self.address, rows.ctypes.data)
+        return rows
+
+    def claim(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """Rows for pairs ``previous << 32 | token``; all of them are now the latest."""
+        self._make_room(len(keys))
+        rows = np.empty(len(keys), np.int64)
+        keys = np.ascontiguousarray(keys)
+        self.core.claim(self.address, len(keys), keys.ctypes.data, rows.ctypes.data)
+        return rows
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, more: int) -> None:
+        """For so many new pairs, or as many as there may be."""
+        record = self._record
+        needed = min(record.capacity, record.used + more)
+        if needed > len(self.keys):
+            self._new_rows(min(record.capacity, max(needed, 2 * len(self.keys))))
+        if needed > 1 << record.bits >> 1:
+            self._new_places(int(2 * needed - 1).bit_length())
+
+    def _new_rows(self, count: int) -> None:
+        """Room for ``count`` rows; those that are there move over."""
+        width = self.width
+        self.keys = self._moved("keys", (count,), np.uint64)
+        self.older = self._moved("older", (count,), np.int32)
+        self.later = self._moved("later", (count,), np.int32)
+        self.pair_ids: IdRows = self._moved("pair_ids", (count, width), np.int32)
+        self.pair_scores: ScoreRows = self._moved("pair_scores", (count, width), np.float32)
+
+    def _moved(self, name: str, shape: tuple[int, ...], kind: type[np.generic]) -> npt.NDArray[Any]:
+        moved = np.empty(shape, dtype=kind)
+        used = self.num_pairs
+        if used:
+            moved[:used] = getattr(self, name)[:used]
+        self._point_to(name, moved)
+        return moved
+
+    def _new_places(self, bits: int) -> None:
+        self._places = np.zeros(1 << bits if bits else 0, dtype=np.int32)
+        self._record.bits = bits
+        self._point_to("places", self._places)
+        self.core.rehash(self.address)
+
+    def _point_to(self, field: str, memory: npt.NDArray[Any]) -> None:
+        """The record only knows where the memory is: this table keeps it alive."""
+        setattr(self._record, field, memory.ctypes.data)
+
+
+def _as_c_reads(ids: IdRows, scores: ScoreRows) -> tuple[IdRows, ScoreRows]:
+    """Both with entries side by side and rows equally far apart; they are copied only where they are not."""
+    if ids.dtype == np.int32 and scores.dtype == np.float32 and ids.strides == scores.strides and ids.strides[1] == 4:
+        return ids, scores
+    return np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(scores, np.float32)
