@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from unittest import mock
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import Drafter, drafter_names
+from draftwood.drafters import Drafter, base, drafter_names
+from draftwood.drafters.goose import GooseOptions
+from draftwood.engine import session
+from draftwood.target.base import ForwardOutput, Segment
 from draftwood.target.tiny import ByteTokenizer, tiny_target
+from draftwood.target.toprows import top_rows
 
 from .engine_tools import (
     CHOOSING,
@@ -57,6 +64,41 @@ def test_a_seed_gives_the_same_output_with_every_drafter_that_chooses(
     plain = llm.generate(PROMPTS, params, drafter="plain")
     drafted = llm.generate(PROMPTS, params, drafter=drafter)
     assert [c.token_ids for c in plain] == [c.token_ids for c in drafted]
+
+
+@pytest.mark.parametrize("drafter", ["plain", "goose", "stand"])
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_a_seed_gives_the_same_output_on_a_gpu(
+    llm: LLM, drafter: str, penalty: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the tokens of all nodes are drawn at once, if that can be done."""
+    params = SamplingParams(max_tokens=40, temperature=0.9, top_k=60, top_p=0.95, presence_penalty=penalty, seed=3)
+    expected = llm.generate(PROMPTS, params, drafter=drafter)
+    at_once = mock.Mock(wraps=session.accept_at_once)
+    monkeypatch.setattr(session, "accept_at_once", at_once)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert [c.token_ids for c in llm.generate(PROMPTS, params, drafter=drafter)] == [c.token_ids for c in expected]
+    assert at_once.called == (penalty == 0.0)
+
+
+def test_what_the_target_found_in_its_pass_is_not_looked_for_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, asked = llm._engine.target, list[int]()
+    forward = target.forward
+
+    def forward_with_top(segments: Sequence[Segment]) -> ForwardOutput:
+        output = forward(segments)
+        return output._replace(top=top_rows(output.logits, asked[-1])) if asked[-1] else output
+
+    params = SamplingParams(max_tokens=30)
+    expected = llm.generate(PROMPTS, params, drafter="goose")
+    monkeypatch.setattr(target, "set_top", asked.append)
+    monkeypatch.setattr(target, "forward", forward_with_top)
+    monkeypatch.setattr(base, "top_rows", mock.Mock(side_effect=AssertionError("found already")))
+    found = llm.generate(PROMPTS, params, drafter="goose")
+    assert [(c.token_ids, c.stats.cycles) for c in found] == [(c.token_ids, c.stats.cycles) for c in expected]
+    assert set(asked) == {GooseOptions().top_k}
+    llm.generate(PROMPTS, params, drafter="plain")
+    assert asked[-1] == 0
 
 
 def test_penalties_follow_the_path_inside_a_tree(llm: LLM) -> None:

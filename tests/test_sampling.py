@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from draftwood.config import SamplingParams
 from draftwood.errors import ModelError
-from draftwood.sampling import SeededRandomness, Warper
+from draftwood.sampling import SeededRandomness, Warper, tokens_at, usable
 
 PROMPT = [3, 5, 3, 8]
 OUTPUT = [5, 1, 1, 9, 1]
@@ -92,6 +92,34 @@ def test_a_wide_nucleus_is_found_too(spread: float) -> None:
     before = torch.sort(torch.softmax(logits.double(), -1), descending=True).values.cumsum(-1)
     assert abs(int((probs > 0).sum()) - (1 + int((before < 0.97).sum()))) <= 1  # 19,400 at spread 0
     assert float(probs.sum()) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("top_k", [4, 5, 7])
+def test_the_lower_id_goes_first_behind_a_top_k_too(top_k: int) -> None:
+    logits = torch.tensor([0.0, 2.0, 1.0, 2.0, 1.0, -1.0, 2.0, 1.0])
+    probs = Warper(SamplingParams(temperature=1.0, top_k=top_k, top_p=0.8), []).probs(logits)
+    # Three of e^2 and, since the k-th best is one of them, three of e^1; with k 7 one of e^0.
+    weights = torch.tensor([math.e**2] * 3 + [math.e] * 3 + [1.0] * (top_k == 7))
+    inside = 1 + int((torch.cumsum(weights / weights.sum(), 0) < 0.8).sum())
+    assert set(probs.nonzero().flatten().tolist()) == set([1, 3, 6, 2, 4, 7, 0][:inside])
+
+
+def test_an_endless_tie_at_the_kth_best_is_kept_whole() -> None:
+    logits = torch.cat((torch.zeros(3000), torch.ones(1)))
+    probs = Warper(SamplingParams(temperature=1.0, top_k=2), []).probs(logits)
+    assert (probs > 0).all()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_many_rows_at_once_are_the_rows_one_by_one(ties: bool) -> None:
+    for index, warp in enumerate(COMBINATIONS):
+        warper = Warper(SamplingParams(**warp), [])
+        logits = torch.stack([spread * random_logits(index, 1500, ties=ties) for spread in (0.0, 0.01, 0.3, 1.0)])
+        logits[1, 20:] = -math.inf
+        together = warper.probs(logits)
+        alone = torch.stack([warper.probs(row) for row in logits])
+        assert torch.equal(together > 0, alone > 0), warp
+        torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-8)
 
 
 def test_committed_tokens_count_like_tokens_passed_in() -> None:
@@ -213,6 +241,56 @@ def test_an_impossible_token_is_never_drawn(weights: list[float], data: st.DataO
     assume(any(weights))
     uniform = data.draw(st.sampled_from([0.0, LARGEST, 1.0]) | st.floats(0.0, LARGEST))
     assert weights[Fixed(uniform).draw(torch.tensor(weights, dtype=torch.float64))] > 0.0
+
+
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([0.0, 1e-300, 1e-45, 0.1, 0.3, 1.0, 1e30]), min_size=7, max_size=7).filter(any),
+        min_size=1,
+        max_size=4,
+    ),
+    gap=st.sampled_from([0, 1, 300, 512, 1200]),
+    uniform=st.sampled_from([0.0, LARGEST, 1.0]) | st.floats(0.0, LARGEST),
+)
+def test_an_impossible_token_is_never_drawn_in_a_batch(rows: list[list[float]], gap: int, uniform: float) -> None:
+    """Its neighbours may lie in other blocks."""
+    probs = torch.zeros(len(rows), 7 * (gap + 1), dtype=torch.float64)
+    probs[:, :: gap + 1] = torch.tensor(rows, dtype=torch.float64)
+    for row, token in zip(probs, tokens_at(probs, [uniform] * len(rows)), strict=True):
+        assert row[token] > 0.0
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 511, 512, 513, 2000, 50_257])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_draws_what_its_rows_draw(vocab: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    probs = torch.rand(30, vocab, generator=generator, dtype=dtype) ** 9
+    probs[:, 1::3] = 0.0
+    numbers = SeededRandomness(vocab).upcoming(30)
+    alone = [Fixed(number).draw(row) for number, row in zip(numbers, probs, strict=True)]
+    assert tokens_at(probs, numbers) == alone
+
+
+@pytest.mark.parametrize("bad", [math.nan, 0.0, math.inf])
+def test_a_row_without_a_total_does_not_disturb_the_others(bad: float) -> None:
+    probs = torch.full((3, 1000), 0.001)
+    probs[1] = bad
+    tokens = tokens_at(probs, [0.5, 0.5, 0.25])
+    assert [tokens[0], tokens[2]] == [500, 250]
+    with pytest.raises(ModelError, match="dtype float32"):
+        usable(tokens[1])
+
+
+def test_numbers_may_be_looked_at_before_they_are_used() -> None:
+    probs = torch.arange(1000.0)
+    expected = SeededRandomness(5)
+    draws = [expected.draw(probs) for _ in range(9)]
+    randomness = SeededRandomness(5)
+    numbers = randomness.upcoming(4)
+    assert randomness.upcoming(2) == numbers[:2]
+    assert [randomness.draw(probs) for _ in range(2)] == draws[:2]
+    randomness.skip(4)  # two that were looked at and two that were not
+    assert [randomness.draw(probs) for _ in range(3)] == draws[6:]
 
 
 def test_certainty_and_impossibility_are_certain() -> None:

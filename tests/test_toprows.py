@@ -17,9 +17,8 @@ from draftwood.target.native.cpu import build
 from draftwood.target.toprows import KERNEL_MOST, TopRows, top_rows
 
 from .conftest import threads
+from .top_tools import INF, ROWS, check, check_senseless, random_rows, rows_with_nan, senseless_rows
 
-INF = float("inf")
-NAN = float("nan")
 needs_kernel = pytest.mark.skipif(build.load_kernel() is None, reason=f"no kernel: {build.why_unavailable()}")
 WITH_KERNEL = pytest.param(True, id="kernel", marks=needs_kernel)
 WITHOUT_KERNEL = pytest.param(False, id="torch")
@@ -33,57 +32,6 @@ def path(*, kernel: bool) -> Iterator[None]:
         return
     with mock.patch.object(build, "load_kernel", return_value=None):
         yield
-
-
-def random_rows(num_rows: int, vocab_size: int, scale: float = 4.0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(num_rows * 1_000_003 + vocab_size)
-    return torch.randn(num_rows, vocab_size, generator=generator) * scale
-
-
-def sparse_rows(num_rows: int, vocab_size: int) -> torch.Tensor:
-    """Nearly everything is -inf; the first row is entirely so, the others have from 1 to a few entries."""
-    rows = torch.full((num_rows, vocab_size), -INF)
-    for row in range(1, num_rows):
-        rows[row, torch.arange(row) * 7919 % vocab_size] = torch.arange(row).float()
-    return rows
-
-
-ROWS = {
-    "random": random_rows(7, 5000),
-    "flat": random_rows(5, 3001, scale=0.01),
-    "peaked": random_rows(5, 3001) + torch.eye(5, 3001) * 60,
-    "tied": random_rows(9, 4099, scale=1.5).round(),
-    "two values": (random_rows(9, 4099) > 0).float(),
-    "constant": torch.full((3, 1500), -2.5),
-    "rising": torch.arange(9000.0).repeat(2, 1) / 100,
-    "falling": torch.arange(9000.0).flip(0).repeat(2, 1) / 100,
-    "-inf": sparse_rows(9, 2000),
-    "far from 0": random_rows(4, 2000) + torch.tensor([[300.0], [-300.0], [80.0], [-80.0]]),
-    "steep": random_rows(4, 2500, scale=1000.0),
-    "a whole block": random_rows(3, 64),
-    "less than a block": random_rows(3, 13),
-    "a block and one": random_rows(3, 65),
-    "a stretch and one": random_rows(3, 1025),
-    "large vocabulary": random_rows(2, 152_064),
-    "huge vocabulary": random_rows(2, 300_007),
-    "one entry": random_rows(3, 1),
-}
-
-
-def check_order(found: TopRows, logits: torch.Tensor, k: int) -> None:
-    """Against a stable sort, in which equals keep the order of their ids."""
-    expected = torch.sort(logits, dim=-1, descending=True, stable=True)
-    assert found.ids.dtype == np.int32
-    assert found.logits.dtype == found.log_total.dtype == np.float32
-    assert found.log_total.shape == (len(logits),)
-    np.testing.assert_array_equal(found.ids, expected.indices[:, :k].numpy())
-    np.testing.assert_array_equal(found.logits, expected.values[:, :k].numpy())
-
-
-def check(found: TopRows, logits: torch.Tensor, k: int) -> None:
-    check_order(found, logits, k)
-    exact = logits.double().logsumexp(dim=-1).numpy()
-    np.testing.assert_allclose(found.log_total, exact, atol=1e-4, rtol=1e-6)
 
 
 @both_paths
@@ -127,13 +75,7 @@ def test_both_paths_agree(row: list[float], k: int) -> None:
 @both_paths
 @pytest.mark.parametrize("k", [1, 10, 70])
 def test_nan_counts_as_minus_infinity(k: int, kernel: bool) -> None:
-    logits = random_rows(5, 1300)
-    logits[0] = NAN
-    logits[1, ::2] = NAN
-    logits[2, 5:] = NAN
-    logits[3, 64:1200] = NAN  # whole blocks
-    logits[3, 3] = -INF
-    cleaned = logits.nan_to_num(nan=-INF, neginf=-INF)
+    logits, cleaned = rows_with_nan()
     with path(kernel=kernel):
         found = top_rows(logits, k)
         check(found, cleaned, k)
@@ -142,16 +84,8 @@ def test_nan_counts_as_minus_infinity(k: int, kernel: bool) -> None:
 
 @both_paths
 def test_infinite_and_senseless_logits_are_survived(kernel: bool) -> None:
-    logits = random_rows(4, 200)
-    logits[0, 17] = INF
-    logits[1, 11] = 3e38
-    logits[2] = -3e38
-    logits[3, :100] = -3e38
     with path(kernel=kernel):
-        found = top_rows(logits, 5)
-        check_order(found, logits, 5)
-        np.testing.assert_allclose(found.log_total, logits.logsumexp(dim=-1).numpy(), rtol=1e-5)
-        assert np.isfinite(found.probs()).all()
+        check_senseless(top_rows(senseless_rows(), 5), senseless_rows(), 5)
 
 
 @both_paths
@@ -248,10 +182,20 @@ def test_the_logits_are_left_alone_and_the_result_is_its_own(kernel: bool) -> No
         np.testing.assert_array_equal(part, copy)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("k", [1, 10, KERNEL_MOST + 1])
-@pytest.mark.parametrize("kind", ROWS)
-def test_a_gpu_finds_the_same(kind: str, k: int) -> None:
-    logits = ROWS[kind]
-    k = min(k, logits.shape[1])
-    check(top_rows(logits.cuda(), k), logits, k)
+def test_parts_of_what_was_found() -> None:
+    logits = random_rows(9, 700)
+    found, rows = top_rows(logits, 8), [7, 0, 0, 4]
+    for part, expected in zip(found.at(rows).first(3), top_rows(logits, 3, rows), strict=True):
+        np.testing.assert_array_equal(part, expected)
+        assert part.flags.c_contiguous
+    for part, expected in zip(found.at(slice(2, 5)), top_rows(logits[2:5], 8), strict=True):
+        np.testing.assert_array_equal(part, expected)
+
+
+def test_words_are_taken_apart() -> None:
+    logits = random_rows(4, 300)
+    found = top_rows(logits, 3)
+    words = [found.ids, found.logits.view(np.int32), found.log_total[:, None].view(np.int32)]
+    for part, expected in zip(TopRows.from_words(np.concatenate(words, axis=1)), found, strict=True):
+        np.testing.assert_array_equal(part, expected)
+        assert part.flags.c_contiguous

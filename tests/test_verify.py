@@ -13,10 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftwood.config import SamplingParams
 from draftwood.errors import ModelError
-from draftwood.sampling import Randomness, SeededRandomness
+from draftwood.sampling import Randomness, SeededRandomness, Warper
 from draftwood.tree import DraftTree, Proposal, TreeBuilder
-from draftwood.verify import Accepted, accept_greedy, accept_sampled
+from draftwood.verify import Accepted, accept_at_once, accept_greedy, accept_sampled
 from tests.enumeration import (
     KINDS,
     PAIRS,
@@ -177,6 +178,55 @@ def test_a_seed_gives_the_same_output_with_any_chosen_tree(seed: int) -> None:
         return output[:length]
 
     assert decode(()) == decode((((), ()), ((),), ())) == decode(((((),),),))
+
+
+# ---- all nodes at once ----
+
+
+@st.composite
+def sampled_trees(draw: st.DrawFn) -> tuple[DraftTree, torch.Tensor, SamplingParams]:
+    """A tree of chosen children over a few tokens, logits [N, V] for its nodes, and how they are to be sampled."""
+    vocab = draw(st.sampled_from([4, 9, 1200]))
+    builder = TreeBuilder(0)
+    for _ in range(draw(st.integers(0, 25))):
+        parent, token = draw(st.integers(0, len(builder) - 1)), draw(st.integers(0, 3))
+        if builder.find(parent, token) is None:
+            builder.add(parent, token, "test")
+    tree = builder.build()
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    logits = 3.0 * torch.randn(len(tree), vocab, generator=generator)
+    logits[:, :4] += 6.0  # so that paths are long
+    params = SamplingParams(
+        temperature=draw(st.sampled_from([0.3, 1.0, 2.0])),
+        top_k=draw(st.sampled_from([0, 3, 40])),
+        top_p=draw(st.sampled_from([1.0, 0.9, 0.5])),
+        min_p=draw(st.sampled_from([0.0, 0.1])),
+    )
+    return tree, logits, params
+
+
+@given(sampled=sampled_trees(), seed=st.integers(0, 2**32))
+def test_all_nodes_at_once_give_what_node_by_node_gives(
+    sampled: tuple[DraftTree, torch.Tensor, SamplingParams], seed: int
+) -> None:
+    """The same path, and the same numbers are left for what comes after it."""
+    tree, logits, params = sampled
+    warper = Warper(params, [])
+    one_by_one, together = SeededRandomness(seed), SeededRandomness(seed)
+    for _ in range(3):
+        expected = accept_sampled(tree, lambda node: warper.probs(logits[node]), one_by_one)
+        assert accept_at_once(tree, warper.probs(logits), together) == expected
+    assert together.upcoming(3) == one_by_one.upcoming(3)
+
+
+def test_only_nodes_of_the_path_can_fail() -> None:
+    tree = DraftTree((0, 1, 2), (-1, 0, 0), (0, 1, 1), ("t",) * 3, (1.0,) * 3)
+    probs = torch.eye(4)[[2, 0, 3]]
+    probs[1] = float("nan")
+    assert accept_at_once(tree, probs, SeededRandomness(0)) == Accepted((0, 2), 3)
+    probs[2] = float("nan")
+    with pytest.raises(ModelError, match="no usable probabilities"):
+        accept_at_once(tree, probs, SeededRandomness(0))
 
 
 # ---- rounding ----

@@ -22,6 +22,7 @@ import torch
 from draftwood.config import SamplingParams
 from draftwood.drafters.memory import Memory
 from draftwood.target.base import TargetInfo
+from draftwood.target.toprows import TopRows, top_rows
 from draftwood.tree import DraftTree
 
 
@@ -40,6 +41,13 @@ class Verified(NamedTuple):
     path: Sequence[int]  # accepted nodes, root first
     emitted: Sequence[int]  # tokens the cycle added to the output, the bonus token last
     taps: torch.Tensor | None  # [N, T*H]
+    top: TopRows | None = None  # the best entries of every row, where the target found them already
+
+    def best(self, k: int, rows: Sequence[int] | None = None) -> TopRows:
+        """The k best entries of every row of logits, or of some ``rows``, in that order."""
+        if self.top is None or self.top.ids.shape[1] < k:
+            return top_rows(self.logits, k, rows)
+        return (self.top if rows is None else self.top.at(rows)).first(k)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +61,7 @@ class Drafter(ABC):
     name: ClassVar[str]
     Options: ClassVar[type[Any]] = NoOptions
     wants_prompt_logits: bool = False  # whether prefill computes logits for read_prompt
+    wants_top: int = 0  # how many of the best entries of each row it asks `Verified.best` for
 
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         self.options = options

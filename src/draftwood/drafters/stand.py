@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +56,7 @@ class StandDrafter(Drafter):
     def __init__(self, options: StandOptions, shared: TreeShape, memory: NgramTables) -> None:
         super().__init__(options, shared, memory)
         self.wants_prompt_logits = options.harvest_prompt
+        self.wants_top = options.top_k
 
     @classmethod
     def share(cls, options: StandOptions, target: TargetInfo) -> TreeShape:
@@ -78,7 +78,7 @@ class StandDrafter(Drafter):
         prompt_ids, end = self._prompt_ids, start + len(logits)
         if self.memory.is_new_prompt(prompt_ids[:end], start):
             contexts = self.memory.contexts_along(prompt_ids[:start], prompt_ids[start:end])
-            self.memory.learn(contexts, *self._best(logits))
+            self.memory.learn(contexts, *self._learnable(top_rows(logits, self.options.top_k)))
 
     def propose(self, budget: int) -> DraftTree:
         return fill_drawn(self.shared, budget, self._root, self._context, self.memory, self._draw, SOURCE)
@@ -96,17 +96,16 @@ class StandDrafter(Drafter):
             contexts = [self._context]
             for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
                 contexts.append(memory.extended(contexts[parent], token))
-            memory.learn(contexts, *self._best(verified.logits))
+            memory.learn(contexts, *self._learnable(verified.best(self.options.top_k)))
         else:
             path = list(verified.path[: len(verified.emitted)])
             contexts = [self._context]
             for node in path[1:]:
                 contexts.append(memory.extended(contexts[-1], tree.tokens[node]))
-            memory.learn(contexts, *self._best(verified.logits, path))
+            memory.learn(contexts, *self._learnable(verified.best(self.options.top_k, path)))
 
-    def _best(self, logits: torch.Tensor, rows: Sequence[int] | None = None) -> tuple[IdRows, ScoreRows]:
+    def _learnable(self, top: TopRows) -> tuple[IdRows, ScoreRows]:
         """The likeliest tokens of every row as the request sees them: [n, K] each."""
-        top = top_rows(logits, self.options.top_k, rows)
         return top.ids, warped(top, self._params)
 
 

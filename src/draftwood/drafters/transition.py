@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from draftwood.sources.rowtable import IdRows, RowTable, ScoreRows
 from draftwood.sources.successors import load_successors
 from draftwood.sources.transitions import SuccessorArrays, TransitionTable
 from draftwood.target.base import TargetInfo
-from draftwood.target.toprows import top_rows
+from draftwood.target.toprows import TopRows, top_rows
 
 HARVESTS = ("all", "accepted")  # every verified node, or those of the accepted path alone
 
@@ -38,6 +37,10 @@ class TransitionDrafter(Drafter):
         num_pairs = RowTable.rows_within(options.table_megabytes << 20, options.top_k) if options.bigrams else 0
         return TransitionTable(target.vocab_size, options.top_k, num_pairs=num_pairs, initial=shared)
 
+    def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
+        super().__init__(options, shared, memory)
+        self.wants_top = options.top_k
+
     def begin(self, request: DraftRequest) -> None:
         self._prompt_ids = request.prompt_ids
         self._tail = list(request.prompt_ids[-2:])
@@ -50,7 +53,7 @@ class TransitionDrafter(Drafter):
         prompt_ids = self._prompt_ids
         tokens = prompt_ids[start : start + len(logits)]
         first = prompt_ids[max(start - 1, 0)]
-        self.memory.learn([first, *tokens[:-1]], tokens, *self._best(logits))
+        self.memory.learn([first, *tokens[:-1]], tokens, *_learnable(top_rows(logits, self.options.top_k)))
 
     def observe(self, verified: Verified) -> None:
         tree, path = verified.tree, verified.path
@@ -60,10 +63,11 @@ class TransitionDrafter(Drafter):
             nodes = [*(node for node in range(len(tree)) if node not in path), *path]
         tokens, parents = tree.tokens, tree.parents
         previous = [tokens[parents[node]] if node else self._tail[0] for node in nodes]
-        self.memory.learn(previous, [tokens[node] for node in nodes], *self._best(verified.logits, nodes))
+        best = verified.best(self.options.top_k, nodes)
+        self.memory.learn(previous, [tokens[node] for node in nodes], *_learnable(best))
         self._tail = [*self._tail, *verified.emitted][-2:]
 
-    def _best(self, logits: torch.Tensor, rows: Sequence[int] | None = None) -> tuple[IdRows, ScoreRows]:
-        """The K likeliest tokens of the rows, with their probabilities: [n, K] each."""
-        top = top_rows(logits, self.options.top_k, rows)
-        return top.ids, top.probs()
+
+def _learnable(top: TopRows) -> tuple[IdRows, ScoreRows]:
+    """The K likeliest tokens of the rows, with their probabilities: [n, K] each."""
+    return top.ids, top.probs()

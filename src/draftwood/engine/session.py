@@ -25,7 +25,7 @@ from draftwood.sampling import SeededRandomness, Warper
 from draftwood.target.base import ForwardOutput, Segment, TargetInfo, chain_parents
 from draftwood.target.tokenizer import TextCodec
 from draftwood.tree import DraftTree
-from draftwood.verify import Accepted, accept_greedy, accept_sampled
+from draftwood.verify import Accepted, accept_at_once, accept_greedy, accept_sampled
 
 DRAFTER_STREAM = 1  # keeps a drafter's draws apart from those of verification under one seed
 
@@ -174,6 +174,8 @@ class Session:
         tree, warper, logits = self._tree, self._warper, output.logits
         if params.is_greedy:
             return accept_greedy(tree, lambda node: warper.choice(logits[node], tree.path_tokens(node)))
+        if logits.is_cuda and not (params.has_penalties or tree.proposals):
+            return accept_at_once(tree, warper.probs(logits), self._randomness)  # asking node by node would take longer
         return accept_sampled(tree, lambda node: warper.probs(logits[node], tree.path_tokens(node)), self._randomness)
 
     def emit(self, accepted: Accepted, output: ForwardOutput, choices: Sequence[int]) -> TokenEvent:
@@ -188,7 +190,8 @@ class Session:
         if self._sizer is not None:
             self._sizer.note(self._offered, tree, block.token_ids)
         self.finish_reason = block.finish_reason
-        self.drafter.observe(Verified(tree, output.logits, choices, accepted.path, block.token_ids, output.taps))
+        verified = Verified(tree, output.logits, choices, accepted.path, block.token_ids, output.taps, output.top)
+        self.drafter.observe(verified)
         return TokenEvent(
             request_id=self.request.request_id,
             token_ids=tuple(block.token_ids),

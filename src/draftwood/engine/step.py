@@ -24,6 +24,7 @@ def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
     running = [(session, segment) for session, segment in zip(sessions, segments, strict=True) if segment is not None]
     if not running:
         return []
+    target.set_top(max(session.drafter.wants_top for session, _ in running))
     output, choices = _verify(target, running)
     events = []
     row = 0

@@ -53,15 +53,24 @@ class Warper:
         return penalised
 
     def probs(self, logits: torch.Tensor, output_ids: Sequence[int] = ()) -> torch.Tensor:
-        """The distribution [V] of the next token, float32. At temperature 0 all of it is on the greedy choice."""
-        scores = self.processed(logits, output_ids)
-        if self._params.is_greedy:
-            return torch.zeros_like(scores).index_fill_(0, torch.argmax(scores, keepdim=True), 1.0)
-        scores = scores / self._temperature
-        kept = self._kept(scores)
-        if kept is None:
-            return torch.softmax(scores, dim=-1)
-        return torch.zeros_like(scores).index_copy_(0, kept, torch.softmax(scores[kept], dim=-1))
+        """The distribution [V] of the next token, float32. At temperature 0 all of it is on the greedy choice.
+
+        Without penalties, which depend on a row's own path, many rows [n, V] may be given at once.
+        """
+        params, scores = self._params, self.processed(logits, output_ids)
+        if params.is_greedy:
+            return torch.zeros_like(scores).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
+        kept, scores = None, scores / self._temperature  # each filter sees what the one before it left
+        if 0 < params.top_k < scores.shape[-1]:
+            kept, scores = _best(scores, params.top_k)
+        if params.top_p < 1.0:
+            inside, scores = _nucleus(scores, params.top_p)
+            kept = inside if kept is None else kept.gather(-1, inside)
+        probs = torch.softmax(scores, dim=-1)
+        if params.min_p > 0.0:
+            probs = probs.masked_fill(probs < params.min_p * probs.amax(dim=-1, keepdim=True), 0.0)
+            probs = probs / probs.sum(dim=-1, keepdim=True)
+        return probs if kept is None else torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, kept, probs)
 
     def choice(self, logits: torch.Tensor, output_ids: Sequence[int] = ()) -> int:
         """The greedy choice; argmax takes the lowest id among equals."""
@@ -75,18 +84,6 @@ class Warper:
         scores -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
         out[ids] = scores
 
-    def _kept(self, scores: torch.Tensor) -> torch.Tensor | None:
-        """The ids [M] that the filters leave, None if no filter is on. Each filter sees what the one before it left."""
-        params = self._params
-        kept = None
-        if 0 < params.top_k < len(scores):
-            kept = _at_least_kth(scores, params.top_k)
-        if params.top_p < 1.0:
-            kept = _nucleus(scores, params.top_p) if kept is None else kept[_nucleus(scores[kept], params.top_p)]
-        if params.min_p > 0.0:
-            kept = _near_best(scores, params.min_p) if kept is None else kept[_near_best(scores[kept], params.min_p)]
-        return kept
-
 
 def _as_tensors(counts: Mapping[int, int], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids [D] and counts [D]. A prompt may hold ids the output layer does not have: they cannot be generated."""
@@ -95,30 +92,39 @@ def _as_tensors(counts: Mapping[int, int], logits: torch.Tensor) -> tuple[torch.
     return ids.to(logits.device), torch.tensor(list(known.values()), dtype=logits.dtype).to(logits.device)
 
 
-def _at_least_kth(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """Indices of all scores that are not below the k-th best: ties can make them more than k."""
-    return (scores >= torch.topk(scores, k).values[-1]).nonzero().squeeze(-1)
+def _best(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [.., S] of all scores that are not below the k-th best, in order, and the scores. Ties make them more than k.
+
+    Here and in ``_nucleus`` rows may keep different numbers: what one does not keep has the score -inf. One more than k
+    is looked at, and many more only if that one equals the k-th.
+    """
+    vocab_size, size = scores.shape[-1], k + 1
+    while True:
+        values, ids = torch.topk(scores, size)
+        kth = values[..., k - 1 : k]
+        if size == vocab_size or bool(((values[..., -1:] < kth) | (kth == -torch.inf)).all()):
+            ids, order = ids.sort(dim=-1)
+            return ids, values.masked_fill(values < kth, -torch.inf).gather(-1, order)
+        size = min(8 * size, vocab_size)
 
 
-def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Indices of the fewest best scores whose probabilities reach ``top_p``; the lower id goes first among equals.
+def _nucleus(scores: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices [.., S] of the fewest best scores whose probabilities reach ``top_p``, and the scores.
 
-    A token stays if those before it do not reach ``top_p`` yet, so the best one always does. The nucleus nearly always
-    lies within a few best tokens, which saves sorting the vocabulary.
+    The lower index goes first among equals. A token stays if those before it do not reach ``top_p`` yet, so the best
+    one always does. The nucleus nearly always lies within a few best tokens, which saves sorting the vocabulary.
     """
     probs = torch.softmax(scores, dim=-1)
-    size = NUCLEUS_GUESS
+    size = min(NUCLEUS_GUESS, probs.shape[-1])
     while True:
-        best = _at_least_kth(probs, min(size, len(probs)))
-        ordered, order = torch.sort(probs[best], descending=True, stable=True)
-        reached = torch.cumsum(ordered, dim=-1)
-        inside = 1 + int((reached < top_p).sum())
-        if inside <= len(best) or size >= len(probs):
-            return best[order[:inside]]
-        size *= 8
-
-
-def _near_best(scores: torch.Tensor, min_p: float) -> torch.Tensor:
-    """Indices of the tokens at least ``min_p`` times as probable as the best one."""
-    probs = torch.softmax(scores, dim=-1)
-    return (probs >= min_p * probs.max()).nonzero().squeeze(-1)
+        indices = torch.topk(probs, size, sorted=False).indices.sort(dim=-1).values
+        ordered, order = torch.sort(probs.gather(-1, indices), dim=-1, descending=True, stable=True)
+        inside = 1 + (ordered.cumsum(dim=-1) < top_p).sum(dim=-1, keepdim=True)
+        edge = ordered.gather(-1, inside.clamp(max=size) - 1)
+        # While the last one equals the edge, an equal of lower index may be missing.
+        if size == probs.shape[-1] or bool((ordered[..., -1:] < edge).all()):
+            break
+        size = min(8 * size, probs.shape[-1])
+    indices = indices.gather(-1, order)
+    outside = torch.arange(size, device=scores.device) >= inside
+    return indices, scores.gather(-1, indices).masked_fill(outside, -torch.inf)

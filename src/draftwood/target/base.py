@@ -17,9 +17,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:
+    from draftwood.target.toprows import TopRows
 
 
 class Segment(NamedTuple):
@@ -40,6 +43,7 @@ class ForwardOutput(NamedTuple):
     logits: torch.Tensor  # [R, V] float32, R = sum of num_logits
     greedy_ids: torch.Tensor  # [R] int64, argmax of each row, ties towards the lower id
     taps: torch.Tensor | None  # [N, T*H], the hidden states asked for with set_taps, or None
+    top: TopRows | None = None  # the best entries of every row, if the target found them in its pass: `Target.set_top`
 
     def split(self, segments: Sequence[Segment]) -> list[ForwardOutput]:
         """One output per segment: views, nothing is copied."""
@@ -51,7 +55,8 @@ class ForwardOutput(NamedTuple):
             rows = slice(row, row + segment.num_logits)
             nodes = slice(node, node + len(segment.token_ids))
             taps = None if self.taps is None else self.taps[nodes]
-            parts.append(ForwardOutput(self.logits[rows], self.greedy_ids[rows], taps))
+            top = None if self.top is None else self.top.at(rows)
+            parts.append(ForwardOutput(self.logits[rows], self.greedy_ids[rows], taps, top))
             row, node = rows.stop, nodes.stop
         return parts
 
@@ -74,6 +79,7 @@ class TargetInfo:
     backend: str  # "eager", "fused-cpu", "transformers", ...
     can_tap: bool = True
     can_tree: bool = True  # False: takes committed tokens only, so drafts are of no use
+    pass_sizes: tuple[int, ...] = ()  # if not empty: a pass over n positions costs what the next of these sizes costs
 
 
 class Target(ABC):
@@ -127,6 +133,10 @@ class Target(ABC):
     def set_taps(self, layers: Sequence[int]) -> None:
         """Which hidden states every forward returns: the inputs of these layers, or ``num_layers`` for the last output
         before the final norm. Empty: none."""
+
+    def set_top(self, k: int) -> None:
+        """How many of the best entries of every row a forward should find by the way, 0: none. It is said before every
+        pass, and it is a hint: a target may ignore it."""
 
 
 def chain_parents(size: int) -> list[int]:

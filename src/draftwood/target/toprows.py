@@ -1,8 +1,8 @@
 """The best few entries of many rows of logits at once, and what they are worth as probabilities.
 
 A cycle verifies dozens of nodes over a vocabulary of tens of thousands; of every row only a handful of successors is of
-interest. On a CPU one call into the kernel reads each row once. Elsewhere torch finds them on the device, and only they
-travel to the host.
+interest. On a CPU one call into the kernel reads each row once. On a GPU kernels of Triton do, elsewhere torch finds
+them on the device; only they travel to the host.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from draftwood.errors import OptionError
 from draftwood.target.native.cpu import build
 
-KERNEL_MOST = 64  # MOST_LEADERS in toprows.h: the kernel keeps a sorted list, which is for small k
+KERNEL_MOST = 64  # MOST_LEADERS in toprows.h: the kernels look for one entry after the other, which is for small k
 
 
 class TopRows(NamedTuple):
@@ -28,6 +29,22 @@ class TopRows(NamedTuple):
     ids: npt.NDArray[np.int32]  # [n, k] best first, ties towards the lower id
     logits: npt.NDArray[np.float32]  # [n, k]
     log_total: npt.NDArray[np.float32]  # [n] log of the sum of exp(logits) over the whole row
+
+    @classmethod
+    def from_words(cls, words: npt.NDArray[np.int32]) -> TopRows:
+        """From 32-bit words [n, 2k + 1], as which the three travel together: ids, logits, log_total."""
+        k = words.shape[1] // 2
+        floats = words[:, k:].view(np.float32)
+        return cls(words[:, :k], floats[:, :k], floats[:, k]).first(k)
+
+    def at(self, rows: slice | Sequence[int]) -> TopRows:
+        """Some of the rows, in that order."""
+        return TopRows(self.ids[rows], self.logits[rows], self.log_total[rows])
+
+    def first(self, k: int) -> TopRows:
+        """The best k of each row."""
+        contiguous = np.ascontiguousarray
+        return TopRows(contiguous(self.ids[:, :k]), contiguous(self.logits[:, :k]), contiguous(self.log_total))
 
     def probs(self) -> npt.NDArray[np.float32]:
         """Their probabilities [n, k] under the softmax of the whole row; zeros in a row that has no finite total."""
@@ -59,6 +76,10 @@ def top_rows(logits: torch.Tensor, k: int, rows: Sequence[int] | None = None) ->
         kernel = build.load_kernel()
         if kernel is not None:
             return _top_by_kernel(_entry(kernel), logits, k, rows)
+    words_of = _words_on(logits.device.type)
+    if words_of is not None and num_rows and k <= KERNEL_MOST:
+        found = _top_by_triton(words_of, logits.detach(), k)
+        return found if rows is None else found.at(list(rows))
     return _top_by_torch(logits.detach() if rows is None else logits.detach()[list(rows)], k)
 
 
@@ -91,6 +112,22 @@ def _entry(kernel: ctypes.CDLL) -> Callable[..., None]:
     entry.restype = None
     entry.argtypes = (*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 3, ctypes.c_int)
     return entry
+
+
+@lru_cache
+def _words_on(device_type: str) -> Callable[[torch.Tensor, int], torch.Tensor] | None:
+    """What finds the best entries on such a device, as words; None without kernels for it."""
+    if device_type != "cuda" or find_spec("triton") is None:
+        return None
+    from draftwood.target.native.cuda.top import top_words
+
+    return top_words
+
+
+def _top_by_triton(words_of: Callable[[torch.Tensor, int], torch.Tensor], logits: torch.Tensor, k: int) -> TopRows:
+    """All rows: reading one costs less than copying it, and what comes back is a few words each."""
+    words = words_of(logits if logits.stride(1) == 1 else logits.contiguous(), k)
+    return TopRows.from_words(words.cpu().numpy())
 
 
 def _top_by_torch(logits: torch.Tensor, k: int) -> TopRows:

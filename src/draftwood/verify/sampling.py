@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from draftwood.sampling.randomness import Randomness
+from draftwood.sampling.randomness import Randomness, SeededRandomness, tokens_at, usable
 from draftwood.tree.draft import DraftTree, FloatArray, IntArray, Proposal
 from draftwood.verify.base import Accepted, walk
 
@@ -48,6 +48,19 @@ def accept_sampled(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], ran
         return _token_near_draws(p.numpy(), drawn, proposal, randomness)
 
     return walk(tree, token_after)
+
+
+def accept_at_once(tree: DraftTree, probs: torch.Tensor, randomness: SeededRandomness) -> Accepted:
+    """What ``accept_sampled`` gives for a tree of chosen children, from the distributions ``probs [N, V]`` of all.
+
+    There the token after a node is one draw, and which number it takes is settled by the node's depth. So the tokens of
+    all nodes are drawn together where the distributions are, and the walk needs nothing else.
+    """
+    numbers = randomness.upcoming(1 + max(tree.depths))
+    tokens = tokens_at(probs, [numbers[depth] for depth in tree.depths])
+    accepted = walk(tree, lambda node: usable(tokens[node]))
+    randomness.skip(len(accepted.path))
+    return accepted
 
 
 def _token_near_draws(p: FloatArray, drawn: Sequence[int], proposal: Proposal, randomness: Randomness) -> int:
