@@ -117,7 +117,7 @@ def test_figures_are_those_of_the_paper() -> None:
         assert len(found) == 1
         return float(found[0])
 
-    literal = "goose:bypass=copied,extension=levels,static=false"
+    literal = "goose:bypass=copied,extension=levels,static=false,max_draft=20"
     assert value("goose-table1", "code", literal, "classeval", "tau") == 5.19
     assert value("goose-table2", "talk", f"{literal},spine=off", "gsm8k", "tau") == 3.76
     assert value("goose-table3", "talk", "pld", "mt_bench", "speedup") == 1.47

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from draftwood.engine import costs
 from draftwood.engine.costs import load_profile
 from draftwood.sources.successors import WIDTH, load_successors
-from draftwood.target.tiny import VOCAB_SIZE
+from draftwood.target.build import Loaded
+from draftwood.target.tiny import TINY_CONFIG, VOCAB_SIZE, ByteTokenizer, tiny_target
 from draftwood.tree.shapes import TreeShape, chain_tree
 
 from .cli_tools import Command, Result, _plain_environment, draftwood_command, prompt_file  # noqa: F401 - fixtures
@@ -40,7 +43,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny_info() -> Any:
-    from draftwood.target.build import load_target
+    from draftwood.target.build import load_target  # tests may put another one there
 
     return load_target("tiny", max_batch=1).target.info
 
@@ -52,11 +55,14 @@ def test_tune_measures_and_keeps(draftwood_command: Command, cache: Path) -> Non
     result = draftwood_command("tune", *MODEL)
     assert result.code == 0
     lines = result.out.splitlines()
-    assert lines[0].split()[:4] == ["positions", "1", "2", "3"]
-    assert lines[1].startswith("context 16")
-    assert lines[1].split()[2] == "1.00"
-    assert lines[1].endswith("times one position")
-    assert lines[2].startswith("context 512")
+    assert lines[0].split() == ["positions", "context", "16", "context", "512", "context", "960"]
+    first, second = lines[1].split(), lines[2].split()
+    assert first[0] == "1"
+    assert first[2:4] == ["ms", "1.00x"]
+    assert len(first) == 1 + 3 * 3  # size; milliseconds and their ratio at each context
+    assert second[0] == "2"
+    assert float(second[1]) >= float(first[1]) > 0.0
+    assert "these sizes" not in result.out  # passes may have any size
     kept = [Path(line.removeprefix("kept in ")) for line in lines if line.startswith("kept in ")]
     assert [path.parent for path in kept] == [cache / "profiles", cache / "successors"]
     assert all(path.is_file() for path in kept)
@@ -87,8 +93,10 @@ def test_tune_as_json(draftwood_command: Command) -> None:
     content = json.loads(result.out)
     assert content["model"] == "tiny"
     assert content["sizes"][:3] == [1, 2, 3]
-    assert content["contexts"] == [16, 512]  # longer ones are beyond the model
-    assert [len(row) for row in content["seconds"]] == [len(content["sizes"])] * 2
+    assert content["contexts"] == [16, 512, 1024 - 64]  # 2,048 is beyond the model
+    assert [len(row) for row in content["seconds"]] == [len(content["sizes"])] * 3
+    assert (content["device"], content["stepped"], content["pass_sizes"]) == ("cpu", False, [])
+    assert content["largest_tree"] == content["sizes"][-1]
     assert [Path(path).is_file() for path in content["kept"]] == [True, True]
 
 
@@ -114,6 +122,62 @@ def test_a_cache_that_cannot_be_written_is_told(draftwood_command: Command, cach
     result = draftwood_command("tune", *MODEL)
     assert result.code == 2
     assert "cannot be written" in result.err
+
+
+# -- a target with passes of certain sizes ---------------------------------------------------------------------------
+
+PASS_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512, 768, 1024)
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def stepping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Stands in for a decoder with CUDA graphs: the tiny model, which says where it runs and which sizes it has."""
+
+    def load(*_: object, **__: object) -> Loaded:
+        target = tiny_target(replace(TINY_CONFIG, context_length=16_384), cache_tokens=16_384)
+        target.info = replace(target.info, pass_sizes=PASS_SIZES, device=torch.device(request.param))
+        return Loaded(target, ByteTokenizer())
+
+    monkeypatch.setattr("draftwood.target.build.load_target", load)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: "a GPU")
+    monkeypatch.setattr(costs, "_fill", lambda *_: None)
+    monkeypatch.setattr(costs, "_forward", lambda target, sequence, size: 0.002 + 0.00001 * size)
+    return str(request.param)
+
+
+def test_tune_tells_the_sizes_that_passes_have(draftwood_command: Command, cache: Path, stepping: str) -> None:
+    result = draftwood_command("tune", *MODEL)
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    contexts = ["16", "512", "2048"] if stepping == "cpu" else ["16", "2048", "8192"]
+    assert lines[0].split()[2::2] == contexts
+    rows = [line.split() for line in lines[1:12]]
+    assert [int(row[0]) for row in rows] == list(PASS_SIZES[:11])
+    assert rows[0][1:4] == ["2.01", "ms", "1.00x"]
+    assert rows[8][1:4] == ["3.28", "ms", "1.63x"]
+    kind = "CUDA graphs" if stepping == "cuda" else "passes"
+    assert lines[12].startswith(f"{kind} of these sizes are there (768, 1024 too, not timed)")
+    assert "up to 128 positions" in lines[13]
+    assert len(list(cache.rglob("*.json"))) == len(list(cache.rglob("*.safetensors"))) == 1
+
+
+def test_sizes_that_passes_have_as_json(draftwood_command: Command, stepping: str) -> None:
+    result = draftwood_command("tune", *MODEL, "--no-successors", "--json")
+    assert result.code == 0, result.err
+    content = json.loads(result.out)
+    assert (content["device"], content["stepped"], content["largest_tree"]) == (stepping, True, 128)
+    assert content["sizes"] == list(PASS_SIZES[:11])
+    assert content["pass_sizes"] == list(PASS_SIZES)
+
+
+def test_a_static_tree_where_passes_have_sizes(
+    draftwood_command: Command, prompt_file: Path, tmp_path: Path, stepping: str
+) -> None:
+    """A tree of 625 nodes is more than any size that is timed."""
+    output = tmp_path / "tree.json"
+    result = tune_tree(draftwood_command, output, prompt_file, "--drafter", "recycling", "--size", "20")
+    assert result.code == 0, result.err
+    assert len(TreeShape.load(output)[0]) == 20
 
 
 # -- a static tree ---------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftwood.cli import static_tree
 from draftwood.cli.options import Subparsers, add_command, add_run_options
@@ -13,10 +13,15 @@ from draftwood.cli.terminal import Screen
 from draftwood.config import DEFAULT_DRAFTER
 from draftwood.errors import OptionError
 
+if TYPE_CHECKING:
+    from draftwood.engine.costs import CostProfile
+    from draftwood.target.base import TargetInfo
+
 _DETAILS = """\
-Without --static-tree: times passes over 1 to 64 positions at a few lengths of context, from which
---budget auto takes the size of its trees, and makes the table of what follows each token of the
-vocabulary, from which drafters over transitions start. Both are kept in the cache.
+Without --static-tree: times passes over 1 to 64 positions (where the decoder has a CUDA graph for
+each of certain sizes: over those, up to 512) at a few lengths of context, from which --budget auto
+takes the size of its trees, and makes the table of what follows each token of the vocabulary, from
+which drafters over transitions start. Both are kept in the cache.
 
 With --static-tree: answers prompts with a tree of 625 nodes and keeps those that were accepted
 most. The file is for --drafter-option tree=FILE of stand, recycling and sequoia."""
@@ -67,8 +72,32 @@ def run(args: argparse.Namespace) -> int:
     )
     costs, path = tune_costs(loaded, screen.progress)
     kept = [path, *([] if args.no_successors else [tune_successors(loaded, screen.progress)])]
-    content = {"model": loaded.target.info.name, **asdict(costs), "kept": kept}
-    rows = [("positions", *map(str, costs.sizes), "")]
-    for index, context in enumerate(costs.contexts):
-        rows.append((f"context {context}", *(f"{cost:.2f}" for cost in costs.relative(index)), "times one position"))
-    return show(args, content, [*table(screen.out, rows), *(f"kept in {path}" for path in kept)])
+    info = loaded.target.info
+    about = {"model": info.name, "device": str(info.device), "backend": info.backend, "pass_sizes": info.pass_sizes}
+    content = {**about, **asdict(costs), "largest_tree": costs.largest, "kept": kept}
+    lines = [*table(screen.out, _cost_rows(costs)), *_about_sizes(costs, info), *(f"kept in {path}" for path in kept)]
+    return show(args, content, lines)
+
+
+def _cost_rows(costs: CostProfile) -> list[tuple[str, ...]]:
+    """A line a size: milliseconds, and beside them times a single position, at every length of context."""
+    columns = [(f"context {context}", *_cells(costs, place)) for place, context in enumerate(costs.contexts)]
+    return list(zip(("positions", *map(str, costs.sizes)), *columns, strict=True))
+
+
+def _cells(costs: CostProfile, context_index: int) -> list[str]:
+    pairs = zip(costs.seconds[context_index], costs.relative(context_index), strict=True)
+    return [f"{1e3 * seconds:8.2f} ms {cost:6.2f}x" for seconds, cost in pairs]
+
+
+def _about_sizes(costs: CostProfile, info: TargetInfo) -> list[str]:
+    """What the sizes mean, where passes have no others."""
+    if not costs.stepped:
+        return []
+    kind = "CUDA graphs" if info.device.type == "cuda" else "passes"
+    larger = [str(size) for size in info.pass_sizes if size > costs.sizes[-1]]
+    untimed = f" ({', '.join(larger)} too, not timed)" if larger else ""
+    return [
+        f"{kind} of these sizes are there{untimed}: a number of positions between them costs what the next one does",
+        f"trees have up to {costs.largest} positions; larger passes are for batches",
+    ]

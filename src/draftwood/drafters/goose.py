@@ -28,7 +28,7 @@ class GooseOptions:
     match: str = "ngrams"  # of min_ngram to max_ngram tokens; "suffix": of min_ngram and more, repeated, no votes
     min_ngram: int = 3
     max_ngram: int = 5
-    max_draft: int = 20  # tokens copied at most
+    max_draft: int = 40  # tokens copied at most; 20 in the paper
     repeat: bool = False  # a copy that reaches the end of the text goes on with itself, as text in a loop does
     # when the bare chain is verified instead of a tree
     bypass: str = "auto"  # "copied" as in the paper, "matched": by the length that matched, "never"; "auto": by budget

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwood.engine.costs import CostProfile, measure_costs, save_profile
+from draftwood.engine.costs import CostProfile, measure_costs, save_profile, timed_contexts
 from draftwood.errors import CapabilityError
 from draftwood.sources.successors import build_successors, save_successors
 from draftwood.target.build import Loaded
 from draftwood.target.store import Progress
 
-CONTEXTS = (16, 512, 2048)
+LONGER = 4  # times the longest context that is timed where nobody asks for it
 NEUTRAL = "\n"  # what stands before every token of the vocabulary
 
 
@@ -24,7 +24,8 @@ class Tuned(NamedTuple):
 
 def tune_costs(loaded: Loaded, progress: Progress | None = None) -> Tuned:
     """Times the model anew, also where an older profile is in the cache."""
-    profile = measure_costs(loaded.target, CONTEXTS, progress)
+    contexts = timed_contexts(loaded.target.info)
+    profile = measure_costs(loaded.target, (*contexts, LONGER * contexts[-1]), progress)
     if profile is None:
         raise CapabilityError("The cache has no room to time the model", got=f"{loaded.target.num_slots} slots")
     return Tuned(profile, save_profile(loaded.target.info, profile))

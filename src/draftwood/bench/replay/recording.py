@@ -171,6 +171,7 @@ def _target(facts: Mapping[str, Any]) -> TargetInfo:
             "dtype": getattr(torch, facts["dtype"]),
             "device": torch.device("cpu"),
             "eos_token_ids": tuple(facts["eos_token_ids"]),
+            "pass_sizes": tuple(facts.get("pass_sizes", ())),
         }
     )
 
