@@ -1,6 +1,6 @@
-"""What computes a packed batch: the eager decoder in torch, or the fused one for CPUs.
+"""What computes a packed batch: the eager decoder in torch, or a fused one for CPUs or GPUs.
 
-Both read the same weights, write the same cache layout and answer with the same record; the native target does not care
+All read the same weights, write the same cache layout and answer with the same record; the native target does not care
 which of them it holds.
 """
 
@@ -34,6 +34,8 @@ class PackedBatch(NamedTuple):
 
 class Decoder(ABC):
     name: str
+    pass_sizes: tuple[int, ...] = ()  # as in TargetInfo
+    num_best: int = 0  # best entries of each row of logits that are wanted with them; a hint, see Target.set_top
 
     @abstractmethod
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:

@@ -1,7 +1,7 @@
 """The native target: our own decoder for the Llama family over a preallocated cache.
 
 It packs segments, lets a decoder compute them and keeps the books of the cache. Which decoder runs is decided once,
-when the target is built: the fused one on a CPU with a C compiler, the eager one elsewhere.
+when the target is built: a fused one on a CPU with a C compiler and on a GPU with Triton, the eager one elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.target.base import ForwardOutput, Segment, Target, TargetInfo
 from draftwood.target.cache import KVCache
+from draftwood.target.native import cuda
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cpu import CpuDecoder
 from draftwood.target.native.decoder import Decoder, pack
@@ -44,6 +45,7 @@ class NativeTarget(Target):
             num_parameters=num_parameters,
             cache_bytes_per_token=config.cache_bytes_per_token(dtype.itemsize),
             backend=self._decoder.name,
+            pass_sizes=self._decoder.pass_sizes,
         )
 
     @classmethod
@@ -100,16 +102,30 @@ class NativeTarget(Target):
                 raise OptionError("No such layer to tap", got=layer, allowed=f"0 to {self.info.num_layers}")
         self._taps = tuple(layers)
 
+    def set_top(self, k: int) -> None:
+        self._decoder.num_best = k
+
 
 def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:
+    """The fastest there is for the model on its device, or the one that was asked for."""
     device, dtype = weights.embed.device, weights.embed.dtype
-    fits = device.type == "cpu" and CpuDecoder.supports(config, dtype)
-    if backend == "fused-cpu" and not fits:
-        raise CapabilityError(
-            "The fused CPU decoder cannot run here",
-            got=f"{device.type}, {dtype}: {CpuDecoder.why_unavailable()}",
-            next_step="Install a C compiler, or let the backend be 'auto' or 'eager'.",
-        )
-    if backend in ("auto", "fused-cpu") and fits:
-        return CpuDecoder(config, weights, cache)
+    if backend in ("auto", "fused-cpu"):
+        if device.type == "cpu" and CpuDecoder.supports(config, dtype):
+            return CpuDecoder(config, weights, cache)
+        if backend == "fused-cpu":
+            raise CapabilityError(
+                "The fused CPU decoder cannot run here",
+                got=f"{device.type}, {dtype}: {CpuDecoder.why_unavailable()}",
+                next_step="Install a C compiler, or let the backend be 'auto' or 'eager'.",
+            )
+    if backend in ("auto", "fused-cuda"):
+        why = cuda.why_unavailable(config, dtype, device)
+        if not why:
+            return cuda.new_decoder(config, weights, cache)
+        if backend == "fused-cuda":
+            raise CapabilityError(
+                "The fused GPU decoder cannot run here",
+                got=f"{device.type}, {dtype}: {why}",
+                next_step="Let the backend be 'auto' or 'eager'.",
+            )
     return EagerDecoder(config, weights, cache, device)

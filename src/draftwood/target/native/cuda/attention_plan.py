@@ -1,0 +1,146 @@
+"""What the attention kernel is told about a packed batch: query tiles, ancestor bits, and how a launch is cut up.
+
+Plain numpy: the arrays are filled on the host, into views of the buffers that one copy takes to the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from draftwood.errors import OptionError
+from draftwood.target.native.decoder import PackedSegment
+from draftwood.tree.layout import is_chain
+
+Ints = npt.NDArray[np.int32]
+
+TILE_FIELDS = 6  # first packed row, nodes, base slot, prefix length, first packed row of the segment, is it a chain
+WORD_BITS = 32
+MERGE_REGISTERS = 8192  # float32 values of partial results that a merging program holds at a time
+MERGE_IN_PLACE = 64 * 1024  # bytes of partial results that one program merges sooner than a second kernel starts
+MOST_SPLITS = 16
+BLOCK_S = 64  # keys of a step: enough for the tensor cores, and three steps under way fit twice on a processor
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """How one launch is cut up. A tile is ``block_m // group`` nodes of one segment, a row for each query head."""
+
+    group: int  # query heads per key head
+    block_m: int  # query rows of a tile
+    block_s: int  # keys of a step
+    splits: int  # ranges at most that the keys of a tile are cut into, a power of two
+    min_blocks: int  # steps of a range at least: short contexts use fewer ranges
+    num_warps: int
+    num_stages: int
+    merge: Literal["last", "kernel"]  # the ranges are merged by the last of them to end, or by a second kernel
+
+    @property
+    def nodes_per_tile(self) -> int:
+        return self.block_m // self.group
+
+    def merge_rows(self, head_dim: int) -> int:
+        """Query rows merged at a time, a power of two."""
+        return max(1, min(self.block_m, MERGE_REGISTERS // (self.splits * _power_of_two(head_dim)), 8))
+
+
+def choose(
+    *, num_nodes: int, num_sequences: int, num_heads: int, num_kv_heads: int, head_dim: int, num_processors: int
+) -> AttentionConfig:
+    """A good cut for ``num_nodes`` packed nodes of ``num_sequences`` sequences, whatever their contexts.
+
+    Few nodes leave the time to the keys' bandwidth: small tiles and many ranges, two programs to a processor. Many
+    nodes want large tiles, so that the keys are read by few of them.
+    """
+    group = num_heads // num_kv_heads
+    rows = -(-num_nodes // num_sequences) * group  # of an average sequence
+    block_m = next((size for size in (16, 32) if rows <= size), 64)
+    programs = most_tiles(num_nodes, num_sequences, block_m // group) * num_kv_heads
+    busy = num_processors * (2 if block_m == 16 else 1)
+    splits = _power_of_two(busy // programs + 1) // 2  # rounded down
+    least = 2 if num_sequences > 1 and programs < 4 * num_processors else 1  # contexts of several sequences differ
+    splits = min(max(splits, least), MOST_SPLITS if block_m == 16 else MOST_SPLITS // 2)
+    in_place = splits * min(rows, block_m) * head_dim * 4 <= MERGE_IN_PLACE
+    return AttentionConfig(
+        group=group,
+        block_m=block_m,
+        block_s=2 * BLOCK_S if block_m == 16 and head_dim <= 128 else BLOCK_S,
+        splits=splits,
+        min_blocks=1,
+        num_warps=4,
+        num_stages=3 if head_dim <= 128 else 2,
+        merge="last" if in_place else "kernel",
+    )
+
+
+def most_tiles(num_nodes: int, num_sequences: int, nodes_per_tile: int) -> int:
+    """Tiles that ``num_nodes`` nodes of ``num_sequences`` sequences need at most, however they are spread."""
+    return num_sequences + (num_nodes - num_sequences) // nodes_per_tile
+
+
+def scratch_size(config: AttentionConfig, num_tiles: int, num_kv_heads: int, head_dim: int) -> tuple[int, int]:
+    """Float32 values and int32 counters that a launch needs. The counters must be zero before the first one."""
+    if config.splits == 1:
+        return 0, 0
+    programs = num_tiles * num_kv_heads
+    return programs * config.splits * config.block_m * (head_dim + 2), programs
+
+
+def words_needed(segments: Sequence[PackedSegment]) -> int:
+    """Ancestor words of a row: none for chains, whose nodes see all before them."""
+    trees = [len(segment.parents) for segment in segments if not is_chain(segment.parents)]
+    return -(-max(trees, default=0) // WORD_BITS)
+
+
+def write_plan(tiles: Ints, words: Ints | None, segments: Sequence[PackedSegment], nodes_per_tile: int) -> None:
+    """Fills ``tiles [T, TILE_FIELDS]`` and the rows of the segments in ``words [N, W]``.
+
+    Tiles behind the last one in use have no nodes. Bit j of word w of a row says that node 32*w + j of its segment is
+    visible; rows of chains need no words and have zeros.
+    """
+    chains = [is_chain(segment.parents) for segment in segments]
+    rows = _tiles(segments, chains, nodes_per_tile)
+    if len(rows) > len(tiles):
+        raise OptionError("the packed batch has more tiles than there is room for", got=len(rows), allowed=len(tiles))
+    tiles[: len(rows)] = rows
+    tiles[len(rows) :] = 0
+    if words is not None:
+        packed = np.frombuffer(_ancestor_bits(segments, chains, words.shape[1] * 4), dtype="<i4")
+        words[: len(packed) // words.shape[1]] = packed.reshape(-1, words.shape[1])
+
+
+def _tiles(segments: Sequence[PackedSegment], chains: list[bool], nodes_per_tile: int) -> list[tuple[int, ...]]:
+    rows: list[tuple[int, ...]] = []
+    for segment, chain in zip(segments, chains, strict=True):
+        start, base, prefix_len, parents, _ = segment
+        end = start + len(parents)
+        for first in range(start, end, nodes_per_tile):
+            rows.append((first, min(nodes_per_tile, end - first), base, prefix_len, start, chain))
+    return rows
+
+
+def _ancestor_bits(segments: Sequence[PackedSegment], chains: list[bool], num_bytes: int) -> bytes:
+    """The words of all rows: of each node one long number, its parent's with one bit more."""
+    packed: list[bytes] = []
+    for segment, chain in zip(segments, chains, strict=True):
+        size = len(segment.parents)
+        if chain:
+            packed.append(bytes(size * num_bytes))
+            continue
+        if size > 8 * num_bytes:
+            most = f"at most {8 * num_bytes}"
+            raise OptionError("a tree has more nodes than its ancestor words have bits", got=size, allowed=most)
+        seen: list[int] = []
+        for node, parent in enumerate(segment.parents):
+            seen.append(1 << node | (seen[parent] if parent >= 0 else 0))
+        packed.extend([bits.to_bytes(num_bytes, "little") for bits in seen])
+    return b"".join(packed)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest one that is not below ``number``."""
+    return 1 << max(0, number - 1).bit_length()

@@ -1,0 +1,115 @@
+"""The kernel of products.py: a block of output features for a few rows, and what becomes of it before it is written."""
+
+# ruff: noqa: N803, N806 - compile-time values are in capitals
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from draftwood.target.native.cuda.common import block_peaks, prefetch
+
+
+@triton.jit
+def _scale_of(squares, rows, num_rows, eps, IN: tl.constexpr, BM: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr):
+    """What the norm multiplies each row with, [BM], from the sums of squares of COUNT blocks."""
+    parts = tl.arange(0, PAD)
+    there = (parts[:, None] < COUNT) & (rows[None, :] < num_rows)
+    total = tl.sum(tl.load(squares + parts[:, None] * BM + rows[None, :], mask=there, other=0.0), axis=0)
+    return tl.rsqrt(total / IN + eps)
+
+
+@triton.jit
+def _finish(
+    acc, more, squares, rows, block, features, num_rows, eps, out, bias, scaled, next_norm, block_squares, peaks,
+    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr,
+    SCALE: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    PEAKS: tl.constexpr,
+):  # fmt: skip
+    """What happens to a finished block [BO, BM] before it is written."""
+    row_inside = rows < num_rows
+    inside = (features[:, None] < OUT) & row_inside[None, :]
+    if NORMED:
+        scale = _scale_of(squares, rows, num_rows, eps, IN, BM, COUNT, PAD) / SCALE
+        acc = acc * scale[None, :]
+        more = more * scale[None, :]
+    if BIAS:
+        acc = acc + tl.load(bias + features, mask=features < OUT, other=0.0).to(tl.float32)[:, None]
+    if GATED:
+        acc = acc / (1.0 + tl.exp(-acc)) * more
+    where = rows[None, :] * OUT + features[:, None]
+    if RESIDUAL:
+        acc = acc + tl.load(out + where, mask=inside, other=0.0).to(tl.float32)
+    result = acc.to(out.dtype.element_ty)
+    tl.store(out + where, result, mask=inside)
+    if RESIDUAL:
+        hidden = tl.where(inside, result.to(tl.float32), 0.0)
+        weight = tl.load(next_norm + features, mask=features < OUT, other=0.0).to(tl.float32)
+        tl.store(scaled + where, (hidden * weight[:, None] * SCALE).to(out.dtype.element_ty), mask=inside)
+        tl.store(block_squares + block * BM + rows, tl.sum(hidden * hidden, axis=0), mask=row_inside)
+    if PEAKS:
+        peak, total = block_peaks(tl.where(features[:, None] < OUT, acc, float("-inf")))
+        here = peaks + rows * (2 * tl.cdiv(OUT, BO)) + block
+        tl.store(here, peak, mask=row_inside)
+        tl.store(here + tl.cdiv(OUT, BO), total, mask=row_inside)
+
+
+@triton.jit
+def product_kernel(
+    x, weight, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters, eps, num_rows,
+    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, SPLITS: tl.constexpr,
+    COUNT: tl.constexpr, PAD: tl.constexpr, SCALE: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PEAKS: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One block of output features over a part of the input."""
+    block, part = tl.program_id(0), tl.program_id(1)
+    rows = tl.arange(0, BM)
+    inputs = tl.arange(0, BI)
+    features = block * BO + tl.arange(0, BO)
+    PART: tl.constexpr = IN // SPLITS
+    UP: tl.constexpr = OUT * IN  # how far behind the gates' weights those of up lie
+    start = part * PART
+    feature_rows = tl.minimum(features, OUT - 1).to(tl.int64) * IN  # beyond the last one: read it again, write nothing
+    w = weight + feature_rows[:, None] + start + inputs[None, :]  # [BO, BI]
+    if PDL:
+        if AHEAD > 0:
+            address = (weight + feature_rows + start).to(tl.int64)
+            prefetch(address, AHEAD)
+            if GATED:
+                prefetch(address + 2 * UP, AHEAD)
+        tl.extra.cuda.gdc_wait()
+    acc = tl.zeros((BO, BM), tl.float32)
+    more = tl.zeros((BO, BM), tl.float32)
+    xs = x + rows[None, :] * IN + start + inputs[:, None]  # [BI, BM]
+    for step in range(0, PART, BI):
+        given = tl.load(xs + step, mask=rows[None, :] < num_rows, other=0.0)
+        acc = tl.dot(tl.load(w + step), given, acc)
+        if GATED:
+            more = tl.dot(tl.load(w + UP + step), given, more)
+    if PDL:  # not sooner: the programs of the next kernel would take room that those of this one still need
+        tl.extra.cuda.gdc_launch_dependents()
+    last = True
+    if SPLITS > 1:
+        SIZE: tl.constexpr = BO * BM * (2 if GATED else 1)
+        place = tl.arange(0, BO)[:, None] * BM + rows[None, :]  # [BO, BM]
+        mine = parts + (block * SPLITS + part) * SIZE + place
+        tl.store(mine, acc)
+        if GATED:
+            tl.store(mine + BO * BM, more)
+        tl.debug_barrier()  # everybody's part is written before the arrival is counted
+        last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            acc = tl.zeros((BO, BM), tl.float32)
+            more = tl.zeros((BO, BM), tl.float32)
+            for other in tl.static_range(SPLITS):
+                theirs = parts + (block * SPLITS + other) * SIZE + place
+                acc += tl.load(theirs, cache_modifier=".cg")
+                if GATED:
+                    more += tl.load(theirs + BO * BM, cache_modifier=".cg")
+            tl.store(counters + block, 0)
+    if last:
+        _finish(
+            acc, more, squares, rows, block, features, num_rows, eps, out, bias, scaled, next_norm, block_squares,
+            peaks, IN, OUT, BM, BO, COUNT, PAD, SCALE, NORMED, GATED, BIAS, RESIDUAL, PEAKS,
+        )  # fmt: skip

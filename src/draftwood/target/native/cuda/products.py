@@ -1,0 +1,169 @@
+"""Products of a few rows with a large weight matrix: bound by how fast the weights arrive, so all else rides along.
+
+A pass over a tree multiplies 1 to 64 rows with every weight of the model. A program streams a block of output features
+over the whole input; the rows are its narrow side. What stands around a product in a decoder layer is folded into it:
+
+- *norm*: the product before wrote its result ``h`` three ways: ``h`` itself, ``h`` times the weight of the next norm,
+  and for each of its blocks the sum of squares. So the rows of a normed product are scaled once, at its end.
+- *gated*: gate and up are computed side by side, and their SiLU product is all that is written.
+- *residual*: the result is added to the hidden states in place.
+- *peaks*: each block of logits leaves its peak and its sum of exponentials, from which the best entries are found.
+
+Where a matrix has too few blocks to keep the GPU busy, several programs share a block along the input, and the last one
+to finish adds their parts, always in the same order: the same input gives the same bits.
+
+Kernels start while the one before them ends (programmatic dependent launch): they ask for their first weights to be
+brought into the L2 cache, and then wait for their input.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+import triton
+
+from draftwood.target.native.cuda.product_kernel import product_kernel
+
+MOST_ROWS = 64  # beyond that the vendor's library is faster
+AHEAD = 256  # bytes of each weight row that are asked for before the input is there
+HALF_SCALE = 2.0**-6  # float16 has no range for hidden states that are not normed yet; a power of two loses nothing
+SMALL = 1 << 20  # weights of a matrix that are there sooner than the programs that share them
+HEAD_BLOCK = 128  # logits of a block, whose peak is noted: what finding the best entries works with
+
+
+class Kind(Enum):
+    PLAIN = "plain"
+    GATED = "gated"
+    HEAD = "head"
+
+
+class Tiling(NamedTuple):
+    """How a product is cut up."""
+
+    block_out: int
+    block_in: int
+    splits: int
+    num_warps: int
+    num_stages: int
+
+
+class Gpu(NamedTuple):
+    """What the cuts depend on."""
+
+    num_processors: int
+    shared_bytes: int  # that one program may have
+
+
+class Hidden(NamedTuple):
+    """Hidden states as the next product wants them."""
+
+    states: torch.Tensor  # [rows, H]
+    scaled: torch.Tensor  # [rows, H] times the weight of the next norm
+    squares: torch.Tensor  # [blocks, padded rows] float32: sums of squares over the features of each block
+
+
+def choose_tiling(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind) -> Tiling:
+    """A good cut, found by timing whole passes of three models on an H200: all processors busy, each with many bytes
+    on their way. ``rows``: the padded number."""
+    wide = rows > 16  # the rows' own way from the L2 cache takes time too
+    sizes = (64, 32, 16) if kind is Kind.GATED or (kind is Kind.HEAD and wide) else (128, 64, 32, 16)
+    block_in = next(size for size in sizes if num_in % size == 0)
+    steps = num_in // block_in
+    few = num_in * num_out <= SMALL
+    if kind is Kind.HEAD:
+        block_out = HEAD_BLOCK
+    elif few:
+        block_out = 16 if wide else 32
+    else:
+        block_out = 64 if num_out >= 2048 or kind is Kind.PLAIN else 32
+    blocks = triton.cdiv(num_out, block_out)
+    splits = 1
+    if kind is not Kind.HEAD and blocks < gpu.num_processors and not (few and wide):
+        most = gpu.num_processors * (2 if few else 1)
+        fitting = [n for n in range(1, steps // (4 if wide else 3) + 1) if steps % n == 0 and blocks * n <= most]
+        splits = max(fitting, default=1)
+    stage = (block_out * block_in * (2 if kind is Kind.GATED else 1) + block_in * rows) * 2  # bytes
+    alone = blocks * splits <= gpu.num_processors or kind is Kind.HEAD  # else two programs share a processor
+    room = gpu.shared_bytes if alone else gpu.shared_bytes // 2
+    num_stages = max(2, min({Kind.GATED: 5, Kind.HEAD: 4}.get(kind, 6), room // stage))
+    return Tiling(block_out, block_in, splits, 4, num_stages)
+
+
+class Product:
+    """One kind of product of a model, for a fixed number of rows: what is the same in every layer is settled once."""
+
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        rows: int,
+        gpu: Gpu,
+        kind: Kind = Kind.PLAIN,
+        *,
+        dtype: torch.dtype,
+        eps: float = 0.0,
+        pdl: bool = False,
+    ) -> None:
+        """``num_out``: features of the result, half the weight's rows where they are gated."""
+        self.padded_rows = max(16, triton.next_power_of_2(rows))
+        self.tiling = choose_tiling(num_in, num_out, self.padded_rows, gpu, kind)
+        self.num_blocks = triton.cdiv(num_out, self.tiling.block_out)
+        self._kind = kind
+        self._eps = eps
+        self._rows = rows
+        self._constants = {
+            "IN": num_in,
+            "OUT": num_out,
+            "BM": self.padded_rows,
+            "BO": self.tiling.block_out,
+            "BI": self.tiling.block_in,
+            "SPLITS": self.tiling.splits,
+            "SCALE": HALF_SCALE if dtype == torch.float16 else 1.0,
+            "GATED": kind is Kind.GATED,
+            "AHEAD": min(AHEAD, num_in // self.tiling.splits * 2),
+            "PDL": pdl,
+            "num_warps": self.tiling.num_warps,
+            "num_stages": self.tiling.num_stages,
+            **({"launch_pdl": True} if pdl else {}),
+        }
+
+    @property
+    def scratch(self) -> tuple[int, int]:
+        """Float32 values and int32 counters that it needs. The counters must be zero before the first launch."""
+        tiling = self.tiling
+        if tiling.splits == 1:
+            return 0, 0
+        size = tiling.block_out * self.padded_rows * (2 if self._kind is Kind.GATED else 1)
+        return self.num_blocks * tiling.splits * size, self.num_blocks
+
+    def launch(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        squares: torch.Tensor | None = None,
+        num_squares: int = 0,
+        bias: torch.Tensor | None = None,
+        hidden: Hidden | None = None,
+        next_norm: torch.Tensor | None = None,
+        peaks: torch.Tensor | None = None,
+        parts: torch.Tensor | None = None,
+        counters: torch.Tensor | None = None,
+    ) -> None:
+        """``x [rows, in]`` times ``weight [out, in]`` into ``out [rows, out]``. Nothing is allocated, nothing waits.
+
+        With ``squares [num_squares, padded rows]``, x is ``Hidden.scaled`` of hidden states that are to be normed. With
+        ``hidden``, the result is added to ``hidden.states``, which is ``out``, and prepared for ``next_norm``. With
+        ``peaks``, see ``block_peaks`` in common.py.
+        """
+        _, scaled, block_squares = hidden or (None, None, None)
+        product_kernel[(self.num_blocks, self.tiling.splits)](
+            x, weight, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters,
+            self._eps, self._rows,
+            COUNT=num_squares, PAD=triton.next_power_of_2(max(num_squares, 1)),
+            NORMED=squares is not None, BIAS=bias is not None, RESIDUAL=hidden is not None, PEAKS=peaks is not None,
+            **self._constants,
+        )  # fmt: skip

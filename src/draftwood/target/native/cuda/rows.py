@@ -1,0 +1,200 @@
+"""The small kernels around products and attention: one row, or one head of a row, a program.
+
+``embed``, ``rotate_and_store`` and ``move_rows`` are part of every pass. ``norm_rows`` and ``gate_rows`` are for passes
+over many rows, whose products come from the vendor's library; narrow passes have them inside their products.
+"""
+
+# ruff: noqa: N803 - compile-time values are in capitals
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from draftwood.target.native.cuda.common import wait_for_input
+from draftwood.target.native.cuda.products import HALF_SCALE, Hidden
+
+MOVES_AT_ONCE = 32
+GATE_BLOCK = 1024
+
+
+class Heads(NamedTuple):
+    """Where queries, keys and values go. Rows whose slot is below 0 leave no keys and values."""
+
+    num_heads: int
+    cos: torch.Tensor  # [positions, D / 2]
+    sin: torch.Tensor  # [positions, D / 2]
+    positions: torch.Tensor  # [rows] int32
+    slots: torch.Tensor  # [rows] int32
+    keys: torch.Tensor  # [kv_heads, slots, D]
+    values: torch.Tensor  # [kv_heads, slots, D]
+
+
+@triton.jit
+def _embed(
+    ids, table, states, scaled, squares, norm,
+    SCALE: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait_for_input(PDL)
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < H
+    token = tl.load(ids + row).to(tl.int64)
+    hidden = tl.load(table + token * H + at, mask=inside, other=0.0)
+    wide = hidden.to(tl.float32)
+    weight = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(states + row * H + at, hidden, mask=inside)
+    tl.store(scaled + row * H + at, (wide * weight * SCALE).to(hidden.dtype), mask=inside)
+    tl.store(squares + row, tl.sum(wide * wide, axis=0))
+
+
+@triton.jit
+def _normed(x, weight, inside, eps, D: tl.constexpr):
+    """RMS norm in float32, rounded before the weight as the reference does."""
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(tl.where(inside, wide * wide, 0.0), axis=0) / D + eps)
+    return ((wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
+
+
+@triton.jit
+def _rotate(
+    qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, eps, head_stride,
+    HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    QK_NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: queries turn where they are, keys turn on their way to the cache, values just go there."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    inside = at < D
+    other = tl.where(at < HALF, at + HALF, at - HALF)  # the partner of each dimension
+    slot = tl.load(slots + row).to(tl.int64)
+    angle = tl.load(positions + row).to(tl.int64) * HALF + tl.minimum(at, other)
+    c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    wait_for_input(PDL)
+    if slot < 0:  # a row that only fills up the pass
+        return
+    here = qkv + row.to(tl.int64) * ((HEADS + 2 * KV) * D) + head * D
+    x = tl.load(here + at, mask=inside, other=0.0)
+    partner = tl.load(here + other, mask=inside, other=0.0)
+    if head >= HEADS + KV:
+        tl.store(values + (head - HEADS - KV) * head_stride + slot * D + at, x, mask=inside)
+        return
+    if QK_NORM:
+        norm = tl.where(head < HEADS, q_norm, k_norm)
+        # The partner's square sum is the same sum: both run over the whole head.
+        x, partner = (
+            _normed(x, tl.load(norm + at, mask=inside, other=0.0), inside, eps, D),
+            _normed(partner, tl.load(norm + other, mask=inside, other=0.0), inside, eps, D),
+        )
+    turned = x.to(tl.float32) * c + tl.where(at < HALF, -partner.to(tl.float32), partner.to(tl.float32)) * s
+    if head < HEADS:
+        tl.debug_barrier()  # all have read before anybody writes
+        tl.store(here + at, turned.to(x.dtype), mask=inside)
+    else:
+        tl.store(keys + (head - HEADS) * head_stride + slot * D + at, turned.to(x.dtype), mask=inside)
+
+
+@triton.jit
+def _move(
+    keys, values, moves, head_stride,
+    MOST: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """All moves of one head of one layer: moves [1 + 2 * MOST] holds their number, the sources, the destinations."""
+    wait_for_input(PDL)
+    count = tl.load(moves)
+    head = tl.program_id(0).to(tl.int64) * head_stride
+    at = tl.arange(0, BLOCK)
+    for first in range(0, count, ROWS):
+        index = first + tl.arange(0, ROWS)
+        there = (index < count)[:, None] & (at < D)[None, :]
+        source = tl.load(moves + 1 + index, mask=index < count, other=0).to(tl.int64)
+        target = tl.load(moves + 1 + MOST + index, mask=index < count, other=0).to(tl.int64)
+        key = tl.load(keys + head + source[:, None] * D + at[None, :], mask=there, other=0.0)
+        value = tl.load(values + head + source[:, None] * D + at[None, :], mask=there, other=0.0)
+        tl.debug_barrier()  # a destination may be the source of another
+        tl.store(keys + head + target[:, None] * D + at[None, :], key, mask=there)
+        tl.store(values + head + target[:, None] * D + at[None, :], value, mask=there)
+        tl.debug_barrier()
+
+
+@triton.jit
+def _norm(x, weight, out, eps, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_input(PDL)
+    row = tl.program_id(0).to(tl.int64) * H
+    at = tl.arange(0, BLOCK)
+    inside = at < H
+    values = tl.load(x + row + at, mask=inside, other=0.0)
+    tl.store(out + row + at, _normed(values, tl.load(weight + at, mask=inside, other=0.0), inside, eps, H), mask=inside)
+
+
+@triton.jit
+def _gate(gate_up, out, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_input(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < INNER
+    gate = tl.load(gate_up + row * (2 * INNER) + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * (2 * INNER) + INNER + at, mask=inside, other=0.0).to(tl.float32)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * INNER + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor, norm: torch.Tensor, hidden: Hidden, *, pdl: bool) -> None:
+    """The rows' hidden states, ready for a normed product: ``hidden.squares`` gets one block."""
+    width = table.shape[1]
+    scale = HALF_SCALE if table.dtype == torch.float16 else 1.0
+    _embed[(len(ids),)](
+        ids, table, hidden.states, hidden.scaled, hidden.squares, norm,
+        SCALE=scale, H=width, BLOCK=triton.next_power_of_2(width), PDL=pdl, **_options(pdl),
+    )  # fmt: skip
+
+
+def rotate_and_store(
+    qkv: torch.Tensor, heads: Heads, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float, *, pdl: bool
+) -> None:
+    """Turns the queries of ``qkv [N, (heads + 2 * kv_heads) * D]``; keys and values go to the rows' slots.
+
+    ``norms``: weights of the norms of queries and keys, where a model has them.
+    """
+    num_heads, cos, sin, positions, slots, keys, values = heads
+    num_kv_heads, _, dim = keys.shape
+    q_norm, k_norm = norms or (None, None)
+    _rotate[(len(slots), num_heads + 2 * num_kv_heads)](
+        qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, eps, keys.stride(0),
+        HEADS=num_heads, KV=num_kv_heads, D=dim, HALF=dim // 2, BLOCK=triton.next_power_of_2(dim),
+        QK_NORM=norms is not None, PDL=pdl, num_warps=1, **_options(pdl),
+    )  # fmt: skip
+
+
+def move_rows(keys: torch.Tensor, values: torch.Tensor, moves: torch.Tensor, *, pdl: bool) -> None:
+    """Rows of all layers' ``keys, values [layers, kv_heads, slots, D]`` change their slots, as ``moves`` says.
+
+    It may hold several paths: each ascends and moves down, and none has to do with another.
+    """
+    layers, heads, _, dim = keys.shape
+    _move[(layers * heads,)](
+        keys, values, moves, keys.stride(1),
+        MOST=(len(moves) - 1) // 2, D=dim, BLOCK=triton.next_power_of_2(dim), ROWS=MOVES_AT_ONCE, PDL=pdl,
+        **_options(pdl),
+    )  # fmt: skip
+
+
+def norm_rows(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, *, pdl: bool) -> None:
+    width = x.shape[1]
+    block = triton.next_power_of_2(width)
+    _norm[(len(x),)](x, weight, out, eps, H=width, BLOCK=block, PDL=pdl, **_options(pdl))
+
+
+def gate_rows(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+    """SiLU of the first half times the second: ``[N, 2 * inner]`` to ``[N, inner]``."""
+    rows, inner = out.shape
+    _gate[(rows, triton.cdiv(inner, GATE_BLOCK))](gate_up, out, INNER=inner, BLOCK=GATE_BLOCK, PDL=pdl, **_options(pdl))
+
+
+def _options(pdl: bool) -> dict[str, Any]:
+    return {"launch_pdl": True} if pdl else {}

@@ -1,0 +1,81 @@
+"""Memory that passes share: only one runs at a time, so they need not have their own.
+
+A captured graph holds on to the addresses it was captured with. What is handed out therefore never moves or shrinks; a
+pass that needs more gets a larger piece, and earlier ones keep theirs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from draftwood.target.native.config import ModelConfig
+from draftwood.target.native.cuda.products import Hidden
+
+CLASSES = (16, 128, 512)  # rows that memory is handed out for; beyond the last, as many as are asked for
+
+
+class Buffers(NamedTuple):
+    """What lies between the kernels of a layer, for N rows."""
+
+    hidden: Hidden
+    normed: torch.Tensor  # [N, H] wide passes only
+    qkv: torch.Tensor  # [N, (heads + 2 * kv_heads) * D]
+    mixed: torch.Tensor  # [N, heads * D]
+    gate_up: torch.Tensor  # [N, 2 * inner] wide passes only
+    inner: torch.Tensor  # [N, inner]
+
+    def first(self, rows: int) -> Buffers:
+        hidden = Hidden(self.hidden.states[:rows], self.hidden.scaled[:rows], self.hidden.squares)
+        return Buffers(hidden, *(buffer[:rows] for buffer in self[1:]))
+
+
+class Workspace:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._buffers: dict[int, Buffers] = {}
+        self._logits: dict[int, torch.Tensor] = {}
+        self._floats = torch.zeros(0, device=device)
+        self._counters = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def buffers(self, rows: int) -> Buffers:
+        size = _class_of(rows)
+        if size not in self._buffers:
+            self._buffers[size] = self._new_buffers(size)
+        return self._buffers[size].first(rows)
+
+    def logits(self, rows: int) -> torch.Tensor:
+        """[rows, V] float32."""
+        size = _class_of(rows) if rows else 0
+        if size not in self._logits:
+            self._logits[size] = torch.zeros(size, self._config.vocab_size, device=self._device)
+        return self._logits[size][:rows]
+
+    def scratch(self, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Partial results, and counters that are zero and that their users leave so."""
+        if len(self._floats) < floats:
+            self._floats = torch.zeros(floats, device=self._device)
+        if len(self._counters) < counters:
+            self._counters = torch.zeros(counters, dtype=torch.int32, device=self._device)
+        return self._floats, self._counters
+
+    def _new_buffers(self, rows: int) -> Buffers:
+        config = self._config
+        width, inner, qkv = config.hidden_size, config.intermediate_size, config.q_size + 2 * config.kv_size
+
+        def empty(columns: int) -> torch.Tensor:
+            # Zeros: rows that only fill up a pass are computed like others, and should be numbers.
+            return torch.zeros(rows, columns, dtype=self._dtype, device=self._device)
+
+        squares = torch.zeros(-(-width // 16), max(rows, 16), device=self._device)
+        return Buffers(
+            Hidden(empty(width), empty(width), squares),
+            empty(width), empty(qkv), empty(config.q_size), empty(2 * inner), empty(inner),
+        )  # fmt: skip
+
+
+def _class_of(rows: int) -> int:
+    return next((size for size in CLASSES if rows <= size), rows)

@@ -1,0 +1,127 @@
+"""Triton kernels without a GPU: interpreted in a process of its own, or compiled for a GPU that is elsewhere.
+
+Whether a kernel is interpreted is settled when Triton is first imported, for the whole process. So a test file that
+wants it runs itself again: ``run_interpreted(__file__)`` in one test, ``runs_kernels`` on those that it is about.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+
+runs_kernels = pytest.mark.skipif(DEVICE.type == "cpu" and not INTERPRETED, reason="needs a GPU or the interpreter")
+on_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")
+
+
+def run_interpreted(test_file: str) -> None:
+    """The kernel tests of a file, interpreted; fails with their report."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-x", test_file]
+    done = subprocess.run(
+        command, env=environment | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+
+
+def mend_interpreter() -> None:
+    """What the interpreter cannot do: loop bounds under numpy 2.4, products of bfloat16, and calls in good time."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def with_index(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
+        left, right = (
+            interpreter._convert_float(x.data, x.dtype, tl.float32, None).view(np.float32)
+            if x.dtype == tl.bfloat16
+            else x.data
+            for x in (a, b)
+        )
+        return interpreter.TensorHandle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
+
+    prepared: set[str] = set()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.fn.__module__ not in prepared:  # once is enough, not at every call
+            interpreter._patch_lang(self.fn)
+            prepared.add(self.fn.__module__)
+        return self.rewrite()(*args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call
+    interpreter._patch_lang_tensor = with_index
+    interpreter.InterpreterBuilder.create_dot = dot
+
+
+if INTERPRETED:
+    mend_interpreter()
+
+
+class Resources(NamedTuple):
+    """What a compiled kernel takes."""
+
+    registers: int  # of a thread
+    stack: int  # bytes of a thread in local memory: spills
+    shared: int  # bytes of a program
+
+
+def resources(
+    kernel: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    *,
+    capability: int,
+    num_warps: int,
+    num_stages: int,
+) -> Resources:
+    """Compiles ``kernel`` for a GPU of this capability; pointers and integers are multiples of 16, as in practice."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names: list[str] = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    even = {
+        (index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if types.get(name, "fp32") != "fp32"
+    }
+    compiled = triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=even),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": num_warps, "num_stages": num_stages},
+    )
+    usage = _resource_usage(compiled.asm["cubin"])
+    return Resources(_number("REG", usage), _number("STACK", usage), compiled.metadata.shared)
+
+
+def _resource_usage(cubin: bytes) -> str:
+    import triton.backends.nvidia
+
+    tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def _number(name: str, usage: str) -> int:
+    found = re.search(rf"\b{name}:(\d+)", usage)
+    assert found is not None, usage
+    return int(found[1])
