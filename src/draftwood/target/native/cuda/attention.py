@@ -1,20 +1,25 @@
 """Tree attention of one layer over a packed batch.
 
 One program takes the nodes of a query tile with all query heads that share a key head, and walks along a range of the
-keys: the sequence's prefix, then the nodes up to the tile's last one. A node sees the whole prefix (or the part inside
-its window), so a step inside the prefix needs no mask; among the nodes it sees those in its ancestor bits, in a chain
-all before it. Nodes stand in topological order: nothing behind the tile's last node matters.
+keys: the sequence's prefix in the cache, then the nodes up to the tile's last one. A node sees the whole prefix (or the
+part inside its window); among the nodes it sees those in its ancestor bits, in a chain all before it. Nodes stand in
+topological order: nothing behind the tile's last node matters.
+
+Where it is told how (``Rotation``), it takes queries, keys and values as the projection left them, turns them by their
+positions, and puts the keys and values of its own nodes into the cache. Else they lie there already, and queries have
+been turned.
 
 Long contexts are cut into ranges. How many are in use follows from the tile's own length, read on the GPU: one captured
 launch serves every context. The parts are merged in the order of the ranges, so the same input gives the same bits.
 """
 
-# ruff: noqa: N803 - compile-time arguments are in capitals
+# ruff: noqa: N803, N806 - compile-time arguments are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -28,25 +33,64 @@ MERGE_ROWS = 4  # of a program of the merging kernel; the last of a tile's progr
 AHEAD_BLOCKS = tl.constexpr(8)  # steps of a range that are asked for before the queries are there
 
 
+class Rotation(NamedTuple):
+    """How queries and keys are turned."""
+
+    cos: torch.Tensor  # [positions, D / 2]
+    sin: torch.Tensor  # [positions, D / 2]
+    q_norm: torch.Tensor | None = None  # [D] weights of the norms of queries and keys, where a model has them
+    k_norm: torch.Tensor | None = None
+    eps: float = 0.0
+
+
 @triton.jit
-def _first_key(positions, first_row, nodes, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The first key inside the window of any node of the tile. A node's slot is never below its position."""
+def _first_block(
+    positions, first_row, nodes, prefix, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr
+):
+    """The first block of the prefix that a node of the tile has in its window. Slots are never below positions."""
     first = 0
     if WINDOW > 0:
         node = tl.arange(0, BLOCK_M)
         own = tl.load(positions + first_row + node, mask=node < nodes, other=0x7FFFFFFF)
-        first = tl.maximum(tl.min(own, axis=0) - WINDOW + 1, 0)
+        first = tl.minimum(tl.maximum(tl.min(own, axis=0) - WINDOW + 1, 0), prefix) // BLOCK_S
     return first
 
 
 @triton.jit
-def _ranges(first_key, end, BLOCK_S: tl.constexpr, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr):
-    """Where the blocks of a tile's keys begin and end, how many make a range, and how many ranges that gives."""
-    first = first_key // BLOCK_S
-    last = tl.cdiv(end, BLOCK_S)
+def _ranges(first, last, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr):
+    """How many of the blocks from ``first`` to ``last`` make a range, and how many ranges that gives."""
     wanted = tl.minimum(tl.maximum((last - first) // MIN_BLOCKS, 1), SPLITS)
     size = tl.maximum(tl.cdiv(last - first, wanted), 1)  # of a tile without nodes too
-    return first, last, size, tl.cdiv(last - first, size)
+    return size, tl.cdiv(last - first, size)
+
+
+@triton.jit
+def _angles(cos, sin, place, there, depth, D: tl.constexpr):
+    """Cosines and sines for rows at the positions ``place``, [rows, BLOCK_D]."""
+    HALF: tl.constexpr = D // 2
+    where = place.to(tl.int64)[:, None] * HALF + (depth % HALF)[None, :]
+    mask = there[:, None] & (depth < D)[None, :]
+    return tl.load(cos + where, mask=mask, other=0.0), tl.load(sin + where, mask=mask, other=0.0)
+
+
+@triton.jit
+def _turned(rows, there, depth, c, s, norm, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
+    """The rows at these addresses [rows, 1], normed where the model does that, and turned; [rows, BLOCK_D]."""
+    HALF: tl.constexpr = D // 2
+    mask = there[:, None] & (depth < D)[None, :]
+    other = tl.where(depth < HALF, depth + HALF, depth - HALF)  # the partner of each dimension
+    x = tl.load(rows + depth[None, :], mask=mask, other=0.0)
+    partner = tl.load(rows + other[None, :], mask=mask, other=0.0)
+    kind = x.dtype
+    if QK_NORM:
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / D + eps)[:, None]  # the partners are the same dimensions
+        mine = tl.load(norm + depth, mask=depth < D, other=0.0).to(tl.float32)[None, :]
+        theirs = tl.load(norm + other, mask=depth < D, other=0.0).to(tl.float32)[None, :]
+        x = ((wide * scale).to(kind).to(tl.float32) * mine).to(kind)
+        partner = ((partner.to(tl.float32) * scale).to(kind).to(tl.float32) * theirs).to(kind)
+    across = tl.where((depth < HALF)[None, :], -partner.to(tl.float32), partner.to(tl.float32))
+    return (x.to(tl.float32) * c.to(tl.float32) + across * s.to(tl.float32)).to(kind)
 
 
 @triton.jit
@@ -57,27 +101,20 @@ def _rows(start, at, end, depth, slot_stride, D: tl.constexpr):
 
 
 @triton.jit
-def _visible(
-    words, positions, at, first_node, own, used, row, prefix, segment_row, chain,
-    W: tl.constexpr, SPAN: tl.constexpr, BITS: tl.constexpr, WINDOW: tl.constexpr,
+def _seen_nodes(
+    words, first_node, node, own, used, row, chain,
+    W: tl.constexpr, SPAN: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Which of the keys ``at`` the rows' nodes ``own`` see, [BLOCK_M, BLOCK_S]; ``first_node`` is the block's first."""
-    there = at - prefix  # the node that is the key, below 0 in the prefix
-    seen = there[None, :] <= own[:, None]
+    """Which of the nodes ``node`` (from ``first_node`` on) the rows' nodes ``own`` see, [BLOCK_M, BLOCK_N]."""
+    seen = node[None, :] <= own[:, None]
     if W > 0:
-        first_word = tl.maximum(first_node, 0) // BITS
+        first_word = first_node // BITS
         word = tl.zeros(seen.shape, tl.int32)
         for index in tl.static_range(SPAN):
             current = first_word + index
             mine = tl.load(words + row * W + current, mask=used & (current < W) & (chain == 0), other=0)
-            word = tl.where((there >> 5)[None, :] == current, mine[:, None], word)
-        in_tree = (there < 0)[None, :] | (((word >> (there & 31)[None, :]) & 1) != 0)
-        seen = seen & (in_tree | (chain != 0))
-    if WINDOW > 0:
-        own_position = tl.load(positions + row, mask=used, other=0)
-        node = (there >= 0) & (there <= tl.max(own, axis=0))
-        place = tl.where(there < 0, at, tl.load(positions + segment_row + there, mask=node, other=0))
-        seen = seen & (own_position[:, None] - place[None, :] < WINDOW)
+            word = tl.where((node >> 5)[None, :] == current, mine[:, None], word)
+        seen = seen & ((((word >> (node & 31)[None, :]) & 1) != 0) | (chain != 0))
     return seen
 
 
@@ -140,16 +177,15 @@ def _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S: tl.con
 
 @triton.jit
 def _attend(
-    query, keys, values, tiles, words, positions, out, parts, arrivals,
-    scale, query_stride, out_stride, head_stride, slot_stride,
+    query, keys, values, tiles, words, positions, cos, sin, q_norm, k_norm, out, parts, arrivals,
+    scale, eps, query_stride, out_stride, head_stride, slot_stride,
     D: tl.constexpr, BLOCK_D: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
-    SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, W: tl.constexpr, SPAN: tl.constexpr, BITS: tl.constexpr,
-    WINDOW: tl.constexpr, FIELDS: tl.constexpr, LAST_MERGES: tl.constexpr, MERGE_ROWS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, W: tl.constexpr, SPAN: tl.constexpr,
+    BITS: tl.constexpr, WINDOW: tl.constexpr, FIELDS: tl.constexpr, ROTATES: tl.constexpr, QK_NORM: tl.constexpr,
+    LAST_MERGES: tl.constexpr, MERGE_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile, one key head, one range of keys."""
-    head = tl.program_id(1)
-    split = tl.program_id(2)
-    tile = tl.program_id(0)
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     fields = tiles + tile * FIELDS
     first_row = tl.load(fields)
     nodes = tl.load(fields + 1)
@@ -160,9 +196,10 @@ def _attend(
     if nodes == 0:
         return
     before = first_row - segment_row  # nodes of the segment in front of the tile
-    end = prefix + before + nodes
-    first_key = _first_key(positions, first_row, nodes, WINDOW, BLOCK_M)
-    first_block, last_block, size, used_ranges = _ranges(first_key, end, BLOCK_S, SPLITS, MIN_BLOCKS)
+    first_block = _first_block(positions, first_row, nodes, prefix, WINDOW, BLOCK_M, BLOCK_S)
+    prefix_blocks = tl.cdiv(prefix, BLOCK_S)
+    last_block = prefix_blocks + tl.cdiv(before + nodes, BLOCK_N)
+    size, used_ranges = _ranges(first_block, last_block, SPLITS, MIN_BLOCKS)
     if split >= used_ranges:
         return
     low = first_block + split * size
@@ -171,38 +208,70 @@ def _attend(
     line = tl.arange(0, BLOCK_M)  # node * G + query head
     node = line // G
     used = node < nodes
+    row = first_row + node
     depth = tl.arange(0, BLOCK_D)
     inside = used[:, None] & (depth < D)[None, :]
-    column = (line % G)[:, None] * D + depth[None, :]
+    column = (line % G)[:, None] * D
     offset = head.to(tl.int64) * head_stride + base.to(tl.int64) * slot_stride
     keys += offset
     values += offset
     if PDL:
         _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S, D)
-    wait_for_input(PDL)
-    corner = query + first_row.to(tl.int64) * query_stride + head * (G * D)
-    rows = tl.load(corner + node[:, None] * query_stride + column, mask=inside, other=0.0)  # [BLOCK_M, BLOCK_D]
+    if WINDOW > 0 or ROTATES:
+        place = tl.load(positions + row, mask=used, other=0)  # [BLOCK_M]
+    lines = query + row.to(tl.int64)[:, None] * query_stride + head * (G * D) + column
+    if ROTATES:
+        c, s = _angles(cos, sin, place, used, depth, D)
+        wait_for_input(PDL)
+        rows = _turned(lines, used, depth, c, s, q_norm, eps, D, QK_NORM)  # [BLOCK_M, BLOCK_D]
+    else:
+        wait_for_input(PDL)
+        rows = tl.load(lines + depth[None, :], mask=inside, other=0.0)
 
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    keys_at = tl.arange(0, BLOCK_S)
-    for block in range(low, high):
-        at = block * BLOCK_S + keys_at
-        key = _rows(keys, at, end, depth, slot_stride, D)
-        value = _rows(values, at, end, depth, slot_stride, D)
+    for block in range(low, tl.minimum(high, prefix_blocks)):
+        at = block * BLOCK_S + tl.arange(0, BLOCK_S)
+        key = _rows(keys, at, prefix, depth, slot_stride, D)
+        value = _rows(values, at, prefix, depth, slot_stride, D)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_S]
-        if WINDOW > 0 or (block + 1) * BLOCK_S > prefix:
-            seen = _visible(
-                words, positions, at, block * BLOCK_S - prefix, before + node, used, first_row + node, prefix,
-                segment_row, chain, W, SPAN, BITS, WINDOW,
-            )  # fmt: skip
-            scores = tl.where(seen, scores, float("-inf"))
+        if WINDOW > 0:
+            scores = tl.where(place[:, None] - at[None, :] < WINDOW, scores, float("-inf"))
+        if (block + 1) * BLOCK_S > prefix:
+            scores = tl.where((at < prefix)[None, :], scores, float("-inf"))
+        mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
+    for block in range(tl.maximum(low, prefix_blocks), high):
+        first_node = (block - prefix_blocks) * BLOCK_N
+        at = first_node + tl.arange(0, BLOCK_N)
+        there = at < before + nodes
+        if WINDOW > 0 or ROTATES:
+            at_place = tl.load(positions + segment_row + at, mask=there, other=0)
+        if ROTATES:
+            # Behind the queries of all heads stand the keys, then the values.
+            raw = query + (segment_row + at).to(tl.int64)[:, None] * query_stride
+            raw += (tl.num_programs(1) * G + head) * D
+            key_c, key_s = _angles(cos, sin, at_place, there, depth, D)
+            key = _turned(raw, there, depth, key_c, key_s, k_norm, eps, D, QK_NORM)
+            raw_values = raw + tl.num_programs(1) * D + depth[None, :]
+            value = tl.load(raw_values, mask=there[:, None] & (depth < D)[None, :], other=0.0)
+            own = (there & (at >= before))[:, None] & (depth < D)[None, :]  # each tile keeps its own nodes
+            slots = (prefix + at)[:, None] * slot_stride + depth[None, :]
+            tl.store(keys + slots, key, mask=own)
+            tl.store(values + slots, value, mask=own)
+        else:
+            key = _rows(keys, prefix + at, prefix + before + nodes, depth, slot_stride, D)
+            value = _rows(values, prefix + at, prefix + before + nodes, depth, slot_stride, D)
+        scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
+        seen = _seen_nodes(words, first_node, at, before + node, used, row, chain, W, SPAN, BITS)
+        if WINDOW > 0:
+            seen = seen & (place[:, None] - at_place[None, :] < WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
         mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
 
     out += first_row.to(tl.int64) * out_stride + head * (G * D)
-    whole = out + node[:, None] * out_stride + column
     if SPLITS == 1 or used_ranges == 1:
+        whole = out + node[:, None] * out_stride + column + depth[None, :]
         tl.store(whole, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
     else:
         program = tile * tl.num_programs(1) + head
@@ -225,19 +294,20 @@ def _attend(
 def _merge_parts(
     tiles, positions, parts, out, out_stride,
     D: tl.constexpr, BLOCK_D: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
-    SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, WINDOW: tl.constexpr, FIELDS: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, WINDOW: tl.constexpr, FIELDS: tl.constexpr,
     MERGE_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A few rows of one tile and key head, where more than one range is in use."""
-    tile = tl.program_id(0)
-    head = tl.program_id(1)
+    tile, head = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * MERGE_ROWS
     fields = tiles + tile * FIELDS
     first_row = tl.load(fields)
     nodes = tl.load(fields + 1)
-    end = tl.load(fields + 3) + first_row - tl.load(fields + 4) + nodes
-    first_key = _first_key(positions, first_row, nodes, WINDOW, BLOCK_M)
-    _, _, _, used_ranges = _ranges(first_key, end, BLOCK_S, SPLITS, MIN_BLOCKS)
+    prefix = tl.load(fields + 3)
+    before = first_row - tl.load(fields + 4)
+    first_block = _first_block(positions, first_row, nodes, prefix, WINDOW, BLOCK_M, BLOCK_S)
+    last_block = tl.cdiv(prefix, BLOCK_S) + tl.cdiv(before + nodes, BLOCK_N)
+    _, used_ranges = _ranges(first_block, last_block, SPLITS, MIN_BLOCKS)
     wait_for_input(PDL)
     if first < nodes * G and used_ranges > 1:
         program = tile * tl.num_programs(1) + head
@@ -258,6 +328,7 @@ def tree_attention(
     arrivals: torch.Tensor | None,
     *,
     config: AttentionConfig,
+    rotation: Rotation | None = None,
     window: int = 0,
     pdl: bool = False,
 ) -> None:
@@ -266,16 +337,19 @@ def tree_attention(
     ``query [N, >= heads * D]`` (the first columns of wider rows will do) over ``keys, values [kv_heads, slots, D]``,
     both with the same strides, into ``out [N, heads * D]``. ``tiles [T, TILE_FIELDS]``, ``words [N, W]`` and
     ``positions [N]`` are int32, as ``attention_plan`` writes them. ``words`` may be missing where all segments are
-    chains, ``positions`` without a window, ``parts`` and ``arrivals`` (see ``scratch_size``) with ``splits`` of 1.
+    chains, ``positions`` without a window and a rotation, ``parts`` and ``arrivals`` (see ``scratch_size``) with
+    ``splits`` of 1. With a ``rotation``, rows of ``query`` are queries, keys and values as the projection left them.
     """
     num_kv_heads, _, dim = keys.shape
     num_words = 0 if words is None else words.shape[1]
+    cos, sin, q_norm, k_norm, eps = rotation or (None, None, None, None, 0.0)
     shape = {
         "D": dim,
         "BLOCK_D": triton.next_power_of_2(dim),
         "G": config.group,
         "BLOCK_M": config.block_m,
         "BLOCK_S": config.block_s,
+        "BLOCK_N": config.block_n,
         "SPLITS": config.splits,
         "MIN_BLOCKS": config.min_blocks,
         "WINDOW": window,
@@ -285,10 +359,12 @@ def tree_attention(
     }
     last_merges = config.splits > 1 and config.merge == "last"
     _attend[(len(tiles), num_kv_heads, config.splits)](
-        query, keys, values, tiles, words, positions, out, parts, arrivals,
-        dim**-0.5 * math.log2(math.e), query.stride(0), out.stride(0), keys.stride(0), keys.stride(1),
-        W=num_words, SPAN=min(num_words, config.block_s // WORD_BITS + 1), BITS=WORD_BITS, LAST_MERGES=last_merges,
-        MERGE_ROWS=config.merge_rows(dim), num_warps=config.num_warps, num_stages=config.num_stages, **shape,
+        query, keys, values, tiles, words, positions, cos, sin, q_norm, k_norm, out, parts, arrivals,
+        dim**-0.5 * math.log2(math.e), eps, query.stride(0), out.stride(0), keys.stride(0), keys.stride(1),
+        W=num_words, SPAN=min(num_words, max(1, config.block_n // WORD_BITS)), BITS=WORD_BITS,
+        ROTATES=rotation is not None, QK_NORM=q_norm is not None,
+        LAST_MERGES=last_merges, MERGE_ROWS=config.merge_rows(dim),
+        num_warps=config.num_warps, num_stages=config.num_stages, **shape,
     )  # fmt: skip
     if config.splits > 1 and not last_merges:
         _merge_parts[(len(tiles), num_kv_heads, triton.cdiv(config.block_m, MERGE_ROWS))](

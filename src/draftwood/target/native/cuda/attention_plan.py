@@ -32,7 +32,8 @@ class AttentionConfig:
 
     group: int  # query heads per key head
     block_m: int  # query rows of a tile
-    block_s: int  # keys of a step
+    block_s: int  # keys of a step through the prefix
+    block_n: int  # nodes of a step through the tree, a power of two
     splits: int  # ranges at most that the keys of a tile are cut into, a power of two
     min_blocks: int  # steps of a range at least: short contexts use fewer ranges
     num_warps: int
@@ -69,6 +70,7 @@ def choose(
         group=group,
         block_m=block_m,
         block_s=2 * BLOCK_S if block_m == 16 and head_dim <= 128 else BLOCK_S,
+        block_n=next((size for size in (16, 32) if num_nodes <= size * num_sequences), BLOCK_S),
         splits=splits,
         min_blocks=1,
         num_warps=4,

@@ -1,6 +1,6 @@
 """One pass of a fixed shape through the model: all it launches, in order, over memory that stays where it is.
 
-*Narrow* passes (up to 64 rows: trees, short chunks) are bound by the weights' way from memory; six or seven kernels
+*Narrow* passes (up to 64 rows: trees, short chunks) are bound by the weights' way from memory; five or six kernels
 make a layer. *Wide* ones (prompts, large batches) take their products from the vendor's library. Both end with the
 best entries of every row of logits, which travel to the host in one copy.
 """
@@ -16,7 +16,7 @@ import torch
 from draftwood.target.cache import KVCache
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cuda import rows
-from draftwood.target.native.cuda.attention import tree_attention
+from draftwood.target.native.cuda.attention import Rotation, tree_attention
 from draftwood.target.native.cuda.attention_plan import choose, most_tiles, scratch_size
 from draftwood.target.native.cuda.inputs import Inputs
 from draftwood.target.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Gpu, Kind, Product
@@ -51,6 +51,7 @@ class Pass(ABC):
     """``inputs`` is filled, ``launch`` runs it all (a graph may have captured it), then ``best`` is the answer."""
 
     selects_rows: bool  # whether there are logits of the wanted rows alone
+    rotates_apart: bool  # whether a kernel of its own turns queries and keys: that pays where many tiles want them
 
     def __init__(self, model: Model, shape: Shape, workspace: Workspace) -> None:
         config = model.config
@@ -124,13 +125,17 @@ class Pass(ABC):
     def _attend(self, index: int, layer: LayerWeights) -> None:
         model, config, buffers, inputs = self._model, self._model.config, self._buffers, self.inputs
         keys, values = model.cache.keys[index], model.cache.values[index]
-        heads = rows.Heads(config.num_heads, *model.rotation, inputs.positions, inputs.slots, keys, values)
-        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-        rows.rotate_and_store(buffers.qkv, heads, norms, config.norm_eps, pdl=model.overlap)
+        rotation = Rotation(*model.rotation, layer.q_norm, layer.k_norm, config.norm_eps)
+        if self.rotates_apart:
+            rows.rotate_and_store(
+                buffers.qkv, rotation, inputs.positions, inputs.slots, keys, values,
+                num_heads=config.num_heads, pdl=model.overlap,
+            )  # fmt: skip
         tree_attention(
             buffers.qkv, keys, values, inputs.tiles, inputs.words, inputs.positions, buffers.mixed,
             self._parts, self._counters,
-            config=self._attention, window=config.sliding_window or 0, pdl=model.overlap,
+            config=self._attention, rotation=None if self.rotates_apart else rotation,
+            window=config.sliding_window or 0, pdl=model.overlap,
         )  # fmt: skip
 
     def _tap(self, layer: int) -> None:
@@ -145,6 +150,7 @@ class NarrowPass(Pass):
     """A few rows: the norms, the gates and the residuals are inside our own products."""
 
     selects_rows = False
+    rotates_apart = False
 
     def _prepare(self) -> tuple[int, int]:
         config, shape = self._model.config, self._shape
@@ -201,6 +207,7 @@ class WidePass(Pass):
     """Many rows: the vendor's products, with small kernels between them."""
 
     selects_rows = True
+    rotates_apart = True
 
     def _prepare(self) -> tuple[int, int]:
         width = self._model.config.hidden_size

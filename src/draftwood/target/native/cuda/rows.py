@@ -1,7 +1,7 @@
 """The small kernels around products and attention: one row, or one head of a row, a program.
 
-``embed``, ``rotate_and_store`` and ``move_rows`` are part of every pass. ``norm_rows`` and ``gate_rows`` are for passes
-over many rows, whose products come from the vendor's library; narrow passes have them inside their products.
+``embed`` and ``move_rows`` are part of every pass. The others are for passes over many rows, whose products come from
+the vendor's library; narrow passes have them inside their products and their attention.
 """
 
 # ruff: noqa: N803 - compile-time values are in capitals
@@ -9,29 +9,18 @@ over many rows, whose products come from the vendor's library; narrow passes hav
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from draftwood.target.native.cuda.attention import Rotation
 from draftwood.target.native.cuda.common import wait_for_input
 from draftwood.target.native.cuda.products import HALF_SCALE, Hidden
 
 MOVES_AT_ONCE = 32
 GATE_BLOCK = 1024
-
-
-class Heads(NamedTuple):
-    """Where queries, keys and values go. Rows whose slot is below 0 leave no keys and values."""
-
-    num_heads: int
-    cos: torch.Tensor  # [positions, D / 2]
-    sin: torch.Tensor  # [positions, D / 2]
-    positions: torch.Tensor  # [rows] int32
-    slots: torch.Tensor  # [rows] int32
-    keys: torch.Tensor  # [kv_heads, slots, D]
-    values: torch.Tensor  # [kv_heads, slots, D]
 
 
 @triton.jit
@@ -155,19 +144,26 @@ def embed(ids: torch.Tensor, table: torch.Tensor, norm: torch.Tensor, hidden: Hi
 
 
 def rotate_and_store(
-    qkv: torch.Tensor, heads: Heads, norms: tuple[torch.Tensor, torch.Tensor] | None, eps: float, *, pdl: bool
+    qkv: torch.Tensor,
+    rotation: Rotation,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    num_heads: int,
+    pdl: bool,
 ) -> None:
-    """Turns the queries of ``qkv [N, (heads + 2 * kv_heads) * D]``; keys and values go to the rows' slots.
+    """Turns the queries of ``qkv [N, (heads + 2 * kv_heads) * D]``; keys and values go to the rows' ``slots``.
 
-    ``norms``: weights of the norms of queries and keys, where a model has them.
+    A row whose slot is below 0 leaves nothing.
     """
-    num_heads, cos, sin, positions, slots, keys, values = heads
     num_kv_heads, _, dim = keys.shape
-    q_norm, k_norm = norms or (None, None)
+    cos, sin, q_norm, k_norm, eps = rotation
     _rotate[(len(slots), num_heads + 2 * num_kv_heads)](
         qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, eps, keys.stride(0),
         HEADS=num_heads, KV=num_kv_heads, D=dim, HALF=dim // 2, BLOCK=triton.next_power_of_2(dim),
-        QK_NORM=norms is not None, PDL=pdl, num_warps=1, **_options(pdl),
+        QK_NORM=q_norm is not None, PDL=pdl, num_warps=1, **_options(pdl),
     )  # fmt: skip
 
 
