@@ -22,7 +22,7 @@ import torch
 import draftwood.drafters.base
 from draftwood import SamplingParams
 from draftwood.cli.options import drafter_options
-from draftwood.drafters import DraftRequest, Verified, make_factory
+from draftwood.drafters import DraftRequest, PromptRows, Verified, make_factory
 from draftwood.target.base import TargetInfo
 from draftwood.target.toprows import top_rows
 from draftwood.tree import DraftTree
@@ -90,7 +90,7 @@ def measure(method: str, context: int, args: argparse.Namespace) -> Sequence[flo
     drafter.begin(DraftRequest(prompt, SamplingParams(temperature=args.temperature), rng))
     if drafter.wants_prompt_logits:
         for start in range(0, context - 1, CHUNK):
-            drafter.read_prompt(start, logits[: min(CHUNK, context - 1 - start)])
+            drafter.read_prompt(PromptRows(start, logits[: min(CHUNK, context - 1 - start)]))
     rows = []
     for _ in range(args.cycles):
         started = time.perf_counter()

@@ -33,6 +33,7 @@ import torch
 from draftwood import LLM, Completion, SamplingParams
 from draftwood.bench.machine import machine_facts, model_facts, software_facts
 from draftwood.bench.tasks import load_tasks
+from draftwood.config import QUANTIZE
 from draftwood.engine import RequestStats
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
 from draftwood.prompts import prompt_ids
@@ -124,7 +125,9 @@ class Report:
             yield f"| {' | '.join((row.part, row.model, row.case, *numbers, beside))} |"
 
 
-def random_target(name: str, dtype: torch.dtype, device: torch.device, cache_tokens: int) -> NativeTarget:
+def random_target(
+    name: str, dtype: torch.dtype, device: torch.device, cache_tokens: int, quantize: str | None = None
+) -> NativeTarget:
     """A model of that shape: normal weights of deviation 0.02 around 0, norms around 1, always the same."""
     config = SHAPES[name]
     shapes = tensor_shapes(config)
@@ -134,7 +137,7 @@ def random_target(name: str, dtype: torch.dtype, device: torch.device, cache_tok
         mean = 1.0 if "norm" in tensor else 0.0
         return torch.empty(shapes[tensor], dtype=dtype, device=device).normal_(mean, 0.02, generator=generator)
 
-    return NativeTarget(name, config, assemble(config, weight), cache_tokens)
+    return NativeTarget(name, config, assemble(config, weight, quantize=quantize), cache_tokens)
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -161,8 +164,9 @@ def run_passes(args: argparse.Namespace, device: torch.device, report: Report) -
     contexts = args.contexts if "context" in args.parts else args.contexts[:1]
     for name in args.shapes:
         _tell(f"{name}: making weights")
-        target = random_target(name, getattr(torch, args.dtype), device, contexts[-1] + max(args.sizes))
-        report.facts["models"][name] = model_facts(target.info)
+        slots = contexts[-1] + max(args.sizes)
+        target = random_target(name, getattr(torch, args.dtype), device, slots, args.quantize)
+        report.facts["models"][target.info.name] = model_facts(target.info)
         report.add(*pass_rows(target, contexts, args, bandwidth))
         del target  # the next one needs its memory
         gc.collect()
@@ -174,7 +178,7 @@ def pass_rows(target: NativeTarget, contexts: list[int], args: argparse.Namespac
     info, config = target.info, target.config
     # Of embeddings that are not the head too, a pass reads a few rows.
     looked_up = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
-    floor = (info.num_parameters - looked_up) * info.dtype.itemsize / bandwidth
+    floor = (info.num_parameters - looked_up) * (1 if info.quantize else info.dtype.itemsize) / bandwidth
     sequence = target.open(target.num_slots)
     firsts: dict[int, float] = {}  # behind the first context
     for context in contexts:
@@ -199,7 +203,8 @@ def pass_rows(target: NativeTarget, contexts: list[int], args: argparse.Namespac
 
 def run_model(args: argparse.Namespace, report: Report) -> None:
     tasks = load_tasks(args.tasks, args.data, args.limit)
-    loaded = load_target(args.model, dtype=args.dtype, device=args.device, max_batch=args.batch)
+    how = {"dtype": args.dtype, "quantize": args.quantize, "device": args.device}
+    loaded = load_target(args.model, **how, max_batch=args.batch)
     prompts = [prompt_ids(loaded.codec, prompt.turns[0]) for task in tasks for prompt in task.prompts]
     report.facts["models"][loaded.target.info.name] = model_facts(loaded.target.info)
     report.facts["prompts"] = {task.name: {"number": len(task.prompts), "sha256": task.sha256} for task in tasks}
@@ -340,6 +345,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--contexts", type=numbers, default=[1024, 8192])
     parser.add_argument("--repeats", type=int, default=50, help="of every pass, on either clock")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "float16", "bfloat16"))
+    parser.add_argument("--quantize", choices=QUANTIZE, help="weights in 8 bits")
     parser.add_argument("--model", help="a known name, a folder or a GGUF file")
     parser.add_argument("--data", help="prompts, as draftwood bench takes them; default: the package's own")
     parser.add_argument("--tasks", type=names, default=[], help="some of its tasks")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from draftwood import LLM, SamplingParams
 from draftwood.bench.methods import Method
@@ -28,7 +27,7 @@ from draftwood.bench.replay import (
 from draftwood.bench.replay.rows import ON_TEXT
 from draftwood.bench.replay.scale import Filler
 from draftwood.cli.main import build_parser
-from draftwood.drafters import Drafter, DraftRequest, Verified
+from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified
 from draftwood.errors import OptionError
 from draftwood.target.native.target import NativeTarget
 from draftwood.tree import DraftTree
@@ -93,8 +92,8 @@ def test_a_drafter_reads_the_whole_context_but_what_is_unknown(goose: Recording)
             prompts.append(list(request.prompt_ids))
             self.last = request.prompt_ids[-1]
 
-        def read_prompt(self, start: int, logits: torch.Tensor) -> None:
-            read.extend(range(start, start + len(logits)))
+        def read_prompt(self, rows: PromptRows) -> None:
+            read.extend(range(rows.start, rows.start + len(rows.logits)))
 
         def propose(self, budget: int) -> DraftTree:
             return DraftTree.root_only(self.last)

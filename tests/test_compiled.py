@@ -105,6 +105,44 @@ def test_tables_hold_the_same_after_any_calls(calls: list[Contexts], num_pairs: 
             assert_same_content(*others)
 
 
+@given(st.lists(st.integers(1, 12), max_size=8), st.integers(0, 20), seeds)
+def test_tables_learn_trees_alike(sizes: list[int], num_pairs: int, seed: int) -> None:
+    """And as if the nodes beside the path were learned first, then those on it."""
+    rng = random.Random(seed)
+    both = two_tables(num_pairs=num_pairs)
+    (by_rows, _) = two_tables(num_pairs=num_pairs)
+    for size in sizes:
+        tokens, parents = [rng.randrange(V) for _ in range(size)], random_parents(rng, size)
+        path = [rng.randrange(size)]
+        while path[0]:
+            path.insert(0, parents[path[0]])
+        before, (ids, scores) = rng.randrange(V), random_rows(rng, size)
+        for each in both:
+            each.learn_tree(before, tokens, parents, path, ids, scores)
+        assert_same_content(*both)
+        order = sorted(range(size), key=lambda node: (node in path, node))
+        previous = [tokens[parents[node]] if node else before for node in order]
+        by_rows.learn(previous, [tokens[node] for node in order], ids[order], scores[order])
+        assert_same_content(both[0], by_rows)
+
+
+def test_compiled_tables_refuse_what_is_no_tree() -> None:
+    table, _ = two_tables(num_pairs=4)
+    ids, scores = random_rows(random.Random(0), 3)
+    for tokens, parents, path in (
+        ([0, 1, V], [-1, 0, 1], [0]),
+        ([0, 1, 2], [-1, 2, 1], [0]),
+        ([0, 1, 2], [-1, -1, 1], [0]),
+        ([0, 1, 2], [-1, 0, 1], [0, 3]),
+        ([0, 1, 2], [-1, 0, 1], [0, 2, 1]),
+    ):
+        with pytest.raises(IndexError):
+            table.learn_tree(0, tokens, parents, path, ids, scores)
+    with pytest.raises(ValueError, match="rows"):
+        table.learn_tree(0, [0, 1], [-1, 0], [0], ids, scores)
+    assert table.num_pairs == 0
+
+
 @pytest.mark.parametrize("num_pairs", [3000, 60_000])
 def test_large_tables_hold_the_same(num_pairs: int) -> None:
     rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import DraftRequest, Verified
+from draftwood.drafters import DraftRequest, PromptRows, Verified
 from draftwood.drafters.pld import PromptLookupDrafter
 from draftwood.errors import CapabilityError, OptionError, PromptError, TreeError
 from draftwood.target.tiny import ByteTokenizer, tiny_target
@@ -129,9 +129,9 @@ def test_prompts_that_are_read_do_not_disturb_their_neighbours() -> None:
         wants_prompt_logits = True
         read = 0
 
-        def read_prompt(self, start: int, logits: torch.Tensor) -> None:
-            assert 0 <= start < start + len(logits) < len(self._context.tokens)
-            Reader.read += len(logits)
+        def read_prompt(self, rows: PromptRows) -> None:
+            assert 0 <= rows.start < rows.start + len(rows.logits) < len(self._context.tokens)
+            Reader.read += len(rows.logits)
 
     llm = make_llm(drafter=Reader, prefill_chunk=8)
     prompts = ["a long prompt that takes many chunks to read, one after another", "short", "of medium length, this"]

@@ -145,8 +145,8 @@ def test_beside_others_the_marginal_cost_counts() -> None:
 
 def test_loads_of_the_others() -> None:
     loads = [Load(1, 1.0), Load(4, 2.5), Load(8, 3.0)]
-    assert beside(loads, 1) == Load(9, 4.0)
-    assert beside(loads[:1], 0) == ALONE
+    assert beside(loads)[1] == Load(9, 4.0)
+    assert beside(loads[:1]) == [ALONE]
 
 
 def test_more_is_wanted_where_everything_paid() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import Drafter, DraftRequest
+from draftwood.drafters import Drafter, DraftRequest, PromptRows
 from draftwood.drafters.stand import StandDrafter
 from draftwood.engine.costs import CostProfile
 from draftwood.target.tiny import VOCAB_SIZE
@@ -144,8 +144,8 @@ class ReadingDrafter(OracleDrafter):
     wants_prompt_logits = True
     rows = 0
 
-    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
-        ReadingDrafter.rows += len(logits)
+    def read_prompt(self, rows: PromptRows) -> None:
+        ReadingDrafter.rows += len(rows.logits)
 
 
 @pytest.mark.parametrize(("costs", "read"), [("free", True), ("steep", False)], indirect=["costs"])

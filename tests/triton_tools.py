@@ -38,21 +38,35 @@ def run_interpreted(test_file: str) -> None:
 
 
 def mend_interpreter() -> None:
-    """What the interpreter cannot do: loop bounds under numpy 2.4, products of bfloat16, and calls in good time."""
+    """What the interpreter cannot do: loop bounds under numpy 2.4, bfloat16 (products; it cuts where a GPU rounds), and
+    calls in good time."""
     import triton.language as tl
     from triton.runtime import interpreter
 
     patch_tensor = interpreter._patch_lang_tensor
+    convert_float = interpreter._convert_float
 
     def with_index(tensor: Any, scope: Any) -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def convert(data: Any, source: Any, result: Any, rounding: Any) -> Any:
+        if (source, result) == (tl.bfloat16, tl.float32):
+            return data.astype(np.uint32) << 16
+        if (source, result) == (tl.float32, tl.bfloat16):
+            bits = np.ascontiguousarray(data).view(np.uint32).reshape(data.shape)
+            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to nearest, ties to even
+            return np.where(np.isnan(data), 0x7FC0, rounded).astype(np.uint16)
+        return convert_float(data, source, result, rounding)
+
+    def from_integer(self: Any, source: Any, result: Any) -> Any:
+        if result.scalar == tl.bfloat16:
+            source = self.cast_impl(source, tl.float32)
+        return self.cast_impl(source, result)
+
     def dot(self: Any, a: Any, b: Any, d: Any, *_: Any) -> Any:
         left, right = (
-            interpreter._convert_float(x.data, x.dtype, tl.float32, None).view(np.float32)
-            if x.dtype == tl.bfloat16
-            else x.data
+            convert(x.data, x.dtype, tl.float32, None).view(np.float32) if x.dtype == tl.bfloat16 else x.data
             for x in (a, b)
         )
         return interpreter.TensorHandle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
@@ -68,6 +82,8 @@ def mend_interpreter() -> None:
     interpreter.InterpretedFunction.__call__ = call
     interpreter._patch_lang_tensor = with_index
     interpreter.InterpreterBuilder.create_dot = dot
+    interpreter.InterpreterBuilder.create_si_to_fp = from_integer
+    interpreter._convert_float = convert
 
 
 if INTERPRETED:

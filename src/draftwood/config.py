@@ -16,6 +16,7 @@ DEFAULT_MODEL = "smollm2"
 DEFAULT_MEMORY = "prompt"  # the samples of one prompt share what the drafter learns
 DEFAULT_DRAFTER = "goose"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZE = ("fp8", "int8")  # 8-bit formats of the weights
 TARGETS = ("auto", "native", "hf", "hf-plain")
 MAX_BUDGET = 1024
 PREFILL_CHUNK = 512

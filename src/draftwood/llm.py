@@ -61,19 +61,25 @@ class LLM:
         memory: str | Path = DEFAULT_MEMORY,
         budget: int | str = "auto",
         dtype: str = "auto",
+        quantize: str | None = None,
         device: str = "auto",
         target: str = "auto",
         max_batch: int = 8,
         cache_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """``memory``: who shares what drafters learn: "request", "prompt", "process", or a file to keep it in."""
+        """``memory``: who shares what drafters learn: "request", "prompt", "process", or a file to keep it in.
+
+        ``quantize``: "fp8" or "int8" hold the weights in 8 bits, on a GPU. That is another model, and a faster one:
+        ``LLM("smollm2", quantize="fp8")``.
+        """
         options = EngineOptions(budget=budget, max_batch=max_batch, cache_tokens=cache_tokens)
         check_drafter(drafter, drafter_options)  # a slip of the pen should not wait for a model to load
         memory_plan(memory)
         loaded = load_target(
             model,
             dtype=dtype,
+            quantize=quantize,
             device=device,
             target=target,
             max_batch=max_batch,

@@ -29,7 +29,7 @@ FOLDER = Path(__file__).with_name("recipes")
 BENCH, ANALYSIS = "bench", "analysis"
 BY_TRAJECTORIES = "by_trajectories"
 METRICS = ("tau", "speedup", "tokens_per_second", BY_TRAJECTORIES)  # as in summary.Cell
-USERS = ("model", "dtype", "device", "target", "data")  # settings that are the user's alone
+USERS = ("model", "dtype", "quantize", "device", "target", "data")  # settings that are the user's alone
 NEEDS = {
     "head": "a trained draft head",
     "draft-model": "a small model with the same tokenizer",

@@ -93,6 +93,7 @@ def _run(request: Request, prepared: Prepared, progress: Progress | None, note: 
     loaded = load_target(
         settings.model,
         dtype=settings.dtype,
+        quantize=settings.quantize,
         device=settings.device,
         target=settings.target,
         max_batch=settings.batch,

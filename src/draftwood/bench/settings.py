@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from draftwood.config import DEFAULT_MEMORY, DEFAULT_MODEL, DTYPES, TARGETS, SamplingParams, from_mapping, one_of
+from draftwood.config import (
+    DEFAULT_MEMORY,
+    DEFAULT_MODEL,
+    DTYPES,
+    QUANTIZE,
+    TARGETS,
+    SamplingParams,
+    from_mapping,
+    one_of,
+)
 from draftwood.errors import OptionError
 
 DEFAULT_METHODS = ("plain", "pld", "recycling", "goose")
@@ -17,6 +26,7 @@ class Settings:
 
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
+    quantize: str | None = None  # the 8-bit format of the weights
     device: str = "auto"
     target: str = "auto"
     drafters: tuple[str, ...] = DEFAULT_METHODS  # methods, see methods.py
@@ -44,6 +54,8 @@ class Settings:
                 object.__setattr__(self, f.name, tuple(value))
         one_of("dtype", self.dtype, DTYPES)
         one_of("target", self.target, TARGETS)
+        if self.quantize is not None:
+            one_of("quantize", self.quantize, QUANTIZE)
         for name in ("limit", "repeats", "batch"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):

@@ -71,7 +71,7 @@ def run_record(args: argparse.Namespace) -> int:
     from draftwood.bench.tasks import load_tasks
 
     tasks = load_tasks(args.tasks or [], args.data, args.limit, screen.progress)
-    how = {name: getattr(args, name) for name in ("width", "dtype", "device", "target", "force")}
+    how = {name: getattr(args, name) for name in ("width", "dtype", "quantize", "device", "target", "force")}
     recording = record_to(path, args.model, chosen, tasks, params, **how, progress=screen.progress, note=screen.note)
     size = path.stat().st_size
     content = {"recording": str(path), "bytes": size, "texts": len(recording.requests), "rows": recording.num_rows}

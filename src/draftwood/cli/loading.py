@@ -25,6 +25,7 @@ def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1) -> LL
         memory=args.memory,
         budget=args.budget,
         dtype=args.dtype,
+        quantize=args.quantize,
         device=args.device,
         target=args.target,
         max_batch=max_batch,

@@ -12,6 +12,7 @@ from draftwood.config import (
     DEFAULT_MEMORY,
     DEFAULT_MODEL,
     DTYPES,
+    QUANTIZE,
     TARGETS,
     EngineOptions,
     SamplingParams,
@@ -86,6 +87,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> Group:
         help=f"a known name, a folder, a GGUF file or a hub id, see: draftwood models list (default: {DEFAULT_MODEL})",
     )
     group.add_argument("--dtype", choices=DTYPES, default="auto", help="number format (default: auto)")
+    group.add_argument(
+        "--quantize",
+        choices=QUANTIZE,
+        help="hold the weights in 8 bits, which is another model and a faster one; GPUs only, as in --device cuda "
+        "--quantize fp8",
+    )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
     group.add_argument("--target", choices=TARGETS, default="auto", help="which decoder runs it (default: auto)")
     return group

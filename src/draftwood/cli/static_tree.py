@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from draftwood.tune import optimise_tree
 
     prompts = read_prompts(args.prompts, args.limit)
-    where = {"dtype": args.dtype, "device": args.device, "target": args.target}
+    where = {name: getattr(args, name) for name in ("dtype", "quantize", "device", "target")}
     loaded = load_target(args.model, **where, max_batch=1, progress=screen.progress)
     shape, about = optimise_tree(
         partial(LLM.from_target, loaded.target, loaded.codec, memory="process", max_batch=1),

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_target(
         args.model,
         dtype=args.dtype,
+        quantize=args.quantize,
         device=args.device,
         target=args.target,
         max_batch=1,

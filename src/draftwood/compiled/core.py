@@ -91,6 +91,9 @@ class Core:
 
         self.find = function("find", c_int64, c_void_p, c_int64, c_int64)
         self.learn = function("learn", c_int, c_void_p, c_int64, *[c_void_p] * 4)
+        self.learn_tree = function(
+            "learn_tree", c_int, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 3
+        )
         self.claim = function("claim", None, c_void_p, c_int64, c_void_p, c_void_p)
         self.order = function("order", None, c_void_p, c_void_p)
         self.rehash = function("rehash", None, c_void_p)

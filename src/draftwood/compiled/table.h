@@ -124,6 +124,30 @@ static Row successors(const Table *t, int64_t previous, int64_t token) {
     return (Row){0, 0};
 }
 
+static int are_tokens(const Table *t, int64_t n, const int32_t *tokens) {
+    for (int64_t i = 0; i < n; i++)
+        if (tokens[i] < 0 || tokens[i] >= t->vocab) return 0;
+    return 1;
+}
+
+/* A row of successors of one context. */
+static void learn(Table *t, int64_t previous, int64_t token, const int32_t *ids, const float *scores) {
+    const int64_t width = t->width;
+    memcpy(t->ids + token * width, ids, width * sizeof *ids);
+    memcpy(t->scores + token * width, scores, width * sizeof *scores);
+    t->known[token] = 1;
+    if (!t->capacity) return;
+    const int64_t row = claim(t, pair_key(previous, token));
+    memcpy(t->pair_ids + row * width, ids, width * sizeof *ids);
+    memcpy(t->pair_scores + row * width, scores, width * sizeof *scores);
+}
+
+static void learn_node(Table *t, int64_t node, const int32_t *tokens, const int32_t *parents, int64_t before,
+                       const int32_t *ids, const float *scores) {
+    const int64_t previous = node ? tokens[parents[node]] : before;
+    learn(t, previous, tokens[node], ids + node * t->width, scores + node * t->width);
+}
+
 /* -- what Python calls --------------------------------------------------------------------------------------------- */
 
 int64_t draftwood_find(const Table *t, int64_t previous, int64_t token) {
@@ -132,21 +156,27 @@ int64_t draftwood_find(const Table *t, int64_t previous, int64_t token) {
 
 /* Rows of successors, one for each context, in order: of equal contexts the last stays. Python has made room for
  * them. Nothing is written and the answer is not 0 where there is no such token. */
-int draftwood_learn(Table *t, int64_t n, const int64_t *previous, const int64_t *tokens, const int32_t *ids,
+int draftwood_learn(Table *t, int64_t n, const int32_t *previous, const int32_t *tokens, const int32_t *ids,
                     const float *scores) {
-    const int64_t width = t->width;
-    for (int64_t i = 0; i < n; i++)
-        if (tokens[i] < 0 || tokens[i] >= t->vocab) return 1;
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t token = tokens[i];
-        memcpy(t->ids + token * width, ids + i * width, width * sizeof *ids);
-        memcpy(t->scores + token * width, scores + i * width, width * sizeof *scores);
-        t->known[token] = 1;
-        if (!t->capacity) continue;
-        const int64_t row = claim(t, pair_key(previous[i], token));
-        memcpy(t->pair_ids + row * width, ids + i * width, width * sizeof *ids);
-        memcpy(t->pair_scores + row * width, scores + i * width, width * sizeof *scores);
+    if (!are_tokens(t, n, tokens)) return 1;
+    for (int64_t i = 0; i < n; i++) learn(t, previous[i], tokens[i], ids + i * t->width, scores + i * t->width);
+    return 0;
+}
+
+/* The rows of a tree's nodes, those of a path last. `before`: the token before the root. Not 0 also where a node has no
+ * parent before it, or the path does not ascend. */
+int draftwood_learn_tree(Table *t, int64_t n, const int32_t *tokens, const int32_t *parents, int64_t before,
+                         int64_t length, const int32_t *path, const int32_t *ids, const float *scores) {
+    if (!are_tokens(t, n, tokens)) return 1;
+    for (int64_t node = 1; node < n; node++)
+        if (parents[node] < 0 || parents[node] >= node) return 1;
+    for (int64_t i = 0; i < length; i++)
+        if (path[i] < 0 || path[i] >= n || (i && path[i] <= path[i - 1])) return 1;
+    for (int64_t node = 0, next = 0; node < n; node++) {
+        if (next < length && path[next] == node) next++;
+        else learn_node(t, node, tokens, parents, before, ids, scores);
     }
+    for (int64_t i = 0; i < length; i++) learn_node(t, path[i], tokens, parents, before, ids, scores);
     return 0;
 }
 

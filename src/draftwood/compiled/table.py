@@ -73,17 +73,41 @@ class CompiledTable:
 
     def learn(self, previous: Sequence[int], tokens: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
         """Rows [n, K]: what may follow ``tokens[i]`` after ``previous[i]``. Of equal contexts the last row stays."""
-        count = len(tokens)
-        if len(previous) != count or ids.shape != (count, self.width) or scores.shape != ids.shape:
-            raise ValueError(f"{len(previous)} and {count} tokens, rows {ids.shape} and {scores.shape}")
-        if not count:
+        if len(previous) != len(tokens):
+            raise ValueError(f"{len(previous)} and {len(tokens)} tokens, rows {ids.shape}")
+        if not self._can_learn(len(tokens), ids, scores):
             return
-        self._make_room(count)
-        contexts = array("q", previous), array("q", tokens)
-        rows = ids.astype(np.int32, order="C"), scores.astype(np.float32, order="C")
-        places = (*(part.buffer_info()[0] for part in contexts), *(address_of(part) for part in rows))
-        if self.core.learn(self.address, count, *places):
+        contexts = array("i", previous), array("i", tokens)
+        rows = _plain(ids, np.int32), _plain(scores, np.float32)
+        places = (*[part.buffer_info()[0] for part in contexts], *[address_of(part) for part in rows])
+        if self.core.learn(self.address, len(tokens), *places):
             raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {len(self.known)}")
+
+    def learn_tree(
+        self,
+        before: int,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        path: Sequence[int],
+        ids: IdRows,
+        scores: ScoreRows,
+    ) -> None:
+        """Rows [N, K] of a tree's nodes; ``before`` is the token before the root. Those of the ``path`` come last."""
+        if not self._can_learn(len(tokens), ids, scores):
+            return
+        columns = array("i", tokens), array("i", parents), array("i", path)
+        rows = _plain(ids, np.int32), _plain(scores, np.float32)
+        own, above, last = [column.buffer_info()[0] for column in columns]
+        places = last, address_of(rows[0]), address_of(rows[1])
+        if self.core.learn_tree(self.address, len(tokens), own, above, before, len(path), *places):
+            raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {len(self.known)}, path {list(path)}")
+
+    def _can_learn(self, count: int, ids: IdRows, scores: ScoreRows) -> bool:
+        """Makes room for so many rows; False if there are none."""
+        if ids.shape != (count, self.width) or scores.shape != ids.shape:
+            raise ValueError(f"{count} tokens, rows {ids.shape} and {scores.shape}")
+        self._make_room(count)
+        return count > 0
 
     # -- pairs as a whole --------------------------------------------------------------------------------------------
 
@@ -138,6 +162,12 @@ class CompiledTable:
     def _point_to(self, field: str, memory: npt.NDArray[Any]) -> None:
         """The record only knows where the memory is: this table keeps it alive."""
         setattr(self._record, field, memory.ctypes.data)
+
+
+def _plain(rows: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
+    """The rows as C reads them; copied only where they are not so already."""
+    flags = rows.flags
+    return rows if rows.dtype == kind and flags.c_contiguous and flags.writeable else np.array(rows, kind, order="C")
 
 
 def _as_c_reads(ids: IdRows, scores: ScoreRows) -> tuple[IdRows, ScoreRows]:

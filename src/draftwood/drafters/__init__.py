@@ -1,6 +1,6 @@
 """Drafters: named recipes of sources and growth, and the registry they are found in."""
 
-from draftwood.drafters.base import Drafter, DraftRequest, NoOptions, Verified
+from draftwood.drafters.base import Drafter, DraftRequest, NoOptions, PromptRows, Verified
 from draftwood.drafters.registry import DrafterFactory, check_drafter, drafter_class, drafter_names, make_factory
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Drafter",
     "DrafterFactory",
     "NoOptions",
+    "PromptRows",
     "Verified",
     "check_drafter",
     "drafter_class",

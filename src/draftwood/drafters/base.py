@@ -1,6 +1,7 @@
-"""The contract of a drafter: four calls around every request.
+"""The contract of a drafter: a few calls around every request.
 
     drafter.begin(request)            the prompt is known
+    drafter.read_prompt(rows)         what the target says along it, where the drafter wants that
     drafter.propose(budget)           a tree of at most ``budget`` nodes whose root is the last committed token
     drafter.observe(verified)         what the target said about it and what was emitted
     drafter.end()                     the request is over: finished, cancelled or failed
@@ -32,6 +33,18 @@ class DraftRequest(NamedTuple):
     rng: np.random.Generator  # for drawn drafts; apart from the randomness of verification
 
 
+class PromptRows(NamedTuple):
+    """A stretch of the prompt that was prefilled. As in ``Verified``, the tensor is only lent."""
+
+    start: int  # place of its first token in the prompt
+    logits: torch.Tensor  # [n, V] float32, row i is what the target says after token start + i
+    top: TopRows | None = None  # the best entries of every row, where the target found them already
+
+    def best(self, k: int) -> TopRows:
+        """The k best entries of every row."""
+        return _best(self.logits, self.top, k)
+
+
 class Verified(NamedTuple):
     """One verified tree. The tensors are the target's own memory, which its next forward writes to again."""
 
@@ -45,9 +58,14 @@ class Verified(NamedTuple):
 
     def best(self, k: int, rows: Sequence[int] | None = None) -> TopRows:
         """The k best entries of every row of logits, or of some ``rows``, in that order."""
-        if self.top is None or self.top.ids.shape[1] < k:
-            return top_rows(self.logits, k, rows)
-        return (self.top if rows is None else self.top.at(rows)).first(k)
+        return _best(self.logits, self.top, k, rows)
+
+
+def _best(logits: torch.Tensor, top: TopRows | None, k: int, rows: Sequence[int] | None = None) -> TopRows:
+    """From what the target found, if that is enough; else from the logits."""
+    if top is None or top.ids.shape[1] < k:
+        return top_rows(logits, k, rows)
+    return (top if rows is None else top.at(rows)).first(k)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +79,7 @@ class Drafter(ABC):
     name: ClassVar[str]
     Options: ClassVar[type[Any]] = NoOptions
     wants_prompt_logits: bool = False  # whether prefill computes logits for read_prompt
-    wants_top: int = 0  # how many of the best entries of each row it asks `Verified.best` for
+    wants_top: int = 0  # how many of the best entries of each row it asks for: `best` of Verified and PromptRows
 
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         self.options = options
@@ -81,11 +99,14 @@ class Drafter(ABC):
     @abstractmethod
     def begin(self, request: DraftRequest) -> None: ...
 
-    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
-        """A prefilled stretch of the prompt: the target's logits ``[n, V]`` after the tokens from ``start`` on.
+    def read_prompt(self, rows: PromptRows) -> None:
+        """What the target says along a stretch of the prompt. Stretches come in order, between ``begin`` and the first
+        ``propose``, and only where ``wants_prompt_logits`` says so.
 
-        What the cache had already, and what another sample of the prompt prefilled, does not come here. As in
-        ``Verified``, the tensor is only lent.
+        What the cache had already, what another sample of the prompt prefilled and the prompt's last token, which is
+        the first root, do not come here; with ``budget auto`` nothing does where a second position is not cheap. Who
+        wants the likeliest tokens asks ``rows.best(k)`` and says in ``wants_top`` how many, so that the target finds
+        them by the way.
         """
 
     @abstractmethod

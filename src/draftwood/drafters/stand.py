@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from draftwood.config import SamplingParams
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
 from draftwood.drafters.checks import check_choice, check_flag, check_top_k, check_whole
 from draftwood.drafters.shapes import static_tree
 from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
@@ -17,7 +16,7 @@ from draftwood.sampling.warp import MIN_TEMPERATURE
 from draftwood.sources.ngrams import NgramTables
 from draftwood.sources.rowtable import IdRows, ScoreRows
 from draftwood.target.base import TargetInfo
-from draftwood.target.toprows import TopRows, top_rows
+from draftwood.target.toprows import TopRows
 from draftwood.tree import DraftTree
 from draftwood.tree.shapes import TreeShape
 
@@ -74,11 +73,12 @@ class StandDrafter(Drafter):
         self._context = self.memory.context(request.prompt_ids)
         self._draw = make_draw("chosen" if request.params.is_greedy else self.options.draw, request.rng)
 
-    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
-        prompt_ids, end = self._prompt_ids, start + len(logits)
+    def read_prompt(self, rows: PromptRows) -> None:
+        start, prompt_ids = rows.start, self._prompt_ids
+        end = start + len(rows.logits)
         if self.memory.is_new_prompt(prompt_ids[:end], start):
             contexts = self.memory.contexts_along(prompt_ids[:start], prompt_ids[start:end])
-            self.memory.learn(contexts, *self._learnable(top_rows(logits, self.options.top_k)))
+            self.memory.learn(contexts, *self._learnable(rows.best(self.options.top_k)))
 
     def propose(self, budget: int) -> DraftTree:
         return fill_drawn(self.shared, budget, self._root, self._context, self.memory, self._draw, SOURCE)

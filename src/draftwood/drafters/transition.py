@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
 from draftwood.drafters.checks import check_top_k
 from draftwood.growth.spine import Anchor
 from draftwood.sources.rowtable import IdRows, RowTable, ScoreRows
 from draftwood.sources.successors import load_successors
 from draftwood.sources.transitions import SuccessorArrays, TransitionTable
 from draftwood.target.base import TargetInfo
-from draftwood.target.toprows import TopRows, top_rows
+from draftwood.target.toprows import TopRows
 
 HARVESTS = ("all", "accepted")  # every verified node, or those of the accepted path alone
 
@@ -49,22 +47,22 @@ class TransitionDrafter(Drafter):
     def anchor(self) -> Anchor:
         return Anchor(self._tail[0], self._tail[-1])
 
-    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
-        prompt_ids = self._prompt_ids
-        tokens = prompt_ids[start : start + len(logits)]
+    def read_prompt(self, rows: PromptRows) -> None:
+        start, prompt_ids = rows.start, self._prompt_ids
+        tokens = prompt_ids[start : start + len(rows.logits)]
         first = prompt_ids[max(start - 1, 0)]
-        self.memory.learn([first, *tokens[:-1]], tokens, *_learnable(top_rows(logits, self.options.top_k)))
+        self.memory.learn([first, *tokens[:-1]], tokens, *_learnable(rows.best(self.options.top_k)))
 
     def observe(self, verified: Verified) -> None:
         tree, path = verified.tree, verified.path
-        nodes = list(path)
         if self.options.harvest == "all":
             # The accepted path comes last: where a context stands at two nodes of the tree, its row stays.
-            nodes = [*(node for node in range(len(tree)) if node not in path), *path]
-        tokens, parents = tree.tokens, tree.parents
-        previous = [tokens[parents[node]] if node else self._tail[0] for node in nodes]
-        best = verified.best(self.options.top_k, nodes)
-        self.memory.learn(previous, [tokens[node] for node in nodes], *_learnable(best))
+            rows = _learnable(verified.best(self.options.top_k))
+            self.memory.learn_tree(self._tail[0], tree.tokens, tree.parents, path, *rows)
+        else:
+            tokens = [tree.tokens[node] for node in path]
+            rows = _learnable(verified.best(self.options.top_k, path))
+            self.memory.learn([self._tail[0], *tokens[:-1]], tokens, *rows)
         self._tail = [*self._tail, *verified.emitted][-2:]
 
 

@@ -59,8 +59,7 @@ class AcceptanceRecord:
 
     def numbers_of(self, sources: Sequence[str]) -> array[int]:
         """By which the sources are known here, and in the record before."""
-        numbers = self._numbers
-        return array("i", [numbers[source] for source in sources])
+        return array("i", list(map(self._numbers.__getitem__, sources)))
 
     def address(self) -> int:
         """Where the counts of all sources are that have a number; until one more gets its own."""

@@ -24,12 +24,12 @@ class IncrementalDecoder:
         self._start = 0  # the window begins here
         self._done = 0  # tokens before this one left nothing unfinished
         self._given = 0  # characters of the window's text that were given out
-        self._lengths: dict[int, int] = {}  # of the texts of single tokens
+        self._texts: dict[tuple[int, ...], str] = {}  # of short windows that were there before
 
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; often one word piece, sometimes nothing."""
         self._ids.append(token_id)
-        text = self._codec.decode(self._ids[self._start :])
+        text = self._text_of(self._start)
         pending = len(text) - len(text.rstrip(REPLACEMENT))
         if not pending:
             return self._give_all(text)
@@ -41,21 +41,24 @@ class IncrementalDecoder:
 
     def flush(self) -> str:
         """What is still held back, as it stands."""
-        return self._give_all(self._codec.decode(self._ids[self._start :]))
+        return self._give_all(self._text_of(self._start))
 
     def _give_all(self, text: str) -> str:
         piece = text[self._given :]
         self._start, self._done = self._done, len(self._ids)
-        self._given = self._length_of(self._ids[self._start : self._done])
+        self._given = len(self._text_of(self._start))
         return piece
 
-    def _length_of(self, ids: list[int]) -> int:
-        """Nearly always of a single token, and often one that was there before."""
-        if len(ids) != 1:
-            return len(self._codec.decode(ids))
-        if ids[0] not in self._lengths:
-            self._lengths[ids[0]] = len(self._codec.decode(ids))
-        return self._lengths[ids[0]]
+    def _text_of(self, start: int) -> str:
+        """Of the tokens from ``start`` on: one or two, nearly always, and in a text that says things again often the
+        same."""
+        ids = tuple(self._ids[start:])
+        if len(ids) > 2:
+            return self._codec.decode(ids)
+        text = self._texts.get(ids)
+        if text is None:
+            text = self._texts[ids] = self._codec.decode(ids)
+        return text
 
 
 def decode_all(codec: TextCodec, ids: Sequence[int]) -> str:

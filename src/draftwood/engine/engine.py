@@ -35,6 +35,7 @@ class Engine:
         self._options = options
         self._scheduler = Scheduler(target, options.max_batch)
         self._costs: CostProfile | None = None
+        self._prepared = False
         self._records: WeakKeyDictionary[DrafterFactory, AcceptanceRecord] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
@@ -47,11 +48,18 @@ class Engine:
         if not self.target.info.can_tree:
             return 1
         if isinstance(self._options.budget, int):
+            self._prepare(self._options.budget)
             return self._options.budget
         with self._lock:
             if self._costs is None:
                 self._costs = known_costs(self.target, self._progress)
         return 1 if self._costs is None else self._costs.largest
+
+    def _prepare(self, largest: int) -> None:
+        with self._lock:
+            if not self._prepared:
+                self._prepared = True
+                self.target.prepare(largest, self._progress)
 
     @property
     def has_work(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from draftwood.config import SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, Verified
+from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified
 from draftwood.engine.detokenize import IncrementalDecoder
 from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
 from draftwood.engine.sizing import Load, Sizer
@@ -148,7 +148,7 @@ class Session:
         self._committed += len(segment.token_ids)
         if segment.num_logits:
             try:
-                self.drafter.read_prompt(start, output.logits)
+                self.drafter.read_prompt(PromptRows(start, output.logits, output.top))
             except Exception as error:  # noqa: BLE001 - as above
                 self._fail(error)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from draftwood.engine.acceptance import HOPE, AcceptanceRecord, Choice, Kind, Pass, best_size, followed, new_guesses
@@ -39,10 +40,15 @@ class Load(NamedTuple):
     tokens: float = 0.0
 
 
-def beside(loads: Sequence[Load], number: int) -> Load:
-    """All loads but the one of that number."""
-    others = [load for index, load in enumerate(loads) if index != number]
-    return Load(sum(load.positions for load in others), sum(load.tokens for load in others))
+def beside(loads: Sequence[Load]) -> list[Load]:
+    """For each of the loads all others together."""
+    before = list(accumulate(loads, _joined, initial=Load()))
+    behind = list(accumulate(reversed(loads), _joined, initial=Load()))[::-1]
+    return list(map(_joined, before, behind[1:]))
+
+
+def _joined(one: Load, other: Load) -> Load:
+    return Load(one.positions + other.positions, one.tokens + other.tokens)
 
 
 class Sizer:

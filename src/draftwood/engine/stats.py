@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, compress
 from typing import Any
 
 from draftwood.tree import DraftTree
@@ -21,8 +22,8 @@ class RequestStats:
     output_tokens: int = 0
     cycles: int = 0
     drafted_nodes: int = 0  # roots not counted
-    tried_by_depth: Counter[int] = field(default_factory=Counter)  # cycles whose tree had a node at that depth
-    accepted_by_depth: Counter[int] = field(default_factory=Counter)  # cycles that accepted a node at that depth
+    trees_by_depth: Counter[int] = field(default_factory=Counter)  # cycles, by the depth of their tree
+    paths_by_length: Counter[int] = field(default_factory=Counter)  # cycles, by the number of accepted nodes
     drafted_by_source: Counter[str] = field(default_factory=Counter)
     tried_by_source: Counter[str] = field(default_factory=Counter)  # drafted below an accepted node
     accepted_by_source: Counter[str] = field(default_factory=Counter)
@@ -50,6 +51,16 @@ class RequestStats:
         seconds = self.total_seconds - self.prefill_seconds
         return self.output_tokens / seconds if seconds > 0 else 0.0
 
+    @property
+    def tried_by_depth(self) -> Counter[int]:
+        """Cycles whose tree had a node at depth 1, 2, ..."""
+        return _that_reach(self.trees_by_depth)
+
+    @property
+    def accepted_by_depth(self) -> Counter[int]:
+        """Cycles that accepted a node at depth 1, 2, ..."""
+        return _that_reach(self.paths_by_length)
+
     def acceptance_by_source(self) -> dict[str, float]:
         """How often a source's guess was right, given that the node it follows was accepted."""
         return {source: self.accepted_by_source[source] / tried for source, tried in self.tried_by_source.items()}
@@ -67,26 +78,20 @@ class RequestStats:
         self.output_tokens += num_emitted
         self.drafted_nodes += len(tree) - 1
         self.routes["plain" if len(tree) == 1 else tree.route or "draft"] += 1
-        self.tried_by_depth.update(range(1, max(tree.depths) + 1))
-        self.accepted_by_depth.update(range(1, len(accepted) + 1))
-        self.drafted_by_source.update(tree.sources[1:])
-        sources = [tree.sources[node] for node in accepted]
-        self.accepted_by_source.update(sources)
+        self.trees_by_depth[max(tree.depths)] += 1
+        self.paths_by_length[len(accepted)] += 1
         reached = {0, *accepted[: num_emitted - 1]}  # what followed the others was not emitted: a stop cut it off
-        self.tried_by_source.update(
-            source for source, parent in zip(tree.sources, tree.parents, strict=True) if parent in reached
-        )
-        if sources:
+        _add(self.drafted_by_source, tree.sources[1:])
+        _add(self.tried_by_source, list(compress(tree.sources, map(reached.__contains__, tree.parents))))
+        if accepted:
+            sources = [tree.sources[node] for node in accepted]
+            _add(self.accepted_by_source, sources)
             self.accepted_by_path["+".join(dict.fromkeys(sources))] += len(sources)
 
     def acceptance_by_depth(self) -> list[float]:
         """Share of the trees that reach depth 1, 2, ... which had a node accepted there."""
-        pairs = zip(self._depths(self.accepted_by_depth), self._depths(self.tried_by_depth), strict=True)
-        return [accepted / tried for accepted, tried in pairs]
-
-    def _depths(self, counts: Counter[int]) -> list[int]:
-        """Counts at depth 1, 2, ... down to the deepest tree."""
-        return [counts[depth] for depth in range(1, max(self.tried_by_depth, default=0) + 1)]
+        tried, accepted = self.tried_by_depth, self.accepted_by_depth
+        return [accepted[depth] / tried[depth] for depth in tried]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -99,8 +104,8 @@ class RequestStats:
             "tokens_per_second": round(self.tokens_per_second, 2),
             "drafted_nodes": self.drafted_nodes,
             "mean_tree_size": round(self.mean_tree_size, 4),
-            "tried_by_depth": self._depths(self.tried_by_depth),
-            "accepted_by_depth": self._depths(self.accepted_by_depth),
+            "tried_by_depth": list(self.tried_by_depth.values()),
+            "accepted_by_depth": [self.accepted_by_depth[depth] for depth in self.tried_by_depth],
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth()],
             "acceptance_by_source": {name: round(rate, 4) for name, rate in self.acceptance_by_source().items()},
             "drafted_by_source": dict(self.drafted_by_source),
@@ -126,3 +131,16 @@ class RequestStats:
             return {}
         p_s, p_t = rates
         return {"p_s": round(p_s, 4), "p_t": round(p_t, 4), "p_ratio": round(p_s / p_t, 2) if p_t else None}
+
+
+def _add(counts: Counter[str], names: Sequence[str]) -> None:
+    """As ``counts.update(names)``, quicker where there are few different ones."""
+    for name in dict.fromkeys(names):
+        counts[name] += names.count(name)
+
+
+def _that_reach(ends: Counter[int]) -> Counter[int]:
+    """How many reach 1, 2, ... if so many end at 0, 1, 2, ..."""
+    depths = range(max(ends, default=0), 0, -1)
+    reaching = accumulate(ends[depth] for depth in depths)
+    return Counter(dict(reversed(list(zip(depths, reaching, strict=True)))))

@@ -19,8 +19,8 @@ from draftwood.target.base import ForwardOutput, Segment, Target
 
 def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
     """Runs a cycle for all sessions. One that fails is marked (``session.error``) and does not disturb the others."""
-    loads = [session.load for session in sessions]
-    segments = [session.propose(beside(loads, number)) for number, session in enumerate(sessions)]
+    loads = beside([session.load for session in sessions])
+    segments = [session.propose(load) for session, load in zip(sessions, loads, strict=True)]
     running = [(session, segment) for session, segment in zip(sessions, segments, strict=True) if segment is not None]
     if not running:
         return []

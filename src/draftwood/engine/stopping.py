@@ -16,6 +16,8 @@ class StopStrings:
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Text that may be shown now, and whether a stop string was met. What follows the stop is dropped."""
+        if not self._stops:
+            return text, False
         self._held += text
         cut = min((at for at in (self._held.find(stop) for stop in self._stops) if at >= 0), default=-1)
         if cut >= 0:

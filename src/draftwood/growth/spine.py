@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
-from draftwood.compiled import CompiledTable, address_of
+from draftwood.compiled import CompiledTable
 from draftwood.growth.best_first import Limits, Lookup, Start, grow_best_first
 from draftwood.tree import ROOT_SOURCE, DraftTree, TreeBuilder
 
@@ -70,7 +68,7 @@ def _compiled_tree(
         raise ValueError(f"{len(trust)} chances for {length} tokens")
     allowances = _allowances_in_c(budget - 1 - length, length if plan.spine_branches else 0, plan.spine_share)
     copied = array("i", spine), array("d", trust)
-    nodes, probs = np.empty((3, budget), np.int32), np.empty(budget, np.float64)
+    nodes, probs = array("i", bytes(3 * 4 * budget)), array("d", bytes(8 * budget))  # [3, budget], [budget]
     size = table.core.spine_tree(
         table.address,
         *anchor,
@@ -81,18 +79,17 @@ def _compiled_tree(
         budget,
         plan.branch_depth,
         plan.min_score,
-        address_of(nodes),
-        address_of(probs),
+        nodes.buffer_info()[0],
+        probs.buffer_info()[0],
     )
     if not size:
         raise MemoryError(f"a tree of {budget} nodes")
-    tokens, parents, depths = nodes[:, :size].tolist()
     return DraftTree.sound(
-        tuple(tokens),
-        tuple(parents),
-        tuple(depths),
+        tuple(nodes[:size]),
+        tuple(nodes[budget : budget + size]),
+        tuple(nodes[2 * budget : 2 * budget + size]),
         (ROOT_SOURCE, *(SPINE,) * length, *(BRANCH,) * (size - 1 - length)),
-        tuple(probs[:size].tolist()),
+        tuple(probs[:size]),
         route="spine" if length else "branch",
     )
 

@@ -39,6 +39,8 @@ class TransitionTable:
 
     successors: Lookup  # the best successors: of the pair where it is known, else of the token
     learn: Callable[[Sequence[int], Sequence[int], IdRows, ScoreRows], None]  # previous, tokens [n]; rows [n, K]
+    # The token before the root, tokens and parents [N], a path of which the rows come last; rows [N, K].
+    learn_tree: Callable[[int, Sequence[int], Sequence[int], Sequence[int], IdRows, ScoreRows], None]
 
     def __init__(
         self,
@@ -61,7 +63,8 @@ class TransitionTable:
             if core is None
             else CompiledTiers(core, vocab_size, width, num_pairs, known)
         )
-        self.successors, self.learn = self._tiers.successors, self._tiers.learn
+        self.successors = self._tiers.successors
+        self.learn, self.learn_tree = self._tiers.learn, self._tiers.learn_tree
 
     @property
     def layout(self) -> str:
@@ -127,6 +130,21 @@ class PythonTiers:
         if self._pairs.capacity:
             pairs = [before << PAIR_BITS | token for before, token in zip(previous, tokens, strict=True)]
             self._pairs.write(pairs, ids, scores)
+
+    def learn_tree(
+        self,
+        before: int,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        path: Sequence[int],
+        ids: IdRows,
+        scores: ScoreRows,
+    ) -> None:
+        """Rows [N, K] of a tree's nodes; ``before`` is the token before the root. Those of the ``path`` come last."""
+        on_path = set(path)
+        nodes = [*(node for node in range(len(tokens)) if node not in on_path), *path]
+        previous = [tokens[parents[node]] if node else before for node in nodes]
+        self.learn(previous, [tokens[node] for node in nodes], ids[nodes], scores[nodes])
 
     def successors(self, previous: int, token: int) -> Successors:
         row = self._pairs.row(previous << PAIR_BITS | token)

@@ -17,11 +17,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
+    from draftwood.target.store import Progress
     from draftwood.target.toprows import TopRows
 
 
@@ -49,16 +51,17 @@ class ForwardOutput(NamedTuple):
         """One output per segment: views, nothing is copied."""
         if len(segments) == 1:
             return [self]
-        parts: list[ForwardOutput] = []
-        row = node = 0
-        for segment in segments:
-            rows = slice(row, row + segment.num_logits)
-            nodes = slice(node, node + len(segment.token_ids))
-            taps = None if self.taps is None else self.taps[nodes]
-            top = None if self.top is None else self.top.at(rows)
-            parts.append(ForwardOutput(self.logits[rows], self.greedy_ids[rows], taps, top))
-            row, node = rows.stop, nodes.stop
-        return parts
+        num_rows = [segment.num_logits for segment in segments]
+        sizes = [len(segment.token_ids) for segment in segments]
+        ends = list(accumulate(num_rows))
+        taps: Sequence[torch.Tensor | None] = (
+            [None] * len(sizes) if self.taps is None else self.taps.split_with_sizes(sizes)
+        )
+        top: Sequence[TopRows | None] = [None] * len(sizes)
+        if self.top is not None:
+            top = [self.top.at(slice(end - count, end)) for end, count in zip(ends, num_rows, strict=True)]
+        views = [each.split_with_sizes(num_rows) for each in (self.logits, self.greedy_ids)]
+        return list(map(ForwardOutput, *views, taps, top))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +82,7 @@ class TargetInfo:
     backend: str  # "eager", "fused-cpu", "transformers", ...
     can_tap: bool = True
     can_tree: bool = True  # False: takes committed tokens only, so drafts are of no use
+    quantize: str | None = None  # the 8-bit format of the weights, which is part of the name too; None: as in dtype
     pass_sizes: tuple[int, ...] = ()  # if not empty: a pass over n positions costs what the next of these sizes costs
 
 
@@ -137,6 +141,10 @@ class Target(ABC):
     def set_top(self, k: int) -> None:
         """How many of the best entries of every row a forward should find by the way, 0: none. It is said before every
         pass, and it is a hint: a target may ignore it."""
+
+    def prepare(self, largest: int, progress: Progress | None = None) -> None:
+        """Does what the first passes of up to ``largest`` positions would have to do before they can run, if anything:
+        a GPU's kernels are compiled for them."""
 
 
 def chain_parents(size: int) -> list[int]:

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.config import DTYPES, TARGETS, one_of
+from draftwood.config import DTYPES, QUANTIZE, TARGETS, one_of
 from draftwood.errors import CapabilityError, ModelError, OptionError
 from draftwood.target.base import Target
 from draftwood.target.load import BUILT_IN, ModelFolder, read_json_config, resolve
+from draftwood.target.native import cuda
 from draftwood.target.native.config import ModelConfig, is_native, parse_config
 from draftwood.target.native.cpu import CpuDecoder
 from draftwood.target.native.target import NativeTarget
@@ -34,6 +35,7 @@ def load_target(
     model: str | os.PathLike[str],
     *,
     dtype: str = "auto",
+    quantize: str | None = None,
     device: str = "auto",
     target: str = "auto",
     max_batch: int = 8,
@@ -43,16 +45,19 @@ def load_target(
     """Finds, loads and places a model. ``tiny`` is the built-in random one.
 
     ``target``: "native" is our own decoder; "hf" is transformers; "hf-plain" is transformers, plain decoding allowed
-    where the model cannot run trees; "auto" is native where it can be, else "hf".
+    where the model cannot run trees; "auto" is native where it can be, else "hf". ``quantize``: "fp8" or "int8" hold
+    the weights in 8 bits, on a GPU.
     """
     one_of("dtype", dtype, DTYPES)
     one_of("target", target, TARGETS)
     name = _name_of(model)
     place = pick_device(device)
+    if quantize is not None:
+        one_of("quantize", quantize, QUANTIZE)
+        _check_quantize(quantize, cuda.why_not_on(place, quantize))  # before anything is fetched
     if name == BUILT_IN:
-        return _load_tiny(
-            dtype, place, target, cache_tokens or default_cache_tokens(max_batch, TINY_CONFIG.context_length)
-        )
+        slots = cache_tokens or default_cache_tokens(max_batch, TINY_CONFIG.context_length)
+        return _load_tiny(dtype, quantize, place, target, slots)
     folder = resolve(name, progress)
     config, generation = read_json_config(folder.path)
     codec = Tokenizer.from_folder(folder.path)
@@ -60,7 +65,9 @@ def load_target(
     if target == "native" or (target == "auto" and is_native(config)):
         shape = parse_config(config, generation)
         slots = cache_tokens or default_cache_tokens(max_batch, shape.context_length)
-        return Loaded(_load_native(folder, shape, kind, place, slots, progress), codec)
+        return Loaded(_load_native(folder, shape, kind, quantize, place, slots, progress), codec)
+    if quantize is not None:
+        _check_quantize(quantize, "transformers runs this model")
     from draftwood.target.hf import HFTarget  # transformers is an extra and slow to import
 
     with _memory_explained(place):
@@ -91,7 +98,18 @@ def _name_of(model: object) -> str:
     )
 
 
-def _load_tiny(dtype: str, place: torch.device, target: str, cache_tokens: int) -> Loaded:
+def _check_quantize(quantize: str, why: str) -> None:
+    """Refuses weights in 8 bits if there is a reason."""
+    if why:
+        raise CapabilityError(
+            "Weights in 8 bits need the fused GPU decoder",
+            got=f"quantize={quantize!r}: {why}",
+            allowed="native models in bfloat16 or float16 on a CUDA GPU, fp8 from compute capability 8.9 on",
+            next_step="Leave quantize out, or use another device, dtype or target.",
+        )
+
+
+def _load_tiny(dtype: str, quantize: str | None, place: torch.device, target: str, cache_tokens: int) -> Loaded:
     if target not in ("auto", "native"):
         raise OptionError(
             f"The built-in model {BUILT_IN!r} runs on the native target only",
@@ -100,18 +118,24 @@ def _load_tiny(dtype: str, place: torch.device, target: str, cache_tokens: int) 
             next_step="Leave target out, or name a model folder.",
         )
     kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    if quantize is not None:
+        _check_quantize(quantize, cuda.why_unavailable(TINY_CONFIG, kind, place, quantize))
     check_room(cache_tokens, TINY_CONFIG.cache_bytes_per_token(kind.itemsize), place)
-    return Loaded(tiny_target(dtype=kind, device=place, cache_tokens=cache_tokens), ByteTokenizer())
+    model = tiny_target(dtype=kind, quantize=quantize, device=place, cache_tokens=cache_tokens)
+    return Loaded(model, ByteTokenizer())
 
 
 def _load_native(
     folder: ModelFolder,
     shape: ModelConfig,
     dtype: torch.dtype,
+    quantize: str | None,
     place: torch.device,
     cache_tokens: int,
     progress: Progress | None,
 ) -> NativeTarget:
+    if quantize is not None:
+        _check_quantize(quantize, cuda.why_unavailable(shape, dtype, place, quantize))
     bytes_per_token = shape.cache_bytes_per_token(dtype.itemsize)
     check_room(cache_tokens, bytes_per_token, place)
     with _memory_explained(place, cache_tokens * bytes_per_token):
@@ -120,6 +144,7 @@ def _load_native(
             folder.name,
             shape,
             dtype=dtype,
+            quantize=quantize,
             device=place,
             cache_tokens=cache_tokens,
             progress=None if progress is None else lambda done, total: progress("loading weights", done, total),

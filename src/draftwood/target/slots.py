@@ -102,13 +102,15 @@ class SlotBook(ABC):
     def keep(self, sequence: int, nodes: Sequence[int], move: Move | None = None) -> None:
         """Moves the accepted nodes' rows to the end of the prefix. A path ascends, so rows only move down."""
         extent = self._extents[sequence]
-        if any(not 0 <= node < extent.pending for node in nodes):
+        if nodes and not 0 <= min(nodes) <= max(nodes) < extent.pending:
             raise CapabilityError(
                 "Only nodes of the last forward can be kept", got=list(nodes), allowed=f"0 to {extent.pending - 1}"
             )
         first = extent.base + extent.length
-        start = next((i for i, node in enumerate(nodes) if i != node), len(nodes))  # from the first gap on all move
-        if start < len(nodes):
+        start = 0
+        while start < len(nodes) and nodes[start] == start:
+            start += 1
+        if start < len(nodes):  # from the first gap on all move
             (move or self.move_rows)([first + node for node in nodes[start:]], first + start)
         extent.length += len(nodes)
         extent.pending = 0

@@ -42,6 +42,7 @@ def tiny_target(
     device: torch.device | str = "cpu",
     cache_tokens: int = 8192,
     backend: str = "auto",
+    quantize: str | None = None,
 ) -> NativeTarget:
     """A native target with seeded random weights, large enough in scale that its choices are not near ties."""
     generator = torch.Generator().manual_seed(seed)
@@ -50,7 +51,7 @@ def tiny_target(
         scale = 0.5 if len(shape) == 1 else 2.0 / shape[-1] ** 0.5
         noise = torch.randn(shape, generator=generator) * scale
         tensors[name] = noise + 1.0 if "norm" in name else noise
-    weights = assemble(config, lambda name: tensors[name].to(device=device, dtype=dtype))
+    weights = assemble(config, lambda name: tensors[name].to(device=device, dtype=dtype), quantize=quantize)
     return NativeTarget("tiny", config, weights, cache_tokens, backend=backend)
 
 

@@ -8,9 +8,9 @@ them on the device; only they travel to the host.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -39,18 +39,21 @@ class TopRows(NamedTuple):
 
     def at(self, rows: slice | Sequence[int]) -> TopRows:
         """Some of the rows, in that order."""
-        return TopRows(self.ids[rows], self.logits[rows], self.log_total[rows])
+        index = rows if isinstance(rows, slice) else np.asarray(rows, np.intp)  # once for the three
+        return TopRows(self.ids[index], self.logits[index], self.log_total[index])
 
     def first(self, k: int) -> TopRows:
         """The best k of each row."""
+        if k == self.ids.shape[1] and self.ids.flags.c_contiguous and self.logits.flags.c_contiguous:
+            return self
         contiguous = np.ascontiguousarray
         return TopRows(contiguous(self.ids[:, :k]), contiguous(self.logits[:, :k]), contiguous(self.log_total))
 
     def probs(self) -> npt.NDArray[np.float32]:
         """Their probabilities [n, k] under the softmax of the whole row; zeros in a row that has no finite total."""
-        finite = np.isfinite(self.log_total)
         logits, shift = self.logits, self.log_total
-        if not finite.all():
+        if not math.isfinite(sum(shift.tolist())):
+            finite = np.isfinite(shift)
             logits = np.where(finite[:, None], logits, np.float32(0.0))
             shift = np.where(finite, shift, np.float32(np.inf))
         probs: npt.NDArray[np.float32] = np.exp(logits - shift[:, None])
@@ -76,7 +79,7 @@ def top_rows(logits: torch.Tensor, k: int, rows: Sequence[int] | None = None) ->
         kernel = build.load_kernel()
         if kernel is not None:
             return _top_by_kernel(_entry(kernel), logits, k, rows)
-    words_of = _words_on(logits.device.type)
+    words_of = _words_on(logits.device)
     if words_of is not None and num_rows and k <= KERNEL_MOST:
         found = _top_by_triton(words_of, logits.detach(), k)
         return found if rows is None else found.at(list(rows))
@@ -115,9 +118,11 @@ def _entry(kernel: ctypes.CDLL) -> Callable[..., None]:
 
 
 @lru_cache
-def _words_on(device_type: str) -> Callable[[torch.Tensor, int], torch.Tensor] | None:
-    """What finds the best entries on such a device, as words; None without kernels for it."""
-    if device_type != "cuda" or find_spec("triton") is None:
+def _words_on(device: torch.device) -> Callable[[torch.Tensor, int], torch.Tensor] | None:
+    """What finds the best entries on a device, as words; None without kernels for it."""
+    from draftwood.target.native import cuda
+
+    if device.type != "cuda" or cuda.why_not_on(device):
         return None
     from draftwood.target.native.cuda.top import top_words
 

@@ -6,10 +6,11 @@ models, caches or drafters. Node 0 is the root: the last committed token, which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import lt
-from typing import NamedTuple, TypeVar
+from itertools import repeat
+from operator import itemgetter, lt
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from draftwood.errors import TreeError
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-Entry = TypeVar("Entry")
+_Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 ROOT_SOURCE = "root"
 BYPASS = "bypass"  # the route of a drafter that makes trees and this time offers a bare chain
@@ -140,7 +141,7 @@ class DraftTree:
 
     def limited(self, max_depth: int) -> DraftTree:
         """The tree without the nodes below ``max_depth``."""
-        if max(self.depths) <= max_depth:
+        if len(self.depths) <= max_depth or max(self.depths) <= max_depth:
             return self
         return self.part([node for node, depth in enumerate(self.depths) if depth <= max_depth])
 
@@ -155,17 +156,18 @@ class DraftTree:
             return self
         size = len(kept)
         number = dict(zip(kept, range(size), strict=True))
-        parents = (-1, *[number.get(parent, size) for parent in _picked(self.parents, kept[1:])])
+        pick: _Pick = itemgetter(*kept) if size > 1 else lambda column: column[:size]
+        parents = (-1, *map(number.get, pick(self.parents)[1:], repeat(size)))
         # A part of a sound tree is sound where its nodes are in order and no parent is missing.
         if not kept or kept[0] != 0 or size in parents or not all(map(lt, kept, kept[1:])):
             raise TreeError("A part of a tree has its nodes in order, and their parents with them", got=list(kept))
         inner = set(parents)
         return DraftTree.sound(
-            tokens=_picked(self.tokens, kept),
+            tokens=pick(self.tokens),
             parents=parents,
-            depths=_picked(self.depths, kept),
-            sources=_picked(self.sources, kept),
-            probs=_picked(self.probs, kept),
+            depths=pick(self.depths),
+            sources=pick(self.sources),
+            probs=pick(self.probs),
             proposals={number[n]: q for n, q in self.proposals.items() if number.get(n) in inner},
             num_chosen={
                 number[n]: min(count, parents.count(number[n]))
@@ -226,10 +228,6 @@ class TreeBuilder:
     ) -> DraftTree:
         tokens, parents, depths, sources, probs = zip(*self._nodes, strict=True)
         return DraftTree(tokens, parents, depths, sources, probs, proposals or {}, num_chosen or {}, route)
-
-
-def _picked(column: tuple[Entry, ...], nodes: Sequence[int]) -> tuple[Entry, ...]:
-    return tuple([column[node] for node in nodes])
 
 
 def _check(tree: DraftTree) -> None:

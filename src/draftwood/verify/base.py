@@ -24,11 +24,10 @@ def walk(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
 
     ``token_after(node)`` is asked for the nodes of the path alone, once each, from the root on.
     """
-    child_with = dict(zip(zip(tree.parents, tree.tokens, strict=True), range(len(tree)), strict=True))
     path = [0]
     while True:
         token = token_after(path[-1])
-        child = child_with.get((path[-1], token))
+        child = tree.child_with(path[-1], token)
         if child is None:
             return Accepted(tuple(path), token)
         path.append(child)

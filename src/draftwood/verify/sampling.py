@@ -29,15 +29,16 @@ TINY = float(np.finfo(np.float64).tiny)
 
 def accept_sampled(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], randomness: Randomness) -> Accepted:
     """``probs_of(node)`` [V] is the target's distribution after a node; it is asked for visited nodes only."""
-    children = tree.children()
 
     def token_after(node: int) -> int:
         probs = probs_of(node)
         proposal = tree.proposals.get(node)
-        tokens = [tree.tokens[child] for child in children[node]]
-        first_drawn = len(tokens) if proposal is None else tree.num_chosen.get(node, 0)
+        if proposal is None:
+            return randomness.draw(probs)
+        tokens = [tree.tokens[child] for child in tree.children_of(node)]
+        first_drawn = tree.num_chosen.get(node, 0)
         chosen, drawn = tokens[:first_drawn], tokens[first_drawn:]
-        if proposal is None or not drawn:
+        if not drawn:
             return randomness.draw(probs)
         p = probs.detach().to("cpu", torch.float64, copy=True)  # [V]
         if chosen:

@@ -10,20 +10,19 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from draftwood.bench.methods import Method
 from draftwood.bench.replay.recording import DEFAULT_WIDTH, RecordedRequest, Recording
 from draftwood.bench.replay.rows import ON_TEXT, RowBook
 from draftwood.bench.tasks import Task, TaskPrompt
 from draftwood.config import SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, Verified, check_drafter
+from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified, check_drafter
 from draftwood.llm import LLM, Completion
 from draftwood.prompts import Message, prompt_ids
 from draftwood.target.base import Target
 from draftwood.target.store import Progress, report
 from draftwood.target.tokenizer import TextCodec
-from draftwood.target.toprows import top_rows
+from draftwood.target.toprows import TopRows
 
 UNLIKELY = -100.0  # the log-probability of what has none
 
@@ -38,8 +37,9 @@ class RequestTape:
         self.behind: tuple[int, ...] = ()  # accepted in the last cycle, but behind a stop
         self.rows = RowBook(width)
 
-    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
-        self._write([(ON_TEXT, start + index) for index in range(len(logits))], logits)
+    def read_prompt(self, rows: PromptRows) -> None:
+        contexts = [(ON_TEXT, rows.start + index) for index in range(len(rows.logits))]
+        self._write(contexts, rows.best(self.rows.width))
 
     def observe(self, verified: Verified) -> None:
         tree = verified.tree
@@ -52,11 +52,10 @@ class RequestTape:
             (ON_TEXT, start + tree.depths[node]) if node in on_text else (-2 - tree.parents[node], tree.tokens[node])
             for node in range(len(tree))
         ]
-        self._write(contexts, verified.logits)
+        self._write(contexts, verified.best(self.rows.width))
         self.output_ids.extend(verified.emitted)
 
-    def _write(self, contexts: Sequence[tuple[int, int]], logits: torch.Tensor) -> None:
-        top = top_rows(logits, self.rows.width)
+    def _write(self, contexts: Sequence[tuple[int, int]], top: TopRows) -> None:
         logprobs = top.logits - top.log_total[:, None]
         self.rows.add(contexts, top.ids, np.nan_to_num(logprobs, nan=UNLIKELY, posinf=0.0, neginf=UNLIKELY))
 
@@ -101,15 +100,16 @@ class _Recording(Drafter):
         super().__init__(options, shared, memory)
         self._prompt_is_wanted = self.wants_prompt_logits
         self.wants_prompt_logits = True
+        self.wants_top = max(self.wants_top, self.tape.width)
 
     def begin(self, request: DraftRequest) -> None:
         self._taped = self.tape.begin(request)
         super().begin(request)  # type: ignore[safe-super]
 
-    def read_prompt(self, start: int, logits: torch.Tensor) -> None:
-        self._taped.read_prompt(start, logits)
+    def read_prompt(self, rows: PromptRows) -> None:
+        self._taped.read_prompt(rows)
         if self._prompt_is_wanted:
-            super().read_prompt(start, logits)
+            super().read_prompt(rows)
 
     def observe(self, verified: Verified) -> None:
         self._taped.observe(verified)

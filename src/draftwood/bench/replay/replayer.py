@@ -26,7 +26,7 @@ from draftwood.bench.replay.likeness import Likeness
 from draftwood.bench.replay.recording import RecordedRequest, Recording
 from draftwood.bench.replay.rows import ON_TEXT, IdRows, LogprobRows, RowBook
 from draftwood.config import PREFILL_CHUNK
-from draftwood.drafters import Drafter, DraftRequest, Verified, check_drafter, make_factory
+from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified, check_drafter, make_factory
 from draftwood.engine import RequestStats
 from draftwood.engine.session import DRAFTER_STREAM
 from draftwood.errors import OptionError, TreeError
@@ -180,7 +180,7 @@ class _Replayer:
         for start, end in _stretches(known, self._chunk):
             logits = self._dense.lend(ids[start:end], above[start:end])
             began = time.perf_counter()
-            drafter.read_prompt(start, logits)
+            drafter.read_prompt(PromptRows(start, logits))
             seconds += time.perf_counter() - began
         return seconds
 

@@ -34,6 +34,7 @@ def record_to(
     *,
     width: int = DEFAULT_WIDTH,
     dtype: str = "auto",
+    quantize: str | None = None,
     device: str = "auto",
     target: str = "auto",
     force: bool = False,
@@ -47,7 +48,9 @@ def record_to(
     check_place(path, force=force)
     if width < 1:
         raise OptionError("Of a row some tokens are kept", got=f"width {width}", allowed="1 or more")
-    loaded = load_target(model, dtype=dtype, device=device, target=target, max_batch=1, progress=progress)
+    loaded = load_target(
+        model, dtype=dtype, quantize=quantize, device=device, target=target, max_batch=1, progress=progress
+    )
     info = loaded.target.info
     recording = Recording(target=info, width=min(width, info.vocab_size))
     try:

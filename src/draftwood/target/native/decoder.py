@@ -28,8 +28,16 @@ class PackedBatch(NamedTuple):
     """The trees of all sequences side by side."""
 
     token_ids: list[int]  # [N]
-    positions: list[int]  # [N]
     segments: list[PackedSegment]
+
+    def positions(self) -> list[int]:
+        """[N] Where each node stands in its sequence's text."""
+        return [s.prefix_len + depth for s in self.segments for depth in depths_of(s.parents)]
+
+    def logit_rows(self) -> list[int]:
+        """[R] The rows whose logits are wanted, ascending."""
+        ends = [(s.start + len(s.parents), s.num_logits) for s in self.segments]
+        return [row for end, wanted in ends for row in range(end - wanted, end)]
 
 
 class Decoder(ABC):
@@ -49,11 +57,9 @@ class Decoder(ABC):
 def pack(segments: Sequence[Segment], cache: KVCache) -> PackedBatch:
     """Lays the segments side by side and reserves their cache slots."""
     token_ids: list[int] = []
-    positions: list[int] = []
     packed: list[PackedSegment] = []
     for segment in segments:
         extent = cache.reserve(segment.sequence, len(segment.token_ids))
         packed.append(PackedSegment(len(token_ids), extent.base, extent.length, segment.parents, segment.num_logits))
         token_ids.extend(segment.token_ids)
-        positions.extend(extent.length + depth for depth in depths_of(segment.parents))
-    return PackedBatch(token_ids, positions, packed)
+    return PackedBatch(token_ids, packed)

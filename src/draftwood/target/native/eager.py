@@ -9,10 +9,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from draftwood.target.base import ForwardOutput
+from draftwood.target.base import ForwardOutput, depths_of
 from draftwood.target.cache import KVCache
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.decoder import Decoder, PackedBatch, PackedSegment
+from draftwood.target.native.quantize import dense
 from draftwood.target.native.rope import inverse_frequencies
 from draftwood.target.native.weights import LayerWeights, Weights
 from draftwood.tree.layout import ancestor_mask
@@ -34,8 +35,8 @@ class EagerDecoder(Decoder):
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         config = self._config
         ids = torch.tensor(batch.token_ids, device=self._device)  # [N]
-        cos, sin = self._rotation(batch.positions)  # [N, 1, D] each
-        biases = [self._bias(segment, batch) for segment in batch.segments]
+        cos, sin = self._rotation(batch.positions())  # [N, 1, D] each
+        biases = [self._bias(segment) for segment in batch.segments]
         taps: dict[int, torch.Tensor] = {}
         hidden = F.embedding(ids, self._weights.embed)  # [N, H]
         for index, layer in enumerate(self._weights.layers):
@@ -45,7 +46,8 @@ class EagerDecoder(Decoder):
             hidden = hidden + _feed_forward(layer, hidden, config.norm_eps)
         if config.num_layers in tap_layers:
             taps[config.num_layers] = hidden
-        logits = self._logits(hidden[self._logit_rows(batch)])  # [R, V]
+        rows = torch.tensor(batch.logit_rows(), device=self._device, dtype=torch.int64)  # [R]
+        logits = self._logits(hidden[rows])  # [R, V]
         tapped = torch.cat([taps[index] for index in tap_layers], dim=-1) if tap_layers else None  # [N, T*H]
         return ForwardOutput(logits, logits.argmax(dim=-1), tapped)
 
@@ -64,7 +66,7 @@ class EagerDecoder(Decoder):
     ) -> torch.Tensor:
         config = self._config
         normed = rms_norm(hidden, layer.input_norm, config.norm_eps)
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(hidden), -1, config.head_dim)
+        qkv = F.linear(normed, dense(layer.qkv, normed.dtype), layer.qkv_bias).view(len(hidden), -1, config.head_dim)
         query, key, value = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             query = rms_norm(query, layer.q_norm, config.norm_eps)
@@ -76,7 +78,7 @@ class EagerDecoder(Decoder):
             rows = slice(segment.start, segment.start + len(segment.parents))
             keys, values = self._write(index, segment, key[rows], value[rows])
             mixed[rows] = grouped_attention(query[rows], keys, values, bias)
-        return F.linear(mixed.flatten(1), layer.o, layer.o_bias)
+        return F.linear(mixed.flatten(1), dense(layer.o, mixed.dtype), layer.o_bias)
 
     def _write(
         self, index: int, segment: PackedSegment, key: torch.Tensor, value: torch.Tensor
@@ -89,14 +91,14 @@ class EagerDecoder(Decoder):
         values[:, first:end] = value.transpose(0, 1)
         return keys[:, segment.base : end], values[:, segment.base : end]
 
-    def _bias(self, segment: PackedSegment, batch: PackedBatch) -> torch.Tensor:
+    def _bias(self, segment: PackedSegment) -> torch.Tensor:
         """0 where a node may look, -inf elsewhere, ``[n, prefix + n]``."""
         size = len(segment.parents)
         visible = torch.ones(size, segment.prefix_len + size, dtype=torch.bool)
         visible[:, segment.prefix_len :] = torch.from_numpy(ancestor_mask(segment.parents))
         window = self._config.sliding_window
         if window is not None:
-            own = torch.tensor(batch.positions[segment.start : segment.start + size])  # [n]
+            own = segment.prefix_len + torch.tensor(depths_of(segment.parents))  # [n]
             there = torch.cat([torch.arange(segment.prefix_len), own])  # [prefix + n]
             visible &= own[:, None] - there[None, :] < window
         bias = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
@@ -109,17 +111,10 @@ class EagerDecoder(Decoder):
         dtype = self._weights.embed.dtype
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def _logit_rows(self, batch: PackedBatch) -> torch.Tensor:
-        rows: list[int] = []
-        for segment in batch.segments:
-            end = segment.start + len(segment.parents)
-            rows.extend(range(end - segment.num_logits, end))
-        return torch.tensor(rows, device=self._device, dtype=torch.int64)
-
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits from weights of any type: half-precision logits tie where the model does not."""
         normed = rms_norm(hidden, self._weights.norm, self._config.norm_eps)  # [R, H]
-        head = self._weights.head
+        head = dense(self._weights.head, normed.dtype)
         if head.dtype == torch.float32:
             return F.linear(normed, head)
         if head.is_cuda:
@@ -155,5 +150,6 @@ def grouped_attention(
 
 
 def _feed_forward(layer: LayerWeights, hidden: torch.Tensor, eps: float) -> torch.Tensor:
-    gate, up = F.linear(rms_norm(hidden, layer.post_norm, eps), layer.gate_up).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, layer.down)
+    normed = rms_norm(hidden, layer.post_norm, eps)
+    gate, up = F.linear(normed, dense(layer.gate_up, normed.dtype)).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, dense(layer.down, normed.dtype))

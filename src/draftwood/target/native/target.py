@@ -6,20 +6,24 @@ when the target is built: a fused one on a CPU with a C compiler and on a GPU wi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.target.base import ForwardOutput, Segment, Target, TargetInfo
+from draftwood.target.base import ForwardOutput, Segment, Target, TargetInfo, chain_parents
 from draftwood.target.cache import KVCache
 from draftwood.target.native import cuda
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cpu import CpuDecoder
 from draftwood.target.native.decoder import Decoder, pack
 from draftwood.target.native.eager import EagerDecoder
-from draftwood.target.native.weights import Progress, Weights, load_weights
+from draftwood.target.native.quantize import format_of
+from draftwood.target.native.weights import Counter, Weights, load_weights
+from draftwood.target.store import Progress, report
+from draftwood.target.toprows import KERNEL_MOST
 
 
 class NativeTarget(Target):
@@ -27,13 +31,13 @@ class NativeTarget(Target):
         self, name: str, config: ModelConfig, weights: Weights, cache_tokens: int, *, backend: str = "auto"
     ) -> None:
         dtype, device = weights.embed.dtype, weights.embed.device
-        num_parameters = weights.num_parameters()
+        num_parameters, quantize = weights.num_parameters(), format_of(weights.head)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
         self._decoder = _decoder(config, weights, self._cache, backend)
         self._taps: tuple[int, ...] = ()
         self.config = config
         self.info = TargetInfo(
-            name=name,
+            name=name if quantize is None else f"{name} ({quantize})",  # another model than the one it was made from
             architecture=config.architecture,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -45,6 +49,7 @@ class NativeTarget(Target):
             num_parameters=num_parameters,
             cache_bytes_per_token=config.cache_bytes_per_token(dtype.itemsize),
             backend=self._decoder.name,
+            quantize=quantize,
             pass_sizes=self._decoder.pass_sizes,
         )
 
@@ -59,9 +64,10 @@ class NativeTarget(Target):
         device: torch.device,
         cache_tokens: int,
         backend: str = "auto",
-        progress: Progress | None = None,
+        progress: Counter | None = None,
+        quantize: str | None = None,
     ) -> NativeTarget:
-        weights = load_weights(folder, config, dtype, device, progress)
+        weights = load_weights(folder, config, dtype, device, progress, quantize)
         return cls(name, config, weights, cache_tokens, backend=backend)
 
     @property
@@ -103,7 +109,21 @@ class NativeTarget(Target):
         self._taps = tuple(layers)
 
     def set_top(self, k: int) -> None:
-        self._decoder.num_best = k
+        self._decoder.num_best = k if k <= min(KERNEL_MOST, self.info.vocab_size) else 0
+
+    def prepare(self, largest: int, progress: Progress | None = None) -> None:
+        sizes = self.info.pass_sizes
+        sizes = sizes[: bisect_left(sizes, largest) + 1]
+        if not sizes or not self.can_open(sizes[-1]):
+            return
+        sequence = self.open(sizes[-1])
+        try:
+            for number, size in enumerate(sizes):
+                report(progress, "preparing the GPU", number, len(sizes))
+                self.forward([Segment(sequence, [0] * size, chain_parents(size), size)])
+        finally:
+            self.close(sequence)
+        report(progress, "preparing the GPU", len(sizes), len(sizes))
 
 
 def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:
@@ -119,7 +139,7 @@ def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str
                 next_step="Install a C compiler, or let the backend be 'auto' or 'eager'.",
             )
     if backend in ("auto", "fused-cuda"):
-        why = cuda.why_unavailable(config, dtype, device)
+        why = cuda.why_unavailable(config, dtype, device, format_of(weights.head))
         if not why:
             return cuda.new_decoder(config, weights, cache)
         if backend == "fused-cuda":

@@ -1,6 +1,7 @@
 """Weights of a Llama-family model: read from safetensors, checked against the configuration, joined for fewer products.
 
-Query, key and value projections become one matrix, gate and up another: each is applied to the same input.
+Query, key and value projections become one matrix, gate and up another: each is applied to the same input. Matrices
+may be put into 8 bits as they come, one by one; embeddings, norms and biases stay as they are.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ from safetensors import SafetensorError, safe_open
 
 from draftwood.errors import ModelError
 from draftwood.target.native.config import ModelConfig
+from draftwood.target.native.quantize import Matrix, quantized, stored
 
-Progress = Callable[[int, int], None]  # done, total
+Counter = Callable[[int, int], None]  # done, total
 Lookup = Callable[[str], torch.Tensor]
+Store = Callable[[torch.Tensor], Matrix]  # a matrix as it is to be kept
 
 
 @dataclass(slots=True)
 class LayerWeights:
     input_norm: torch.Tensor  # [H]
-    qkv: torch.Tensor  # [(heads + 2 * kv_heads) * head_dim, H]
+    qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, H]
     qkv_bias: torch.Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
     q_norm: torch.Tensor | None  # [head_dim]
     k_norm: torch.Tensor | None  # [head_dim]
-    o: torch.Tensor  # [H, heads * head_dim]
+    o: Matrix  # [H, heads * head_dim]
     o_bias: torch.Tensor | None  # [H]
     post_norm: torch.Tensor  # [H]
-    gate_up: torch.Tensor  # [2 * I, H], the gates first
-    down: torch.Tensor  # [H, I]
+    gate_up: Matrix  # [2 * I, H], the gates first
+    down: Matrix  # [H, I]
 
 
 @dataclass(slots=True)
@@ -41,13 +44,14 @@ class Weights:
     embed: torch.Tensor  # [V, H]
     layers: list[LayerWeights]
     norm: torch.Tensor  # [H]
-    head: torch.Tensor  # [V, H], the same tensor as embed where they are tied
+    head: Matrix  # [V, H], where they are tied the same tensor as embed, or a copy of it in 8 bits
+    tied: bool  # whether the head has no parameters of its own
 
     def num_parameters(self) -> int:
-        tensors = [self.embed, self.norm, *(t for layer in self.layers for t in _tensors(layer))]
-        if self.head is not self.embed:
-            tensors.append(self.head)
-        return sum(t.numel() for t in tensors)
+        matrices = [self.embed, self.norm, *(m for layer in self.layers for m in _matrices(layer))]
+        if not self.tied:
+            matrices.append(self.head)
+        return sum(stored(matrix)[0].numel() for matrix in matrices)
 
 
 def load_weights(
@@ -55,26 +59,31 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    progress: Progress | None = None,
+    progress: Counter | None = None,
+    quantize: str | None = None,
 ) -> Weights:
     """Reads every tensor the configuration asks for; a missing, extra or misshapen one is an error that names it."""
     with ExitStack() as stack:
         lookup, names = _open(folder, stack)
         _check_names(names, config, folder)
-        return assemble(config, lambda name: lookup(name).to(device=device, dtype=dtype), progress)
+        return assemble(config, lambda name: lookup(name).to(device=device, dtype=dtype), progress, quantize)
 
 
-def assemble(config: ModelConfig, get: Lookup, progress: Progress | None = None) -> Weights:
-    """Joins named Hugging Face tensors into :class:`Weights`."""
+def assemble(config: ModelConfig, get: Lookup, progress: Counter | None = None, quantize: str | None = None) -> Weights:
+    """Joins named Hugging Face tensors into :class:`Weights`. ``quantize``: the 8-bit format of its matrices."""
+
+    def store(tensor: torch.Tensor) -> Matrix:
+        return tensor if quantize is None else quantized(tensor, quantize)
+
     checked = _shape_checked(config, get)
     embed = checked("model.embed_tokens.weight")
     layers = []
     for index in range(config.num_layers):
-        layers.append(_layer(config, checked, f"model.layers.{index}."))
+        layers.append(_layer(config, checked, store, f"model.layers.{index}."))
         if progress is not None:
             progress(index + 1, config.num_layers)
     head = embed if config.tied_embeddings else checked("lm_head.weight")
-    return Weights(embed, layers, checked("model.norm.weight"), head)
+    return Weights(embed, layers, checked("model.norm.weight"), store(head), config.tied_embeddings)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -108,7 +117,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _layer(config: ModelConfig, get: Lookup, prefix: str) -> LayerWeights:
+def _layer(config: ModelConfig, get: Lookup, store: Store, prefix: str) -> LayerWeights:
     def joined(template: str, *parts: str) -> torch.Tensor:
         return torch.cat([get(prefix + template.format(part)) for part in parts])
 
@@ -117,15 +126,15 @@ def _layer(config: ModelConfig, get: Lookup, prefix: str) -> LayerWeights:
 
     return LayerWeights(
         input_norm=get(prefix + "input_layernorm.weight"),
-        qkv=joined("self_attn.{}_proj.weight", "q", "k", "v"),
+        qkv=store(joined("self_attn.{}_proj.weight", "q", "k", "v")),
         qkv_bias=joined("self_attn.{}_proj.bias", "q", "k", "v") if config.qkv_bias else None,
         q_norm=optional(config.qk_norm, "self_attn.q_norm.weight"),
         k_norm=optional(config.qk_norm, "self_attn.k_norm.weight"),
-        o=get(prefix + "self_attn.o_proj.weight"),
+        o=store(get(prefix + "self_attn.o_proj.weight")),
         o_bias=optional(config.o_bias, "self_attn.o_proj.bias"),
         post_norm=get(prefix + "post_attention_layernorm.weight"),
-        gate_up=joined("mlp.{}_proj.weight", "gate", "up"),
-        down=get(prefix + "mlp.down_proj.weight"),
+        gate_up=store(joined("mlp.{}_proj.weight", "gate", "up")),
+        down=store(get(prefix + "mlp.down_proj.weight")),
     )
 
 
@@ -203,6 +212,6 @@ def _check_names(names: set[str], config: ModelConfig, folder: Path) -> None:
         )
 
 
-def _tensors(layer: LayerWeights) -> list[torch.Tensor]:
+def _matrices(layer: LayerWeights) -> list[Matrix]:
     values = (getattr(layer, name) for name in LayerWeights.__slots__)
     return [value for value in values if value is not None]

@@ -21,6 +21,7 @@ from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cpu import build
 from draftwood.target.native.cpu.records import Batch, Layer, Matrix, Model, Segment
 from draftwood.target.native.decoder import Decoder, PackedBatch
+from draftwood.target.native.quantize import Quantized, dense
 from draftwood.target.native.rope import inverse_frequencies
 from draftwood.target.native.weights import LayerWeights, Weights
 
@@ -93,7 +94,7 @@ class CpuDecoder(Decoder):
         greedy_ids = torch.empty(wanted, dtype=torch.int64)
         tapped = torch.empty(rows, len(tap_layers) * config.hidden_size)
         token_ids = np.array(batch.token_ids, dtype=np.int64)
-        positions = np.array(batch.positions, dtype=np.int64)
+        positions = np.array(batch.positions(), dtype=np.int64)
         parents = np.fromiter(chain.from_iterable(s.parents for s in batch.segments), dtype=np.int64, count=rows)
         taps = np.array(tap_layers, dtype=np.int64)
         if rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < config.vocab_size:
@@ -207,9 +208,9 @@ class CpuDecoder(Decoder):
         size = self._call("draftwood_packed_bytes", ctypes.c_int64)(ctypes.byref(matrix), TYPES[self._dtype])
         return -(-int(size) // ALIGNMENT) * ALIGNMENT
 
-    def _pack(self, weight: torch.Tensor, *, joined: bool = False) -> Matrix:
+    def _pack(self, weight: torch.Tensor | Quantized, *, joined: bool = False) -> Matrix:
         """Packs ``weight [outputs, inputs]`` into the arena; ``joined``: the rows are gates, then as many ups."""
-        weight = weight.contiguous()
+        weight = dense(weight, self._dtype).contiguous()
         outputs, inputs = weight.shape
         start = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT + self._used
         matrix = Matrix(start, outputs // 2 if joined else outputs, inputs, int(joined))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,17 +16,13 @@ if TYPE_CHECKING:
     from draftwood.target.native.cuda.decoder import CudaDecoder
 
 LEAST_CAPABILITY = (8, 0)  # bfloat16 on matrix units
+FP8_CAPABILITY = (8, 9)
 
 
-def why_unavailable(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
+def why_unavailable(config: ModelConfig, dtype: torch.dtype, device: torch.device, quantize: str | None = None) -> str:
     """Why the decoder cannot run a model; empty if it can."""
-    if device.type == "cuda":
-        if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
-            return f"the GPU's compute capability is below {'.'.join(map(str, LEAST_CAPABILITY))}"
-    elif not _interprets():
-        return "not a GPU"
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
+    if why := why_not_on(device, quantize):
+        return why
     group = config.num_heads // config.num_kv_heads
     sizes = (config.hidden_size, config.intermediate_size, config.q_size, config.head_dim)
     if dtype not in (torch.bfloat16, torch.float16):
@@ -35,10 +32,34 @@ def why_unavailable(config: ModelConfig, dtype: torch.dtype, device: torch.devic
     return ""
 
 
+def why_not_on(device: torch.device, quantize: str | None = None) -> str:
+    """Why the decoder cannot run any model on a device; empty if it can."""
+    if device.type != "cuda":
+        return "" if _interprets() else "not a GPU"
+    if torch.version.hip is not None:
+        return "not a GPU of NVIDIA"
+    least = FP8_CAPABILITY if quantize == "fp8" else LEAST_CAPABILITY
+    if torch.cuda.get_device_capability(device) < least:
+        instead = ", where int8 may do" if quantize == "fp8" else ""
+        return f"the GPU's compute capability is below {'.'.join(map(str, least))}{instead}"
+    return _why_not_built() if importlib.util.find_spec("triton") else "Triton is not installed"
+
+
 def new_decoder(config: ModelConfig, weights: Weights, cache: KVCache) -> CudaDecoder:
     from draftwood.target.native.cuda.decoder import CudaDecoder
 
     return CudaDecoder(config, weights, cache)
+
+
+def _why_not_built() -> str:
+    """Triton builds what launches its kernels with the system's C compiler and Python's headers."""
+    from triton.runtime import driver
+
+    try:
+        _ = driver.active.utils
+    except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
+        return f"Triton cannot build its launchers, it wants a C compiler and Python's headers: {str(error)[:200]}"
+    return ""
 
 
 def _interprets() -> bool:

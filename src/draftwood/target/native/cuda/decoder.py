@@ -7,9 +7,10 @@ are never captured. Rows of the cache that acceptance moves are noted, and moved
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from draftwood.target.base import ForwardOutput
 from draftwood.target.cache import KVCache
 from draftwood.target.native.config import ModelConfig
-from draftwood.target.native.cuda.inputs import MOST_MOVES
+from draftwood.target.native.cuda.inputs import MOST_MOVES, no_moves
 from draftwood.target.native.cuda.passes import Model, Pass, Shape, new_pass
 from draftwood.target.native.cuda.products import MOST_ROWS, Gpu
 from draftwood.target.native.cuda.workspace import Workspace
@@ -28,13 +29,37 @@ from draftwood.target.toprows import TopRows
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # positions that passes are made for
 LARGE_STEP = 512  # larger ones are rounded up to a multiple of that, and not captured
-KEPT_PASSES = 48
+KEPT_PASSES = 96
 INTERPRETED = Gpu(num_processors=4, shared_bytes=100_000)  # where kernels are tried without a GPU
+
+
+class Answer:
+    """What a pass has found, as far as that is asked for. Views of its memory are made once for each number of rows."""
+
+    def __init__(self, work: Pass) -> None:
+        self._logits, self._taps, self._best = work.logits, work.taps, work.best()
+        self._greedy = torch.zeros(len(work.logits), dtype=torch.int64)
+        self._greedy_array = self._greedy.numpy()
+        self._views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def first(self, count: int) -> ForwardOutput:
+        """Of the first rows of logits. The best entries are copied: they lie on the host, and are few."""
+        best = TopRows(*[part[:count].copy() for part in self._best])
+        self._greedy_array[:count] = best.ids[:, 0]
+        if count not in self._views:
+            self._views[count] = self._logits[:count], self._greedy[:count]
+        return ForwardOutput(*self._views[count], self._taps, best)
+
+    def at(self, rows: Sequence[int]) -> ForwardOutput:
+        """Of some of the rows of logits, in that order."""
+        best, index = self._best.at(rows), torch.tensor(rows, device=self._logits.device)
+        return ForwardOutput(self._logits[index], torch.from_numpy(best.ids[:, 0].astype("int64")), self._taps, best)
 
 
 class Captured(NamedTuple):
     work: Pass
     graph: torch.cuda.CUDAGraph | None  # None: launched one by one
+    answer: Answer
 
 
 class CudaDecoder(Decoder):
@@ -55,84 +80,96 @@ class CudaDecoder(Decoder):
             _can_overlap(device),
         )
         self._passes: OrderedDict[Shape, Captured] = OrderedDict()
-        self._moves: list[tuple[int, int]] = []  # rows of the cache that change their slots before the next pass
+        self._stream = _new_stream(device)  # that graphs are captured on
+        self._moves = no_moves()  # rows of the cache that change their slots before the next pass
+        self._touched: set[int] = set()  # slots that have to do with these
         self.num_best = 0  # entries of each row of logits that a pass finds beside the greedy choice; 0: none
 
-    @torch.inference_mode()
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
-        wanted = _wanted_rows(batch)
-        shape = _shape(batch, len(wanted), max(self.num_best, 1), tap_layers)
+        num_wanted = sum([segment.num_logits for segment in batch.segments])
+        shape = _shape(batch, num_wanted, max(self.num_best, 1), tap_layers)
         captured = self._passes.get(shape)
-        work = captured.work if captured is not None else new_pass(self._model, shape, self._workspace)
-        work.inputs.fill(batch, wanted, self._moves)
-        self._moves = []
-        if captured is None:
-            work.launch()
-            captured = self._keep(shape, work)
-        elif captured.graph is None:
-            work.launch()
-        else:
-            captured.graph.replay()
-            self._passes.move_to_end(shape)
-        self._wait()
-        return self._output(work, batch, wanted)
+        with self._on_device():
+            if captured is None:
+                self._move_now()  # a first run may fail, and moves must not be done twice
+                captured = self._passes[shape] = self._first_run(shape, batch)
+                while len(self._passes) > KEPT_PASSES:
+                    self._passes.popitem(last=False)
+            else:
+                captured.work.inputs.fill(batch, self._moves)
+                self._forget_moves()
+                _run_again(captured)
+                self._passes.move_to_end(shape)
+            self._wait()
+        return self._output(captured, batch, num_wanted)
 
     def move_rows(self, sources: list[int], first: int) -> None:
         """Noted, and done by the next pass; at once where they are many, or have to do with others that wait."""
-        moves = list(zip(sources, range(first, first + len(sources)), strict=True))
-        touched = set(itertools.chain.from_iterable(self._moves))
-        if len(moves) + len(self._moves) > MOST_MOVES or not touched.isdisjoint(itertools.chain.from_iterable(moves)):
+        targets = range(first, first + len(sources))
+        touched = {*sources, *targets}
+        if len(sources) + len(self._moves.sources) > MOST_MOVES or not self._touched.isdisjoint(touched):
             self._move_now()
-        if len(moves) > MOST_MOVES:
+        if len(sources) > MOST_MOVES:
             self._cache.move_rows(sources, first)
         else:
-            self._moves += moves
+            self._moves.sources.extend(sources)
+            self._moves.targets.extend(targets)
+            self._touched |= touched
 
     def _move_now(self) -> None:
-        if self._moves:
-            sources, targets = (torch.tensor(slots, device=self._device) for slots in zip(*self._moves, strict=True))
+        if self._touched:
+            sources, targets = (torch.tensor(slots.tolist(), device=self._device) for slots in self._moves)
             for rows in (self._cache.keys, self._cache.values):
                 rows[:, :, targets] = rows[:, :, sources]
-            self._moves = []
+            self._forget_moves()
 
-    def _keep(self, shape: Shape, work: Pass) -> Captured:
-        """Captures the pass that has just run, if it may be captured."""
+    def _forget_moves(self) -> None:
+        if self._touched:
+            self._moves, self._touched = no_moves(), set()
+
+    @torch.inference_mode()
+    def _first_run(self, shape: Shape, batch: PackedBatch) -> Captured:
+        """Launch by launch; captures the pass behind that, if it may be captured."""
+        work = new_pass(self._model, shape, self._workspace)
+        work.inputs.fill(batch, self._moves)
+        work.launch()
         graph = None
-        if self._device.type == "cuda" and shape.num_rows <= ROWS[-1]:
+        if self._stream is not None and shape.num_rows <= ROWS[-1]:
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize(self._device)
-            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+            # Other threads may use the GPU meanwhile: what they do is none of the graph's business.
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 work.launch()
-        captured = self._passes[shape] = Captured(work, graph)
-        while len(self._passes) > KEPT_PASSES:
-            self._passes.popitem(last=False)
-        return captured
+        return Captured(work, graph, Answer(work))
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Launches go to the current device, which need not be the model's."""
+        index = self._device.index
+        if self._device.type != "cuda" or index is None or index == torch.cuda.current_device():
+            return nullcontext()
+        return torch.cuda.device(index)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
-    def _output(self, work: Pass, batch: PackedBatch, wanted: Sequence[int]) -> ForwardOutput:
-        """Views of the pass's memory; what lies on the host is small and copied."""
-        count = len(wanted)
-        rows = range(count) if work.selects_rows else wanted
-        if count == 0 or rows[-1] == count - 1:  # they ascend: all rows from the first on
-            logits, best = work.logits[:count], work.best().at(slice(count))
+    def _output(self, captured: Captured, batch: PackedBatch, num_wanted: int) -> ForwardOutput:
+        size = len(batch.token_ids)
+        rows = range(num_wanted) if captured.work.selects_rows or num_wanted == size else batch.logit_rows()
+        if not rows or rows[-1] == num_wanted - 1:  # they ascend: all rows from the first on
+            output = captured.answer.first(num_wanted)
         else:
-            logits, best = work.logits[torch.tensor(rows, device=self._device)], work.best().at(rows)
-        taps = None if work.taps is None else work.taps[: len(batch.token_ids)]
-        best = TopRows(*(array.copy() for array in best))
-        greedy = torch.from_numpy(best.ids[:, 0].astype("int64"))
-        return ForwardOutput(logits, greedy, taps, best if self.num_best else None)
+            output = captured.answer.at(rows)
+        taps = None if output.taps is None else output.taps[:size]
+        return output._replace(taps=taps, top=output.top if self.num_best else None)
 
 
-def _wanted_rows(batch: PackedBatch) -> list[int]:
-    """Rows whose logits are wanted, ascending."""
-    rows: list[int] = []
-    for segment in batch.segments:
-        end = segment.start + len(segment.parents)
-        rows.extend(range(end - segment.num_logits, end))
-    return rows
+def _run_again(captured: Captured) -> None:
+    if captured.graph is not None:
+        captured.graph.replay()
+    else:
+        with torch.inference_mode():
+            captured.work.launch()
 
 
 def _shape(batch: PackedBatch, num_wanted: int, num_best: int, taps: tuple[int, ...]) -> Shape:
@@ -146,7 +183,7 @@ def _shape(batch: PackedBatch, num_wanted: int, num_best: int, taps: tuple[int, 
 
 
 def _rounded(size: int) -> int:
-    return next((rows for rows in ROWS if rows >= size), -(-size // LARGE_STEP) * LARGE_STEP)
+    return ROWS[bisect_left(ROWS, size)] if size <= ROWS[-1] else -(-size // LARGE_STEP) * LARGE_STEP
 
 
 def _gpu(device: torch.device) -> Gpu:
@@ -156,6 +193,10 @@ def _gpu(device: torch.device) -> Gpu:
     # Torch tells a program's part of a processor's shared memory since 2.6; 99 KiB is the least that the family has.
     shared = getattr(properties, "shared_memory_per_block_optin", 99 << 10)
     return Gpu(properties.multi_processor_count, int(shared))
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def _can_overlap(device: torch.device) -> bool:

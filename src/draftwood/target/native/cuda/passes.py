@@ -22,6 +22,7 @@ from draftwood.target.native.cuda.inputs import Inputs
 from draftwood.target.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Gpu, Kind, Product
 from draftwood.target.native.cuda.top import block_size, launch_top_rows, new_scratch, new_words
 from draftwood.target.native.cuda.workspace import Workspace
+from draftwood.target.native.quantize import Matrix, Quantized, row_blocks, stored
 from draftwood.target.native.weights import LayerWeights, Weights
 from draftwood.target.toprows import TopRows
 
@@ -58,6 +59,7 @@ class Pass(ABC):
         embed = model.weights.embed
         self._model = model
         self._shape = shape
+        self._workspace = workspace
         self._buffers = workspace.buffers(shape.num_rows)
         self._attention = choose(
             num_nodes=shape.num_rows,
@@ -153,13 +155,14 @@ class NarrowPass(Pass):
     rotates_apart = False
 
     def _prepare(self) -> tuple[int, int]:
-        config, shape = self._model.config, self._shape
+        config, shape, weights = self._model.config, self._shape, self._model.weights
         width, inner = config.hidden_size, config.intermediate_size
+        weight_bytes = stored(weights.head)[0].itemsize
 
         def product(num_in: int, num_out: int, kind: Kind = Kind.PLAIN) -> Product:
             return Product(
                 num_in, num_out, shape.num_rows, self._model.gpu, kind,
-                dtype=self._model.weights.embed.dtype, eps=config.norm_eps, pdl=self._model.overlap,
+                dtype=weights.embed.dtype, weight_bytes=weight_bytes, eps=config.norm_eps, pdl=self._model.overlap,
             )  # fmt: skip
 
         self._qkv = product(width, config.q_size + 2 * config.kv_size)
@@ -204,44 +207,58 @@ class NarrowPass(Pass):
 
 
 class WidePass(Pass):
-    """Many rows: the vendor's products, with small kernels between them."""
+    """Many rows: the vendor's products, with small kernels between them. Weights of 8 bits are expanded before."""
 
     selects_rows = True
     rotates_apart = True
 
     def _prepare(self) -> tuple[int, int]:
-        width = self._model.config.hidden_size
-        self._wanted = self._model.weights.embed.new_zeros(self._shape.num_logits, width)
+        width, weights = self._model.config.hidden_size, self._model.weights
+        self._wanted = weights.embed.new_zeros(self._shape.num_logits, width)
+        self._room = self._workspace.matrix() if isinstance(weights.head, Quantized) else weights.embed.new_zeros(0)
         return 0, 0
 
     def _project(self, index: int, layer: LayerWeights) -> None:
         buffers = self._buffers
         self._norm(layer.input_norm)
         if layer.qkv_bias is None:
-            torch.mm(buffers.normed, layer.qkv.t(), out=buffers.qkv)
+            torch.mm(buffers.normed, self._dense(layer.qkv).t(), out=buffers.qkv)
         else:
-            torch.addmm(layer.qkv_bias, buffers.normed, layer.qkv.t(), out=buffers.qkv)
+            torch.addmm(layer.qkv_bias, buffers.normed, self._dense(layer.qkv).t(), out=buffers.qkv)
 
     def _finish(self, layer: LayerWeights, next_norm: torch.Tensor) -> None:
         buffers = self._buffers
         states = buffers.hidden.states
-        states.addmm_(buffers.mixed, layer.o.t())
+        states.addmm_(buffers.mixed, self._dense(layer.o).t())
         if layer.o_bias is not None:
             states.add_(layer.o_bias)
         self._norm(layer.post_norm)
-        torch.mm(buffers.normed, layer.gate_up.t(), out=buffers.gate_up)
+        torch.mm(buffers.normed, self._dense(layer.gate_up).t(), out=buffers.gate_up)
         rows.gate_rows(buffers.gate_up, buffers.inner, pdl=False)
-        states.addmm_(buffers.inner, layer.down.t())
+        states.addmm_(buffers.inner, self._dense(layer.down).t())
 
     def _head(self) -> bool:
         weights = self._model.weights
         self._norm(weights.norm)
         torch.index_select(self._buffers.normed, 0, self.inputs.wanted[: self._shape.num_logits], out=self._wanted)
-        if weights.head.is_cuda:
-            torch.mm(self._wanted, weights.head.t(), out_dtype=torch.float32, out=self.logits)
-        else:
-            torch.mm(self._wanted.float(), weights.head.float().t(), out=self.logits)
+        first = 0
+        for block in row_blocks(weights.head, len(self._room) // self._model.config.hidden_size):
+            head = self._dense(block)
+            logits = self.logits[:, first : first + len(head)]
+            first += len(head)
+            if head.is_cuda:
+                torch.mm(self._wanted, head.t(), out_dtype=torch.float32, out=logits)
+            else:
+                torch.mm(self._wanted.float(), head.float().t(), out=logits)
         return False
+
+    def _dense(self, matrix: Matrix) -> torch.Tensor:
+        """In the type of the rows. What had to be expanded is there until the next one is."""
+        if isinstance(matrix, torch.Tensor):
+            return matrix
+        expanded = self._room[: matrix.values.numel()].view(matrix.values.shape)
+        rows.expand(matrix.values, matrix.scales, expanded, pdl=False)
+        return expanded
 
     def _norm(self, weight: torch.Tensor) -> None:
         buffers = self._buffers

@@ -21,19 +21,36 @@ def _scale_of(squares, rows, num_rows, eps, IN: tl.constexpr, BM: tl.constexpr, 
 
 
 @triton.jit
+def _widened(weights, dtype: tl.constexpr):
+    """Weights in the type of the rows, in registers.
+
+    Two float8 become float16 at once, and these bfloat16 by way of float32: the direct way is one number at a time, on
+    a unit that is slower than the weights arrive.
+    """
+    if weights.dtype == tl.float8e4nv:
+        weights = weights.to(tl.float16).to(tl.float32)
+    return weights.to(dtype)
+
+
+@triton.jit
 def _finish(
-    acc, more, squares, rows, block, features, num_rows, eps, out, bias, scaled, next_norm, block_squares, peaks,
+    acc, more, scale, more_scale, squares, rows, block, features, num_rows, eps,
+    out, bias, scaled, next_norm, block_squares, peaks,
     IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr,
-    SCALE: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    PEAKS: tl.constexpr,
+    SCALE: tl.constexpr, QUANTIZED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr, PEAKS: tl.constexpr,
 ):  # fmt: skip
     """What happens to a finished block [BO, BM] before it is written."""
     row_inside = rows < num_rows
     inside = (features[:, None] < OUT) & row_inside[None, :]
+    if QUANTIZED:
+        acc = acc * scale[:, None]
+        if GATED:
+            more = more * more_scale[:, None]
     if NORMED:
-        scale = _scale_of(squares, rows, num_rows, eps, IN, BM, COUNT, PAD) / SCALE
-        acc = acc * scale[None, :]
-        more = more * scale[None, :]
+        norm_scale = _scale_of(squares, rows, num_rows, eps, IN, BM, COUNT, PAD) / SCALE
+        acc = acc * norm_scale[None, :]
+        more = more * norm_scale[None, :]
     if BIAS:
         acc = acc + tl.load(bias + features, mask=features < OUT, other=0.0).to(tl.float32)[:, None]
     if GATED:
@@ -57,10 +74,11 @@ def _finish(
 
 @triton.jit
 def product_kernel(
-    x, weight, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters, eps, num_rows,
+    x, weight, scales, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters, eps, num_rows,
     IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, SPLITS: tl.constexpr,
-    COUNT: tl.constexpr, PAD: tl.constexpr, SCALE: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PEAKS: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    COUNT: tl.constexpr, PAD: tl.constexpr, SCALE: tl.constexpr, QUANTIZED: tl.constexpr, NORMED: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PEAKS: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One block of output features over a part of the input."""
     block, part = tl.program_id(0), tl.program_id(1)
@@ -70,23 +88,29 @@ def product_kernel(
     PART: tl.constexpr = IN // SPLITS
     UP: tl.constexpr = OUT * IN  # how far behind the gates' weights those of up lie
     start = part * PART
-    feature_rows = tl.minimum(features, OUT - 1).to(tl.int64) * IN  # beyond the last one: read it again, write nothing
+    known = tl.minimum(features, OUT - 1)  # beyond the last one: read it again, write nothing
+    feature_rows = known.to(tl.int64) * IN
     w = weight + feature_rows[:, None] + start + inputs[None, :]  # [BO, BI]
+    scale, more_scale = 1.0, 1.0
+    if QUANTIZED:  # asked for this early, they are there in the end
+        scale = tl.load(scales + known)
+        if GATED:
+            more_scale = tl.load(scales + OUT + known)
     if PDL:
         if AHEAD > 0:
             address = (weight + feature_rows + start).to(tl.int64)
             prefetch(address, AHEAD)
             if GATED:
-                prefetch(address + 2 * UP, AHEAD)
+                prefetch((weight + UP + feature_rows + start).to(tl.int64), AHEAD)
         tl.extra.cuda.gdc_wait()
     acc = tl.zeros((BO, BM), tl.float32)
     more = tl.zeros((BO, BM), tl.float32)
     xs = x + rows[None, :] * IN + start + inputs[:, None]  # [BI, BM]
     for step in range(0, PART, BI):
         given = tl.load(xs + step, mask=rows[None, :] < num_rows, other=0.0)
-        acc = tl.dot(tl.load(w + step), given, acc)
+        acc = tl.dot(_widened(tl.load(w + step), x.dtype.element_ty), given, acc)
         if GATED:
-            more = tl.dot(tl.load(w + UP + step), given, more)
+            more = tl.dot(_widened(tl.load(w + UP + step), x.dtype.element_ty), given, more)
     if PDL:  # not sooner: the programs of the next kernel would take room that those of this one still need
         tl.extra.cuda.gdc_launch_dependents()
     last = True
@@ -110,6 +134,7 @@ def product_kernel(
             tl.store(counters + block, 0)
     if last:
         _finish(
-            acc, more, squares, rows, block, features, num_rows, eps, out, bias, scaled, next_norm, block_squares,
-            peaks, IN, OUT, BM, BO, COUNT, PAD, SCALE, NORMED, GATED, BIAS, RESIDUAL, PEAKS,
+            acc, more, scale, more_scale, squares, rows, block, features, num_rows, eps,
+            out, bias, scaled, next_norm, block_squares, peaks,
+            IN, OUT, BM, BO, COUNT, PAD, SCALE, QUANTIZED, NORMED, GATED, BIAS, RESIDUAL, PEAKS,
         )  # fmt: skip

@@ -7,6 +7,7 @@ over the whole input; the rows are its narrow side. What stands around a product
   and for each of its blocks the sum of squares. So the rows of a normed product are scaled once, at its end.
 - *gated*: gate and up are computed side by side, and their SiLU product is all that is written.
 - *residual*: the result is added to the hidden states in place.
+- *scales*: weights of 8 bits widen in registers, and each feature's sum is scaled in the end.
 - *peaks*: each block of logits leaves its peak and its sum of exponentials, from which the best entries are found.
 
 Where a matrix has too few blocks to keep the GPU busy, several programs share a block along the input, and the last one
@@ -25,11 +26,12 @@ import torch
 import triton
 
 from draftwood.target.native.cuda.product_kernel import product_kernel
+from draftwood.target.native.quantize import Matrix, stored
 
 MOST_ROWS = 64  # beyond that the vendor's library is faster
 AHEAD = 256  # bytes of each weight row that are asked for before the input is there
 HALF_SCALE = 2.0**-6  # float16 has no range for hidden states that are not normed yet; a power of two loses nothing
-SMALL = 1 << 20  # weights of a matrix that are there sooner than the programs that share them
+SMALL = 2 << 20  # bytes of a matrix that are there sooner than the programs that share them
 HEAD_BLOCK = 128  # logits of a block, whose peak is noted: what finding the best entries works with
 
 
@@ -64,14 +66,15 @@ class Hidden(NamedTuple):
     squares: torch.Tensor  # [blocks, padded rows] float32: sums of squares over the features of each block
 
 
-def choose_tiling(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind) -> Tiling:
+def choose_tiling(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind, weight_bytes: int = 2) -> Tiling:
     """A good cut, found by timing whole passes of three models on an H200: all processors busy, each with many bytes
-    on their way. ``rows``: the padded number."""
+    on their way. ``rows``: the padded number; ``weight_bytes``: of one weight."""
     wide = rows > 16  # the rows' own way from the L2 cache takes time too
     sizes = (64, 32, 16) if kind is Kind.GATED or (kind is Kind.HEAD and wide) else (128, 64, 32, 16)
     block_in = next(size for size in sizes if num_in % size == 0)
     steps = num_in // block_in
-    few = num_in * num_out <= SMALL
+    few = num_in * num_out * weight_bytes <= SMALL
+    widens = weight_bytes == 1  # that takes time: two programs share a processor, and one fetches meanwhile
     if kind is Kind.HEAD:
         block_out = HEAD_BLOCK
     elif few:
@@ -81,13 +84,14 @@ def choose_tiling(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind) ->
     blocks = triton.cdiv(num_out, block_out)
     splits = 1
     if kind is not Kind.HEAD and blocks < gpu.num_processors and not (few and wide):
-        most = gpu.num_processors * (2 if few else 1)
+        most = gpu.num_processors * (2 if few or widens else 1)
         fitting = [n for n in range(1, steps // (4 if wide else 3) + 1) if steps % n == 0 and blocks * n <= most]
         splits = max(fitting, default=1)
-    stage = (block_out * block_in * (2 if kind is Kind.GATED else 1) + block_in * rows) * 2  # bytes
-    alone = blocks * splits <= gpu.num_processors or kind is Kind.HEAD  # else two programs share a processor
+    stage = block_in * (block_out * weight_bytes * (2 if kind is Kind.GATED else 1) + rows * 2)  # bytes
+    alone = blocks * splits <= gpu.num_processors or (kind is Kind.HEAD and not widens)
     room = gpu.shared_bytes if alone else gpu.shared_bytes // 2
-    num_stages = max(2, min({Kind.GATED: 5, Kind.HEAD: 4}.get(kind, 6), room // stage))
+    most_stages = {Kind.GATED: 5, Kind.HEAD: 4}.get(kind, 6) * 2 // weight_bytes  # the same bytes on their way
+    num_stages = max(2, min(most_stages, room // stage))
     return Tiling(block_out, block_in, splits, 4, num_stages)
 
 
@@ -103,12 +107,13 @@ class Product:
         kind: Kind = Kind.PLAIN,
         *,
         dtype: torch.dtype,
+        weight_bytes: int = 2,
         eps: float = 0.0,
         pdl: bool = False,
     ) -> None:
-        """``num_out``: features of the result, half the weight's rows where they are gated."""
+        """``num_out``: features of the result, half the weight's rows where they are gated. ``dtype``: the rows'."""
         self.padded_rows = max(16, triton.next_power_of_2(rows))
-        self.tiling = choose_tiling(num_in, num_out, self.padded_rows, gpu, kind)
+        self.tiling = choose_tiling(num_in, num_out, self.padded_rows, gpu, kind, weight_bytes)
         self.num_blocks = triton.cdiv(num_out, self.tiling.block_out)
         self._kind = kind
         self._eps = eps
@@ -122,7 +127,7 @@ class Product:
             "SPLITS": self.tiling.splits,
             "SCALE": HALF_SCALE if dtype == torch.float16 else 1.0,
             "GATED": kind is Kind.GATED,
-            "AHEAD": min(AHEAD, num_in // self.tiling.splits * 2),
+            "AHEAD": min(AHEAD, num_in // self.tiling.splits * weight_bytes),
             "PDL": pdl,
             "num_warps": self.tiling.num_warps,
             "num_stages": self.tiling.num_stages,
@@ -141,7 +146,7 @@ class Product:
     def launch(
         self,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: Matrix,
         out: torch.Tensor,
         *,
         squares: torch.Tensor | None = None,
@@ -159,11 +164,13 @@ class Product:
         ``hidden``, the result is added to ``hidden.states``, which is ``out``, and prepared for ``next_norm``. With
         ``peaks``, see ``block_peaks`` in common.py.
         """
+        values, scales = stored(weight)
         _, scaled, block_squares = hidden or (None, None, None)
         product_kernel[(self.num_blocks, self.tiling.splits)](
-            x, weight, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters,
+            x, values, scales, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters,
             self._eps, self._rows,
             COUNT=num_squares, PAD=triton.next_power_of_2(max(num_squares, 1)),
-            NORMED=squares is not None, BIAS=bias is not None, RESIDUAL=hidden is not None, PEAKS=peaks is not None,
+            QUANTIZED=scales is not None, NORMED=squares is not None, BIAS=bias is not None,
+            RESIDUAL=hidden is not None, PEAKS=peaks is not None,
             **self._constants,
         )  # fmt: skip

@@ -21,6 +21,7 @@ from draftwood.target.native.cuda.products import HALF_SCALE, Hidden
 
 MOVES_AT_ONCE = 32
 GATE_BLOCK = 1024
+EXPAND_BLOCK = 2048
 
 
 @triton.jit
@@ -71,7 +72,7 @@ def _rotate(
     x = tl.load(here + at, mask=inside, other=0.0)
     partner = tl.load(here + other, mask=inside, other=0.0)
     if head >= HEADS + KV:
-        tl.store(values + (head - HEADS - KV) * head_stride + slot * D + at, x, mask=inside)
+        tl.store(values + (head - HEADS - KV).to(tl.int64) * head_stride + slot * D + at, x, mask=inside)
         return
     if QK_NORM:
         norm = tl.where(head < HEADS, q_norm, k_norm)
@@ -85,7 +86,7 @@ def _rotate(
         tl.debug_barrier()  # all have read before anybody writes
         tl.store(here + at, turned.to(x.dtype), mask=inside)
     else:
-        tl.store(keys + (head - HEADS) * head_stride + slot * D + at, turned.to(x.dtype), mask=inside)
+        tl.store(keys + (head - HEADS).to(tl.int64) * head_stride + slot * D + at, turned.to(x.dtype), mask=inside)
 
 
 @triton.jit
@@ -131,6 +132,16 @@ def _gate(gate_up, out, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.conste
     up = tl.load(gate_up + row * (2 * INNER) + INNER + at, mask=inside, other=0.0).to(tl.float32)
     result = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out + row * INNER + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _expand(values, scales, out, IN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_input(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < IN
+    wide = tl.load(values + row * IN + at, mask=inside).to(tl.float32) * tl.load(scales + row)
+    tl.store(out + row * IN + at, wide.to(out.dtype.element_ty), mask=inside)
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor, norm: torch.Tensor, hidden: Hidden, *, pdl: bool) -> None:
@@ -190,6 +201,13 @@ def gate_rows(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
     """SiLU of the first half times the second: ``[N, 2 * inner]`` to ``[N, inner]``."""
     rows, inner = out.shape
     _gate[(rows, triton.cdiv(inner, GATE_BLOCK))](gate_up, out, INNER=inner, BLOCK=GATE_BLOCK, PDL=pdl, **_options(pdl))
+
+
+def expand(values: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+    """A matrix of 8 bits, ``[out, in]`` with scales ``[out]``, in the type of ``out``."""
+    num_out, num_in = values.shape
+    grid = (num_out, triton.cdiv(num_in, EXPAND_BLOCK))
+    _expand[grid](values, scales, out, IN=num_in, BLOCK=EXPAND_BLOCK, PDL=pdl, **_options(pdl))
 
 
 def _options(pdl: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cuda.products import Hidden
 
-CLASSES = (16, 128, 512)  # rows that memory is handed out for; beyond the last, as many as are asked for
+CLASSES = (16, 128, 512)  # rows that memory is handed out for; beyond the last, powers of two
 
 
 class Buffers(NamedTuple):
@@ -38,6 +38,7 @@ class Workspace:
         self._device = device
         self._buffers: dict[int, Buffers] = {}
         self._logits: dict[int, torch.Tensor] = {}
+        self._matrix = torch.zeros(0, dtype=dtype, device=device)
         self._floats = torch.zeros(0, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
 
@@ -53,6 +54,15 @@ class Workspace:
         if size not in self._logits:
             self._logits[size] = torch.zeros(size, self._config.vocab_size, device=self._device)
         return self._logits[size][:rows]
+
+    def matrix(self) -> torch.Tensor:
+        """[weights] Room for the largest matrix of a layer."""
+        config = self._config
+        width, inner, q = config.hidden_size, config.intermediate_size, config.q_size
+        most = max(width * (q + 2 * config.kv_size), width * q, 2 * width * inner)
+        if len(self._matrix) < most:
+            self._matrix = torch.zeros(most, dtype=self._dtype, device=self._device)
+        return self._matrix
 
     def scratch(self, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Partial results, and counters that are zero and that their users leave so."""
@@ -78,4 +88,4 @@ class Workspace:
 
 
 def _class_of(rows: int) -> int:
-    return next((size for size in CLASSES if rows <= size), rows)
+    return next((size for size in CLASSES if rows <= size), 1 << (rows - 1).bit_length())
