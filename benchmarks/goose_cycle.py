@@ -40,6 +40,7 @@ from draftwood.target.native.cuda.decoder import Answer, Captured, CudaDecoder
 from draftwood.target.native.cuda.inputs import Inputs
 from draftwood.target.native.cuda.passes import Pass, Shape
 from draftwood.target.native.cuda.products import MOST_ROWS
+from draftwood.target.native.decoder import PackedBatch
 from draftwood.target.native.target import NativeTarget
 from draftwood.target.native.weights import Weights, assemble, tensor_shapes
 from draftwood.target.tiny import TINY_CONFIG
@@ -147,10 +148,9 @@ class StandInDecoder(CudaDecoder):
     words: npt.NDArray[np.int32]  # [N, 2K + 1] what the next pass answers
     seconds = 0.0  # spent on answers
 
-    def _new_pass(self, shape: Shape) -> Pass:
-        return StandInPass(shape, self)
-
-    def _first_run(self, shape: Shape, work: Any) -> Captured:
+    def _first_run(self, shape: Shape, batch: PackedBatch) -> Captured:
+        work: Any = StandInPass(shape, self)
+        work.inputs.fill(batch, self._moves)
         work.replay()
         return Captured(work, work, Answer(work))
 
