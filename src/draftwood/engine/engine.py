@@ -19,11 +19,13 @@ from draftwood.engine.events import TokenEvent
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Request, Session
 from draftwood.engine.sizing import DRAFTER_DECAY, AcceptanceRecord, Sizer
-from draftwood.engine.step import step
+from draftwood.engine.step import Round, begin, finish, step
 from draftwood.errors import CapabilityError, PromptError
 from draftwood.target.base import Target
 from draftwood.target.store import Progress
 from draftwood.target.tokenizer import TextCodec
+
+FEWEST_IN_TURNS = 8  # requests: fewer of them share a pass, whose time hardly depends on their number
 
 
 class Engine:
@@ -36,6 +38,8 @@ class Engine:
         self._scheduler = Scheduler(target, options.max_batch)
         self._costs: CostProfile | None = None
         self._prepared = False
+        self._under_way: Round | None = None  # a pass whose answer has not been taken yet
+        self._lane = 0
         self._records: WeakKeyDictionary[DrafterFactory, AcceptanceRecord] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
@@ -109,6 +113,7 @@ class Engine:
         with self._lock:
             self._inboxes.clear()
             self._scheduler.clear()
+            self._under_way = None
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -126,12 +131,26 @@ class Engine:
                     got=f"{self.target.num_slots} slots, held by others",
                     next_step="End what else runs on this target, or raise cache_tokens.",
                 )
-            for event in step(self.target, self._scheduler.running):
+            for event in self._cycle():
                 self._deliver(event.request_id, event)
             for session in [session for session in self._scheduler.running if session.finish_reason is not None]:
                 if session.error is not None:
                     self._deliver(session.request.request_id, session.error)
                 self._scheduler.release(session)
+
+    def _cycle(self) -> list[TokenEvent]:
+        """A cycle of everybody; of half of them in turns where they are many and passes can be under way meanwhile:
+        the drafts of one half are made while the target checks those of the other."""
+        running, before = self._scheduler.running, self._under_way
+        if self.target.num_lanes == 1 or (before is None and len(running) < FEWEST_IN_TURNS):
+            return step(self.target, running)
+        busy = set() if before is None else {id(session) for session, _ in before.running}
+        idle = [session for session in running if id(session) not in busy]
+        half = idle[: -(-len(running) // 2)] if len(running) >= FEWEST_IN_TURNS else []
+        lane = 1 - self._lane
+        self._under_way = begin(self.target, half, lane) if half else None
+        self._lane = lane
+        return [] if before is None else finish(self.target, before)
 
     def check(self, prompt_ids: Sequence[int]) -> None:
         """Refuses a prompt that cannot be generated from."""

@@ -10,28 +10,56 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.session import Session
 from draftwood.engine.sizing import beside
-from draftwood.target.base import ForwardOutput, Segment, Target
+from draftwood.target.base import Flight, Segment, Target
+
+
+class Round(NamedTuple):
+    """A pass under way, and whose it is."""
+
+    running: Sequence[tuple[Session, Segment]]
+    flight: Flight
 
 
 def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
     """Runs a cycle for all sessions. One that fails is marked (``session.error``) and does not disturb the others."""
+    begun = begin(target, sessions)
+    return [] if begun is None else finish(target, begun)
+
+
+def begin(target: Target, sessions: Sequence[Session], lane: int = 0) -> Round | None:
+    """The first half of a cycle: drafts, and the pass that checks them is launched. None: nobody had anything."""
     loads = beside([session.load for session in sessions])
     segments = [session.propose(load) for session, load in zip(sessions, loads, strict=True)]
     running = [(session, segment) for session, segment in zip(sessions, segments, strict=True) if segment is not None]
     if not running:
-        return []
+        return None
     target.set_top(max(session.drafter.wants_top for session, _ in running))
-    output, choices = _verify(target, running)
+    started = time.perf_counter()
+    flight = target.launch([segment for _, segment in running], lane)
+    _charge(running, time.perf_counter() - started)
+    return Round(running, flight)
+
+
+def finish(target: Target, begun: Round) -> list[TokenEvent]:
+    """The second half: what the pass says is taken, kept and learned from."""
+    started = time.perf_counter()
+    output = begun.flight.wait()
+    choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
+    _charge(begun.running, time.perf_counter() - started)
     events = []
     row = 0
-    for (session, segment), part in zip(running, output.split([segment for _, segment in running]), strict=True):
+    parts = output.split([segment for _, segment in begun.running])
+    for (session, segment), part in zip(begun.running, parts, strict=True):
         started = time.perf_counter()
         chosen = choices[row : row + segment.num_logits]
         row += segment.num_logits
+        if session.finish_reason is not None:  # it was cancelled meanwhile
+            continue
         if session.is_prefilling:
             target.keep(session.sequence, range(len(segment.token_ids)))
             session.read_prompt(segment, part)
@@ -45,16 +73,12 @@ def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
     return events
 
 
-def _verify(target: Target, running: Sequence[tuple[Session, Segment]]) -> tuple[ForwardOutput, list[int]]:
-    """The forward pass, and the target's greedy choices on the host; each request is charged its share of the time."""
-    started = time.perf_counter()
-    output = target.forward([segment for _, segment in running])
-    choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
-    seconds = (time.perf_counter() - started) / sum(len(segment.token_ids) for _, segment in running)
+def _charge(running: Sequence[tuple[Session, Segment]], seconds: float) -> None:
+    """Each request is charged its share of the time that the host spends on a pass."""
+    per_position = seconds / sum(len(segment.token_ids) for _, segment in running)
     for session, segment in running:
-        share = seconds * len(segment.token_ids)
+        share = per_position * len(segment.token_ids)
         if session.is_prefilling:
             session.stats.prefill_seconds += share
         else:
             session.stats.verify_seconds += share
-    return output, choices

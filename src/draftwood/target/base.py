@@ -64,6 +64,24 @@ class ForwardOutput(NamedTuple):
         return list(map(ForwardOutput, *views, taps, top))
 
 
+class Flight(ABC):
+    """A pass under way."""
+
+    @abstractmethod
+    def wait(self) -> ForwardOutput:
+        """Its result, once it is there; to be asked for before the next pass of its lane is launched."""
+
+
+class Landed(Flight):
+    """A pass that has ended already."""
+
+    def __init__(self, output: ForwardOutput) -> None:
+        self._output = output
+
+    def wait(self) -> ForwardOutput:
+        return self._output
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetInfo:
     """What the rest of the program may know about a target."""
@@ -90,6 +108,7 @@ class Target(ABC):
     """Runs packed trees. Implementations refuse what they cannot do when they are built, naming themselves."""
 
     info: TargetInfo
+    num_lanes: int = 1
 
     @property
     @abstractmethod
@@ -117,6 +136,13 @@ class Target(ABC):
     @abstractmethod
     def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
         """One pass over all segments; each sequence at most once. Commits nothing."""
+
+    def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
+        """Starts a pass and goes on; the passes of ``num_lanes`` lanes may be under way at once, one each.
+
+        They run one after the other, in the order they were launched in; no sequence may be in two of them.
+        """
+        return Landed(self.forward(segments))
 
     @abstractmethod
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:

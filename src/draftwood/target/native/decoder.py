@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from draftwood.target.base import ForwardOutput, Segment, depths_of
+from draftwood.target.base import Flight, ForwardOutput, Landed, Segment, depths_of
 from draftwood.target.cache import KVCache
 
 
@@ -43,11 +43,16 @@ class PackedBatch(NamedTuple):
 class Decoder(ABC):
     name: str
     pass_sizes: tuple[int, ...] = ()  # as in TargetInfo
+    num_lanes: int = 1  # as in Target
     num_best: int = 0  # best entries of each row of logits that are wanted with them; a hint, see Target.set_top
 
     @abstractmethod
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         """Writes keys and values of all rows, returns logits of the wanted ones, and the taps."""
+
+    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> Flight:
+        """As ``Target.launch``, for decoders with several lanes."""
+        return Landed(self.forward(batch, tap_layers))
 
     @abstractmethod
     def move_rows(self, sources: list[int], first: int) -> None:

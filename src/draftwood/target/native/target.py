@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.target.base import ForwardOutput, Segment, Target, TargetInfo, chain_parents
+from draftwood.target.base import Flight, ForwardOutput, Segment, Target, TargetInfo, chain_parents
 from draftwood.target.cache import KVCache
 from draftwood.target.native import cuda
 from draftwood.target.native.config import ModelConfig
@@ -35,6 +35,7 @@ class NativeTarget(Target):
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
         self._decoder = _decoder(config, weights, self._cache, backend)
         self._taps: tuple[int, ...] = ()
+        self.num_lanes = self._decoder.num_lanes
         self.config = config
         self.info = TargetInfo(
             name=name if quantize is None else f"{name} ({quantize})",  # another model than the one it was made from
@@ -92,6 +93,11 @@ class NativeTarget(Target):
 
     def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
         return self._decoder.forward(pack(segments, self._cache), self._taps)
+
+    def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
+        if self.num_lanes == 1:
+            return super().launch(segments)
+        return self._decoder.launch(pack(segments, self._cache), self._taps, lane)
 
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
         self._cache.keep(sequence, nodes, self._decoder.move_rows)

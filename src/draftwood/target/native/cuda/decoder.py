@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.target.base import ForwardOutput
+from draftwood.target.base import Flight, ForwardOutput
 from draftwood.target.cache import KVCache
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cuda.inputs import MOST_MOVES, no_moves
@@ -60,11 +60,34 @@ class Captured(NamedTuple):
     work: Pass
     graph: torch.cuda.CUDAGraph | None  # None: launched one by one
     answer: Answer
+    done: torch.cuda.Event | None = None  # has happened when the answer is on the host; None: at once
+
+
+class CudaFlight(Flight):
+    def __init__(self, captured: Captured, batch: PackedBatch, num_wanted: int, with_best: bool) -> None:
+        self._captured = captured
+        self._batch = batch
+        self._num_wanted = num_wanted
+        self._with_best = with_best
+
+    def wait(self) -> ForwardOutput:
+        captured, batch, num_wanted = self._captured, self._batch, self._num_wanted
+        if captured.done is not None:
+            captured.done.synchronize()
+        size = len(batch.token_ids)
+        rows = range(num_wanted) if captured.work.selects_rows or num_wanted == size else batch.logit_rows()
+        if not rows or rows[-1] == num_wanted - 1:  # they ascend: all rows from the first on
+            output = captured.answer.first(num_wanted)
+        else:
+            output = captured.answer.at(rows)
+        taps = None if output.taps is None else output.taps[:size]
+        return output._replace(taps=taps, top=output.top if self._with_best else None)
 
 
 class CudaDecoder(Decoder):
     name = "fused-cuda"
     pass_sizes = ROWS
+    num_lanes = 2
 
     def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache) -> None:
         device = weights.embed.device
@@ -86,8 +109,11 @@ class CudaDecoder(Decoder):
         self.num_best = 0  # entries of each row of logits that a pass finds beside the greedy choice; 0: none
 
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
+        return self.launch(batch, tap_layers, 0).wait()
+
+    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> Flight:
         num_wanted = sum([segment.num_logits for segment in batch.segments])
-        shape = _shape(batch, num_wanted, max(self.num_best, 1), tap_layers)
+        shape = _shape(batch, num_wanted, max(self.num_best, 1), tap_layers)._replace(lane=lane)
         captured = self._passes.get(shape)
         with self._on_device():
             if captured is None:
@@ -100,8 +126,9 @@ class CudaDecoder(Decoder):
                 self._forget_moves()
                 _run_again(captured)
                 self._passes.move_to_end(shape)
-            self._wait()
-        return self._output(captured, batch, num_wanted)
+            if captured.done is not None:
+                captured.done.record()
+        return CudaFlight(captured, batch, num_wanted, self.num_best > 0)
 
     def move_rows(self, sources: list[int], first: int) -> None:
         """Noted, and done by the next pass; at once where they are many, or have to do with others that wait."""
@@ -140,7 +167,7 @@ class CudaDecoder(Decoder):
             # Other threads may use the GPU meanwhile: what they do is none of the graph's business.
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 work.launch()
-        return Captured(work, graph, Answer(work))
+        return Captured(work, graph, Answer(work), _new_event(self._device))
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Launches go to the current device, which need not be the model's."""
@@ -148,20 +175,6 @@ class CudaDecoder(Decoder):
         if self._device.type != "cuda" or index is None or index == torch.cuda.current_device():
             return nullcontext()
         return torch.cuda.device(index)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-
-    def _output(self, captured: Captured, batch: PackedBatch, num_wanted: int) -> ForwardOutput:
-        size = len(batch.token_ids)
-        rows = range(num_wanted) if captured.work.selects_rows or num_wanted == size else batch.logit_rows()
-        if not rows or rows[-1] == num_wanted - 1:  # they ascend: all rows from the first on
-            output = captured.answer.first(num_wanted)
-        else:
-            output = captured.answer.at(rows)
-        taps = None if output.taps is None else output.taps[:size]
-        return output._replace(taps=taps, top=output.top if self.num_best else None)
 
 
 def _run_again(captured: Captured) -> None:
@@ -197,6 +210,10 @@ def _gpu(device: torch.device) -> Gpu:
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _new_event(device: torch.device) -> torch.cuda.Event | None:
+    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 def _can_overlap(device: torch.device) -> bool:

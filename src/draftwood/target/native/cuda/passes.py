@@ -46,6 +46,7 @@ class Shape(NamedTuple):
     num_logits: int  # rows whose logits are computed: all of them or none, in a narrow pass
     num_best: int  # entries found of each of these rows, 1 or more
     taps: tuple[int, ...] = ()
+    lane: int = 0  # passes of different lanes may be under way at once: they have their own inputs and answers
 
 
 class Pass(ABC):
@@ -78,7 +79,7 @@ class Pass(ABC):
         self.taps: torch.Tensor | None = None  # [N, T*H]
         if shape.taps:
             self.taps = embed.new_zeros(shape.num_rows, len(shape.taps) * config.hidden_size)
-        self.logits = workspace.logits(shape.num_logits)  # [R, V] float32
+        self.logits = workspace.logits(shape.num_logits, shape.lane)  # [R, V] float32
         self._words = new_words(shape.num_logits, shape.num_best, embed.device)
         self._peaks = new_scratch(shape.num_logits, config.vocab_size, embed.device)
         self._answer = torch.zeros(self._words.shape, dtype=torch.int32, pin_memory=embed.is_cuda)

@@ -37,7 +37,7 @@ class Workspace:
         self._dtype = dtype
         self._device = device
         self._buffers: dict[int, Buffers] = {}
-        self._logits: dict[int, torch.Tensor] = {}
+        self._logits: dict[tuple[int, int], torch.Tensor] = {}
         self._matrix = torch.zeros(0, dtype=dtype, device=device)
         self._floats = torch.zeros(0, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
@@ -48,12 +48,12 @@ class Workspace:
             self._buffers[size] = self._new_buffers(size)
         return self._buffers[size].first(rows)
 
-    def logits(self, rows: int) -> torch.Tensor:
-        """[rows, V] float32."""
-        size = _class_of(rows) if rows else 0
-        if size not in self._logits:
-            self._logits[size] = torch.zeros(size, self._config.vocab_size, device=self._device)
-        return self._logits[size][:rows]
+    def logits(self, rows: int, lane: int) -> torch.Tensor:
+        """[rows, V] float32, which are read when the next lane's pass may be running."""
+        place = (_class_of(rows) if rows else 0, lane)
+        if place not in self._logits:
+            self._logits[place] = torch.zeros(place[0], self._config.vocab_size, device=self._device)
+        return self._logits[place][:rows]
 
     def matrix(self) -> torch.Tensor:
         """[weights] Room for the largest matrix of a layer."""
