@@ -38,8 +38,8 @@ def run_interpreted(test_file: str) -> None:
 
 
 def mend_interpreter() -> None:
-    """What the interpreter cannot do: loop bounds under numpy 2.4, bfloat16 (products; it cuts where a GPU rounds), and
-    calls in good time."""
+    """What the interpreter cannot do, in one version or another: loop bounds under numpy 2.4, bfloat16 (products; it cuts
+    where a GPU rounds), masks that are whole numbers, and calls in good time."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -71,6 +71,11 @@ def mend_interpreter() -> None:
         )
         return interpreter.TensorHandle(np.matmul(left, right, dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
+    masked_load = interpreter.InterpreterBuilder.create_masked_load
+
+    def load(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:
+        return masked_load(self, pointers, interpreter.TensorHandle(mask.data.astype(bool), tl.int1), *others)
+
     prepared: set[str] = set()
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,6 +87,7 @@ def mend_interpreter() -> None:
     interpreter.InterpretedFunction.__call__ = call
     interpreter._patch_lang_tensor = with_index
     interpreter.InterpreterBuilder.create_dot = dot
+    interpreter.InterpreterBuilder.create_masked_load = load
     interpreter.InterpreterBuilder.create_si_to_fp = from_integer
     interpreter._convert_float = convert
 
