@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from draftwood import LLM
+from draftwood.engine.costs import LARGEST_TREE
 from draftwood.errors import CapabilityError, DraftwoodError, ModelError, OptionError, PromptError
 from draftwood.target.build import load_target, pick_device
 from draftwood.target.load import resolve
@@ -69,11 +70,11 @@ def test_running_out_of_memory_while_loading(toy: Path, monkeypatch: pytest.Monk
 
 
 def test_a_full_context_leaves_room_for_a_tree(toy: Path) -> None:
-    assert default_cache_tokens(8, 1024) == 8 * (1024 + 64)
+    assert default_cache_tokens(8, 1024) == 8 * (1024 + LARGEST_TREE)
     assert default_cache_tokens(8, 131_072) == MAX_CACHE_TOKENS
     for model in ("tiny", toy):
         target = load_target(model, max_batch=3).target
-        assert target.num_slots == 3 * (target.info.context_length + 64)
+        assert target.num_slots == 3 * (target.info.context_length + LARGEST_TREE)
         assert load_target(model, cache_tokens=100).target.num_slots == 100
 
 

@@ -218,6 +218,29 @@ def test_the_number_of_best_entries_may_change() -> None:
 
 
 @runs_kernels
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_pass_that_is_asked_for_late_keeps_its_answer(lane: int) -> None:
+    """The other lane has memory of its own; and whoever needs the same one, such as another engine, puts it aside."""
+    target = new_target(SMALL, torch.bfloat16, "fused-cuda")
+    target.set_top(3)
+    target.set_taps([1])
+    segments = [Segment(target.open(8), tokens, (-1, 0, 0), 3) for tokens in ((5, 6, 7), (50, 60, 70))]
+    expected = copied(target.forward(segments[:1]))
+    flight = target.launch(segments[:1])
+    other = copied(target.launch(segments[1:], lane).wait())
+    output = flight.wait()
+    assert not torch.equal(other.logits, expected.logits)
+    assert expected.taps is not None
+    assert output.taps is not None
+    assert torch.equal(output.logits.cpu(), expected.logits)
+    assert torch.equal(output.taps.float().cpu(), expected.taps)
+    assert output.top is not None
+    assert expected.top is not None
+    assert (output.top.ids == expected.top.ids).all()
+    assert output.greedy_ids.tolist() == expected.top.ids[:, 0].tolist()
+
+
+@runs_kernels
 @pytest.mark.parametrize("dtype", ["float16"] if INTERPRETED else HALVES)
 @pytest.mark.parametrize("cycles", [2 if INTERPRETED else 1000])
 def test_cycles_of_random_trees_do_not_drift(dtype: str, cycles: int) -> None:

@@ -233,6 +233,25 @@ def test_a_drafter_that_breaks_its_contract_is_named(monkeypatch: pytest.MonkeyP
     assert llm._engine.target.can_open(4096)
 
 
+@pytest.mark.parametrize("token", [-1, 1 << 20])
+def test_a_guess_that_is_no_token_ends_its_own_request_only(llm: LLM, token: int) -> None:
+    """The target would read beside its embeddings, or refuse the pass that others are in."""
+
+    class Guessing(WildDrafter):
+        name = "guessing"
+
+        def propose(self, budget: int) -> DraftTree:
+            return DraftTree.chain([self._last, token])
+
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    healthy = llm.stream(PROMPTS[0], params)
+    first = next(healthy).token_ids
+    with pytest.raises(TreeError, match="'guessing'"):
+        llm.generate(PROMPTS[1], params, drafter=Guessing)
+    rest = [token for event in healthy for token in event.token_ids]
+    assert [*first, *rest] == llm.generate(PROMPTS[0], params)[0].token_ids
+
+
 def test_token_ids_may_come_from_numpy_and_torch(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4)
     expected = llm.generate([65, 66, 67], params)[0].token_ids

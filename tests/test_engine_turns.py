@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -69,6 +71,11 @@ class LateTarget(NativeTarget):
         assert len(self.flights) <= self.num_lanes
         return self.flights[-1]
 
+    def fork(self, sequence: int, capacity: int) -> int:
+        for flight in self.flights:  # copies come behind what was launched before, which may write where they go
+            flight.compute()
+        return super().fork(sequence, capacity)
+
 
 def run(
     target: NativeTarget, params: Sequence[SamplingParams], drafter: str = "goose", budget: int = 6
@@ -94,9 +101,34 @@ def test_the_same_output_as_one_after_the_other(drafter: str) -> None:
     assert not late.flights
 
 
-def test_sampling_keeps_its_seed() -> None:
-    params = [SamplingParams(max_tokens=20, temperature=0.8, seed=n) for n in range(len(PROMPTS))]
-    assert run(LateTarget.made(), params) == run(tiny_target(), params)
+@pytest.mark.parametrize("wanted", [{"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {"logprobs": 2}])
+def test_who_reads_logits_shares_every_pass(wanted: dict[str, Any]) -> None:
+    """They are there only when the pass launched behind them is over: two halves would wait for each other."""
+    late, params = LateTarget.made(), [SamplingParams(max_tokens=20, ignore_eos=True)] * len(PROMPTS)
+    params[-1] = SamplingParams(max_tokens=20, ignore_eos=True, **wanted)
+    assert run(late, params) == run(tiny_target(), params)
+    assert late.most_at_once == 1
+
+
+def test_halves_join_when_somebody_comes_who_reads_logits() -> None:
+    late = LateTarget.made()
+    engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
+    factory = make_factory("goose", {}, late.info)
+    params = [SamplingParams(max_tokens=12, ignore_eos=True)] * (len(PROMPTS) - 1)
+    params.append(SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.8, seed=5))
+    ids: list[int] = []
+    tokens: dict[int, list[int]] = {}
+    for prompt, wanted in zip(PROMPTS, params, strict=True):
+        if wanted is params[-1]:
+            for _ in range(4):
+                engine.step()
+            assert late.flights
+        ids += engine.submit(ByteTokenizer().encode(prompt), wanted, factory)
+        tokens[ids[-1]] = []
+    for event in engine.events(ids):
+        tokens[event.request_id] += event.token_ids
+    assert list(tokens.values()) == run(tiny_target(), params)
+    assert not late.flights
 
 
 def test_few_requests_share_every_pass() -> None:
@@ -125,6 +157,39 @@ def test_a_request_can_be_cancelled_while_its_pass_is_under_way() -> None:
     assert late.can_open(late.num_slots)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_requests_come_and_go_at_any_time(seed: int) -> None:
+    """Prompts in pieces, cached beginnings, cancelled requests whose slots others get: all others as if alone."""
+    rng, late = random.Random(seed), LateTarget.made()
+    options = EngineOptions(budget=6, max_batch=rng.choice([8, 11]), prefill_chunk=rng.choice([3, 512]))
+    engine, codec = Engine(late, ByteTokenizer(), options), ByteTokenizer()
+    factories = [make_factory(name, {}, late.info) for name in ("plain", "goose")]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    tokens: dict[int, list[int]] = {}
+    prompts: dict[int, int] = {}
+    unfinished: list[int] = []
+    while len(tokens) < 30 or unfinished:
+        for _ in range(rng.randint(0, 4) if len(tokens) < 30 else 0):
+            prompt = rng.randrange(len(PROMPTS))
+            reuse, factory = rng.random() < 0.5, rng.choice(factories)
+            unfinished += engine.submit(codec.encode(PROMPTS[prompt]), params, factory, reuse=reuse)
+            prompts[unfinished[-1]], tokens[unfinished[-1]] = prompt, []
+        engine.step()
+        if unfinished and rng.random() < 0.2:
+            cancelled = unfinished.pop(rng.randrange(len(unfinished)))
+            engine.cancel(cancelled)
+            del prompts[cancelled]
+        for event in engine._empty_inboxes(unfinished):
+            tokens[event.request_id] += event.token_ids
+            if event.finish_reason is not None:
+                unfinished.remove(event.request_id)
+    alone = run(tiny_target(), [params] * len(PROMPTS), "plain")
+    assert all(tokens[request] == alone[prompt] for request, prompt in prompts.items())
+    assert late.most_at_once == 2
+    engine.clear()
+    assert late.can_open(late.num_slots)
+
+
 def test_everything_can_be_ended_while_a_pass_is_under_way() -> None:
     late = LateTarget.made()
     engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
@@ -133,7 +198,9 @@ def test_everything_can_be_ended_while_a_pass_is_under_way() -> None:
         engine.submit(ByteTokenizer().encode(prompt), SamplingParams(max_tokens=12), factory)
     for _ in range(4):
         engine.step()
+    assert late.flights
     engine.clear()
+    assert not late.flights  # others may use the lane
     assert not engine.has_work
     assert late.can_open(late.num_slots)
 

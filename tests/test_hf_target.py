@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 transformers = pytest.importorskip("transformers", reason="the transformers target needs the extra 'hf'")
 
+from draftwood.engine.costs import LARGEST_TREE  # noqa: E402
 from draftwood.errors import CapabilityError, OptionError  # noqa: E402
 from draftwood.target.base import Segment, chain_parents  # noqa: E402
 from draftwood.target.hf import HFTarget  # noqa: E402
@@ -171,7 +172,7 @@ def test_info(name: str) -> None:
     heads = 4 if name in ("gpt2", "gpt_neox", "phi") else 2
     assert info.cache_bytes_per_token == LAYERS * heads * 8 * 2 * 4
     assert info.num_parameters == sum(p.numel() for p in target._model.parameters())
-    assert target.num_slots == 16 * (CONTEXT + 64)  # each with room for a tree
+    assert target.num_slots == 16 * (CONTEXT + LARGEST_TREE)  # each with room for a tree
 
 
 def test_a_full_cache_says_so() -> None:

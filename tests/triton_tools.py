@@ -38,8 +38,8 @@ def run_interpreted(test_file: str) -> None:
 
 
 def mend_interpreter() -> None:
-    """What the interpreter cannot do, in one version or another: loop bounds under numpy 2.4, bfloat16 (products; it cuts
-    where a GPU rounds), masks that are whole numbers, and calls in good time."""
+    """What the interpreter cannot do, in one version or another: loop bounds under numpy 2.4, bfloat16 (products; it
+    cuts where a GPU rounds), masks that are whole numbers, and calls in good time."""
     import triton.language as tl
     from triton.runtime import interpreter
 

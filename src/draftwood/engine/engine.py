@@ -112,8 +112,10 @@ class Engine:
         """Ends everything and frees every slot."""
         with self._lock:
             self._inboxes.clear()
+            under_way, self._under_way = self._under_way, None
+            if under_way is not None:
+                under_way.flight.wait()  # others may use the target, and this lane of it, from now on
             self._scheduler.clear()
-            self._under_way = None
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
@@ -140,13 +142,15 @@ class Engine:
 
     def _cycle(self) -> list[TokenEvent]:
         """A cycle of everybody; of half of them in turns where they are many and passes can be under way meanwhile:
-        the drafts of one half are made while the target checks those of the other."""
+        the drafts of one half are made while the target checks those of the other. Logits can be read only when the
+        pass behind them is over too, so nothing is gained where somebody reads them."""
         running, before = self._scheduler.running, self._under_way
-        if self.target.num_lanes == 1 or (before is None and len(running) < FEWEST_IN_TURNS):
+        in_turns = len(running) >= FEWEST_IN_TURNS and not any(session.reads_logits for session in running)
+        if self.target.num_lanes == 1 or (before is None and not in_turns):
             return step(self.target, running)
         busy = set() if before is None else {id(session) for session, _ in before.running}
         idle = [session for session in running if id(session) not in busy]
-        half = idle[: -(-len(running) // 2)] if len(running) >= FEWEST_IN_TURNS else []
+        half = idle[: -(-len(running) // 2)] if in_turns else []
         lane = 1 - self._lane
         self._under_way = begin(self.target, half, lane) if half else None
         self._lane = lane

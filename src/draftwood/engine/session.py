@@ -74,6 +74,7 @@ class Session:
         self.finish_reason: str | None = None
         self.error: Exception | None = None  # what ended it, if it was an error
         self._sizer = sizer
+        self._vocab_size = info.vocab_size
         self._committed = 0  # prompt positions the target has, until prefill is over
         self._offered = self._tree = DraftTree.root_only(self.tokens[-1])  # the drafter's tree, and what is verified
         self._admitted = 0.0
@@ -97,6 +98,12 @@ class Session:
     def _reads_prompt(self) -> bool:
         """Whether the drafter gets the prompt's logits."""
         return self.drafter.wants_prompt_logits and (self._sizer is None or self._sizer.reads_prompts)
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether the target's greedy choices alone do not say what is emitted, or are not all that is asked for."""
+        params = self.request.params
+        return not params.is_greedy or params.has_penalties or params.logprobs is not None
 
     @property
     def is_prefilling(self) -> bool:
@@ -211,11 +218,12 @@ class Session:
         started = time.perf_counter()
         budget = self.request.budget if self._sizer is None else min(self.request.budget, self._sizer.wanted)
         tree = self._offered = self.drafter.propose(budget)
-        if len(tree) > budget or tree.tokens[0] != self.tokens[-1]:
+        least, most = min(tree.tokens), max(tree.tokens)
+        if len(tree) > budget or tree.tokens[0] != self.tokens[-1] or least < 0 or most >= self._vocab_size:
             raise TreeError(
                 f"The drafter {self.drafter.name!r} proposed a tree that cannot be verified",
-                got=f"{len(tree)} nodes, root token {tree.tokens[0]}",
-                allowed=f"at most {budget} nodes, root token {self.tokens[-1]}",
+                got=f"{len(tree)} nodes, root token {tree.tokens[0]}, tokens {least} to {most}",
+                allowed=f"at most {budget} nodes, root token {self.tokens[-1]}, tokens 0 to {self._vocab_size - 1}",
             )
         if len(tree) > 1:
             context = len(self.tokens) - 1

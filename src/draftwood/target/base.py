@@ -69,7 +69,8 @@ class Flight(ABC):
 
     @abstractmethod
     def wait(self) -> ForwardOutput:
-        """Its result, once it is there; to be asked for before the next pass of its lane is launched."""
+        """Its result, once it is there; best asked for before the next pass of its lane is launched, or it has to be
+        copied then."""
 
 
 class Landed(Flight):
@@ -140,7 +141,8 @@ class Target(ABC):
     def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
         """Starts a pass and goes on; the passes of ``num_lanes`` lanes may be under way at once, one each.
 
-        They run one after the other, in the order they were launched in; no sequence may be in two of them.
+        They run one after the other, in the order they were launched in, and what other calls do to the cache comes
+        behind them; no sequence may be in two of them.
         """
         return Landed(self.forward(segments))
 

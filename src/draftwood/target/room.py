@@ -8,7 +8,7 @@ from draftwood.errors import CapabilityError
 from draftwood.target.store import readable_size
 
 MAX_CACHE_TOKENS = 65_536
-_DRAFT_ROOM = 64  # a sequence that fills its context still needs slots for the tree under verification
+_DRAFT_ROOM = 128  # a sequence that fills its context still needs slots for the tree under verification
 
 
 def default_cache_tokens(max_batch: int, context_length: int) -> int:

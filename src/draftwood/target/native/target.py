@@ -21,7 +21,7 @@ from draftwood.target.native.cpu import CpuDecoder
 from draftwood.target.native.decoder import Decoder, pack
 from draftwood.target.native.eager import EagerDecoder
 from draftwood.target.native.quantize import format_of
-from draftwood.target.native.weights import Counter, Weights, load_weights
+from draftwood.target.native.weights import LayersRead, Weights, load_weights
 from draftwood.target.store import Progress, report
 from draftwood.target.toprows import KERNEL_MOST
 
@@ -65,7 +65,7 @@ class NativeTarget(Target):
         device: torch.device,
         cache_tokens: int,
         backend: str = "auto",
-        progress: Counter | None = None,
+        progress: LayersRead | None = None,
         quantize: str | None = None,
     ) -> NativeTarget:
         weights = load_weights(folder, config, dtype, device, progress, quantize)

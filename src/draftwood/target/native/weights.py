@@ -20,7 +20,7 @@ from draftwood.errors import ModelError
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.quantize import Matrix, quantized, stored
 
-Counter = Callable[[int, int], None]  # done, total
+LayersRead = Callable[[int, int], None]  # so many, of so many
 Lookup = Callable[[str], torch.Tensor]
 Store = Callable[[torch.Tensor], Matrix]  # a matrix as it is to be kept
 
@@ -59,7 +59,7 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    progress: Counter | None = None,
+    progress: LayersRead | None = None,
     quantize: str | None = None,
 ) -> Weights:
     """Reads every tensor the configuration asks for; a missing, extra or misshapen one is an error that names it."""
@@ -69,7 +69,9 @@ def load_weights(
         return assemble(config, lambda name: lookup(name).to(device=device, dtype=dtype), progress, quantize)
 
 
-def assemble(config: ModelConfig, get: Lookup, progress: Counter | None = None, quantize: str | None = None) -> Weights:
+def assemble(
+    config: ModelConfig, get: Lookup, progress: LayersRead | None = None, quantize: str | None = None
+) -> Weights:
     """Joins named Hugging Face tensors into :class:`Weights`. ``quantize``: the 8-bit format of its matrices."""
 
     def store(tensor: torch.Tensor) -> Matrix:

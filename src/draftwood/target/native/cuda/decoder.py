@@ -69,8 +69,21 @@ class CudaFlight(Flight):
         self._batch = batch
         self._num_wanted = num_wanted
         self._with_best = with_best
+        self._was_asked_for = False
+        self._aside: ForwardOutput | None = None
 
     def wait(self) -> ForwardOutput:
+        self._was_asked_for = True
+        return self._found() if self._aside is None else self._aside
+
+    def put_aside(self) -> None:
+        """Copies the result, unless it was asked for: the lane goes to somebody else, such as another engine."""
+        if not self._was_asked_for:
+            found = self._found()
+            taps = None if found.taps is None else found.taps.clone()
+            self._aside = found._replace(logits=found.logits.clone(), greedy_ids=found.greedy_ids.clone(), taps=taps)
+
+    def _found(self) -> ForwardOutput:
         captured, batch, num_wanted = self._captured, self._batch, self._num_wanted
         if captured.done is not None:
             captured.done.synchronize()
@@ -106,12 +119,15 @@ class CudaDecoder(Decoder):
         self._stream = _new_stream(device)  # that graphs are captured on
         self._moves = no_moves()  # rows of the cache that change their slots before the next pass
         self._touched: set[int] = set()  # slots that have to do with these
+        self._latest: dict[int, CudaFlight] = {}  # by lane
         self.num_best = 0  # entries of each row of logits that a pass finds beside the greedy choice; 0: none
 
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         return self.launch(batch, tap_layers, 0).wait()
 
     def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> Flight:
+        if lane in self._latest:
+            self._latest.pop(lane).put_aside()
         num_wanted = sum([segment.num_logits for segment in batch.segments])
         shape = _shape(batch, num_wanted, max(self.num_best, 1), tap_layers)._replace(lane=lane)
         captured = self._passes.get(shape)
@@ -128,7 +144,8 @@ class CudaDecoder(Decoder):
                 self._passes.move_to_end(shape)
             if captured.done is not None:
                 captured.done.record()
-        return CudaFlight(captured, batch, num_wanted, self.num_best > 0)
+        flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best > 0)
+        return flight
 
     def move_rows(self, sources: list[int], first: int) -> None:
         """Noted, and done by the next pass; at once where they are many, or have to do with others that wait."""
