@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from draftwood.target.native.cuda.attention_plan import (
     write_plan,
 )
 from draftwood.target.native.decoder import PackedSegment
-from draftwood.tree.layout import ancestor_mask
+from draftwood.tree.layout import ancestor_mask, is_chain
 
 from .conftest import random_parents
 from .triton_tools import Resources, resources
@@ -59,6 +60,12 @@ def random_segments(rng: random.Random, sizes: list[tuple[int, int]], chains: bo
         start += size
         base += prefix + size + rng.randrange(20)
     return segments
+
+
+def words_needed(segments: Sequence[PackedSegment]) -> int:
+    """Ancestor words of a row: none for chains, whose nodes see all before them."""
+    trees = [len(segment.parents) for segment in segments if not is_chain(segment.parents)]
+    return -(-max(trees, default=0) // WORD_BITS)
 
 
 class Launch:

@@ -11,30 +11,25 @@ import numpy as np
 import torch
 
 from draftwood.target.base import ForwardOutput, Segment, chain_parents
-from draftwood.target.native.config import ModelConfig, Rope
+from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.target import NativeTarget
 from draftwood.target.native.weights import assemble, tensor_shapes
+from draftwood.target.tiny import TINY_CONFIG
 
 from .conftest import random_parents
 from .triton_tools import DEVICE, INTERPRETED
 
 # As small as models can be: a program of a kernel takes a millisecond in the interpreter.
-SMALL = ModelConfig(
-    architecture="LlamaForCausalLM",
+SMALL = replace(
+    TINY_CONFIG,
     vocab_size=259,
     hidden_size=32,
     intermediate_size=48,
-    num_layers=2,
     num_heads=2,
     num_kv_heads=1,
-    head_dim=16,
-    norm_eps=1e-5,
     context_length=4096,
-    rope=Rope(),
     tied_embeddings=True,
-    qkv_bias=False,
-    o_bias=False,
-    qk_norm=False,
+    eos_token_ids=(),
 )
 # On a GPU products share blocks along the input, and heads share keys.
 LARGE = replace(

@@ -20,13 +20,12 @@ from draftwood.target.native.cuda.attention_plan import (
     choose,
     most_tiles,
     scratch_size,
-    words_needed,
     write_plan,
 )
 from draftwood.target.native.decoder import PackedSegment
 from draftwood.tree.layout import ancestor_mask, is_chain
 
-from .attention_tools import SPARE_ROWS, Case, Launch, attention_resources, random_segments
+from .attention_tools import SPARE_ROWS, Case, Launch, attention_resources, random_segments, words_needed
 from .conftest import random_parents
 from .triton_tools import DEVICE, INTERPRETED, on_gpu, run_interpreted, runs_kernels
 

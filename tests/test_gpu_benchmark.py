@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from draftwood.target.native.weights import tensor_shapes
+
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 QUICK = ("--shapes", "tiny", "--contexts", "16,32", "--sizes", "1,4", "--repeats", "2", "--dtype", "float32")
 RUN = ("--model", "tiny", "--max-tokens", "8", "--rounds", "1", "--batch", "3", "--device", "cpu")
@@ -22,7 +24,9 @@ def gpu() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclasses look there
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)  # as for a script
+        spec.loader.exec_module(module)
     return module
 
 
@@ -80,7 +84,7 @@ def test_weights_of_the_floor_are_those_of_the_models(gpu: ModuleType) -> None:
     """Shapes are right if they have as many parameters as the models they stand for."""
     expected = {"135M": 134_515_008, "1.5B": 1_543_714_304, "8B": 8_030_261_248}
     for name, number in expected.items():
-        shapes = gpu.tensor_shapes(gpu.SHAPES[name]).values()
+        shapes = tensor_shapes(gpu.SHAPES[name]).values()
         assert sum(math.prod(shape) for shape in shapes) == number
 
 

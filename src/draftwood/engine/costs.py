@@ -28,7 +28,7 @@ import torch
 
 from draftwood.errors import DraftwoodError
 from draftwood.files import new_file
-from draftwood.target.base import Segment, Target, TargetInfo, chain_parents
+from draftwood.target.base import USUAL_TOP, Segment, Target, TargetInfo, chain_parents
 from draftwood.target.store import Progress, cache_home, report
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # timed where passes may have any size
@@ -291,6 +291,7 @@ def _warm_up(target: Target, sequence: int) -> float:
 
 def _forward(target: Target, sequence: int, size: int) -> float:
     segment = Segment(sequence, [0] * size, chain_parents(size), size)
+    target.set_top(USUAL_TOP)
     started = time.perf_counter()
     target.forward([segment]).greedy_ids.tolist()
     return time.perf_counter() - started

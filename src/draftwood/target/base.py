@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from draftwood.target.toprows import TopRows
 
 
+USUAL_TOP = 10  # best entries of a row that drafters learn from, where nothing else is said
+
+
 class Segment(NamedTuple):
     """What one sequence contributes to a packed batch."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.target.base import Flight, ForwardOutput, Segment, Target, TargetInfo, chain_parents
+from draftwood.target.base import USUAL_TOP, Flight, ForwardOutput, Segment, Target, TargetInfo, chain_parents
 from draftwood.target.cache import KVCache
 from draftwood.target.native import cuda
 from draftwood.target.native.config import ModelConfig
@@ -123,6 +123,7 @@ class NativeTarget(Target):
         if not sizes or not self.can_open(sizes[-1]):
             return
         sequence = self.open(sizes[-1])
+        self.set_top(USUAL_TOP)
         try:
             for number, size in enumerate(sizes):
                 report(progress, "preparing the GPU", number, len(sizes))

@@ -92,12 +92,6 @@ def scratch_size(config: AttentionConfig, num_tiles: int, num_kv_heads: int, hea
     return programs * config.splits * config.block_m * (head_dim + 2), programs
 
 
-def words_needed(segments: Sequence[PackedSegment]) -> int:
-    """Ancestor words of a row: none for chains, whose nodes see all before them."""
-    trees = [len(segment.parents) for segment in segments if not is_chain(segment.parents)]
-    return -(-max(trees, default=0) // WORD_BITS)
-
-
 def write_plan(tiles: Ints, words: Ints | None, segments: Sequence[PackedSegment], nodes_per_tile: int) -> None:
     """Fills ``tiles [T, TILE_FIELDS]`` and the rows of the segments in ``words [N, W]``.
 
