@@ -51,6 +51,12 @@ def test_bad_options_exit_with_2_and_say_what_is_wrong(
     assert result.out == ""
 
 
+def test_an_empty_prompt_is_refused_before_the_model_is_looked_for(draftwood_command: Command) -> None:
+    result = draftwood_command("generate", "--model", "/no/such/model.gguf", "")
+    assert result.code == 2
+    assert "The prompt is empty" in result.err
+
+
 @pytest.mark.parametrize("argv", [("",), ("  \n",), ("", "--raw")])
 def test_an_empty_prompt_is_refused(argv: tuple[str, ...], draftwood_command: Command) -> None:
     result = draftwood_command("generate", *argv, *TINY)

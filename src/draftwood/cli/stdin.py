@@ -10,7 +10,15 @@ from draftwood.errors import PromptError
 
 
 def read_prompt(prompt: str | None, file: str | None = None) -> str:
-    """The argument, the file, or standard input. A final line break is an editor's or ``echo``'s, not the user's."""
+    """The argument, the file, or standard input. Nothing at all is refused before a model is loaded for it."""
+    text = _given(prompt, file)
+    if not text:
+        raise PromptError("The prompt is empty", next_step="Give at least one word.")
+    return text
+
+
+def _given(prompt: str | None, file: str | None) -> str:
+    """A final line break is an editor's or ``echo``'s, not the user's."""
     if prompt is not None and file is not None:
         raise PromptError("There are two prompts", got=f"a text and the file {file}", allowed="one of them")
     if file is not None:
