@@ -28,6 +28,7 @@ LAYERS = [
     {"growth", "sources"},
     {"verify"},
     {"compiled"},
+    {"heads"},
     {"target"},
     {"sampling", "tree"},
     {"config", "files"},

@@ -1,4 +1,4 @@
-"""``draftwood inspect``: look inside a run."""
+"""``draftwood inspect``: look inside a run, or a draft head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from itertools import islice
 from typing import Any
 
-from draftwood.cli import theory
+from draftwood.cli import head, theory
 from draftwood.cli.loading import facts, load_llm
 from draftwood.cli.options import (
     Subparsers,
@@ -35,7 +35,8 @@ token that the target added itself."""
 
 
 def register(commands: Subparsers[Any]) -> None:
-    views = add_group(commands, "inspect", "Look inside a run", *_EXAMPLES[:2], theory.EXAMPLES[0])
+    lines = (*_EXAMPLES[:2], theory.EXAMPLES[0], head.EXAMPLES[0])
+    views = add_group(commands, "inspect", "Look inside a run or a draft head", *lines)
     tree = add_command(views, "tree", run, "Draw the draft trees of some cycles", *_EXAMPLES, details=_DETAILS)
     add_prompt_options(tree)
     tree.add_argument("--cycles", type=int, default=3, metavar="N", help="cycles to show (default: 3)")
@@ -43,6 +44,7 @@ def register(commands: Subparsers[Any]) -> None:
     tree.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_run_options(tree)
     theory.register(views)
+    head.register(views)
 
 
 def run(args: argparse.Namespace) -> int:

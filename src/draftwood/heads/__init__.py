@@ -1,0 +1,32 @@
+"""Draft heads: small networks on top of a target's hidden states, their checkpoints, and what fits what."""
+
+from draftwood.heads.base import Head, TargetParts
+from draftwood.heads.build import HeadModule, build_head
+from draftwood.heads.config import KINDS, HeadConfig, check_fit, default_head_config, usual_taps
+from draftwood.heads.eagle import EagleHead
+from draftwood.heads.eagle3 import Eagle3Head
+from draftwood.heads.formats import FORMATS, LoadedHead, load_head, save_head
+from draftwood.heads.hydra import HydraHead
+from draftwood.heads.layers import Attend
+from draftwood.heads.medusa import MedusaHead
+
+__all__ = [
+    "FORMATS",
+    "KINDS",
+    "Attend",
+    "Eagle3Head",
+    "EagleHead",
+    "Head",
+    "HeadConfig",
+    "HeadModule",
+    "HydraHead",
+    "LoadedHead",
+    "MedusaHead",
+    "TargetParts",
+    "build_head",
+    "check_fit",
+    "default_head_config",
+    "load_head",
+    "save_head",
+    "usual_taps",
+]

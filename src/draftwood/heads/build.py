@@ -1,0 +1,28 @@
+"""From a configuration to its module."""
+
+from __future__ import annotations
+
+import torch
+
+from draftwood.heads.config import HeadConfig
+from draftwood.heads.eagle import EagleHead
+from draftwood.heads.eagle3 import Eagle3Head
+from draftwood.heads.hydra import HydraHead
+from draftwood.heads.medusa import MedusaHead
+
+HeadModule = EagleHead | Eagle3Head | MedusaHead | HydraHead
+
+_KINDS: dict[str, type[HeadModule]] = {
+    "eagle": EagleHead,
+    "eagle3": Eagle3Head,
+    "medusa": MedusaHead,
+    "hydra": HydraHead,
+}
+
+
+def build_head(
+    config: HeadConfig, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> HeadModule:
+    """The module, its parameters not yet set: load them, or call ``reset_parameters``."""
+    with torch.device(device):
+        return _KINDS[config.kind](config).to(dtype)

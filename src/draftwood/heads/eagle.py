@@ -1,0 +1,40 @@
+"""EAGLE-1 and EAGLE-2 heads; those of HASS, GRIFFIN and TALF differ in their training only.
+
+A decoder layer over token and feature, joined by one matrix, guesses the target's next feature; the target's own
+lm_head turns it into logits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.heads.base import Head
+from draftwood.heads.config import HeadConfig
+from draftwood.heads.layers import Attend, DecoderLayer, Rotation
+
+
+class EagleHead(Head):
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        size = config.hidden_size
+        self.fc = nn.Linear(2 * size, size, bias=config.fc_bias)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, index, input_norm=index > 0) for index in range(config.num_layers)
+        )
+        self._rotation = Rotation(config)
+
+    def forward(self, token_embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The guessed features ``[..., N, H]`` behind tokens whose predecessors have ``features [..., N, H]``."""
+        hidden: Tensor = self.fc(torch.cat([token_embeds, features], dim=-1))
+        angles = self._rotation(positions, hidden.dtype)
+        for layer in self.layers:
+            hidden = layer(hidden, angles, attend)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., V]`` float32. A guess at the state before the target's final norm goes through that norm first."""
+        return self.target_logits(hidden if self.config.feature == "normed" else self.target_norm(hidden))
+
+    def _start(self, generator: torch.Generator) -> None:
+        pass

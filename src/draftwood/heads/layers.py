@@ -1,0 +1,139 @@
+"""The parts heads are made of: norms, rotation, decoder layers whose attention the caller brings, vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
+from torch import Tensor, nn
+
+from draftwood.heads.config import HeadConfig
+from draftwood.target.native.eager import HEAD_ROWS, rms_norm, rotate
+from draftwood.target.native.rope import inverse_frequencies
+
+# (layer, query [..., N, heads, D], key [..., N, kv_heads, D], value [..., N, kv_heads, D]) -> [..., N, heads, D].
+# Queries and keys come rotated. The caller keeps the cache and decides who sees whom; the scale is D ** -0.5.
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Angles(NamedTuple):
+    """The rotation of every position, made once for all layers."""
+
+    cos: Tensor  # [..., N, 1, D]
+    sin: Tensor  # [..., N, 1, D]
+
+
+class Rotation:
+    """Makes angles. No module: a change of a head's type must not round its frequencies."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        with torch.device("cpu"):  # a head may be built where tensors have no values yet
+            frequencies = inverse_frequencies(config.rope, config.head_dim)  # [D/2]
+        self._by_device = {frequencies.device: frequencies}
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> Angles:
+        device = positions.device
+        if device not in self._by_device:
+            self._by_device[device] = next(iter(self._by_device.values())).to(device)
+        angles = positions.float()[..., None] * self._by_device[device]  # [..., N, D/2]
+        angles = torch.cat([angles, angles], dim=-1)[..., None, :]  # [..., N, 1, D]
+        return Angles(angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Projections, norms and rotation; what lies between them is ``attend``."""
+
+    def __init__(self, config: HeadConfig, input_size: int) -> None:
+        super().__init__()
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.q_proj = nn.Linear(input_size, heads * dim, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(input_size, kv_heads * dim, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(input_size, kv_heads * dim, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(heads * dim, config.hidden_size, bias=config.o_bias)
+        self.q_norm = RMSNorm(dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.head_dim = dim
+
+    def forward(self, x: Tensor, angles: Angles, attend: Attend, layer: int) -> Tensor:
+        query, key, value = (
+            project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q_proj, self.k_proj, self.v_proj)
+        )  # [..., N, heads or kv_heads, D]
+        query = rotate(self.q_norm(query), *angles)
+        key = rotate(self.k_norm(key), *angles)
+        mixed: Tensor = self.o_proj(attend(layer, query, key, value).flatten(-2))
+        return mixed
+
+
+class FeedForward(nn.Module):
+    def __init__(self, size: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, inner, bias=False)
+        self.up_proj = nn.Linear(size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """A layer of the Llama family. Without ``input_norm`` attention reads the hidden state as it comes."""
+
+    def __init__(self, config: HeadConfig, index: int, *, input_size: int = 0, input_norm: bool = True) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.index = index
+        self.self_attn = Attention(config, input_size or size)
+        self.mlp = FeedForward(size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(size, config.norm_eps) if input_norm else nn.Identity()
+        self.post_attention_layernorm = RMSNorm(size, config.norm_eps)
+
+    def forward(self, hidden: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        return self.run(self.input_layernorm(hidden), hidden, angles, attend)
+
+    def run(self, attended: Tensor, residual: Tensor, angles: Angles, attend: Attend) -> Tensor:
+        """``attended`` goes into attention, ``residual`` around it."""
+        hidden = residual + self.self_attn(attended, angles, attend, self.index)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class ResidualBlock(nn.Module):
+    """``x + silu(linear(x))``: nothing but x as long as the linear map is zero."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
+
+
+def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Float32 logits from weights of any type, ``[..., V]``: half-precision logits tie where the head does not.
+
+    With gradients the product is the ordinary one, whose result is widened.
+    """
+    half = weight.dtype in (torch.bfloat16, torch.float16)
+    trained = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    if trained or not half:
+        return F.linear(hidden, weight, bias).float()
+    if weight.is_cuda:
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        logits = torch.mm(rows, weight.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], -1)
+    else:
+        wide = hidden.float()
+        logits = torch.cat([F.linear(wide, part.float()) for part in torch.split(weight, HEAD_ROWS)], dim=-1)
+    return logits if bias is None else logits + bias

@@ -1,0 +1,57 @@
+"""Medusa heads: each reads the target's last hidden state and guesses the token so many places ahead, alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.heads.base import Head
+from draftwood.heads.config import HeadConfig
+from draftwood.heads.layers import Attend, ResidualBlock, float_logits
+
+
+class MedusaBranch(nn.Module):
+    """The head for one depth: a residual block, applied several times if so configured, and its own lm_head.
+
+    One block for all times, as in the original implementation.
+    """
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.num_residual = config.num_residual
+        self.block = ResidualBlock(config.hidden_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False) if config.own_lm_head else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for _ in range(self.num_residual):
+            hidden = self.block(hidden)
+        return hidden
+
+
+class MedusaHead(Head):
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        self.branches = nn.ModuleList(MedusaBranch(config) for _ in range(config.num_heads_ahead))
+
+    def forward(self, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """What ``logits_at`` reads: the features themselves."""
+        return features
+
+    def logits_at(self, depth: int, hidden: Tensor, path_embeds: Tensor) -> Tensor:
+        """Logits ``[..., V]`` of nodes at ``depth`` of a draft tree, 1 for the children of the root.
+
+        ``hidden [..., Ht]`` belongs to the token before the root; ``path_embeds [..., depth, Ht]``, the root and what
+        follows it, are not looked at.
+        """
+        branch = self.branches[depth - 1]
+        assert isinstance(branch, MedusaBranch)
+        hidden = branch(hidden)
+        return self.target_logits(hidden) if branch.lm_head is None else float_logits(hidden, branch.lm_head.weight)
+
+    def _start(self, generator: torch.Generator) -> None:
+        """Every branch begins as the target's own way out: a block that changes nothing, and the target's lm_head."""
+        for branch in self.branches:
+            assert isinstance(branch, MedusaBranch)
+            branch.block.linear.weight.zero_()
+            if branch.lm_head is not None:
+                self._copy_target_head(branch.lm_head.weight)
