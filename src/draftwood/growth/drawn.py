@@ -108,7 +108,7 @@ def fill_drawn(
     Of a drawn child nothing is told that depends on its token: its probability in the tree is one by rank. So whoever
     cuts the tree cuts it alike, whatever was drawn. Chosen children have their probability.
     """
-    plan = _plan(shape, max(size, 1))
+    plan = shape_plan(shape, max(size, 1))
     children, num_children = plan.children, plan.num_children
     tokens = [-1] * plan.size  # by place in the shape, as all that follows
     tokens[0] = root
@@ -141,7 +141,7 @@ def fill_drawn(
     return _built(plan, tokens, plan.worth_by_rank, proposals, tag)
 
 
-class _Plan(NamedTuple):
+class ShapePlan(NamedTuple):
     """The first nodes of a shape, laid out for filling."""
 
     size: int
@@ -154,11 +154,12 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _plan(shape: TreeShape, size: int) -> _Plan:
+def shape_plan(shape: TreeShape, size: int) -> ShapePlan:
+    """The first ``size`` nodes; the same few are asked for again and again."""
     part = shape.first(size)
     levels = [[place for place in level if part.num_children[place]] for level in part.levels()[:-1]]
     worth = [1.0 / (1.0 + rank) for rank in part.ranks]
-    return _Plan(len(part), part.parents, part.depths, part.children(), part.num_children, levels, worth)
+    return ShapePlan(len(part), part.parents, part.depths, part.children(), part.num_children, levels, worth)
 
 
 def _proposals(levels: Sequence[tuple[Ids, Probs]]) -> list[Proposal]:
@@ -174,7 +175,7 @@ def _proposals(levels: Sequence[tuple[Ids, Probs]]) -> list[Proposal]:
     ]
 
 
-def _worth(plan: _Plan, rows: dict[int, Proposal]) -> list[float]:
+def _worth(plan: ShapePlan, rows: dict[int, Proposal]) -> list[float]:
     """The probability of every chosen child: the r-th child of a place is the r-th entry of its row."""
     worth = list(plan.worth_by_rank)
     for place, row in rows.items():
@@ -184,7 +185,7 @@ def _worth(plan: _Plan, rows: dict[int, Proposal]) -> list[float]:
 
 
 def _built(
-    plan: _Plan, tokens: Sequence[int], worth: Sequence[float], proposals: dict[int, Proposal], tag: str
+    plan: ShapePlan, tokens: Sequence[int], worth: Sequence[float], proposals: dict[int, Proposal], tag: str
 ) -> DraftTree:
     """The tree of the places that got a token, in the order of the shape."""
     places = [place for place, token in enumerate(tokens) if token >= 0]
