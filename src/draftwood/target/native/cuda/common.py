@@ -10,14 +10,18 @@ import triton.language as tl
 
 
 @triton.jit
-def wait_for_input(PDL: tl.constexpr):
+def wait_for_input(PDL: tl.constexpr, BRIEF: tl.constexpr = False):
     """Waits for what the kernel before has written, and lets the next one start.
 
-    In this order: whoever runs ahead of a kernel's end may read what the kernels before that one wrote.
+    In this order: whoever runs ahead of a kernel's end may read what the kernels before that one wrote. A BRIEF kernel
+    lets the next one start first, which then may read what was there before both.
     """
     if PDL:
+        if BRIEF:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        if not BRIEF:
+            tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

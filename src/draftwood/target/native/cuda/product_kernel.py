@@ -12,12 +12,11 @@ from draftwood.target.native.cuda.common import block_peaks, prefetch
 
 
 @triton.jit
-def _scale_of(squares, rows, num_rows, eps, IN: tl.constexpr, BM: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr):
-    """What the norm multiplies each row with, [BM], from the sums of squares of COUNT blocks."""
+def _squares(squares, rows, num_rows, BM: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr):
+    """The sums of squares of the COUNT blocks that the rows were computed in, [PAD, BM]."""
     parts = tl.arange(0, PAD)
     there = (parts[:, None] < COUNT) & (rows[None, :] < num_rows)
-    total = tl.sum(tl.load(squares + parts[:, None] * BM + rows[None, :], mask=there, other=0.0), axis=0)
-    return tl.rsqrt(total / IN + eps)
+    return tl.load(squares + parts[:, None] * BM + rows[None, :], mask=there, other=0.0)
 
 
 @triton.jit
@@ -34,9 +33,9 @@ def _widened(weights, dtype: tl.constexpr):
 
 @triton.jit
 def _finish(
-    acc, more, scale, more_scale, squares, rows, block, features, num_rows, eps,
-    out, bias, scaled, next_norm, block_squares, peaks,
-    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr,
+    acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, rows, block, features, num_rows, eps,
+    out, scaled, block_squares, peaks,
+    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     SCALE: tl.constexpr, QUANTIZED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, PEAKS: tl.constexpr,
 ):  # fmt: skip
@@ -48,22 +47,23 @@ def _finish(
         if GATED:
             more = more * more_scale[:, None]
     if NORMED:
-        norm_scale = _scale_of(squares, rows, num_rows, eps, IN, BM, COUNT, PAD) / SCALE
+        norm_scale = tl.rsqrt(tl.sum(own_squares, axis=0) / IN + eps) / SCALE  # [BM]
         acc = acc * norm_scale[None, :]
         more = more * norm_scale[None, :]
     if BIAS:
-        acc = acc + tl.load(bias + features, mask=features < OUT, other=0.0).to(tl.float32)[:, None]
+        acc = acc + own_bias.to(tl.float32)[:, None]
     if GATED:
         acc = acc / (1.0 + tl.exp(-acc)) * more
-    where = rows[None, :] * OUT + features[:, None]
     if RESIDUAL:
-        acc = acc + tl.load(out + where, mask=inside, other=0.0).to(tl.float32)
+        acc = acc + own_hidden.to(tl.float32)
+    where = rows[None, :] * OUT + features[:, None]
     result = acc.to(out.dtype.element_ty)
     tl.store(out + where, result, mask=inside)
     if RESIDUAL:
         hidden = tl.where(inside, result.to(tl.float32), 0.0)
-        weight = tl.load(next_norm + features, mask=features < OUT, other=0.0).to(tl.float32)
-        tl.store(scaled + where, (hidden * weight[:, None] * SCALE).to(out.dtype.element_ty), mask=inside)
+        tl.store(
+            scaled + where, (hidden * own_norm.to(tl.float32)[:, None] * SCALE).to(out.dtype.element_ty), mask=inside
+        )
         tl.store(block_squares + block * BM + rows, tl.sum(hidden * hidden, axis=0), mask=row_inside)
     if PEAKS:
         peak, total = block_peaks(tl.where(features[:, None] < OUT, acc, float("-inf")))
@@ -91,11 +91,17 @@ def product_kernel(
     known = tl.minimum(features, OUT - 1)  # beyond the last one: read it again, write nothing
     feature_rows = known.to(tl.int64) * IN
     w = weight + feature_rows[:, None] + start + inputs[None, :]  # [BO, BI]
+    # What is needed in the end is asked for this early: it arrives while the weights do.
     scale, more_scale = 1.0, 1.0
-    if QUANTIZED:  # asked for this early, they are there in the end
+    own_squares, own_bias, own_hidden, own_norm = 0.0, 0.0, 0.0, 0.0
+    if QUANTIZED:
         scale = tl.load(scales + known)
         if GATED:
             more_scale = tl.load(scales + OUT + known)
+    if BIAS:
+        own_bias = tl.load(bias + known)  # [BO]
+    if RESIDUAL:
+        own_norm = tl.load(next_norm + known)  # [BO]
     if PDL:
         if AHEAD > 0:
             address = (weight + feature_rows + start).to(tl.int64)
@@ -103,6 +109,11 @@ def product_kernel(
             if GATED:
                 prefetch((weight + UP + feature_rows + start).to(tl.int64), AHEAD)
         tl.extra.cuda.gdc_wait()
+    if NORMED:
+        own_squares = _squares(squares, rows, num_rows, BM, COUNT, PAD)
+    if RESIDUAL:
+        inside = (features[:, None] < OUT) & (rows[None, :] < num_rows)
+        own_hidden = tl.load(out + rows[None, :] * OUT + features[:, None], mask=inside, other=0.0)  # [BO, BM]
     acc = tl.zeros((BO, BM), tl.float32)
     more = tl.zeros((BO, BM), tl.float32)
     xs = x + rows[None, :] * IN + start + inputs[:, None]  # [BI, BM]
@@ -134,7 +145,7 @@ def product_kernel(
             tl.store(counters + block, 0)
     if last:
         _finish(
-            acc, more, scale, more_scale, squares, rows, block, features, num_rows, eps,
-            out, bias, scaled, next_norm, block_squares, peaks,
-            IN, OUT, BM, BO, COUNT, PAD, SCALE, QUANTIZED, NORMED, GATED, BIAS, RESIDUAL, PEAKS,
+            acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, rows, block, features, num_rows,
+            eps, out, scaled, block_squares, peaks,
+            IN, OUT, BM, BO, SCALE, QUANTIZED, NORMED, GATED, BIAS, RESIDUAL, PEAKS,
         )  # fmt: skip

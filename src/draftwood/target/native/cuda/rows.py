@@ -65,7 +65,7 @@ def _rotate(
     angle = tl.load(positions + row).to(tl.int64) * HALF + tl.minimum(at, other)
     c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
-    wait_for_input(PDL)
+    wait_for_input(PDL, BRIEF=True)  # attention then gets its keys on their way
     if slot < 0:  # a row that only fills up the pass
         return
     here = qkv + row.to(tl.int64) * ((HEADS + 2 * KV) * D) + head * D
