@@ -18,6 +18,7 @@ from draftwood.target.native.cuda.attention_plan import (
     TILE_FIELDS,
     WORD_BITS,
     AttentionConfig,
+    bits_needed,
     choose,
     most_tiles,
     scratch_size,
@@ -44,27 +45,33 @@ class Case:
     head_dim: int = 64
     dtype: torch.dtype = torch.float16
     window: int = 0
-    num_words: int = 3
+    num_words: int = 3  # of a row
     rotates: bool = False  # whether the kernel turns queries and keys itself
     qk_norm: bool = False
 
 
-def random_segments(rng: random.Random, sizes: list[tuple[int, int]], chains: bool = False) -> list[PackedSegment]:
-    """Segments of ``(prefix, nodes)`` with gaps between their slots; trees, some of them chains, or only chains."""
+def random_segments(
+    rng: random.Random, sizes: list[tuple[int, int]], chains: bool = False, most_earlier: int = 0
+) -> list[PackedSegment]:
+    """Segments of ``(prefix, nodes)`` with gaps between their slots; trees, some of them chains, or only chains.
+
+    Up to ``most_earlier`` nodes more of each tree are of earlier passes.
+    """
     segments: list[PackedSegment] = []
     start = 0
     base = rng.randrange(5)
     for prefix, size in sizes:
-        parents = chain_parents(size) if chains else random_parents(rng, size)
-        segments.append(PackedSegment(start, base, prefix, parents, 1))
+        after = rng.randint(0, most_earlier)
+        parents = chain_parents(size) if chains else random_parents(rng, after + size)
+        segments.append(PackedSegment(start, base, prefix, parents, 1, after))
         start += size
-        base += prefix + size + rng.randrange(20)
+        base += prefix + after + size + rng.randrange(20)
     return segments
 
 
 def words_needed(segments: Sequence[PackedSegment]) -> int:
     """Ancestor words of a row: none for chains, whose nodes see all before them."""
-    trees = [len(segment.parents) for segment in segments if not is_chain(segment.parents)]
+    trees = [bits_needed(segment) for segment in segments if segment.after or not is_chain(segment.parents)]
     return -(-max(trees, default=0) // WORD_BITS)
 
 
@@ -74,7 +81,7 @@ class Launch:
     def __init__(self, case: Case, segments: list[PackedSegment], device: torch.device, seed: int = 0) -> None:
         config = case.config
         self.case, self.segments = case, segments
-        self.num_rows = segments[-1].start + len(segments[-1].parents)
+        self.num_rows = segments[-1].rows.stop
         self.width = case.num_kv_heads * config.group * case.head_dim
         generator = torch.Generator().manual_seed(seed)
         slots = max(segment.base + segment.prefix_len + len(segment.parents) for segment in segments)
@@ -90,16 +97,14 @@ class Launch:
         self.rotation = self._rotation(generator, slots) if case.rotates else None
         if case.rotates:  # the kernel has to put them there
             for segment in segments:
-                nodes = slice(
-                    segment.base + segment.prefix_len, segment.base + segment.prefix_len + len(segment.parents)
-                )
+                nodes = slice(segment.first_slot, segment.first_slot + segment.size)
                 self.keys[:, nodes] = self.values[:, nodes] = float("nan")
 
         num_tiles = most_tiles(self.num_rows, len(segments), config.nodes_per_tile) + 1
         tiles = np.full((num_tiles, TILE_FIELDS), 7, dtype=np.int32)
         words = np.full((self.num_rows, case.num_words), -1, dtype=np.int32)
-        write_plan(tiles, words if case.num_words else None, segments, config.nodes_per_tile)
-        self.positions = [s.prefix_len + depth for s in segments for depth in depths_of(s.parents)]
+        write_plan(tiles, words if case.num_words else None, segments, config.nodes_per_tile, case.window)
+        self.positions = [s.prefix_len + depth for s in segments for depth in depths_of(s.parents)[s.after :]]
         num_floats, num_counters = scratch_size(config, num_tiles, case.num_kv_heads, case.head_dim)
         self.tiles = torch.from_numpy(tiles).to(device)
         self.words = torch.from_numpy(words).to(device) if case.num_words else None
@@ -137,7 +142,7 @@ class Launch:
 
     def nodes_in_cache(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The same as they lie in the cache."""
-        slots = [s.base + s.prefix_len + node for s in self.segments for node in range(len(s.parents))]
+        slots = [s.first_slot + node for s in self.segments for node in range(s.size)]
         keys, values = (x[:, slots].transpose(0, 1).flatten(1) for x in (self.keys, self.values))
         return keys, values
 
@@ -161,14 +166,15 @@ class Launch:
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(1)
 
     def _expected(self, segment: PackedSegment, query: torch.Tensor) -> torch.Tensor:
-        size, prefix, dim = len(segment.parents), segment.prefix_len, self.case.head_dim
-        rows = slice(segment.start, segment.start + size)
-        visible = torch.ones(size, prefix + size, dtype=torch.bool)
-        visible[:, prefix:] = torch.from_numpy(ancestor_mask(segment.parents))
+        size, prefix, dim = segment.size, segment.prefix_len, self.case.head_dim
+        rows, num_keys = segment.rows, prefix + len(segment.parents)
+        visible = torch.ones(size, num_keys, dtype=torch.bool)
+        visible[:, prefix:] = torch.from_numpy(ancestor_mask(segment.parents))[segment.after :]
         if self.case.window:
-            own = torch.tensor(self.positions[rows])
-            visible &= own[:, None] - torch.cat([torch.arange(prefix), own])[None, :] < self.case.window
-        slots = slice(segment.base, segment.base + prefix + size)
+            nodes = prefix + torch.tensor(depths_of(segment.parents))
+            places = torch.cat([torch.arange(prefix), nodes])
+            visible &= nodes[segment.after :, None] - places[None, :] < self.case.window
+        slots = slice(segment.base, segment.base + num_keys)
         grouped = query[rows].view(size, self.case.num_kv_heads, -1, dim)
         scores = torch.einsum("nhgd,hsd->hgns", grouped, self.keys[:, slots].double()) * dim**-0.5
         weights = scores.masked_fill(~visible.to(scores.device), float("-inf")).softmax(dim=-1)

@@ -233,6 +233,19 @@ def test_decoding_on_from_a_kept_path_changes_no_bit(dtype: torch.dtype) -> None
     assert torch.equal(outputs[0], outputs[1])
 
 
+@pytest.mark.parametrize("head_dim", [24, 48, 96])
+def test_rows_that_share_keys_beside_rows_that_do_not(head_dim: int) -> None:
+    """The last two rows of the tree are computed together; the first 64 positions of one lie in a piece, those of the
+    other do not. Heads of three panels, in one width of vectors or another, can be read in place by two rows only."""
+    config = replace(BASE, num_heads=6, head_dim=head_dim)
+    model = fused(config, torch.bfloat16)
+    prompt, ids, tree = random_ids(config, 50, seed=1), random_ids(config, 18, seed=2), [*chain_parents(17), 0]
+    logits = model.run(Segment(model.open(prompt), ids, tree, 18)).logits
+    assert torch.equal(logits[:17], model.run(Segment(model.open(prompt), ids[:17], chain_parents(17), 17)).logits)
+    short = model.run(Segment(model.open(prompt), [ids[0], ids[17]], [-1, 0], 2)).logits
+    assert torch.equal(logits[17], short[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("chunk", [1, 7, 64, 100, 129])
 def test_prompt_chunks_of_any_size_give_the_same_bits(chunk: int, dtype: torch.dtype) -> None:

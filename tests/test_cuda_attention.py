@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import OptionError
-from draftwood.target.base import chain_parents
+from draftwood.target.base import chain_parents, depths_of
 from draftwood.target.native.cuda.attention_plan import (
     TILE_FIELDS,
     AttentionConfig,
@@ -60,6 +60,7 @@ CASES = {
         window=37,
     ),
 }
+GROWN = ["second kernel", "short steps in trees", "tiny window, second kernel", "rotation with norms and a window"]
 MODELS = {"8B": (32, 8, 128), "1.5B": (12, 2, 128), "135M": (9, 3, 64)}
 
 
@@ -101,6 +102,30 @@ def test_large_trees(name: str) -> None:
     """Ancestor bits in three words, and one tree over several tiles."""
     rng = random.Random(name)
     assert_right(Launch(CASES[name], random_segments(rng, [(7, 2), (15, 70)]), DEVICE))
+
+
+@runs_kernels
+@pytest.mark.parametrize("name", GROWN if INTERPRETED else CASES)
+def test_trees_with_nodes_of_earlier_passes(name: str) -> None:
+    """Beside a new tree: earlier nodes behind an empty prefix, in the block of its end, and in blocks of their own."""
+    rng = random.Random(name)
+    edge = CASES[name].config.block_s
+    sizes = [(0, 1), (edge - 1, 3), (edge + 5, rng.randint(1, 9)), (rng.randint(0, 40), 2)]
+    for seed in range(1 if INTERPRETED else 20):
+        segments = random_segments(rng, sizes, most_earlier=40)
+        segments[-1] = segments[-1]._replace(parents=(-1, 0), after=0)
+        assert any(segment.after for segment in segments)
+        assert_right(Launch(CASES[name], segments, DEVICE, seed))
+
+
+@runs_kernels
+@pytest.mark.parametrize("name", ["long steps", "window"])
+def test_earlier_nodes_take_all_words(name: str) -> None:
+    """64 of them and 32 new ones fill the words to the last bit; a chain that grew is told apart by its words alone."""
+    rng = random.Random(name)
+    tree = PackedSegment(0, 2, 9, random_parents(rng, 96), 1, 64)
+    chain = PackedSegment(32, 120, 30, chain_parents(40), 1, 33)
+    assert_right(Launch(CASES[name], [tree, chain], DEVICE))
 
 
 @runs_kernels
@@ -181,18 +206,20 @@ def test_no_registers_are_spilled_on_hopper(nodes: int, num_words: int) -> None:
 def test_tiles_cover_every_node_once(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 40)), min_size=1, max_size=8))
     nodes_per_tile = data.draw(st.integers(2, 32))
-    segments = random_segments(random.Random(data.draw(st.integers(0, 99))), sizes)
+    rng = random.Random(data.draw(st.integers(0, 99)))
+    segments = random_segments(rng, sizes, most_earlier=data.draw(st.integers(0, 20)))
     num_rows = sum(size for _, size in sizes)
     tiles = np.full((most_tiles(num_rows, len(sizes), nodes_per_tile), TILE_FIELDS), 9, dtype=np.int32)
     write_plan(tiles, None, segments, nodes_per_tile)
     covered: list[int] = []
-    for first, nodes, base, prefix, start, chain in tiles.tolist():
+    for first, nodes, base, prefix, start, chain, after in tiles.tolist():
         if nodes == 0:
             continue
         assert nodes <= nodes_per_tile
         segment = next(s for s in segments if s.start == start)
-        assert (base, prefix, bool(chain)) == (segment.base, segment.prefix_len, is_chain(segment.parents))
-        assert start <= first <= first + nodes <= start + len(segment.parents)
+        assert (base, prefix, after) == (segment.base, segment.prefix_len, segment.after)
+        assert bool(chain) == (after == 0 and is_chain(segment.parents))
+        assert start <= first <= first + nodes <= segment.rows.stop
         covered.extend(range(first, first + nodes))
     assert covered == list(range(num_rows))
 
@@ -211,7 +238,30 @@ def test_words_are_the_ancestor_mask(size: int, seed: int) -> None:
     assert not bits[:, size:].any()
 
 
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 9), st.integers(0, 999))
+def test_words_of_grown_trees(size: int, after: int, window: int, seed: int) -> None:
+    """Nodes of earlier passes stand in the last words; ancestors beyond the window are left out."""
+    parents = random_parents(random.Random(seed), after + size)
+    if after == 0 and is_chain(parents):
+        return
+    segments = [PackedSegment(0, 3, 9, parents, 1, after)]
+    words = np.full((size, 4), 77, dtype=np.int32)
+    write_plan(np.zeros((size, TILE_FIELDS), dtype=np.int32), words, segments, 1, window)
+    depths = np.array(depths_of(parents))
+    visible = ancestor_mask(parents)
+    if window:
+        visible &= depths[:, None] - depths[None, :] < window
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    first_bit = 128 - -(-after // 32) * 32
+    assert (bits[:, :size] == visible[after:, after:]).all()
+    assert (bits[:, first_bit : first_bit + after] == visible[after:, :after]).all()
+    assert bits.sum() == visible[after:].sum()
+
+
 def test_too_little_room_is_refused() -> None:
+    grown = [PackedSegment(0, 0, 5, chain_parents(33), 1, 30)]
+    with pytest.raises(OptionError, match="bits"):
+        write_plan(np.zeros((3, TILE_FIELDS), dtype=np.int32), np.zeros((3, 1), dtype=np.int32), grown, 16)
     segments = [PackedSegment(0, 0, 5, [-1, 0, 0] + [1] * 40, 1)]
     with pytest.raises(OptionError, match="tiles"):
         write_plan(np.zeros((2, TILE_FIELDS), dtype=np.int32), None, segments, 16)

@@ -262,10 +262,10 @@ def test_cycles_of_random_trees_do_not_drift(dtype: str, cycles: int) -> None:
             parents = random_parents(rng, size)
             segments.append(Segment(sequence, ids_of(target, rng, size), parents, rng.choice([0, size])))
         target.forward(segments)
-        for sequence, ids, parents, _ in segments:
-            path = path_to(parents, rng.randrange(len(ids)))
-            target.keep(sequence, path)
-            texts[sequence] += [ids[node] for node in path]
+        for segment in segments:
+            path = path_to(segment.parents, rng.randrange(len(segment.parents)))
+            target.keep(segment.sequence, path)
+            texts[segment.sequence] += [segment.token_ids[node] for node in path]
     limit = 20 * torch.finfo(HALVES[dtype]).eps
     for sequence, text in texts.items():
         fresh = prefill(target, text, capacity=len(text) + 1)
@@ -313,7 +313,7 @@ def test_a_cpu_is_refused() -> None:
 def test_why_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, half = torch.device("cuda"), torch.bfloat16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    if DEVICE.type == "cpu":
+    if not torch.cuda.is_available():
         assert "Triton cannot build its launchers" in cuda.why_unavailable(SMALL, half, gpu)
         monkeypatch.setattr(cuda, "_why_not_built", lambda: "")
     assert cuda.why_unavailable(SMALL, half, gpu) == ""

@@ -71,7 +71,7 @@ class Books:
             if room == 0:
                 continue
             parents = random_parents(rng, rng.randint(1, room))
-            self.cache.reserve(sequence, len(parents))
+            self.cache.reserve(sequence, parents)
             first = extent.base + extent.length
             rows = list(range(self.last + 1, self.last + 1 + len(parents)))
             self.last = rows[-1]

@@ -98,6 +98,9 @@ def test_plain_use_has_to_be_asked_for_and_takes_chains_only() -> None:
     close_to(logits, whole[:8])
     with pytest.raises(CapabilityError, match="chains"):
         target.forward([Segment(sequence, [3, 4, 5], [-1, 0, 0], 3)])
+    target.forward([Segment(sequence, [3], [-1], 1)])
+    with pytest.raises(CapabilityError, match=f"{target.info.architecture} runs without draft trees"):
+        target.forward([Segment(sequence, [4], [0], 1, 1)])
     # Kept in part, cut and copied: the target feeds the tokens again and stays exact.
     target.forward([Segment(sequence, [text[8], 3, 4], [-1, 0, 1], 3)])
     target.keep(sequence, [0])

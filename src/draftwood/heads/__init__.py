@@ -1,6 +1,6 @@
 """Draft heads: small networks on top of a target's hidden states, their checkpoints, and what fits what."""
 
-from draftwood.heads.base import Head, TargetParts
+from draftwood.heads.base import Head
 from draftwood.heads.build import HeadModule, build_head
 from draftwood.heads.config import KINDS, HeadConfig, check_fit, default_head_config, usual_taps
 from draftwood.heads.eagle import EagleHead
@@ -9,6 +9,7 @@ from draftwood.heads.formats import FORMATS, LoadedHead, load_head, save_head
 from draftwood.heads.hydra import HydraHead
 from draftwood.heads.layers import Attend
 from draftwood.heads.medusa import MedusaHead
+from draftwood.target.base import TargetParts
 
 __all__ = [
     "FORMATS",

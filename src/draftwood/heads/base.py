@@ -14,7 +14,6 @@ of a head nor part of its state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -23,16 +22,8 @@ from torch import Tensor, nn
 from draftwood.errors import DraftwoodError, ModelError
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.layers import RMSNorm, float_logits
+from draftwood.target.base import TargetParts
 from draftwood.target.native.eager import rms_norm
-
-
-class TargetParts(NamedTuple):
-    """What heads use of their target."""
-
-    embed: Tensor  # [V, Ht]
-    norm: Tensor  # [Ht], the final norm
-    head: Tensor  # [V, Ht]
-    norm_eps: float
 
 
 class Head(nn.Module, ABC):

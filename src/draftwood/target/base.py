@@ -10,6 +10,14 @@ sequence's prefix. Nothing a forward writes is committed until ``keep`` says whi
     output = target.forward([Segment(sequence, tree.tokens, tree.parents, num_logits=len(tree))])
     target.keep(sequence, path)                            # accepted nodes, root first; the others are forgotten
     target.close(sequence)
+
+A tree may grow over several forwards. The nodes that a sequence's forwards have written since its last ``keep`` are its
+*pending tree*; a segment with ``after`` goes on behind that many of them:
+
+    target.forward([Segment(sequence, [root], [-1], num_logits=1)])
+    target.forward([Segment(sequence, children, [0, 0, 0], num_logits=3, after=1)])        # nodes 1, 2 and 3
+    target.forward([Segment(sequence, grandchildren, [1, 3], num_logits=2, after=4)])      # nodes 4 and 5
+    target.keep(sequence, [0, 3, 5])
 """
 
 from __future__ import annotations
@@ -21,6 +29,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+
+from draftwood.errors import CapabilityError
 
 if TYPE_CHECKING:
     from draftwood.target.store import Progress
@@ -35,8 +45,9 @@ class Segment(NamedTuple):
 
     sequence: int
     token_ids: Sequence[int]  # [n]
-    parents: Sequence[int]  # [n], -1 at node 0; node i sits at position prefix + depth(i)
+    parents: Sequence[int]  # [n] nodes of the whole tree, -1 at node 0; a node sits at position prefix + depth
     num_logits: int  # logits are wanted for the last that many nodes: n for a tree, 0 or n for a prompt chunk
+    after: int = 0  # so many nodes of the pending tree stay, the new ones are numbered from there; 0: a new tree
 
 
 class ForwardOutput(NamedTuple):
@@ -108,6 +119,15 @@ class TargetInfo:
     pass_sizes: tuple[int, ...] = ()  # if not empty: a pass over n positions costs what the next of these sizes costs
 
 
+class TargetParts(NamedTuple):
+    """What draft heads use of their target."""
+
+    embed: torch.Tensor  # [V, H]
+    norm: torch.Tensor  # [H], the final norm
+    head: torch.Tensor  # [V, H]
+    norm_eps: float
+
+
 class Target(ABC):
     """Runs packed trees. Implementations refuse what they cannot do when they are built, naming themselves."""
 
@@ -139,7 +159,10 @@ class Target(ABC):
 
     @abstractmethod
     def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
-        """One pass over all segments; each sequence at most once. Commits nothing."""
+        """One pass over all segments; each sequence at most once. Commits nothing.
+
+        Raises CapabilityError if a segment goes on after more nodes than are pending.
+        """
 
     def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
         """Starts a pass and goes on; the passes of ``num_lanes`` lanes may be under way at once, one each.
@@ -151,14 +174,14 @@ class Target(ABC):
 
     @abstractmethod
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
-        """Commits the nodes of the sequence's last segment that form a path from node 0; forgets the others.
+        """Commits the nodes of the sequence's pending tree that form a path from node 0; forgets the others.
 
         The nodes' keys already carry their final positions, so cache rows move and nothing is recomputed.
         """
 
     @abstractmethod
     def truncate(self, sequence: int, length: int) -> None:
-        """Forgets the committed positions from ``length`` on."""
+        """Forgets the committed positions from ``length`` on, and the pending tree."""
 
     @abstractmethod
     def fork(self, sequence: int, capacity: int) -> int:
@@ -168,6 +191,14 @@ class Target(ABC):
     def set_taps(self, layers: Sequence[int]) -> None:
         """Which hidden states every forward returns: the inputs of these layers, or ``num_layers`` for the last output
         before the final norm. Empty: none."""
+
+    def parts(self) -> TargetParts:
+        """Its embeddings and its way out, on its device."""
+        raise CapabilityError(
+            f"The target {self.info.name} does not show its embeddings",
+            got=self.info.backend,
+            next_step="Use a drafter without a head.",
+        )
 
     def set_top(self, k: int) -> None:
         """How many of the best entries of every row a forward should find by the way, 0: none. It is said before every

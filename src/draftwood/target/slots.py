@@ -1,8 +1,8 @@
 """The books of a cache: one pool of slots, handed out in contiguous extents.
 
 An extent belongs to one sequence: slots ``base .. base + capacity``. Its committed prefix comes first; the nodes of the
-tree under verification stand behind it, node i at ``base + length + i``. What lies in the slots, and how it is moved,
-is the business of the caches that derive from ``SlotBook``.
+pending tree stand behind it, node i at ``base + length + i``. What lies in the slots, and how it is moved, is the
+business of the caches that derive from ``SlotBook``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ class Extent:
     base: int
     capacity: int
     length: int = 0  # committed positions
-    pending: int = 0  # nodes of the last forward, not committed yet
+    parents: Sequence[int] = ()  # of the pending tree: nodes that are written, and not committed yet
+
+    @property
+    def pending(self) -> int:
+        return len(self.parents)
 
 
 class SlotPool:
@@ -86,17 +90,22 @@ class SlotBook(ABC):
         extent = self._extents.pop(sequence)
         self._pool.give(extent.base, extent.capacity)
 
-    def reserve(self, sequence: int, num_nodes: int) -> Extent:
-        """Makes room for nodes that are about to be written behind the prefix."""
+    def reserve(self, sequence: int, parents: Sequence[int], after: int = 0) -> Extent:
+        """Makes room for nodes that are about to be written behind the first ``after`` ones of the pending tree.
+
+        The extent's ``parents`` are those of the whole tree then; of a new one they are not copied.
+        """
         extent = self._extents[sequence]
-        if extent.length + num_nodes > extent.capacity:
+        if after:
+            parents = _continued(extent, parents, after)
+        if extent.length + len(parents) > extent.capacity:
             raise CapabilityError(
                 "The sequence outgrows its part of the cache",
-                got=f"{extent.length} committed + {num_nodes} nodes",
+                got=f"{extent.length} committed + {len(parents)} nodes",
                 allowed=f"{extent.capacity} positions",
                 next_step="Open the sequence with a larger capacity.",
             )
-        extent.pending = num_nodes
+        extent.parents = parents
         return extent
 
     def keep(self, sequence: int, nodes: Sequence[int], move: Move | None = None) -> None:
@@ -104,7 +113,7 @@ class SlotBook(ABC):
         extent = self._extents[sequence]
         if nodes and not 0 <= min(nodes) <= max(nodes) < extent.pending:
             raise CapabilityError(
-                "Only nodes of the last forward can be kept", got=list(nodes), allowed=f"0 to {extent.pending - 1}"
+                "Only nodes of the pending tree can be kept", got=list(nodes), allowed=f"0 to {extent.pending - 1}"
             )
         first = extent.base + extent.length
         start = 0
@@ -113,12 +122,12 @@ class SlotBook(ABC):
         if start < len(nodes):  # from the first gap on all move
             (move or self.move_rows)([first + node for node in nodes[start:]], first + start)
         extent.length += len(nodes)
-        extent.pending = 0
+        extent.parents = ()
 
     def truncate(self, sequence: int, length: int) -> None:
         extent = self._extents[sequence]
         extent.length = min(extent.length, length)
-        extent.pending = 0
+        extent.parents = ()
 
     def fork(self, sequence: int, capacity: int, move: Move | None = None) -> int:
         source = self._extents[sequence]
@@ -132,3 +141,15 @@ class SlotBook(ABC):
         if source.length:
             (move or self.move_rows)(list(range(source.base, source.base + source.length)), extent.base)
         return copy
+
+
+def _continued(extent: Extent, parents: Sequence[int], after: int) -> Sequence[int]:
+    """The parents of the whole tree."""
+    if not 0 <= after <= extent.pending:
+        raise CapabilityError(
+            "A tree can only go on after nodes that are pending",
+            got=f"after {after} nodes",
+            allowed=f"0 to {extent.pending}",
+            next_step="Run the missing nodes first; keep and truncate forget the pending tree.",
+        )
+    return [*extent.parents[:after], *parents]

@@ -76,7 +76,7 @@ class PackedRow(NamedTuple):
 
 
 def pack(segments: Sequence[Segment], cache: SlotCache) -> PackedRow:
-    """Lays the segments side by side and reserves their slots: each sequence's nodes stand right behind its prefix."""
+    """Lays the segments side by side and reserves their slots: each sequence's tree stands right behind its prefix."""
     token_ids: list[int] = []
     wanted: list[int] = []
     node_slots: list[int] = []
@@ -85,17 +85,18 @@ def pack(segments: Sequence[Segment], cache: SlotCache) -> PackedRow:
     key_positions: list[int] = []
     blocks: list[npt.NDArray[np.bool_]] = []
     for segment in segments:
-        size = len(segment.token_ids)
-        extent = cache.reserve(segment.sequence, size)
-        own_positions = [extent.length + depth for depth in depths_of(segment.parents)]
+        size, after = len(segment.token_ids), segment.after
+        extent = cache.reserve(segment.sequence, segment.parents, after)
+        tree_positions = [extent.length + depth for depth in depths_of(extent.parents)]
         wanted.extend(range(len(token_ids) + size - segment.num_logits, len(token_ids) + size))
         token_ids.extend(segment.token_ids)
-        positions.extend(own_positions)
-        first_node = extent.base + extent.length
+        positions.extend(tree_positions[after:])
+        first_node = extent.base + extent.length + after
         node_slots.extend(range(first_node, first_node + size))
         key_slots.extend(range(extent.base, first_node + size))
-        key_positions.extend([*range(extent.length), *own_positions])
-        blocks.append(np.pad(ancestor_mask(segment.parents), ((0, 0), (extent.length, 0)), constant_values=True))
+        key_positions.extend([*range(extent.length), *tree_positions])
+        own_mask = ancestor_mask(extent.parents)[after:]  # [n, after + n]
+        blocks.append(np.pad(own_mask, ((0, 0), (extent.length, 0)), constant_values=True))
     return PackedRow(
         token_ids,
         np.array(positions, dtype=np.int64),

@@ -106,10 +106,10 @@ class PlainTarget(Target):
 
     def _check(self, segment: Segment) -> None:
         held = self._sequences[segment.sequence]
-        if not is_chain(segment.parents):
+        if segment.after or not is_chain(segment.parents):
             raise CapabilityError(
                 f"{self.info.architecture} runs without draft trees: it takes chains of committed tokens only",
-                got=f"a tree of {len(segment.parents)} nodes",
+                got=f"a tree of {segment.after + len(segment.parents)} nodes",
                 next_step="Use the drafter 'plain' with this model.",
             )
         if len(held.tokens) + len(segment.token_ids) > held.capacity:

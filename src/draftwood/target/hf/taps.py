@@ -27,6 +27,8 @@ class LayerTaps:
         self._seen: dict[int, torch.Tensor] = {}
 
     def set(self, layers: Sequence[int]) -> None:
+        if tuple(layers) == self._chosen:
+            return
         for handle in self._handles:
             handle.remove()
         self._handles, self._seen, self._chosen = [], {}, ()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from draftwood.errors import CapabilityError, MissingExtraError, ModelError
-from draftwood.target.base import ForwardOutput, Segment, Target
+from draftwood.target.base import ForwardOutput, Segment, Target, TargetParts
 from draftwood.target.hf.cache import CacheView, PackedRow, SlotCache, pack
 from draftwood.target.hf.info import describe
 from draftwood.target.hf.masks import Reach, additive_masks, mask_styles, obstacles, reaches, small_windows
@@ -157,6 +157,16 @@ class HFTarget(Target):
 
     def set_taps(self, layers: Sequence[int]) -> None:
         self._taps.set(layers)
+
+    def parts(self) -> TargetParts:
+        names = ("get_input_embeddings", "get_output_embeddings")
+        embed, head = (getattr(getattr(self._model, name)(), "weight", None) for name in names)
+        decoder = getattr(self._model, "model", None)
+        norm = getattr(decoder, "norm", None)
+        eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+        if embed is None or head is None or eps is None or getattr(norm, "bias", None) is not None:
+            return super().parts()
+        return TargetParts(embed.detach(), norm.weight.detach(), head.detach(), float(eps))  # type: ignore[union-attr]
 
     def _check_positions(self, row: PackedRow) -> None:
         """Learned positions end at the context length: on a GPU, one row too far would end the process."""

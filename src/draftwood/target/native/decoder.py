@@ -19,9 +19,25 @@ class PackedSegment(NamedTuple):
 
     start: int  # its first row in the packed batch
     base: int  # first cache slot of the sequence
-    prefix_len: int  # committed positions; node i is written to slot base + prefix_len + i
-    parents: Sequence[int]  # [n], indices inside the segment, -1 at node 0
+    prefix_len: int  # committed positions; node i of the tree is written to slot base + prefix_len + i
+    parents: Sequence[int]  # [after + n] of the whole pending tree, -1 at node 0
     num_logits: int
+    after: int = 0  # nodes that earlier passes have written; the others are the segment's own
+
+    @property
+    def size(self) -> int:
+        """Its rows: the nodes that this pass writes."""
+        return len(self.parents) - self.after
+
+    @property
+    def rows(self) -> slice:
+        """Its rows in the packed batch."""
+        return slice(self.start, self.start + self.size)
+
+    @property
+    def first_slot(self) -> int:
+        """Where its first own node is written."""
+        return self.base + self.prefix_len + self.after
 
 
 class PackedBatch(NamedTuple):
@@ -32,11 +48,11 @@ class PackedBatch(NamedTuple):
 
     def positions(self) -> list[int]:
         """[N] Where each node stands in its sequence's text."""
-        return [s.prefix_len + depth for s in self.segments for depth in depths_of(s.parents)]
+        return [s.prefix_len + depth for s in self.segments for depth in depths_of(s.parents)[s.after :]]
 
     def logit_rows(self) -> list[int]:
         """[R] The rows whose logits are wanted, ascending."""
-        ends = [(s.start + len(s.parents), s.num_logits) for s in self.segments]
+        ends = [(s.rows.stop, s.num_logits) for s in self.segments]
         return [row for end, wanted in ends for row in range(end - wanted, end)]
 
 
@@ -64,7 +80,8 @@ def pack(segments: Sequence[Segment], cache: KVCache) -> PackedBatch:
     token_ids: list[int] = []
     packed: list[PackedSegment] = []
     for segment in segments:
-        extent = cache.reserve(segment.sequence, len(segment.token_ids))
-        packed.append(PackedSegment(len(token_ids), extent.base, extent.length, segment.parents, segment.num_logits))
-        token_ids.extend(segment.token_ids)
+        sequence, own_ids, parents, num_logits, after = segment
+        extent = cache.reserve(sequence, parents, after)
+        packed.append(PackedSegment(len(token_ids), extent.base, extent.length, extent.parents, num_logits, after))
+        token_ids.extend(own_ids)
     return PackedBatch(token_ids, packed)

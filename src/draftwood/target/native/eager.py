@@ -6,6 +6,8 @@ calls of torch it has no slow corner for grouped heads under an arbitrary mask.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
@@ -36,13 +38,13 @@ class EagerDecoder(Decoder):
         config = self._config
         ids = torch.tensor(batch.token_ids, device=self._device)  # [N]
         cos, sin = self._rotation(batch.positions())  # [N, 1, D] each
-        biases = [self._bias(segment) for segment in batch.segments]
+        attend = CacheAttention(self._cache, batch.segments, config.sliding_window)
         taps: dict[int, torch.Tensor] = {}
         hidden = F.embedding(ids, self._weights.embed)  # [N, H]
         for index, layer in enumerate(self._weights.layers):
             if index in tap_layers:
                 taps[index] = hidden
-            hidden = hidden + self._attention(index, layer, hidden, cos, sin, batch.segments, biases)
+            hidden = hidden + self._attention(index, layer, hidden, cos, sin, attend)
             hidden = hidden + _feed_forward(layer, hidden, config.norm_eps)
         if config.num_layers in tap_layers:
             taps[config.num_layers] = hidden
@@ -61,8 +63,7 @@ class EagerDecoder(Decoder):
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        segments: list[PackedSegment],
-        biases: list[torch.Tensor],
+        attend: CacheAttention,
     ) -> torch.Tensor:
         config = self._config
         normed = rms_norm(hidden, layer.input_norm, config.norm_eps)
@@ -73,36 +74,8 @@ class EagerDecoder(Decoder):
             key = rms_norm(key, layer.k_norm, config.norm_eps)
         query = rotate(query, cos, sin)  # [N, heads, D]
         key = rotate(key, cos, sin)  # [N, kv_heads, D]
-        mixed = torch.empty_like(query)
-        for segment, bias in zip(segments, biases, strict=True):
-            rows = slice(segment.start, segment.start + len(segment.parents))
-            keys, values = self._write(index, segment, key[rows], value[rows])
-            mixed[rows] = grouped_attention(query[rows], keys, values, bias)
+        mixed = attend(index, query, key, value)
         return F.linear(mixed.flatten(1), dense(layer.o, mixed.dtype), layer.o_bias)
-
-    def _write(
-        self, index: int, segment: PackedSegment, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the nodes behind the prefix; returns all the segment may look at, ``[kv_heads, S, D]``."""
-        first = segment.base + segment.prefix_len
-        end = first + len(segment.parents)
-        keys, values = self._cache.keys[index], self._cache.values[index]
-        keys[:, first:end] = key.transpose(0, 1)
-        values[:, first:end] = value.transpose(0, 1)
-        return keys[:, segment.base : end], values[:, segment.base : end]
-
-    def _bias(self, segment: PackedSegment) -> torch.Tensor:
-        """0 where a node may look, -inf elsewhere, ``[n, prefix + n]``."""
-        size = len(segment.parents)
-        visible = torch.ones(size, segment.prefix_len + size, dtype=torch.bool)
-        visible[:, segment.prefix_len :] = torch.from_numpy(ancestor_mask(segment.parents))
-        window = self._config.sliding_window
-        if window is not None:
-            own = segment.prefix_len + torch.tensor(depths_of(segment.parents))  # [n]
-            there = torch.cat([torch.arange(segment.prefix_len), own])  # [prefix + n]
-            visible &= own[:, None] - there[None, :] < window
-        bias = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
-        return bias.to(self._device)
 
     def _rotation(self, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         at = torch.tensor(positions, device=self._device, dtype=torch.float32)  # [N]
@@ -121,6 +94,46 @@ class EagerDecoder(Decoder):
             return torch.mm(normed, head.t(), out_dtype=torch.float32)
         parts = [F.linear(normed.float(), rows.float()) for rows in torch.split(head, HEAD_ROWS)]
         return torch.cat(parts, dim=-1)
+
+
+class CacheAttention:
+    """Tree attention of a packed batch over a cache, which it also writes: one layer after the other is asked for."""
+
+    def __init__(self, cache: KVCache, segments: Sequence[PackedSegment], window: int | None = None) -> None:
+        self._cache = cache
+        self._segments = segments
+        self._biases = [_bias(segment, window).to(cache.keys.device) for segment in segments]
+
+    def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """``query [N, heads, D]`` and ``key, value [N, kv_heads, D]`` of the packed rows -> ``[N, heads, D]``."""
+        mixed = torch.empty_like(query)
+        for segment, bias in zip(self._segments, self._biases, strict=True):
+            rows = segment.rows
+            keys, values = self._write(layer, segment, key[rows], value[rows])
+            mixed[rows] = grouped_attention(query[rows], keys, values, bias)
+        return mixed
+
+    def _write(
+        self, layer: int, segment: PackedSegment, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the segment's own nodes; returns all the segment may look at, ``[kv_heads, S, D]``."""
+        first = segment.first_slot
+        end = first + segment.size
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        keys[:, first:end] = key.transpose(0, 1)
+        values[:, first:end] = value.transpose(0, 1)
+        return keys[:, segment.base : end], values[:, segment.base : end]
+
+
+def _bias(segment: PackedSegment, window: int | None) -> torch.Tensor:
+    """0 where one of its own nodes may look, -inf elsewhere, ``[n, prefix + after + n]``."""
+    visible = torch.ones(segment.size, segment.prefix_len + len(segment.parents), dtype=torch.bool)
+    visible[:, segment.prefix_len :] = torch.from_numpy(ancestor_mask(segment.parents))[segment.after :]
+    if window is not None:
+        nodes = segment.prefix_len + torch.tensor(depths_of(segment.parents))  # [after + n]
+        there = torch.cat([torch.arange(segment.prefix_len), nodes])  # [prefix + after + n]
+        visible &= nodes[segment.after :, None] - there[None, :] < window
+    return torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -7,31 +7,51 @@ when the target is built: a fused one on a CPU with a C compiler and on a GPU wi
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.target.base import USUAL_TOP, Flight, ForwardOutput, Segment, Target, TargetInfo, chain_parents
+from draftwood.target.base import (
+    USUAL_TOP,
+    Flight,
+    ForwardOutput,
+    Segment,
+    Target,
+    TargetInfo,
+    TargetParts,
+    chain_parents,
+)
 from draftwood.target.cache import KVCache
 from draftwood.target.native import cuda
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cpu import CpuDecoder
 from draftwood.target.native.decoder import Decoder, pack
 from draftwood.target.native.eager import EagerDecoder
-from draftwood.target.native.quantize import format_of
-from draftwood.target.native.weights import LayersRead, Weights, load_weights
+from draftwood.target.native.quantize import Matrix, dense, format_of
+from draftwood.target.native.weights import LayersRead, Weights, load_parts, load_weights
 from draftwood.target.store import Progress, report
 from draftwood.target.toprows import KERNEL_MOST
 
 
 class NativeTarget(Target):
     def __init__(
-        self, name: str, config: ModelConfig, weights: Weights, cache_tokens: int, *, backend: str = "auto"
+        self,
+        name: str,
+        config: ModelConfig,
+        weights: Weights,
+        cache_tokens: int,
+        *,
+        backend: str = "auto",
+        read_parts: Callable[[], TargetParts] | None = None,
     ) -> None:
+        """``read_parts``: where embeddings and head can be had again, so that they need not be kept."""
         dtype, device = weights.embed.dtype, weights.embed.device
         num_parameters, quantize = weights.num_parameters(), format_of(weights.head)
+        # For draft heads. A decoder may take the weights apart, so they are held here, or read again when needed.
+        self._parts = read_parts or partial(_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
         self._decoder = _decoder(config, weights, self._cache, backend)
         self._taps: tuple[int, ...] = ()
@@ -69,7 +89,9 @@ class NativeTarget(Target):
         quantize: str | None = None,
     ) -> NativeTarget:
         weights = load_weights(folder, config, dtype, device, progress, quantize)
-        return cls(name, config, weights, cache_tokens, backend=backend)
+        packs = device.type == "cpu"  # that decoder does
+        read_parts = partial(load_parts, folder, config, dtype, device) if packs else None
+        return cls(name, config, weights, cache_tokens, backend=backend, read_parts=read_parts)
 
     @property
     def cache(self) -> KVCache:
@@ -114,6 +136,9 @@ class NativeTarget(Target):
                 raise OptionError("No such layer to tap", got=layer, allowed=f"0 to {self.info.num_layers}")
         self._taps = tuple(layers)
 
+    def parts(self) -> TargetParts:
+        return self._parts()
+
     def set_top(self, k: int) -> None:
         self._decoder.num_best = k if k <= min(KERNEL_MOST, self.info.vocab_size) else 0
 
@@ -131,6 +156,10 @@ class NativeTarget(Target):
         finally:
             self.close(sequence)
         report(progress, "preparing the GPU", len(sizes), len(sizes))
+
+
+def _parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps: float) -> TargetParts:
+    return TargetParts(embed, norm, dense(head, embed.dtype), norm_eps)
 
 
 def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from draftwood.errors import ModelError
+from draftwood.target.base import TargetParts
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.quantize import Matrix, quantized, stored
 
@@ -67,6 +68,16 @@ def load_weights(
         lookup, names = _open(folder, stack)
         _check_names(names, config, folder)
         return assemble(config, lambda name: lookup(name).to(device=device, dtype=dtype), progress, quantize)
+
+
+def load_parts(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetParts:
+    """What draft heads use, read anew: the fused CPU decoder has packed its own."""
+    with ExitStack() as stack:
+        lookup, _ = _open(folder, stack)
+        names = ["model.embed_tokens.weight", "model.norm.weight"]
+        names.append(names[0] if config.tied_embeddings else "lm_head.weight")
+        embed, norm, head = (lookup(name).to(device=device, dtype=dtype) for name in names)
+    return TargetParts(embed, norm, embed if config.tied_embeddings else head, config.norm_eps)
 
 
 def assemble(

@@ -27,6 +27,7 @@ typedef struct {
 
 typedef struct {
     long segment, row, rows; /* rows of the packed batch */
+    const Context *context; /* [rows] */
     long first_block, end_block;
     long partial; /* where its partial results begin, in units of one query's */
 } Unit;
@@ -34,7 +35,6 @@ typedef struct {
 typedef struct {
     const Model *model;
     const Segment *segment;
-    const Context *context; /* [rows] */
     const Unit *unit; /* without the key head: each stands for kv_heads units */
     const char *keys, *values; /* of this layer */
     const float *qkv;
@@ -171,13 +171,14 @@ static Tile gather_block(const Attention *job, const Workspace *w, const char *k
     return (Tile){(const char *)w->keys, (const char *)w->values, FLOAT32, count};
 }
 
-/* Whether a whole block that lies straight can be read where it is: expanding it pays for many queries only. */
-INLINE int in_place(const Attention *job, const Unit *unit, long block) {
+/* Whether a whole block that lies straight can be read where it is: expanding it pays for many queries only. `fewest`:
+ * rows that are computed at a time, at least; fewer take more panels at once, a multiple of what more rows take. */
+INLINE int in_place(const Attention *job, const Unit *unit, long block, long fewest) {
     const Model *m = job->model;
-    const long queries = unit->rows * (m->heads / m->kv_heads), panels = m->head_dim / PANEL;
+    const long group = m->heads / m->kv_heads, queries = unit->rows * group, panels = m->head_dim / PANEL;
     const long behind = job->segment[unit->segment].base + (block + 1) * BLOCK; /* products load one row ahead */
     if (attends_in_tiles(m) || m->head_dim % PANEL || behind >= m->slots) return 0;
-    return m->cache_type == FLOAT32 || (queries <= MAX_ROWS && panels % WIDE_PANELS(queries) == 0);
+    return m->cache_type == FLOAT32 || (queries <= MAX_ROWS && panels % WIDE_PANELS(fewest * group) == 0);
 }
 
 /* Four sums over lanes at once, each in the order of sum_lanes. */
@@ -299,7 +300,7 @@ static void attend_block(const Attention *job, const Workspace *w, const Unit *u
     const float *scored = tiles ? (const float *)((const bf16 *)w->queries + query * head) : w->queries + query * head;
     score_all(queries, scored, tile, head, padded, w->weights);
     for (long q = 0; q < queries; q++) {
-        const long length = job->context[unit->row + row + q / group].length, first = block * BLOCK;
+        const long length = unit->context[row + q / group].length, first = block * BLOCK;
         const long low = m->window ? max_long(0, length - m->window - first) : 0;
         float *to = partial + (query + q) * size + head;
         soften(w->weights + q * BLOCK, min_long(low, tile->count), min_long(tile->count, length - first), padded, to,
@@ -321,18 +322,20 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
             __builtin_prefetch(values + (block + 1) * bytes + line, 0, 2);
         }
     }
-    long shared_end = 0;
+    long shared_end = 0, sharing = 0;
     const Context *longest = NULL;
     for (long r = 0; r < unit->rows; r++) {
-        const Context *context = job->context + unit->row + r;
+        const Context *context = unit->context + r;
         const long end = min_long(first + BLOCK, context->length);
+        sharing += end <= context->straight && end > first;
         if (end <= context->straight && end > shared_end) {
             shared_end = end;
             longest = context;
         }
     }
     Tile tile = {0};
-    if (shared_end == first + BLOCK && in_place(job, unit, block)) {
+    const long fewest = sharing == unit->rows ? unit->rows : 1;
+    if (shared_end == first + BLOCK && in_place(job, unit, block, fewest)) {
         const long bytes = first * m->head_dim * type_size(m->cache_type);
         tile = (Tile){keys + bytes, values + bytes, m->cache_type, BLOCK};
     } else if (shared_end > first) {
@@ -340,14 +343,14 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
     }
     for (long r = 0, run; r < unit->rows; r += run) { /* runs of rows that share */
         for (run = 0; r + run < unit->rows; run++) {
-            const Context *context = job->context + unit->row + r + run;
+            const Context *context = unit->context + r + run;
             if (min_long(first + BLOCK, context->length) > context->straight || context->length <= first) break;
         }
         if (run) attend_block(job, w, unit, r, run, block, &tile, partial);
         else run = 1;
     }
     for (long r = 0; r < unit->rows; r++) {
-        const Context *context = job->context + unit->row + r;
+        const Context *context = unit->context + r;
         const long end = min_long(first + BLOCK, context->length);
         if (end <= first) {
             for (long q = r * group; q < (r + 1) * group; q++) partial[q * size + head + 1] = 0.0f;

@@ -5,17 +5,19 @@
 #include "attention.h"
 #include "run.h"
 
-/* Lengths and straight parts; the bends need memory that depends on these. */
+/* Lengths and straight parts; the bends need memory that depends on these. Nodes of earlier passes have contexts too:
+ * those of their descendants begin with them. */
 static void measure_contexts(Run *run) {
     const Batch *b = run->batch;
     run->num_bends = 0;
     for (long s = 0; s < b->segments; s++) {
         const Segment *segment = b->segment + s;
-        for (long i = 0; i < segment->size; i++) {
-            const long parent = b->parents[segment->start + i];
-            Context *own = run->context + segment->start + i;
+        const int64_t *parents = b->parents + segment->first;
+        Context *context = run->context + segment->first;
+        for (long i = 0; i < segment->after + segment->size; i++) {
+            Context *own = context + i;
             const Context root = {segment->prefix, segment->prefix, NULL};
-            const Context *up = parent < 0 ? &root : run->context + segment->start + parent;
+            const Context *up = parents[i] < 0 ? &root : context + parents[i];
             const int straight = up->straight == up->length && segment->prefix + i == up->length;
             own->length = up->length + 1;
             own->straight = straight ? own->length : up->straight;
@@ -29,13 +31,15 @@ static void trace_bends(Run *run) {
     int32_t *next = run->bends;
     for (long s = 0; s < b->segments; s++) {
         const Segment *segment = b->segment + s;
-        for (long i = 0; i < segment->size; i++) {
-            Context *own = run->context + segment->start + i;
-            const long parent = b->parents[segment->start + i], count = own->length - own->straight;
+        const int64_t *parents = b->parents + segment->first;
+        Context *context = run->context + segment->first;
+        for (long i = 0; i < segment->after + segment->size; i++) {
+            Context *own = context + i;
+            const long count = own->length - own->straight;
             own->bends = next;
             if (!count) continue;
             if (count > 1) /* the parent is bent too */
-                memcpy(next, run->context[segment->start + parent].bends, (size_t)(count - 1) * sizeof(*next));
+                memcpy(next, context[parents[i]].bends, (size_t)(count - 1) * sizeof(*next));
             next[count - 1] = (int32_t)(segment->prefix + i);
             next += count;
         }
@@ -59,9 +63,10 @@ static void list_units(Run *run) {
             unit->segment = s;
             unit->row = segment->start + row;
             unit->rows = min_long(unit_rows(m), segment->size - row);
+            unit->context = run->context + segment->first + segment->after + row;
             for (long r = 0; r < unit->rows; r++) {
-                shortest = min_long(shortest, run->context[unit->row + r].length);
-                longest = max_long(longest, run->context[unit->row + r].length);
+                shortest = min_long(shortest, unit->context[r].length);
+                longest = max_long(longest, unit->context[r].length);
             }
             unit->first_block = m->window ? max_long(0, shortest - m->window) / BLOCK : 0;
             unit->end_block = (longest + BLOCK - 1) / BLOCK;

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -95,7 +95,9 @@ class CpuDecoder(Decoder):
         tapped = torch.empty(rows, len(tap_layers) * config.hidden_size)
         token_ids = np.array(batch.token_ids, dtype=np.int64)
         positions = np.array(batch.positions(), dtype=np.int64)
-        parents = np.fromiter(chain.from_iterable(s.parents for s in batch.segments), dtype=np.int64, count=rows)
+        trees = [segment.parents for segment in batch.segments]
+        firsts = list(accumulate(map(len, trees), initial=0))
+        parents = np.fromiter(chain.from_iterable(trees), dtype=np.int64, count=firsts[-1])
         taps = np.array(tap_layers, dtype=np.int64)
         if rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < config.vocab_size:
             raise OptionError(
@@ -104,10 +106,14 @@ class CpuDecoder(Decoder):
                 allowed=f"0 to {config.vocab_size - 1}",
             )
         segments = (Segment * len(batch.segments))(
-            *[Segment(s.start, s.base, s.prefix_len, len(s.parents), s.num_logits) for s in batch.segments]
+            *[
+                Segment(s.start, s.base, s.prefix_len, first, s.after, s.size, s.num_logits)
+                for s, first in zip(batch.segments, firsts, strict=False)
+            ]
         )
         record = Batch(
             rows=rows,
+            nodes=firsts[-1],
             segments=len(batch.segments),
             taps=len(tap_layers),
             wanted=wanted,

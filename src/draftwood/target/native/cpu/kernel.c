@@ -36,7 +36,7 @@ static void multiply(Run *run, const Matrix *matrix, const float *input, long in
 static void attend(Run *run) {
     const Model *m = run->model;
     const long plane = run->layer * m->kv_heads * m->slots * m->head_dim * type_size(m->cache_type);
-    Attention job = {.model = m, .segment = run->batch->segment, .context = run->context, .unit = run->unit,
+    Attention job = {.model = m, .segment = run->batch->segment, .unit = run->unit,
                      .keys = (const char *)m->keys + plane, .values = (const char *)m->values + plane,
                      .qkv = run->qkv, .qkv_stride = row_stride((m->heads + 2 * m->kv_heads) * m->head_dim),
                      .out = run->mixed, .out_stride = row_stride(m->heads * m->head_dim),
@@ -128,7 +128,7 @@ static void run_all(Run *run) {
 int draftwood_forward(const Model *model, const Batch *batch, int threads) {
     Run run = {.model = model, .batch = batch};
     run.threads = pool_begin(threads);
-    run.context = malloc((size_t)batch->rows * sizeof(Context));
+    run.context = malloc((size_t)batch->nodes * sizeof(Context));
     const int ready = run.context && prepare(&run);
     if (ready) run_all(&run);
     free(run.context);

@@ -39,12 +39,15 @@ typedef struct {
 } Model;
 
 typedef struct {
-    int64_t start, base, prefix, size, wanted; /* as PackedSegment, wanted = num_logits */
+    int64_t start, base, prefix; /* as PackedSegment */
+    int64_t first; /* where its tree begins in the parents of all trees */
+    int64_t after, size, wanted; /* nodes of earlier passes, its own, those whose logits are wanted */
 } Segment;
 
 typedef struct {
-    int64_t rows, segments, taps, wanted; /* wanted: rows that go through the head */
-    const int64_t *token_ids, *positions, *parents; /* [rows] */
+    int64_t rows, nodes, segments, taps, wanted; /* nodes: of all trees; wanted: rows that go through the head */
+    const int64_t *token_ids, *positions; /* [rows] */
+    const int64_t *parents; /* [nodes] */
     const Segment *segment; /* [segments] */
     const int64_t *tap_layers; /* [taps] */
     float *logits; /* [wanted, vocab] */

@@ -49,12 +49,21 @@ class Model(Structure):
 
 
 class Segment(Structure):
-    _fields_ = (("start", c_int64), ("base", c_int64), ("prefix", c_int64), ("size", c_int64), ("wanted", c_int64))
+    _fields_ = (
+        ("start", c_int64),
+        ("base", c_int64),
+        ("prefix", c_int64),
+        ("first", c_int64),
+        ("after", c_int64),
+        ("size", c_int64),
+        ("wanted", c_int64),
+    )
 
 
 class Batch(Structure):
     _fields_ = (
         ("rows", c_int64),
+        ("nodes", c_int64),
         ("segments", c_int64),
         ("taps", c_int64),
         ("wanted", c_int64),

@@ -108,7 +108,7 @@ INLINE void write_cache(void *cache, long type, long at, const float *from, long
 static long slot_of(const Batch *b, long row) {
     long s = 0;
     while (row >= b->segment[s].start + b->segment[s].size) s++;
-    return b->segment[s].base + b->segment[s].prefix + row - b->segment[s].start;
+    return b->segment[s].base + b->segment[s].prefix + b->segment[s].after + row - b->segment[s].start;
 }
 
 /* Norms and turns the row's queries and keys; its keys and values go to the cache. */

@@ -19,7 +19,7 @@ typedef struct {
     float *qkv, *mixed, *gated; /* [rows][stride of their width] */
     float *cosine, *sine; /* [rows][half] */
     int64_t *wanted_rows; /* [wanted] */
-    Context *context; /* [rows] */
+    Context *context; /* [nodes] */
     int32_t *bends; /* [num_bends] */
     long num_bends;
     Unit *unit; /* [units] */

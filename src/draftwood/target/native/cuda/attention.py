@@ -3,7 +3,8 @@
 One program takes the nodes of a query tile with all query heads that share a key head, and walks along a range of the
 keys: the sequence's prefix in the cache, then the nodes up to the tile's last one. A node sees the whole prefix (or the
 part inside its window); among the nodes it sees those in its ancestor bits, in a chain all before it. Nodes stand in
-topological order: nothing behind the tile's last node matters.
+topological order: nothing behind the tile's last node matters. Nodes of the tree that earlier passes have written lie
+in the cache, between the prefix and the others.
 
 Where it is told how (``Rotation``), it takes queries, keys and values as the projection left them, turns them by their
 positions, and puts the keys and values of its own nodes into the cache. Else they lie there already, and queries have
@@ -193,12 +194,14 @@ def _attend(
     prefix = tl.load(fields + 3)
     segment_row = tl.load(fields + 4)
     chain = tl.load(fields + 5)
+    earlier = tl.load(fields + 6)  # nodes of earlier passes
     if nodes == 0:
         return
     before = first_row - segment_row  # nodes of the segment in front of the tile
     first_block = _first_block(positions, first_row, nodes, prefix, WINDOW, BLOCK_M, BLOCK_S)
     prefix_blocks = tl.cdiv(prefix, BLOCK_S)
-    last_block = prefix_blocks + tl.cdiv(before + nodes, BLOCK_N)
+    cached_blocks = prefix_blocks + tl.cdiv(earlier, BLOCK_N)
+    last_block = cached_blocks + tl.cdiv(before + nodes, BLOCK_N)
     size, used_ranges = _ranges(first_block, last_block, SPLITS, MIN_BLOCKS)
     if split >= used_ranges:
         return
@@ -241,8 +244,20 @@ def _attend(
         if (block + 1) * BLOCK_S > prefix:
             scores = tl.where((at < prefix)[None, :], scores, float("-inf"))
         mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
-    for block in range(tl.maximum(low, prefix_blocks), high):
+    cached = prefix + earlier
+    for block in range(tl.maximum(low, prefix_blocks), tl.minimum(high, cached_blocks)):
         first_node = (block - prefix_blocks) * BLOCK_N
+        at = first_node + tl.arange(0, BLOCK_N)
+        key = _rows(keys, prefix + at, cached, depth, slot_stride, D)
+        value = _rows(values, prefix + at, cached, depth, slot_stride, D)
+        scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
+        first_bit = (W - tl.cdiv(earlier, BITS)) * BITS  # theirs are the last words
+        every = tl.full((BLOCK_M,), BITS * W, tl.int32)
+        seen = _seen_nodes(words, first_bit + first_node, first_bit + at, every, used, row, chain, W, SPAN, BITS)
+        scores = tl.where(seen, scores, float("-inf"))
+        mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
+    for block in range(tl.maximum(low, cached_blocks), high):
+        first_node = (block - cached_blocks) * BLOCK_N
         at = first_node + tl.arange(0, BLOCK_N)
         there = at < before + nodes
         if WINDOW > 0 or ROTATES:
@@ -256,12 +271,12 @@ def _attend(
             raw_values = raw + tl.num_programs(1) * D + depth[None, :]
             value = tl.load(raw_values, mask=there[:, None] & (depth < D)[None, :], other=0.0)
             own = (there & (at >= before))[:, None] & (depth < D)[None, :]  # each tile keeps its own nodes
-            slots = (prefix + at)[:, None] * slot_stride + depth[None, :]
+            slots = (cached + at)[:, None] * slot_stride + depth[None, :]
             tl.store(keys + slots, key, mask=own)
             tl.store(values + slots, value, mask=own)
         else:
-            key = _rows(keys, prefix + at, prefix + before + nodes, depth, slot_stride, D)
-            value = _rows(values, prefix + at, prefix + before + nodes, depth, slot_stride, D)
+            key = _rows(keys, cached + at, cached + before + nodes, depth, slot_stride, D)
+            value = _rows(values, cached + at, cached + before + nodes, depth, slot_stride, D)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
         seen = _seen_nodes(words, first_node, at, before + node, used, row, chain, W, SPAN, BITS)
         if WINDOW > 0:
@@ -306,7 +321,8 @@ def _merge_parts(
     prefix = tl.load(fields + 3)
     before = first_row - tl.load(fields + 4)
     first_block = _first_block(positions, first_row, nodes, prefix, WINDOW, BLOCK_M, BLOCK_S)
-    last_block = tl.cdiv(prefix, BLOCK_S) + tl.cdiv(before + nodes, BLOCK_N)
+    earlier = tl.load(fields + 6)
+    last_block = tl.cdiv(prefix, BLOCK_S) + tl.cdiv(earlier, BLOCK_N) + tl.cdiv(before + nodes, BLOCK_N)
     _, used_ranges = _ranges(first_block, last_block, SPLITS, MIN_BLOCKS)
     wait_for_input(PDL)
     if first < nodes * G and used_ranges > 1:

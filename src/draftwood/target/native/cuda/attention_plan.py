@@ -18,8 +18,11 @@ from draftwood.tree.layout import is_chain
 
 Ints = npt.NDArray[np.int32]
 
-TILE_FIELDS = 6  # first packed row, nodes, base slot, prefix length, first packed row of the segment, is it a chain
+# First packed row, nodes, base slot, prefix length, first packed row of the segment, is it a new chain, nodes of its
+# tree that earlier passes have written.
+TILE_FIELDS = 7
 WORD_BITS = 32
+LEAST_WORDS = 5  # of a row, in passes of few rows too: bits for 128 nodes of earlier passes, and one word for new ones
 MERGE_REGISTERS = 8192  # float32 values of partial results that a merging program holds at a time
 MERGE_IN_PLACE = 64 * 1024  # bytes of partial results that one program merges sooner than a second kernel starts
 MOST_SPLITS = 16
@@ -92,48 +95,66 @@ def scratch_size(config: AttentionConfig, num_tiles: int, num_kv_heads: int, hea
     return programs * config.splits * config.block_m * (head_dim + 2), programs
 
 
-def write_plan(tiles: Ints, words: Ints | None, segments: Sequence[PackedSegment], nodes_per_tile: int) -> None:
+def words_per_row(num_rows: int) -> int:
+    """Ancestor words that the rows of a pass have, if they are so many."""
+    return max(LEAST_WORDS, -(-num_rows // WORD_BITS))
+
+
+def bits_needed(segment: PackedSegment) -> int:
+    """Bits of a row of the segment, if it is no new chain: nodes of earlier passes have words of their own."""
+    return segment.size + -(-segment.after // WORD_BITS) * WORD_BITS
+
+
+def write_plan(
+    tiles: Ints, words: Ints | None, segments: Sequence[PackedSegment], nodes_per_tile: int, window: int = 0
+) -> None:
     """Fills ``tiles [T, TILE_FIELDS]`` and the rows of the segments in ``words [N, W]``.
 
     Tiles behind the last one in use have no nodes. Bit j of word w of a row says that node 32*w + j of its segment is
-    visible; rows of chains need no words and have zeros.
+    visible, that is, an ancestor in the window (0: of any length). Nodes of earlier passes have the last words, as many
+    as they need. Rows of new chains need no words and have zeros.
     """
-    chains = [is_chain(segment.parents) for segment in segments]
+    chains = [segment.after == 0 and is_chain(segment.parents) for segment in segments]
     rows = _tiles(segments, chains, nodes_per_tile)
     if len(rows) > len(tiles):
         raise OptionError("the packed batch has more tiles than there is room for", got=len(rows), allowed=len(tiles))
     tiles[: len(rows)] = rows
     tiles[len(rows) :] = 0
     if words is not None:
-        packed = np.frombuffer(_ancestor_bits(segments, chains, words.shape[1] * 4), dtype="<i4")
+        packed = np.frombuffer(_ancestor_bits(segments, chains, words.shape[1] * 4, window), dtype="<i4")
         words[: len(packed) // words.shape[1]] = packed.reshape(-1, words.shape[1])
 
 
 def _tiles(segments: Sequence[PackedSegment], chains: list[bool], nodes_per_tile: int) -> list[tuple[int, ...]]:
     rows: list[tuple[int, ...]] = []
     for segment, chain in zip(segments, chains, strict=True):
-        start, base, prefix_len, parents, _ = segment
-        end = start + len(parents)
+        start, base, prefix_len, _, _, after = segment
+        end = segment.rows.stop
         for first in range(start, end, nodes_per_tile):
-            rows.append((first, min(nodes_per_tile, end - first), base, prefix_len, start, chain))
+            nodes = min(nodes_per_tile, end - first)
+            rows.append((first, nodes, base, prefix_len, start, chain, after))
     return rows
 
 
-def _ancestor_bits(segments: Sequence[PackedSegment], chains: list[bool], num_bytes: int) -> bytes:
+def _ancestor_bits(segments: Sequence[PackedSegment], chains: list[bool], num_bytes: int, window: int) -> bytes:
     """The words of all rows: of each node one long number, its parent's with one bit more."""
     packed: list[bytes] = []
     for segment, chain in zip(segments, chains, strict=True):
-        size = len(segment.parents)
         if chain:
-            packed.append(bytes(size * num_bytes))
+            packed.append(bytes(segment.size * num_bytes))
             continue
-        if size > 8 * num_bytes:
-            most = f"at most {8 * num_bytes}"
-            raise OptionError("a tree has more nodes than its ancestor words have bits", got=size, allowed=most)
+        if bits_needed(segment) > 8 * num_bytes:
+            got, most = len(segment.parents), f"at most {8 * num_bytes}"
+            raise OptionError("a tree has more nodes than its ancestor words have bits", got=got, allowed=most)
         seen: list[int] = []
         for node, parent in enumerate(segment.parents):
-            seen.append(1 << node | (seen[parent] if parent >= 0 else 0))
-        packed.extend([bits.to_bytes(num_bytes, "little") for bits in seen])
+            bits = 1 << node | (seen[parent] if parent >= 0 else 0)
+            if window and bits.bit_count() > window:
+                bits &= bits - 1  # the oldest one leaves the window
+            seen.append(bits)
+        after, first_bit = segment.after, 8 * num_bytes - (bits_needed(segment) - segment.size)
+        placed = [bits >> after | (bits & ((1 << after) - 1)) << first_bit for bits in seen[after:]]
+        packed.extend([bits.to_bytes(num_bytes, "little") for bits in placed])
     return b"".join(packed)
 
 

@@ -18,6 +18,7 @@ import torch
 from draftwood.target.base import Flight, ForwardOutput
 from draftwood.target.cache import KVCache
 from draftwood.target.native.config import ModelConfig
+from draftwood.target.native.cuda.attention_plan import LEAST_WORDS, WORD_BITS, bits_needed
 from draftwood.target.native.cuda.inputs import MOST_MOVES, no_moves
 from draftwood.target.native.cuda.passes import Model, Pass, Shape, new_pass
 from draftwood.target.native.cuda.products import MOST_ROWS, Gpu
@@ -204,7 +205,11 @@ def _run_again(captured: Captured) -> None:
 
 def _shape(batch: PackedBatch, num_wanted: int, num_best: int, taps: tuple[int, ...]) -> Shape:
     """The shape that the batch runs in."""
-    num_rows = _rounded(len(batch.token_ids))
+    size = len(batch.token_ids)
+    grown = max([bits_needed(segment) for segment in batch.segments if segment.after], default=0)
+    if grown > LEAST_WORDS * WORD_BITS:  # more rows have more ancestor words
+        size = max(size, grown)
+    num_rows = _rounded(size)
     num_sequences = 1 << (len(batch.segments) - 1).bit_length()
     num_logits = 0
     if num_wanted:

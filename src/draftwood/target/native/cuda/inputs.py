@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from draftwood.target.compiler import Library
-from draftwood.target.native.cuda.attention_plan import TILE_FIELDS, WORD_BITS, write_plan
+from draftwood.target.native.cuda.attention_plan import TILE_FIELDS, words_per_row, write_plan
 from draftwood.target.native.decoder import PackedBatch
 
 MOST_MOVES = 256  # cache rows that a pass moves before it starts
@@ -58,13 +58,16 @@ class _Plan(ctypes.Structure):
         ("num_words", c_int64),
         ("most_moves", c_int64),
         ("nodes_per_tile", c_int64),
+        ("window", c_int64),
         ("filled", c_int64),
     )
 
 
 class Inputs:
-    def __init__(self, num_rows: int, num_tiles: int, nodes_per_tile: int, device: torch.device) -> None:
-        num_words = -(-num_rows // WORD_BITS)
+    def __init__(
+        self, num_rows: int, num_tiles: int, nodes_per_tile: int, device: torch.device, window: int = 0
+    ) -> None:
+        num_words = words_per_row(num_rows)
         shapes = (
             (1 + 2 * MOST_MOVES,), (num_rows,), (num_rows,), (num_rows,), (num_rows,),
             (num_tiles, TILE_FIELDS), (num_rows, num_words),
@@ -81,7 +84,7 @@ class Inputs:
         self._moves, self._ids, self._positions, self._slots, self._wanted, self._tiles, self._words = arrays
         self.moves, self.ids, self.positions, self.slots, self.wanted, self.tiles, self.words = tensors
         places = [part.ctypes.data for part in arrays]
-        self._plan = _Plan(*places, num_rows, num_tiles, num_words, MOST_MOVES, nodes_per_tile, filled=num_rows)
+        self._plan = _Plan(*places, num_rows, num_tiles, num_words, MOST_MOVES, nodes_per_tile, window, filled=num_rows)
         self._plan_address = ctypes.addressof(self._plan)
         self._fill = _compiled_fill()
 
@@ -94,9 +97,9 @@ class Inputs:
         """False, and nothing is written, if something is wrong with the batch."""
         fields: list[int] = []
         parents: list[int] = []
-        for _, base, prefix_len, own_parents, num_logits in batch.segments:
-            fields += (base, prefix_len, len(own_parents), num_logits)
-            parents += own_parents
+        for _, base, prefix_len, of_tree, num_logits, after in batch.segments:
+            fields += (base, prefix_len, after, len(of_tree) - after, num_logits)
+            parents += of_tree
         memory = array("i", fields), array("i", batch.token_ids), array("i", parents), *moves
         segments, ids, above, sources, targets = [part.buffer_info()[0] for part in memory]
         num_segments, num_moves = len(batch.segments), len(moves.sources)
@@ -110,9 +113,7 @@ class Inputs:
         self._ids[:size] = batch.token_ids
         self._positions[:size] = batch.positions()
         for segment in batch.segments:
-            rows = slice(segment.start, segment.start + len(segment.parents))
-            first = segment.base + segment.prefix_len
-            self._slots[rows] = np.arange(first, first + len(segment.parents))
+            self._slots[segment.rows] = np.arange(segment.first_slot, segment.first_slot + segment.size)
         if filled > size:  # what an earlier pass left there
             self._ids[size:filled] = 0
             self._positions[size:filled] = 0
@@ -120,7 +121,7 @@ class Inputs:
         self._plan.filled = size
         wanted = batch.logit_rows()
         self._wanted[: len(wanted)] = wanted
-        write_plan(self._tiles, self._words, batch.segments, self._plan.nodes_per_tile)
+        write_plan(self._tiles, self._words, batch.segments, self._plan.nodes_per_tile, self._plan.window)
 
     def send(self) -> None:
         if self._device is not self._host:

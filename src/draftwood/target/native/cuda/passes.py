@@ -26,6 +26,8 @@ from draftwood.target.native.quantize import Matrix, Quantized, row_blocks, stor
 from draftwood.target.native.weights import LayerWeights, Weights
 from draftwood.target.toprows import TopRows
 
+ROTATED_INSIDE = 16  # rows at most that attention turns by itself
+
 
 class Model(NamedTuple):
     """What all passes of a target share."""
@@ -53,7 +55,7 @@ class Pass(ABC):
     """``inputs`` is filled, ``launch`` runs it all (a graph may have captured it), then ``best`` is the answer."""
 
     selects_rows: bool  # whether there are logits of the wanted rows alone
-    rotates_apart: bool  # whether a kernel of its own turns queries and keys: that pays where many tiles want them
+    rotates_apart: bool  # whether a kernel of its own turns queries and keys: that pays where several tiles want them
 
     def __init__(self, model: Model, shape: Shape, workspace: Workspace) -> None:
         config = model.config
@@ -72,7 +74,7 @@ class Pass(ABC):
         )
         per_tile = self._attention.nodes_per_tile
         num_tiles = most_tiles(shape.num_rows, shape.num_sequences, per_tile)
-        self.inputs = Inputs(shape.num_rows, num_tiles, per_tile, embed.device)
+        self.inputs = Inputs(shape.num_rows, num_tiles, per_tile, embed.device, config.sliding_window or 0)
         floats, counters = scratch_size(self._attention, num_tiles, config.num_kv_heads, config.head_dim)
         more_floats, more_counters = self._prepare()
         self._parts, self._counters = workspace.scratch(max(floats, more_floats), max(counters, more_counters))
@@ -153,10 +155,10 @@ class NarrowPass(Pass):
     """A few rows: the norms, the gates and the residuals are inside our own products."""
 
     selects_rows = False
-    rotates_apart = False
 
     def _prepare(self) -> tuple[int, int]:
         config, shape, weights = self._model.config, self._shape, self._model.weights
+        self.rotates_apart = shape.num_rows > ROTATED_INSIDE
         width, inner = config.hidden_size, config.intermediate_size
         weight_bytes = stored(weights.head)[0].itemsize
 
