@@ -120,7 +120,7 @@ class LLM:
         self.tokenizer = codec
         self._scope = memory_plan(memory).scope  # a file belongs to one drafter, its scope to all
         self._engine = Engine(target, codec, options, progress)
-        self._default = make_factory(drafter, drafter_options, target.info, memory)
+        self._default = make_factory(drafter, drafter_options, target, memory, codec)
         self._factories: dict[DrafterLike, DrafterFactory] = {drafter: self._default}
 
     def __enter__(self) -> LLM:
@@ -240,7 +240,7 @@ class LLM:
         if drafter is None:
             return self._default
         if drafter not in self._factories:
-            self._factories[drafter] = make_factory(drafter, None, self.info, self._scope)
+            self._factories[drafter] = make_factory(drafter, None, self._engine.target, self._scope, self.tokenizer)
         return self._factories[drafter]
 
     def _encode(self, prompt: Prompt) -> list[int]:

@@ -7,7 +7,9 @@
     drafter.end()                     the request is over: finished, cancelled or failed
 
 A drafter never sees the target's cache. What all requests of one model share (a corpus, heads) is made once by
-``share``. What a drafter learns lives in a memory (``new_memory``), which lasts as long as its scope says: memory.py.
+``share``, or by ``attach`` where it takes more of the target than facts. What a drafter learns lives in a memory
+(``new_memory``), which lasts as long as its scope says: memory.py. Drafters that run a model of their own do so for
+all requests at once (``propose_together``).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import torch
 
 from draftwood.config import SamplingParams
 from draftwood.drafters.memory import Memory
-from draftwood.target.base import TargetInfo
+from draftwood.target.base import Target, TargetInfo
+from draftwood.target.tokenizer import TextCodec
 from draftwood.target.toprows import TopRows, top_rows
 from draftwood.tree import DraftTree
 
@@ -37,8 +40,9 @@ class PromptRows(NamedTuple):
     """A stretch of the prompt that was prefilled. As in ``Verified``, the tensor is only lent."""
 
     start: int  # place of its first token in the prompt
-    logits: torch.Tensor  # [n, V] float32, row i is what the target says after token start + i
+    logits: torch.Tensor  # [n, V] float32, row i is what the target says after token start + i; [0, V] if not wanted
     top: TopRows | None = None  # the best entries of every row, where the target found them already
+    taps: torch.Tensor | None = None  # [n, T*H], where they are wanted
 
     def best(self, k: int) -> TopRows:
         """The k best entries of every row."""
@@ -80,6 +84,8 @@ class Drafter(ABC):
     Options: ClassVar[type[Any]] = NoOptions
     wants_prompt_logits: bool = False  # whether prefill computes logits for read_prompt
     wants_top: int = 0  # how many of the best entries of each row it asks for: `best` of Verified and PromptRows
+    wants_taps: tuple[int, ...] = ()  # hidden states it reads, of the whole prompt too: as ``Target.set_taps`` has them
+    drafts_together: ClassVar[bool] = False  # whether propose_together is more than one propose after the other
 
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         self.options = options
@@ -92,6 +98,11 @@ class Drafter(ABC):
         return None
 
     @classmethod
+    def attach(cls, options: Any, target: Target, codec: TextCodec) -> Any:
+        """As ``share``, for drafters that run models themselves."""
+        return cls.share(options, target.info)
+
+    @classmethod
     def new_memory(cls, options: Any, target: TargetInfo, shared: Any) -> Memory | None:
         """Empty tables for what requests teach this drafter; None if it learns nothing that outlives a request."""
         return None
@@ -101,7 +112,7 @@ class Drafter(ABC):
 
     def read_prompt(self, rows: PromptRows) -> None:
         """What the target says along a stretch of the prompt. Stretches come in order, between ``begin`` and the first
-        ``propose``, and only where ``wants_prompt_logits`` says so.
+        ``propose``, and only where ``wants_prompt_logits`` or ``wants_taps`` say so.
 
         What the cache had already, what another sample of the prompt prefilled and the prompt's last token, which is
         the first root, do not come here; with ``budget auto`` nothing does where a second position is not cheap. Who
@@ -111,6 +122,11 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, budget: int) -> DraftTree: ...
+
+    @classmethod
+    def propose_together(cls, drafters: Sequence[Any], budgets: Sequence[int]) -> list[DraftTree]:
+        """The trees of several requests of one LLM, where ``drafts_together`` says so."""
+        return [drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
 
     def observe(self, verified: Verified) -> None:
         """Learn from a verified tree, and take note of what was emitted."""

@@ -13,16 +13,24 @@ from draftwood.config import DEFAULT_MEMORY, from_mapping
 from draftwood.drafters.base import Drafter
 from draftwood.drafters.memory import MemoryKeeper, memory_plan
 from draftwood.errors import DraftwoodError, OptionError
-from draftwood.target.base import TargetInfo
+from draftwood.target.base import Target, TargetInfo
+from draftwood.target.tokenizer import TextCodec
 
 GROUP = "draftwood.drafters"
 # What the package itself registers; also the table that applies when it runs from its source without being installed.
 BUILTIN = {
     "anpd": "draftwood.drafters.anpd:AdaptiveNgramDrafter",
+    "eagle": "draftwood.drafters.heads:EagleDrafter",
+    "eagle2": "draftwood.drafters.heads:Eagle2Drafter",
+    "eagle3": "draftwood.drafters.heads:Eagle3Drafter",
     "goose": "draftwood.drafters.goose:GooseDrafter",
+    "griffin": "draftwood.drafters.heads:GriffinDrafter",
+    "hass": "draftwood.drafters.heads:HassDrafter",
+    "hydra": "draftwood.drafters.heads:HydraDrafter",
     "iso3": "draftwood.drafters.isotropic:Iso3Drafter",
     "iso5": "draftwood.drafters.isotropic:Iso5Drafter",
     "lookahead": "draftwood.drafters.lookahead:LookaheadDrafter",
+    "medusa": "draftwood.drafters.heads:MedusaDrafter",
     "plain": "draftwood.drafters.plain:PlainDrafter",
     "pld": "draftwood.drafters.pld:PromptLookupDrafter",
     "recycling": "draftwood.drafters.recycling:RecyclingDrafter",
@@ -30,6 +38,7 @@ BUILTIN = {
     "sam": "draftwood.drafters.sam:SuffixDrafter",
     "sam+recycling": "draftwood.drafters.sam_recycling:SuffixRecyclingDrafter",
     "sequoia": "draftwood.drafters.isotropic:SequoiaDrafter",
+    "sps": "draftwood.drafters.sps:SmallModelDrafter",
     "stand": "draftwood.drafters.stand:StandDrafter",
 }
 
@@ -37,12 +46,25 @@ BUILTIN = {
 class DrafterFactory:
     """A drafter chosen and configured for one target; every request gets its own from ``new``."""
 
-    def __init__(self, cls: type[Drafter], options: Any, target: TargetInfo, memory: object = DEFAULT_MEMORY) -> None:
+    def __init__(
+        self,
+        cls: type[Drafter],
+        options: Any,
+        target: Target | TargetInfo,
+        memory: object = DEFAULT_MEMORY,
+        codec: TextCodec | None = None,
+    ) -> None:
+        """Facts about a target will do for drafters that run no model of their own; others want it, and its codec."""
         plan = memory_plan(memory)
         self.cls = cls
         self.options = options
-        self._shared = cls.share(options, target)
-        self.memory = MemoryKeeper(lambda: cls.new_memory(options, target, self._shared), plan, target)
+        if isinstance(target, TargetInfo) or codec is None:
+            info = target if isinstance(target, TargetInfo) else target.info
+            self._shared = cls.share(options, info)
+        else:
+            info = target.info
+            self._shared = cls.attach(options, target, codec)
+        self.memory = MemoryKeeper(lambda: cls.new_memory(options, info, self._shared), plan, info)
 
     @property
     def name(self) -> str:
@@ -79,11 +101,12 @@ def drafter_class(name: str) -> type[Drafter]:
 def make_factory(
     drafter: str | type[Drafter],
     options: Mapping[str, Any] | None,
-    target: TargetInfo,
+    target: Target | TargetInfo,
     memory: object = DEFAULT_MEMORY,
+    codec: TextCodec | None = None,
 ) -> DrafterFactory:
     """``drafter`` is a registered name, or a class of one's own; ``memory`` a scope or a file (memory.py)."""
-    return DrafterFactory(*check_drafter(drafter, options), target, memory)
+    return DrafterFactory(*check_drafter(drafter, options), target, memory, codec)
 
 
 def check_drafter(drafter: str | type[Drafter], options: Mapping[str, Any] | None) -> tuple[type[Drafter], Any]:

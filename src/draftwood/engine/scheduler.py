@@ -65,19 +65,24 @@ class Scheduler:
         self._prefixes.clear()
 
     def _siblings(self, session: Session) -> list[Session]:
-        """Running samples of the same prompt."""
+        """Running samples of the same prompt; nobody to a drafter that has to see the whole prompt itself."""
+        if session.drafter.wants_taps:
+            return []
         return [other for other in self._running if other.request.group == session.request.group]
 
     def _is_last_copy(self, session: Session) -> bool:
         """Whether waiting samples of the same prompt would find it nowhere else."""
-        waiting = any(other.request.group == session.request.group for other in self._waiting)
+        waiting = any(
+            other.request.group == session.request.group and not other.drafter.wants_taps for other in self._waiting
+        )
         return waiting and not self._siblings(session)
 
     def _place(self, session: Session) -> tuple[int, int] | None:
         """A sequence for the session and how much of its prompt it holds already; None if there is no room now."""
         capacity, prompt_ids = session.capacity, session.request.prompt_ids
         siblings = self._siblings(session)
-        if not siblings and (session.request.reuse or session.request.index > 0):
+        known = session.request.reuse or session.request.index > 0
+        if known and not siblings and not session.drafter.wants_taps:
             found = self._prefixes.take(prompt_ids, capacity)
             if found is not None:
                 return found

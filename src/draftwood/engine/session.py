@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +45,14 @@ class Request:
     group: int  # the samples of one prompt belong together
     index: int = 0  # which of them this is
     reuse: bool = False  # whether a cached prefix may stand in for prefill
+
+
+class Drafted(NamedTuple):
+    """A drafter's answer to one request in one cycle."""
+
+    tree: DraftTree | Exception
+    budget: int  # nodes that it was asked for
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -131,31 +140,41 @@ class Session:
             return Load(len(self._tree), 1.0)
         return Load(len(self._tree), self._sizer.expected if len(self._tree) > 1 else 1.0)
 
-    def propose(self, load: Load) -> Segment | None:
-        """A stretch of the prompt, or the drafter's tree; None if the drafter failed. ``load``: of the others."""
+    @property
+    def wants_tree(self) -> bool:
+        """Whether its drafter is to be asked: the prompt is read, and nothing went wrong."""
+        return self.error is None and not self.is_prefilling
+
+    @property
+    def wanted_nodes(self) -> int:
+        """How large a tree the drafter should offer at most."""
+        return self.request.budget if self._sizer is None else min(self.request.budget, self._sizer.wanted)
+
+    def propose(self, drafted: Drafted | None, load: Load) -> Segment | None:
+        """A stretch of the prompt, or what the drafter has made; None if it failed. ``load``: of the others."""
         if self.error is not None:
             return None
         try:
-            return self._segment(load)
+            return self._segment(drafted, load)
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
             return None
 
-    def _segment(self, load: Load) -> Segment:
-        if self.is_prefilling:
+    def _segment(self, drafted: Drafted | None, load: Load) -> Segment:
+        if drafted is None:
             end = min(self._committed + self.request.prefill_chunk, len(self.request.prompt_ids) - 1)
             chunk = self.request.prompt_ids[self._committed : end]
             num_logits = len(chunk) if self._reads_prompt else 0
             return Segment(self.sequence, chunk, chain_parents(len(chunk)), num_logits)
-        self._tree = self._draft(load)
+        self._tree = self._cut_tree(drafted, load)
         return Segment(self.sequence, self._tree.tokens, self._tree.parents, len(self._tree))
 
     def read_prompt(self, segment: Segment, output: ForwardOutput) -> None:
         start = self._committed
         self._committed += len(segment.token_ids)
-        if segment.num_logits:
+        if segment.num_logits or self.drafter.wants_taps:
             try:
-                self.drafter.read_prompt(PromptRows(start, output.logits, output.top))
+                self.drafter.read_prompt(PromptRows(start, output.logits, output.top, output.taps))
             except Exception as error:  # noqa: BLE001 - as above
                 self._fail(error)
 
@@ -213,11 +232,13 @@ class Session:
 
     # -- details -----------------------------------------------------------------------------------------------------
 
-    def _draft(self, load: Load) -> DraftTree:
+    def _cut_tree(self, drafted: Drafted, load: Load) -> DraftTree:
         """The drafter's tree, cut to what pays, to what fits, and to what can still be emitted."""
-        started = time.perf_counter()
-        budget = self.request.budget if self._sizer is None else min(self.request.budget, self._sizer.wanted)
-        tree = self._offered = self.drafter.propose(budget)
+        started = time.perf_counter() - drafted.seconds
+        tree, budget = drafted.tree, drafted.budget
+        if isinstance(tree, Exception):
+            raise tree
+        self._offered = tree
         least, most = min(tree.tokens), max(tree.tokens)
         if len(tree) > budget or tree.tokens[0] != self.tokens[-1] or least < 0 or most >= self._vocab_size:
             raise TreeError(

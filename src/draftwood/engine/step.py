@@ -12,10 +12,13 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
+
+from draftwood.engine.drafting import draft
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.session import Session
 from draftwood.engine.sizing import beside
-from draftwood.target.base import Flight, Segment, Target
+from draftwood.target.base import Flight, ForwardOutput, Segment, Target
 
 
 class Round(NamedTuple):
@@ -23,6 +26,7 @@ class Round(NamedTuple):
 
     running: Sequence[tuple[Session, Segment]]
     flight: Flight
+    taps: Sequence[int]  # the hidden states that come with it
 
 
 def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
@@ -34,15 +38,18 @@ def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
 def begin(target: Target, sessions: Sequence[Session], lane: int = 0) -> Round | None:
     """The first half of a cycle: drafts, and the pass that checks them is launched. None: nobody had anything."""
     loads = beside([session.load for session in sessions])
-    segments = [session.propose(load) for session, load in zip(sessions, loads, strict=True)]
+    drafts = draft(sessions)
+    segments = [session.propose(made, load) for session, made, load in zip(sessions, drafts, loads, strict=True)]
     running = [(session, segment) for session, segment in zip(sessions, segments, strict=True) if segment is not None]
     if not running:
         return None
     target.set_top(max(session.drafter.wants_top for session, _ in running))
+    taps = sorted({layer for session, _ in running for layer in session.drafter.wants_taps})
+    target.set_taps(taps)
     started = time.perf_counter()
     flight = target.launch([segment for _, segment in running], lane)
     _charge(running, time.perf_counter() - started)
-    return Round(running, flight)
+    return Round(running, flight, taps)
 
 
 def finish(target: Target, begun: Round) -> list[TokenEvent]:
@@ -56,6 +63,7 @@ def finish(target: Target, begun: Round) -> list[TokenEvent]:
     parts = output.split([segment for _, segment in begun.running])
     for (session, segment), part in zip(begun.running, parts, strict=True):
         started = time.perf_counter()
+        part = own_taps(part, begun.taps, session.drafter.wants_taps)
         chosen = choices[row : row + segment.num_logits]
         row += segment.num_logits
         if session.finish_reason is not None:  # it was cancelled meanwhile
@@ -71,6 +79,15 @@ def finish(target: Target, begun: Round) -> list[TokenEvent]:
             session.stats.accept_seconds += time.perf_counter() - started
             events.append(event)
     return events
+
+
+def own_taps(output: ForwardOutput, tapped: Sequence[int], wanted: Sequence[int]) -> ForwardOutput:
+    """With the hidden states that its drafter asked for, of all that came."""
+    if output.taps is None or tuple(tapped) == tuple(wanted):
+        return output
+    parts = output.taps.chunk(len(tapped), dim=-1)
+    own = [parts[tapped.index(layer)] for layer in wanted]
+    return output._replace(taps=torch.cat(own, dim=-1) if own else None)
 
 
 def _charge(running: Sequence[tuple[Session, Segment]], seconds: float) -> None:

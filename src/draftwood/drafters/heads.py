@@ -1,0 +1,113 @@
+"""Drafters with a head: EAGLE in its versions, HASS, GRIFFIN, Medusa, Hydra. The heads differ, the machinery is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
+from draftwood.errors import CapabilityError, ModelError, OptionError
+from draftwood.heads import check_fit, load_head
+from draftwood.sources.head import head_model
+from draftwood.target.base import Target
+from draftwood.target.tokenizer import TextCodec
+
+MORE_SLOTS = 2  # times the target's: a head's cache is small, and should never be what ends drafting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadOptions(NeuralOptions):
+    head: str = ""  # its folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticHeadOptions(HeadOptions):
+    growth: str = "static"
+
+
+class HeadDrafter(NeuralDrafter):
+    """A draft head of a certain kind on the target's hidden states."""
+
+    Options = HeadOptions
+    kinds: ClassVar[tuple[str, ...]]  # of heads that it takes
+
+    @classmethod
+    def attach(cls, options: HeadOptions, target: Target, codec: TextCodec) -> Shared:
+        info = target.info
+        if not options.head:
+            raise OptionError(
+                f"The drafter {cls.name!r} needs a head",
+                next_step="Name its folder: drafter_options={'head': 'FOLDER'}, or --option head=FOLDER.",
+            )
+        if not info.can_tap:
+            raise CapabilityError(
+                f"The target {info.name} does not show its hidden states",
+                got=info.backend,
+                next_step="Use a drafter without a head.",
+            )
+        head, config, _ = load_head(Path(options.head), info.device, info.dtype)
+        if config.kind not in cls.kinds:
+            raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
+        problems = check_fit(config, info)
+        if problems:
+            raise ModelError(
+                f"The head does not fit {info.name}",
+                got="; ".join(problems),
+                next_step=f"See: draftwood inspect head {options.head} --model ...",
+            )
+        head.bind(target.parts())
+        model = head_model(head, info.num_layers, MORE_SLOTS * target.num_slots)
+        return Shared(model, options.for_growth(), cls.name)
+
+
+class EagleDrafter(HeadDrafter):
+    """`eagle`: an EAGLE head and a static tree."""
+
+    name = "eagle"
+    kinds = ("eagle",)
+    Options = StaticHeadOptions
+
+
+class Eagle2Drafter(HeadDrafter):
+    """`eagle2`: an EAGLE head and a tree from a beam search."""
+
+    name = "eagle2"
+    kinds = ("eagle",)
+
+
+class Eagle3Drafter(HeadDrafter):
+    """`eagle3`: a head over three of the target's layers, with a vocabulary of its own."""
+
+    name = "eagle3"
+    kinds = ("eagle3",)
+
+
+class HassDrafter(HeadDrafter):
+    """`hass`: an EAGLE head trained on its own features."""
+
+    name = "hass"
+    kinds = ("eagle",)
+
+
+class GriffinDrafter(HeadDrafter):
+    """`griffin`: an EAGLE head trained on tokens it can reach."""
+
+    name = "griffin"
+    kinds = ("eagle", "eagle3")
+
+
+class MedusaDrafter(HeadDrafter):
+    """`medusa`: heads that guess several tokens ahead, each for itself."""
+
+    name = "medusa"
+    kinds = ("medusa",)
+    Options = StaticHeadOptions
+
+
+class HydraDrafter(HeadDrafter):
+    """`hydra`: heads that guess several tokens ahead, each knowing the guesses before it."""
+
+    name = "hydra"
+    kinds = ("hydra",)
+    Options = StaticHeadOptions
