@@ -28,9 +28,12 @@ from draftwood.target.native.rope import inverse_frequencies
 from draftwood.target.native.weights import Weights
 from draftwood.target.toprows import TopRows
 
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # positions that passes are made for
-LARGE_STEP = 512  # larger ones are rounded up to a multiple of that, and not captured
-KEPT_PASSES = 96
+# What passes are made for. The shapes that a server's traffic brings about must be few: each is captured once.
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # positions
+SEQUENCES = (1, 4, 16, 64, 256)
+FEW_LOGITS = 64  # rows of logits in a wide pass that wants few of them; else there are some for all its rows
+LARGE_STEP = 512  # larger passes are rounded up to a multiple of that, and not captured
+KEPT_PASSES = 160
 INTERPRETED = Gpu(num_processors=4, shared_bytes=100_000)  # where kernels are tried without a GPU
 
 
@@ -209,16 +212,23 @@ def _shape(batch: PackedBatch, num_wanted: int, num_best: int, taps: tuple[int, 
     grown = max([bits_needed(segment) for segment in batch.segments if segment.after], default=0)
     if grown > LEAST_WORDS * WORD_BITS:  # more rows have more ancestor words
         size = max(size, grown)
-    num_rows = _rounded(size)
-    num_sequences = 1 << (len(batch.segments) - 1).bit_length()
-    num_logits = 0
-    if num_wanted:
-        num_logits = num_rows if num_rows <= MOST_ROWS else min(_rounded(max(num_wanted, 16)), num_rows)
-    return Shape(num_rows, num_sequences, num_logits, num_best, taps)
+    num_rows = _rounded(size, ROWS)
+    num_sequences = min(_rounded(len(batch.segments), SEQUENCES), num_rows)
+    return Shape(num_rows, num_sequences, _num_logits(num_rows, num_wanted), num_best, taps)
 
 
-def _rounded(size: int) -> int:
-    return ROWS[bisect_left(ROWS, size)] if size <= ROWS[-1] else -(-size // LARGE_STEP) * LARGE_STEP
+def _num_logits(num_rows: int, num_wanted: int) -> int:
+    """Rows of logits of a pass in which so many are wanted."""
+    if num_wanted == 0 or num_rows <= MOST_ROWS:
+        return num_rows if num_wanted else 0
+    if num_wanted <= FEW_LOGITS:
+        return FEW_LOGITS
+    return num_rows if num_rows <= ROWS[-1] else _rounded(num_wanted, ROWS)
+
+
+def _rounded(size: int, sizes: Sequence[int]) -> int:
+    """The next of the sizes; beyond the last one the next large step."""
+    return sizes[bisect_left(sizes, size)] if size <= sizes[-1] else -(-size // LARGE_STEP) * LARGE_STEP
 
 
 def _gpu(device: torch.device) -> Gpu:
