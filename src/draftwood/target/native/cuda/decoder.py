@@ -222,7 +222,7 @@ def _num_logits(num_rows: int, num_wanted: int) -> int:
     if num_wanted == 0 or num_rows <= MOST_ROWS:
         return num_rows if num_wanted else 0
     if num_wanted <= FEW_LOGITS:
-        return FEW_LOGITS
+        return min(FEW_LOGITS, num_rows)
     return num_rows if num_rows <= ROWS[-1] else _rounded(num_wanted, ROWS)
 
 

@@ -20,15 +20,15 @@ def _squares(squares, rows, num_rows, BM: tl.constexpr, COUNT: tl.constexpr, PAD
 
 
 @triton.jit
-def _widened(weights, dtype: tl.constexpr):
-    """Weights in the type of the rows, in registers.
+def _dot(weights, given, acc, ROW_SCALE: tl.constexpr):
+    """Adds ``weights [BO, BI]`` times ``given [BI, BM]`` to ``acc``.
 
-    Two float8 become float16 at once, and these bfloat16 by way of float32: the direct way is one number at a time, on
-    a unit that is slower than the weights arrive.
+    Two float8 become float16 in one instruction, and bfloat16 in four, by a unit that is slower than the weights' way
+    from memory. So the rows become float16 too, made smaller by ROW_SCALE so that they fit.
     """
     if weights.dtype == tl.float8e4nv:
-        weights = weights.to(tl.float16).to(tl.float32)
-    return weights.to(dtype)
+        return tl.dot(weights.to(tl.float16), (given.to(tl.float32) * ROW_SCALE).to(tl.float16), acc)
+    return tl.dot(weights.to(given.dtype), given, acc)
 
 
 @triton.jit
@@ -76,9 +76,9 @@ def _finish(
 def product_kernel(
     x, weight, scales, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters, eps, num_rows,
     IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, SPLITS: tl.constexpr,
-    COUNT: tl.constexpr, PAD: tl.constexpr, SCALE: tl.constexpr, QUANTIZED: tl.constexpr, NORMED: tl.constexpr,
-    GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PEAKS: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
+    COUNT: tl.constexpr, PAD: tl.constexpr, SCALE: tl.constexpr, ROW_SCALE: tl.constexpr, QUANTIZED: tl.constexpr,
+    NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PEAKS: tl.constexpr,
+    AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One block of output features over a part of the input."""
     block, part = tl.program_id(0), tl.program_id(1)
@@ -98,6 +98,9 @@ def product_kernel(
         scale = tl.load(scales + known)
         if GATED:
             more_scale = tl.load(scales + OUT + known)
+        if weight.dtype.element_ty == tl.float8e4nv:
+            scale /= ROW_SCALE
+            more_scale /= ROW_SCALE
     if BIAS:
         own_bias = tl.load(bias + known)  # [BO]
     if RESIDUAL:
@@ -119,9 +122,9 @@ def product_kernel(
     xs = x + rows[None, :] * IN + start + inputs[:, None]  # [BI, BM]
     for step in range(0, PART, BI):
         given = tl.load(xs + step, mask=rows[None, :] < num_rows, other=0.0)
-        acc = tl.dot(_widened(tl.load(w + step), x.dtype.element_ty), given, acc)
+        acc = _dot(tl.load(w + step), given, acc, ROW_SCALE)
         if GATED:
-            more = tl.dot(_widened(tl.load(w + UP + step), x.dtype.element_ty), given, more)
+            more = _dot(tl.load(w + UP + step), given, more, ROW_SCALE)
     if PDL:  # not sooner: the programs of the next kernel would take room that those of this one still need
         tl.extra.cuda.gdc_launch_dependents()
     last = True

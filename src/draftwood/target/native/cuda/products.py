@@ -126,6 +126,7 @@ class Product:
             "BI": self.tiling.block_in,
             "SPLITS": self.tiling.splits,
             "SCALE": HALF_SCALE if dtype == torch.float16 else 1.0,
+            "ROW_SCALE": 1.0 if dtype == torch.float16 else HALF_SCALE,
             "GATED": kind is Kind.GATED,
             "AHEAD": min(AHEAD, num_in // self.tiling.splits * weight_bytes),
             "PDL": pdl,
