@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftwood.engine.acceptance import HOPE, TRUST
 from draftwood.engine.costs import CostProfile
-from draftwood.engine.sizing import FEWEST_WANTED, Load, beside
+from draftwood.engine.sizing import DEAR, FEWEST_WANTED, LONGEST_PAUSE, Load, Sizer, beside
 from draftwood.tree import DraftTree, TreeBuilder
 
 from .conftest import random_parents
@@ -173,3 +173,30 @@ def test_some_more_is_wanted_than_was_used() -> None:
 def test_prompts_are_read_for_guesses_where_positions_are_cheap() -> None:
     assert [sizer(PROFILES[name]).reads_prompts for name in ("free", "knee", "mild")] == [True] * 3
     assert [sizer(PROFILES[name]).reads_prompts for name in ("steep", "hopeless")] == [False] * 2
+
+
+def pauses(by: Sizer, tree: DraftTree, draft_seconds: float, num_cycles: int, emitted: Sequence[int]) -> list[bool]:
+    """For every cycle whether its drafter was left alone."""
+    left_alone = []
+    for _ in range(num_cycles):
+        left_alone.append(by.wanted == 1)
+        offered = DraftTree.root_only(tree.tokens[0]) if left_alone[-1] else tree
+        part = by.cut(offered, 16, draft_seconds, ALONE) if len(offered) > 1 else offered
+        by.note(offered, part, emitted)
+    return left_alone
+
+
+def test_drafts_that_cost_more_than_they_bring_are_left_out_for_a_while() -> None:
+    wrong = [999]
+    found = pauses(sizer(), CHAIN, 5.0, 200, wrong)
+    tries = [cycle for cycle, alone in enumerate(found) if not alone]
+    gaps = [later - earlier - 1 for earlier, later in pairwise(tries)]
+    assert gaps[-2:] == [LONGEST_PAUSE, LONGEST_PAUSE]
+    assert sorted(gaps) == gaps
+
+
+def test_drafts_that_cost_little_or_bring_much_are_never_left_out() -> None:
+    plain = STEEP.of(1, 16)[0]
+    assert not any(pauses(sizer(), CHAIN, 0.9 * DEAR * plain, 100, [999]))
+    right = [*CHAIN.tokens[1:], 999]
+    assert not any(pauses(play(sizer(FREE), [7] * 100), CHAIN, 0.5 * float(FREE.of(1, 16)[0]), 100, right))

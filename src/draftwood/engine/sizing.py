@@ -5,6 +5,9 @@ takes the nodes with the largest chances, as many as make expected tokens per se
 is plain decoding, where guesses do not pay. Guesses that were offered and not verified are counted too, as far as the
 emitted tokens tell.
 
+Drafting itself costs time, next to nothing from tables, and more than a pass where a draft model runs. Where that does
+not pay, the drafter is not asked for a while, then tried again, and left alone for longer if it was in vain.
+
 Drawn children must not be dropped for the token they carry. A tree that has some is cut behind a number of nodes that
 was settled before it was drawn, from how often the 1st, 2nd, ... node of such trees was accepted so far.
 """
@@ -30,6 +33,8 @@ FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # what is believed of the first, and of oth
 DRAFT_DECAY = 0.9
 FEWEST_WANTED = 8  # nodes that a drafter offers at least
 CHEAP = 1.3  # times one position, that two of them may cost for prompts to be read for guesses
+DEAR = 0.2  # of a plain pass: drafting that takes less is never left out
+LONGEST_PAUSE = 32  # cycles
 SAME_COST = 64  # positions of context that make no difference; and costs are looked up for so many at once
 
 
@@ -63,11 +68,13 @@ class Sizer:
         self._known_seconds: dict[tuple[int, int], array[float]] = {}
         self.expected = 1.0  # tokens of the cycle that was cut last
         self._wanted = FEWEST_WANTED
+        self._pause = 0  # cycles without drafts that are left
+        self._next_pause = 1
 
     @property
     def wanted(self) -> int:
         """How large a tree the drafter should offer."""
-        return min(self._largest, self._wanted)
+        return 1 if self._pause else min(self._largest, self._wanted)
 
     @property
     def reads_prompts(self) -> bool:
@@ -84,14 +91,27 @@ class Sizer:
             whole = len(kept) == len(tree)
             self._wanted = self._largest if whole else max(FEWEST_WANTED, 3 * len(kept))
         self._draft_seconds += (1.0 - DRAFT_DECAY) * (draft_seconds - self._draft_seconds)
+        if not tree.proposals:
+            self._weigh_drafting(len(kept), context, load)
         return tree.part(kept)
 
     def note(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> None:
         """Counts one cycle: the tree the drafter offered, the part that was verified, and what was emitted."""
+        self._pause = max(0, self._pause - 1)
         if offered.proposals:
             self._note_places(offered, len(verified), emitted)
         elif len(offered) > 1:
             self._guesses.note(offered, emitted)
+
+    def _weigh_drafting(self, size: int, context: int, load: Load) -> None:
+        """Lets the drafter pause if ``size`` positions, with the time that drafting them took, yield less than one."""
+        seconds = self._seconds(load.positions + size, context)
+        plain = seconds[load.positions]
+        drafted = (self.expected + load.tokens) / (seconds[load.positions + size - 1] + self._draft_seconds)
+        if self._draft_seconds < DEAR * plain or drafted >= (1.0 + load.tokens) / plain:
+            self._next_pause = 1
+        else:
+            self._pause, self._next_pause = self._next_pause + 1, min(2 * self._next_pause, LONGEST_PAUSE)
 
     def _choice(self, tree: DraftTree, context: int, load: Load) -> Choice:
         if not tree.proposals:
