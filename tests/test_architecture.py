@@ -20,7 +20,7 @@ SOURCE = Path(draftwood.__file__).parent
 LAYERS = [
     {"cli"},
     {"bench"},
-    {"check", "tune"},
+    {"check", "train", "tune"},
     {"compare"},
     {"corpus", "prompts", "llm"},
     {"engine"},

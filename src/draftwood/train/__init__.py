@@ -1,0 +1,1 @@
+"""Training draft heads: data that the target itself wrote, one trainer, a loss for each method."""

@@ -1,0 +1,87 @@
+"""The target while its head is trained: it says what it thinks along texts, and nothing about it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftwood.heads import Head
+from draftwood.heads.layers import float_logits
+from draftwood.target.base import Segment, Target, TargetParts, chain_parents
+from draftwood.target.native.eager import rms_norm
+from draftwood.train.base import Batch, Signals
+
+CHUNK = 4096  # tokens that one pass of the target takes
+
+
+class FrozenTarget:
+    """``taps``: the hidden states that the head reads, as ``Target.set_taps`` takes them."""
+
+    def __init__(self, target: Target, taps: Sequence[int]) -> None:
+        self.target = target
+        self.parts: TargetParts = target.parts()
+        self._taps = tuple(taps)
+        self._last = target.info.num_layers
+
+    @classmethod
+    def of(cls, target: Target, head: Head) -> FrozenTarget:
+        """For a head, which is bound to the target's embeddings and lm_head."""
+        frozen = cls(target, head.config.taps_for(target.info.num_layers))
+        head.bind(frozen.parts)
+        return frozen
+
+    @torch.no_grad()
+    def signals(self, batch: Batch) -> Signals:
+        """Runs all texts through the target, several to a pass."""
+        lengths = batch.lengths.tolist()
+        rows = [ids[:length].tolist() for ids, length in zip(batch.token_ids, lengths, strict=True)]
+        layers = (*self._taps, self._last)
+        found: list[Tensor] = []
+        self.target.set_taps(layers)
+        self.target.set_top(0)
+        try:
+            for group in _groups(lengths):
+                found += self._run([rows[index] for index in group])
+        finally:
+            self.target.set_taps(())
+        width = self.target.info.hidden_size
+        shape = (*batch.token_ids.shape, len(layers) * width)
+        states = torch.zeros(shape, dtype=found[0].dtype, device=batch.token_ids.device)
+        for row, state in zip(states, found, strict=True):
+            row[: len(state)] = state
+        return Signals(states[..., : -width or None], states[..., -width:])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the target says behind ``hidden [..., H]``, float32 ``[..., V]``; no gradients."""
+        with torch.no_grad():
+            return float_logits(rms_norm(hidden, self.parts.norm, self.parts.norm_eps), self.parts.head)
+
+    def _run(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Of each text its hidden states [n, (T+1)*H]."""
+        sequences = [self.target.open(len(text)) for text in texts]
+        try:
+            segments = [
+                Segment(sequence, text, chain_parents(len(text)), 0)
+                for sequence, text in zip(sequences, texts, strict=True)
+            ]
+            taps = self.target.forward(segments).taps
+            assert taps is not None
+            return [part.clone() for part in taps.split_with_sizes([len(text) for text in texts])]
+        finally:
+            for sequence in sequences:
+                self.target.close(sequence)
+
+
+def _groups(lengths: Sequence[int]) -> list[list[int]]:
+    """Texts that go through the target together, in order."""
+    groups: list[list[int]] = []
+    used = CHUNK
+    for index, length in enumerate(lengths):
+        if used + length > CHUNK:
+            groups.append([])
+            used = 0
+        groups[-1].append(index)
+        used += length
+    return groups
