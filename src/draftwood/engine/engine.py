@@ -143,9 +143,12 @@ class Engine:
     def _cycle(self) -> list[TokenEvent]:
         """A cycle of everybody; of half of them in turns where they are many and passes can be under way meanwhile:
         the drafts of one half are made while the target checks those of the other. Logits can be read only when the
-        pass behind them is over too, so nothing is gained where somebody reads them."""
+        pass behind them is over too, so nothing is gained where somebody reads them, or
+        where a draft model runs on the same device."""
         running, before = self._scheduler.running, self._under_way
-        in_turns = len(running) >= FEWEST_IN_TURNS and not any(session.reads_logits for session in running)
+        in_turns = len(running) >= FEWEST_IN_TURNS and not any(
+            session.reads_logits or session.drafter.drafts_together for session in running
+        )
         if self.target.num_lanes == 1 or (before is None and not in_turns):
             return step(self.target, running)
         busy = set() if before is None else {id(session) for session, _ in before.running}

@@ -164,4 +164,8 @@ def head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
     taps = head.config.taps_for(num_layers)
     if isinstance(head, (MedusaHead, HydraHead)):
         return AheadModel(head, taps, num_slots)
+    from draftwood.sources.head_graphs import GraphedEagleModel, why_not_graphed
+
+    if isinstance(head, (EagleHead, Eagle3Head)) and not why_not_graphed(head):
+        return GraphedEagleModel(head, taps, num_slots)
     return EagleModel(head, taps, num_slots)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -19,12 +18,20 @@ from draftwood.target.base import Flight, ForwardOutput
 from draftwood.target.cache import KVCache
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cuda.attention_plan import LEAST_WORDS, WORD_BITS, bits_needed
+from draftwood.target.native.cuda.device import (
+    can_overlap,
+    capture,
+    gpu_of,
+    new_event,
+    new_stream,
+    on_device,
+    rotation_table,
+)
 from draftwood.target.native.cuda.inputs import MOST_MOVES, no_moves
 from draftwood.target.native.cuda.passes import Model, Pass, Shape, new_pass
-from draftwood.target.native.cuda.products import MOST_ROWS, Gpu
+from draftwood.target.native.cuda.products import MOST_ROWS
 from draftwood.target.native.cuda.workspace import Workspace
 from draftwood.target.native.decoder import Decoder, PackedBatch
-from draftwood.target.native.rope import inverse_frequencies
 from draftwood.target.native.weights import Weights
 from draftwood.target.toprows import TopRows
 
@@ -34,7 +41,6 @@ SEQUENCES = (1, 4, 16, 64, 256)
 FEW_LOGITS = 64  # rows of logits in a wide pass that wants few of them; else there are some for all its rows
 LARGE_STEP = 512  # larger passes are rounded up to a multiple of that, and not captured
 KEPT_PASSES = 160
-INTERPRETED = Gpu(num_processors=4, shared_bytes=100_000)  # where kernels are tried without a GPU
 
 
 class Answer:
@@ -115,12 +121,12 @@ class CudaDecoder(Decoder):
             config,
             weights,
             cache,
-            _rotation(config, cache.num_slots, weights.embed),
-            _gpu(device),
-            _can_overlap(device),
+            rotation_table(config, cache.num_slots, weights.embed.dtype, device),
+            gpu_of(device),
+            can_overlap(device),
         )
         self._passes: OrderedDict[Shape, Captured] = OrderedDict()
-        self._stream = _new_stream(device)  # that graphs are captured on
+        self._stream = new_stream(device)  # that graphs are captured on
         self._moves = no_moves()  # rows of the cache that change their slots before the next pass
         self._touched: set[int] = set()  # slots that have to do with these
         self._latest: dict[int, CudaFlight] = {}  # by lane
@@ -135,7 +141,7 @@ class CudaDecoder(Decoder):
         num_wanted = sum([segment.num_logits for segment in batch.segments])
         shape = _shape(batch, num_wanted, max(self.num_best, 1), tap_layers)._replace(lane=lane)
         captured = self._passes.get(shape)
-        with self._on_device():
+        with on_device(self._device):
             if captured is None:
                 self._move_now()  # a first run may fail, and moves must not be done twice
                 captured = self._passes[shape] = self._first_run(shape, batch)
@@ -183,19 +189,8 @@ class CudaDecoder(Decoder):
         work.launch()
         graph = None
         if self._stream is not None and shape.num_rows <= ROWS[-1]:
-            graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize(self._device)
-            # Other threads may use the GPU meanwhile: what they do is none of the graph's business.
-            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
-                work.launch()
-        return Captured(work, graph, Answer(work), _new_event(self._device))
-
-    def _on_device(self) -> AbstractContextManager[object]:
-        """Launches go to the current device, which need not be the model's."""
-        index = self._device.index
-        if self._device.type != "cuda" or index is None or index == torch.cuda.current_device():
-            return nullcontext()
-        return torch.cuda.device(index)
+            graph = capture(work.launch, self._stream, self._device)
+        return Captured(work, graph, Answer(work), new_event(self._device))
 
 
 def _run_again(captured: Captured) -> None:
@@ -229,32 +224,3 @@ def _num_logits(num_rows: int, num_wanted: int) -> int:
 def _rounded(size: int, sizes: Sequence[int]) -> int:
     """The next of the sizes; beyond the last one the next large step."""
     return sizes[bisect_left(sizes, size)] if size <= sizes[-1] else -(-size // LARGE_STEP) * LARGE_STEP
-
-
-def _gpu(device: torch.device) -> Gpu:
-    if device.type != "cuda":
-        return INTERPRETED
-    properties = torch.cuda.get_device_properties(device)
-    # Torch tells a program's part of a processor's shared memory since 2.6; 99 KiB is the least that the family has.
-    shared = getattr(properties, "shared_memory_per_block_optin", 99 << 10)
-    return Gpu(properties.multi_processor_count, int(shared))
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
-def _new_event(device: torch.device) -> torch.cuda.Event | None:
-    return torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
-def _can_overlap(device: torch.device) -> bool:
-    """Programmatic dependent launch came with Hopper."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _rotation(config: ModelConfig, num_positions: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [positions, D / 2], rounded as the eager decoder rounds them."""
-    places = torch.arange(num_positions, device=like.device, dtype=torch.float32)
-    angles = torch.outer(places, inverse_frequencies(config.rope, config.head_dim).to(like.device))
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)

@@ -1,0 +1,372 @@
+"""What drafting with an EAGLE-3 head costs in a cycle, beside the verification of the same trees.
+
+    python benchmarks/draft_time.py --shapes 8B,1.5B --out draft.json
+    python benchmarks/draft_time.py --shapes 8B --eager                 # the head launch by launch
+    python benchmarks/draft_time.py --shapes tiny                       # on any machine
+
+Target and head are random, of known shapes; the head's logits are scaled until its best token has about the probability
+that a trained head gives it. Cycles are those of the engine: a tree is drafted, verified by the target, and a path of
+it is accepted, each node with the probability that the head gave it. The new tokens are the text that the next draft
+begins with.
+
+``draft`` is the time in the drafter: ``propose`` and ``observe``. Of that, ``passes`` runs of the head take ``pass``
+each, and the rest is ``host``: growing trees, keeping books. ``device`` is what the GPU takes for the last pass when it
+is replayed alone. All are medians over cycles, in ms; growths take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftwood import SamplingParams
+from draftwood.bench.machine import machine_facts, software_facts
+from draftwood.drafters import DraftRequest, PromptRows, Verified
+from draftwood.drafters.heads import Eagle3Drafter
+from draftwood.drafters.neural import MOST_NODES, NeuralDrafter, NeuralOptions
+from draftwood.errors import CapabilityError, DraftwoodError, OptionError
+from draftwood.heads import Eagle3Head, build_head, default_head_config
+from draftwood.sources.head import EagleModel, HeadModel, head_model
+from draftwood.sources.neural import DraftSegment
+from draftwood.target.base import ForwardOutput, Segment, chain_parents
+from draftwood.target.build import pick_device
+from draftwood.target.native.target import NativeTarget
+from draftwood.target.toprows import TopRows
+from draftwood.tree import DraftTree
+from gpu_shapes import SHAPES, random_target
+
+TINY = "tiny"
+DRAFT_VOCABULARY = 32_000
+CHUNK = 512
+SURE = 0.7  # mean probability of the head's best token
+GROWTHS = {
+    "chain": NeuralOptions(growth="chain"),
+    "beam": NeuralOptions(growth="beam", top_k=10, depth=7),
+    "optimal": NeuralOptions(growth="optimal", top_k=10, batch=10),
+    "salf": NeuralOptions(growth="salf", top_k=10, batch=10, threshold=0.6),
+}
+AHEAD_CYCLES = 2_000_000  # of the device: the host has issued what is timed before the device begins with it
+REPLAYS = 30
+MOST_CYCLES = 1000
+MOST_EMITTED = 16  # tokens of a cycle, on the average
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One growth on one shape; times in ms."""
+
+    shape: str
+    growth: str
+    nodes: float
+    tokens: float  # emitted per cycle
+    passes: float
+    pass_ms: float
+    device_ms: float | None
+    host_ms: float
+    draft_ms: float
+    verify_ms: float
+
+    @property
+    def share(self) -> float:
+        return self.draft_ms / self.verify_ms
+
+
+class Clock:
+    """Counts and times the calls that go through it."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.calls, self.seconds = 0, 0.0
+
+    def around(self, function: Callable[..., TopRows]) -> Callable[..., TopRows]:
+        @wraps(function)
+        def timed(*args: Any) -> TopRows:
+            started = time.perf_counter()
+            result = function(*args)
+            self.seconds += time.perf_counter() - started
+            self.calls += 1
+            return result
+
+        return timed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cycle:
+    nodes: int
+    tokens: int
+    passes: int
+    pass_seconds: float
+    draft_seconds: float
+    verify_seconds: float
+
+
+class Request:
+    """A text that goes on in cycles, with a target and a draft model that know it."""
+
+    def __init__(self, target: NativeTarget, drafter: NeuralDrafter, passes: Clock, args: argparse.Namespace) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._passes = passes
+        self._budget = args.budget
+        self._rng = random.Random(0)
+        vocabulary = range(target.info.vocab_size)
+        prompt = self._rng.choices(vocabulary, k=args.context + 1)  # the last one is the root
+        params = SamplingParams(max_tokens=args.room)
+        self._drafter.begin(DraftRequest(prompt, params, np.random.default_rng(0)))
+        self._sequence = target.open(args.context + args.room + MOST_NODES)
+        for start in range(0, args.context, CHUNK):
+            tokens = prompt[start : min(start + CHUNK, args.context)]
+            output = self._run(tokens, chain_parents(len(tokens)), 0)
+            self._target.keep(self._sequence, range(len(tokens)))
+            self._drafter.read_prompt(PromptRows(start, output.logits, taps=output.taps))
+
+    def cycle(self) -> Cycle:
+        self._passes.reset()
+        started = time.perf_counter()
+        tree = self._drafter.propose(self._budget)
+        drafted = time.perf_counter() - started
+        started = time.perf_counter()
+        output = self._run(tree.tokens, tree.parents, len(tree))
+        choices = output.greedy_ids.tolist()
+        verified = time.perf_counter() - started
+        path = self._accepted(tree)
+        emitted = [*(tree.tokens[node] for node in path[1:]), choices[path[-1]]]
+        self._target.keep(self._sequence, path)
+        started = time.perf_counter()
+        self._drafter.observe(Verified(tree, output.logits, choices, path, emitted, output.taps))
+        drafted += time.perf_counter() - started
+        return Cycle(
+            nodes=len(tree),
+            tokens=len(emitted),
+            passes=self._passes.calls,
+            pass_seconds=self._passes.seconds,
+            draft_seconds=drafted,
+            verify_seconds=verified,
+        )
+
+    def _run(self, tokens: Sequence[int], parents: Sequence[int], num_logits: int) -> ForwardOutput:
+        self._target.set_taps(self._drafter.wants_taps)
+        return self._target.forward([Segment(self._sequence, tokens, parents, num_logits)])
+
+    def _accepted(self, tree: DraftTree) -> list[int]:
+        """A path from the root: a child is taken with the probability that the head gave it."""
+        path, children = [0], tree.children()
+        while True:
+            chance = self._rng.random()
+            for child in children[path[-1]]:
+                chance -= tree.probs[child]
+                if chance < 0.0:
+                    path.append(child)
+                    break
+            else:
+                return path
+
+    def close(self) -> None:
+        self._drafter.end()
+        self._target.close(self._sequence)
+
+
+def new_head(target: NativeTarget) -> Eagle3Head:
+    """A random head whose vocabulary is spread over the target's."""
+    info, total = target.info, target.info.vocab_size
+    size = min(DRAFT_VOCABULARY, total - 1)
+    config = default_head_config("eagle3", target.config, draft_vocab_size=size)
+    head = build_head(config, device=info.device, dtype=info.dtype)
+    assert isinstance(head, Eagle3Head)
+    generator = torch.Generator(info.device).manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+    head.set_vocabulary(torch.arange(size, device=info.device) * total // size)
+    head.bind(target.parts())
+    return head.eval()
+
+
+@torch.inference_mode()
+def make_sure(head: Eagle3Head, target: NativeTarget, rows: int = 64) -> float:
+    """Scales the head's logits until its best token has the probability SURE on the average; returns that."""
+    taps = head.config.taps_for(target.info.num_layers)
+    model = EagleModel(head, taps, rows)
+    sequence = model.open(rows)
+    generator = torch.Generator(target.info.device).manual_seed(1)
+    width = len(taps) * target.info.hidden_size
+    given = torch.randn(rows, width, generator=generator, device=target.info.device).to(target.info.dtype)
+    tokens = [31 * row % target.info.vocab_size for row in range(rows)]
+    model.forward([DraftSegment(Segment(sequence or 0, tokens, chain_parents(rows), 1), given)], 1)
+    logits = head.logits(model._hidden)  # [rows, Vd]
+
+    def mean(scale: float) -> float:
+        return float((scale * logits).softmax(dim=-1).amax(dim=-1).mean())
+
+    low, high = 0.0, 1e4
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean(middle) < SURE else (low, middle)
+    assert head.lm_head is not None
+    head.lm_head.weight.mul_(high)
+    return mean(high)
+
+
+def measure(name: str, args: argparse.Namespace, device: torch.device) -> Iterator[Row]:
+    _tell(f"{name}: making weights")
+    dtype = getattr(torch, args.dtype)
+    slots = len(args.growths) * (args.context + args.room + MOST_NODES)
+    target = random_target(name, dtype, device, slots)
+    head = new_head(target)
+    _tell(f"{name}: the head's best token has the probability {make_sure(head, target):.2f} on the average")
+    taps = head.config.taps_for(target.info.num_layers)
+    more = 2 * slots
+    model = EagleModel(head, taps, more) if args.eager else head_model(head, target.info.num_layers, more)
+    passes = Clock()
+    model.forward = passes.around(model.forward)  # type: ignore[method-assign]
+    requests: dict[str, Request] = {}
+    for growth in args.growths:
+        options = GROWTHS[growth]
+        drafter = Eagle3Drafter(options, Eagle3Drafter.sharing(model, options, target.info))
+        requests[growth] = Request(target, drafter, passes, args)
+    found: dict[str, list[Cycle]] = {growth: [] for growth in requests}
+    on_device: dict[str, float | None] = {}
+    _tell(f"{name}: {args.warm_up} + {args.cycles} cycles, {type(model).__name__}, {target.info.backend}")
+    for number in range(args.warm_up + args.cycles):
+        for growth, request in requests.items():
+            made = request.cycle()
+            if number >= args.warm_up:
+                found[growth].append(made)
+            if number == args.warm_up + args.cycles - 1:
+                on_device[growth] = device_ms(model)
+    for growth, request in requests.items():
+        request.close()
+        yield _row(name, growth, found[growth], on_device[growth])
+
+
+def _row(name: str, growth: str, cycles: Sequence[Cycle], on_device: float | None) -> Row:
+    def median_ms(seconds: Iterator[float]) -> float:
+        return 1e3 * statistics.median(seconds)
+
+    return Row(
+        shape=name,
+        growth=growth,
+        nodes=statistics.mean(cycle.nodes for cycle in cycles),
+        tokens=statistics.mean(cycle.tokens for cycle in cycles),
+        passes=statistics.mean(cycle.passes for cycle in cycles),
+        pass_ms=median_ms(cycle.pass_seconds / max(cycle.passes, 1) for cycle in cycles),
+        device_ms=on_device,
+        host_ms=median_ms(cycle.draft_seconds - cycle.pass_seconds for cycle in cycles),
+        draft_ms=median_ms(cycle.draft_seconds for cycle in cycles),
+        verify_ms=median_ms(cycle.verify_seconds for cycle in cycles),
+    )
+
+
+def device_ms(model: HeadModel) -> float | None:
+    """What the device takes for the latest pass: its graph is replayed alone, which changes nothing. None without."""
+    decoder = getattr(model, "_decoder", None)
+    graph = None if decoder is None else next(reversed(decoder._passes.values())).graph
+    if graph is None:
+        return None
+    times = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(float(start.elapsed_time(end)))
+    return statistics.median(times)
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = ["| shape | growth | nodes | tokens | passes | pass | device | host | draft | verify | draft / verify |"]
+    lines.append("| --- | --- " + "| ---: " * 9 + "|")
+    for row in rows:
+        counts = (f"{row.nodes:.1f}", f"{row.tokens:.2f}", f"{row.passes:.1f}")
+        device = "-" if row.device_ms is None else f"{row.device_ms:.3f}"
+        times = [f"{ms:.3f}" for ms in (row.host_ms, row.draft_ms, row.verify_ms)]
+        cells = (row.shape, row.growth, *counts, f"{row.pass_ms:.3f}", device, *times, f"{row.share:.2f}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=names, default=["8B"], help=f"some of {','.join(SHAPES)}")
+    parser.add_argument("--growths", type=names, default=list(GROWTHS), help=f"some of {','.join(GROWTHS)}")
+    parser.add_argument("--context", type=int, default=1024, help="positions before the first cycle")
+    parser.add_argument("--budget", type=int, default=60, help="nodes of a tree, the root included")
+    parser.add_argument("--cycles", type=int, help="of each growth; default: 100 on a GPU, else 10")
+    parser.add_argument("--warm-up", type=int, default=10, help="cycles before those, which compile and capture")
+    dtypes = ("float32", "float16", "bfloat16")
+    parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16 on a GPU, else float32")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--eager", action="store_true", help="run the head launch by launch")
+    parser.add_argument("--out", type=Path, help="a JSON file with all figures")
+    return parser.parse_args(argv)
+
+
+def check(args: argparse.Namespace) -> torch.device:
+    """Where it runs; refuses what cannot run before anything is made."""
+    for what, given, allowed in (("shape", args.shapes, tuple(SHAPES)), ("growth", args.growths, tuple(GROWTHS))):
+        if unknown := [name for name in given if name not in allowed]:
+            raise OptionError(f"There is no such {what}", got=", ".join(unknown), allowed=allowed)
+    if args.context < 1 or args.warm_up < 0 or args.cycles not in (None, *range(1, MOST_CYCLES + 1)):
+        raise OptionError("--context, --warm-up and --cycles count something", allowed=f"cycles: 1 to {MOST_CYCLES}")
+    if not 2 <= args.budget <= MOST_NODES:
+        raise OptionError("A tree has more than its root", got=f"--budget {args.budget}", allowed=f"2 to {MOST_NODES}")
+    if args.device == "auto" and not torch.cuda.is_available() and set(args.shapes) != {TINY}:
+        raise CapabilityError(
+            "There is no GPU here",
+            got=f"shapes {', '.join(args.shapes)}",
+            next_step="Try it with --shapes tiny, or wait for a CPU with --device cpu.",
+        )
+    return pick_device(args.device)
+
+
+def settle(args: argparse.Namespace, device: torch.device) -> None:
+    """What follows from the device and from the other options."""
+    on_gpu = device.type == "cuda"
+    args.dtype = args.dtype or ("bfloat16" if on_gpu else "float32")
+    args.cycles = args.cycles or (100 if on_gpu else 10)
+    args.room = (args.warm_up + args.cycles) * MOST_EMITTED
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    try:
+        device = check(args)
+        settle(args, device)
+        rows = [row for name in args.shapes for row in measure(name, args, device)]
+    except DraftwoodError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(table(rows), flush=True)
+    if args.out is not None:
+        facts = {"argv": sys.argv[1:], "machine": machine_facts(), "software": software_facts()}
+        content = {**facts, "rows": [{**asdict(row), "share": row.share} for row in rows]}
+        args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
