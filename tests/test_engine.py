@@ -30,6 +30,7 @@ from .engine_tools import (
     make_llm,
     reference,
 )
+from .neural_tools import NEURAL
 
 # -- exactness -------------------------------------------------------------------------------------------------------
 
@@ -43,7 +44,7 @@ def test_greedy_output_is_plain_decoding(llm: LLM, drafter: str | type[Drafter])
 
 def test_every_registered_drafter_is_tested_for_exactness() -> None:
     # A new drafter must be added to the lists that the tests go through.
-    assert drafter_names() == sorted([*CHOOSING, *DRAWING, "rest"])
+    assert drafter_names() == sorted([*CHOOSING, *DRAWING, *NEURAL, "rest"])
 
 
 @pytest.mark.parametrize("drafter", [*CHOOSING, *DRAWING, WildDrafter])

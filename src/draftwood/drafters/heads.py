@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import torch
+
 from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
 from draftwood.errors import CapabilityError, ModelError, OptionError
 from draftwood.heads import check_fit, load_head
@@ -38,7 +40,7 @@ class HeadDrafter(NeuralDrafter):
         if not options.head:
             raise OptionError(
                 f"The drafter {cls.name!r} needs a head",
-                next_step="Name its folder: drafter_options={'head': 'FOLDER'}, or --option head=FOLDER.",
+                next_step="Name its folder: drafter_options={'head': 'FOLDER'}, or --drafter-option head=FOLDER.",
             )
         if not info.can_tap:
             raise CapabilityError(
@@ -46,7 +48,9 @@ class HeadDrafter(NeuralDrafter):
                 got=info.backend,
                 next_step="Use a drafter without a head.",
             )
-        head, config, _ = load_head(Path(options.head), info.device, info.dtype)
+        # Half precision is slow in torch on a CPU, where it is the target's kernels that are made for it.
+        dtype = info.dtype if info.device.type == "cuda" else torch.float32
+        head, config, _ = load_head(Path(options.head), info.device, dtype)
         if config.kind not in cls.kinds:
             raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
         problems = check_fit(config, info)
@@ -58,7 +62,7 @@ class HeadDrafter(NeuralDrafter):
             )
         head.bind(target.parts())
         model = head_model(head, info.num_layers, MORE_SLOTS * target.num_slots)
-        return Shared(model, options.for_growth(), cls.name)
+        return cls.sharing(model, options, info)
 
 
 class EagleDrafter(HeadDrafter):

@@ -70,6 +70,7 @@ class Shared(NamedTuple):
     model: DraftModel
     growth: GrowthOptions
     tag: str  # the source that nodes are said to come from
+    longest: int  # positions that a text can have, tree nodes included
 
 
 class NeuralDrafter(Drafter):
@@ -94,6 +95,12 @@ class NeuralDrafter(Drafter):
             next_step="Use it with an LLM, not with a recording of one.",
         )
 
+    @classmethod
+    def sharing(cls, model: DraftModel, options: NeuralOptions, target: TargetInfo) -> Shared:
+        """No text outgrows the target's context, whatever ``max_tokens`` says: no more is kept free for it."""
+        longest = min(model.longest, target.context_length + MOST_NODES)
+        return Shared(model, options.for_growth(), cls.name, longest)
+
     def begin(self, request: DraftRequest) -> None:
         self._params = request.params
         self._prompt_ids = request.prompt_ids
@@ -104,13 +111,13 @@ class NeuralDrafter(Drafter):
         self._features: list[torch.Tensor] = []
         self._length = 0  # tokens that it has read
         self._root = request.prompt_ids[-1]
-        self._room = min(len(request.prompt_ids) + request.params.max_tokens + MOST_NODES, self._model.longest)
+        self._room = min(len(request.prompt_ids) + request.params.max_tokens + MOST_NODES, self.shared.longest)
         self._sequence = self._model.open(self._room)
 
     def read_prompt(self, rows: PromptRows) -> None:
         if rows.taps is not None and self._sequence is not None:
             end = rows.start + len(rows.taps) + 1
-            self._add_text(self._prompt_ids[rows.start + 1 : end], rows.taps)
+            self._add_text(self._prompt_ids[rows.start + 1 : end], rows.taps.clone())  # it is the target's own memory
             self._read_text(1)  # the last may be the root, which is wanted later
 
     def propose(self, budget: int) -> DraftTree:
@@ -150,21 +157,21 @@ class NeuralDrafter(Drafter):
     # -- growing a tree ----------------------------------------------------------------------------------------------
 
     def _start(self, budget: int) -> None:
-        ends = self._length + len(self._unread) + MOST_NODES  # where the model's cache would, at most
         # A text of one token has nothing before it that a head could read.
-        can = self._sequence is not None and self._unread and ends <= self._room
+        can = self._sequence is not None and self._unread
         size = min(budget, MOST_NODES) if can else 1
         options, tag = self.shared.growth, self.shared.tag
         self._growth = make_growth(self.options.growth, self._root, size, options, self._draw, tag)
         self._reads_root = True  # in its next pass
         self._num_run = 0  # nodes below the root that the model was run over
+        self._most_run = min(MOST_NODES, self._room - self._length - len(self._unread))
         if self._is_growing:
             self._read_text(CHUNK)
 
     @property
     def _is_growing(self) -> bool:
         frontier = self._growth.frontier()
-        return frontier is not None and self._num_run + len(frontier.tokens) <= MOST_NODES
+        return frontier is not None and self._num_run + len(frontier.tokens) <= self._most_run
 
     def _next_segment(self) -> DraftSegment:
         """The root, with the text before it that the model has not read; later the frontier."""
@@ -207,7 +214,7 @@ class NeuralDrafter(Drafter):
 
     def _add_text(self, tokens: Sequence[int], taps: torch.Tensor) -> None:
         self._unread += tokens
-        self._features.append(taps.clone())  # it is the target's own memory
+        self._features.append(taps)
 
     def _take_text(self, size: int | None = None) -> tuple[list[int], torch.Tensor | None]:
         """The first tokens that the model has not read, or all, with what stands before them."""

@@ -33,7 +33,7 @@ class SmallModelDrafter(NeuralDrafter):
         if not options.model:
             raise OptionError(
                 "The drafter 'sps' needs a draft model",
-                next_step="Name one: drafter_options={'model': 'NAME'}, or --option model=NAME.",
+                next_step="Name one: drafter_options={'model': 'NAME'}, or --drafter-option model=NAME.",
             )
         info = target.info
         loaded = load_target(
@@ -43,7 +43,7 @@ class SmallModelDrafter(NeuralDrafter):
             cache_tokens=target.num_slots + MORE_SLOTS,
         )
         check_same_vocabulary(codec, loaded.codec, info.name, loaded.target.info.name)
-        return Shared(SmallModel(loaded.target, info.vocab_size), options.for_growth(), cls.name)
+        return cls.sharing(SmallModel(loaded.target, info.vocab_size), options, info)
 
 
 def check_same_vocabulary(codec: TextCodec, other: TextCodec, name: str, other_name: str) -> None:

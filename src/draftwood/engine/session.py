@@ -147,8 +147,15 @@ class Session:
 
     @property
     def wanted_nodes(self) -> int:
-        """How large a tree the drafter should offer at most."""
+        """How large a tree the drafter should offer at most. Before the last token guesses are of no use."""
+        if self._num_left <= 1:
+            return 1
         return self.request.budget if self._sizer is None else min(self.request.budget, self._sizer.wanted)
+
+    @property
+    def _num_left(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.request.max_tokens - (len(self.tokens) - len(self.request.prompt_ids))
 
     def propose(self, drafted: Drafted | None, load: Load) -> Segment | None:
         """A stretch of the prompt, or what the drafter has made; None if it failed. ``load``: of the others."""
@@ -251,8 +258,7 @@ class Session:
             if self._sizer is not None:
                 tree = self._sizer.cut(tree, context, time.perf_counter() - started, load)
             tree = tree.first(self.capacity - context)
-            remaining = self.request.max_tokens - (len(self.tokens) - len(self.request.prompt_ids))
-            tree = tree.limited(remaining - 1)
+            tree = tree.limited(self._num_left - 1)
         self.stats.draft_seconds += time.perf_counter() - started
         return tree
 

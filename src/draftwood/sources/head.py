@@ -34,12 +34,13 @@ class HeadModel(DraftModel):
     keeps_drafts = False
 
     def __init__(self, head: Head, taps: tuple[int, ...], num_slots: int) -> None:
-        config, parts = head.config, head.parts
-        dtype, device = parts.embed.dtype, parts.embed.device
+        config, device = head.config, head.parts.embed.device
+        dtype = next(head.parameters()).dtype
         self.taps = taps
         self.longest = num_slots
         self._head = head
         self._device = device
+        self._dtype = dtype
         layers, heads, dim = (
             (config.num_layers, config.num_kv_heads, config.head_dim) if config.num_layers else (0, 1, 1)
         )
@@ -74,6 +75,10 @@ class HeadModel(DraftModel):
         assert isinstance(self._head, Eagle3Head)
         return self._head.vocabulary().to("cpu", torch.int32).numpy()
 
+    def _own(self, states: Tensor) -> Tensor:
+        """What the target has, in the head's type and place."""
+        return states.to(self._device, self._dtype)
+
     def _index(self, numbers: Sequence[int]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
@@ -87,13 +92,13 @@ class EagleModel(HeadModel):
         head = self._head
         given = torch.cat(
             [
-                self._hidden[self._index(_slots_above(segment))] if own is None else head.fuse(own.to(self._device))
+                self._hidden[self._index(_slots_above(segment))] if own is None else head.fuse(self._own(own))
                 for segment, own in zip(batch.segments, features, strict=True)
             ]
         )  # [N, H]
-        embeds = head.embed(self._index(batch.token_ids))  # [N, Ht]
+        embeds = self._own(head.embed(self._index(batch.token_ids)))  # [N, Ht]
         attend = CacheAttention(self._cache, batch.segments)
-        hidden = head(embeds, given.to(embeds.dtype), self._index(batch.positions()), attend)  # [N, H]
+        hidden = head(embeds, given, self._index(batch.positions()), attend)  # [N, H]
         for segment in batch.segments:
             self._hidden[segment.first_slot : segment.first_slot + segment.size] = hidden[segment.rows]
         return head.logits(hidden[self._index(batch.logit_rows())])
@@ -126,7 +131,7 @@ class AheadModel(HeadModel):
             rows = [row for row, path in enumerate(paths) if len(path) == depth]
             tokens = [[self._tokens[slot] for slot in paths[row]] for row in rows]
             hidden = self._hidden[self._index([paths[row][0] for row in rows])]  # [m, H]
-            embeds = self._head.embed(torch.tensor(tokens, device=self._device))  # [m, depth, H]
+            embeds = self._own(self._head.embed(torch.tensor(tokens, device=self._device)))  # [m, depth, H]
             logits[self._index(rows)] = self._head.logits_at(depth, hidden, embeds)
         return logits
 
@@ -135,7 +140,7 @@ class AheadModel(HeadModel):
         starts = list(accumulate((segment.size for segment, _ in text), initial=0))
         segments = [segment._replace(start=start) for start, (segment, _) in zip(starts, text, strict=False)]
         positions = self._index(PackedBatch([], segments).positions())
-        features = self._head.fuse(torch.cat([own.to(self._device) for _, own in text]))  # [N, H]
+        features = self._head.fuse(self._own(torch.cat([own for _, own in text])))  # [N, H]
         hidden = self._head(features, positions, CacheAttention(self._cache, segments))
         for segment in segments:
             self._hidden[segment.first_slot : segment.first_slot + segment.size] = hidden[segment.rows]

@@ -8,7 +8,7 @@ import numpy as np
 
 from draftwood.errors import CapabilityError
 from draftwood.sources.neural import DraftModel, DraftSegment
-from draftwood.target.base import Target
+from draftwood.target.base import USUAL_TOP, Segment, Target
 from draftwood.target.toprows import TopRows, top_rows
 
 
@@ -34,8 +34,8 @@ class SmallModel(DraftModel):
 
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         self.target.set_taps(())
-        self.target.set_top(k)
-        output = self.target.forward([segment for segment, _ in segments])
+        self.target.set_top(max(k, USUAL_TOP))  # one size of answers where it makes no difference
+        output = self.target.forward([self._readable(segment) for segment, _ in segments])
         k = min(k, output.logits.shape[1])
         top = output.top
         if top is None or top.ids.shape[1] < k:
@@ -45,6 +45,13 @@ class SmallModel(DraftModel):
             return top
         known = top.ids < self._num_tokens  # padded vocabularies differ among the sizes of one family
         return TopRows(np.where(known, top.ids, -1), np.where(known, top.logits, -np.inf), top.log_total)
+
+    def _readable(self, segment: Segment) -> Segment:
+        """A token that it does not have is read as its first one: an odd text costs guesses, and nothing else."""
+        size = self.target.info.vocab_size
+        if max(segment.token_ids) < size:
+            return segment
+        return segment._replace(token_ids=[token if token < size else 0 for token in segment.token_ids])
 
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
         self.target.keep(sequence, nodes)
