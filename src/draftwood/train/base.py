@@ -13,14 +13,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from draftwood.errors import OptionError
 from draftwood.heads import Head
+
+if TYPE_CHECKING:
+    from draftwood.train.frozen import FrozenTarget
 
 
 class Example(NamedTuple):
@@ -73,15 +77,39 @@ class Losses(NamedTuple):
 
 
 class Method(ABC):
-    """How a head is trained. Built once for a run; options are its own record."""
+    """How a head is trained. Built once for a run; options are its own record.
+
+        method = method_class("hass")(options, head, frozen, seed)
+        method.begin_step(step, num_steps)                     # before the batches of an optimiser step
+        losses = method.losses(batch, signals)
+
+    What is random follows from the seed, the step and the text alone: neither from what ran before nor from the batch
+    a text is in. A head in evaluation mode (``head.eval()``) sees nothing random.
+    """
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]  # of heads that it trains
     Options: ClassVar[type[Any]]
 
-    def __init__(self, options: Any, head: Head) -> None:
+    checkpoints: bool = False  # whether what lies between is computed again on the way back, to save memory
+    block: int | None = None  # positions whose logits over the vocabulary are computed together; None: as many as fit
+
+    def __init__(self, options: Any, head: Head, frozen: FrozenTarget, seed: int = 0) -> None:
+        if head.config.kind not in self.kinds:
+            raise OptionError(
+                f"The method {self.name!r} does not train heads of this kind", got=head.config.kind, allowed=self.kinds
+            )
         self.options = options
         self.head = head
+        self.frozen = frozen
+        self.seed = seed
+        self.step = 0
+        self.num_steps = 0  # 0: not known
+
+    def begin_step(self, step: int, num_steps: int) -> None:
+        """What changes as training goes on follows from this: optimiser step ``step``, from 0, of ``num_steps``."""
+        self.step = step
+        self.num_steps = num_steps
 
     @abstractmethod
     def losses(self, batch: Batch, signals: Signals) -> Losses: ...

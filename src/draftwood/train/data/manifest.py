@@ -1,0 +1,114 @@
+"""What a folder of training data says about itself.
+
+There is no date in it: the same command makes the same bytes. The part that the answers depend on identifies the run;
+a folder is gone on with by the same run and no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from draftwood.drafters.memory import model_fingerprint
+from draftwood.errors import OptionError
+from draftwood.files import new_file
+from draftwood.target.base import TargetInfo
+from draftwood.train.data.shards import FORMAT, VERSION, Counts, DataError
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    model: dict[str, Any]  # name, fingerprint, dtype, vocab_size
+    settings: dict[str, Any]  # DataSettings.recorded()
+    sources: list[dict[str, Any]]  # files: name, sha256, prompts taken and skipped
+    prompts: int  # of the files and self-made
+    licence: str = ""
+    complete: bool = False
+    counts: Counts = field(default_factory=dict)  # of everything
+    shards: list[Counts] = field(default_factory=list)
+
+    def identity(self) -> dict[str, Any]:
+        """What the answers depend on."""
+        names = ("model", "settings", "sources", "prompts")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def run_id(self) -> str:
+        content = {"format": FORMAT, "version": VERSION, **self.identity()}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.prompts // int(self.settings["shard_size"]))
+
+    def check_model(self, info: TargetInfo) -> None:
+        """Refuses a target other than the one that wrote the data: a head would learn to guess somebody else."""
+        if self.model["fingerprint"] != model_fingerprint(info):
+            raise DataError(
+                "The training data was written by another model",
+                got=model_fingerprint(info),
+                allowed=self.model["fingerprint"],
+                next_step="Make data with this model: draftwood train data ... --model NAME --out FOLDER",
+            )
+
+
+def about_model(info: TargetInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "fingerprint": model_fingerprint(info),
+        "dtype": str(info.dtype).removeprefix("torch."),
+        "vocab_size": info.vocab_size,
+    }
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+    with new_file(folder / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if (content["format"], content["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"{content['format']} {content['version']}")
+        manifest = Manifest(**{f.name: content[f.name] for f in fields(Manifest)})
+        _ = manifest.model["fingerprint"], manifest.model["vocab_size"], manifest.num_shards
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{folder} has no training data",
+            got=f"no {MANIFEST} there",
+            next_step="Name a folder that --out of draftwood train data made.",
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
+        raise DataError(f"{path} cannot be read", got=error, allowed=f"{FORMAT} {VERSION}") from error
+    return manifest
+
+
+def check_same_run(folder: Path, before: Manifest, now: Manifest) -> None:
+    """Refuses to go on with a folder that was begun in another way; says what differs."""
+    old, new = _flat(before.identity()), _flat(now.identity())
+    different = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    if different:
+        raise OptionError(
+            f"{folder} was begun with other settings",
+            got=", ".join(f"{name} {new.get(name)}" for name in different),
+            allowed=", ".join(f"{name} {old.get(name)}" for name in different),
+            next_step="Give the settings it was begun with, or name another folder.",
+        )
+
+
+def _flat(identity: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in identity.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            found[name] = value
+    return found

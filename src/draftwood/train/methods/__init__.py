@@ -1,0 +1,37 @@
+"""Training methods by name; each is imported when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+
+from draftwood.errors import DraftwoodError, OptionError
+from draftwood.train.base import Method
+
+METHODS: dict[str, str] = {
+    "eagle": "draftwood.train.methods.eagle:EagleMethod",
+    "eagle3": "draftwood.train.methods.eagle3:Eagle3Method",
+    "griffin": "draftwood.train.methods.griffin:GriffinMethod",
+    "gto": "draftwood.train.methods.gto:GtoMethod",
+    "hass": "draftwood.train.methods.hass:HassMethod",
+    "hydra": "draftwood.train.methods.ahead:HydraMethod",
+    "medusa": "draftwood.train.methods.ahead:MedusaMethod",
+    "talf": "draftwood.train.methods.talf:TalfMethod",
+}
+
+
+def method_class(name: str) -> type[Method]:
+    if name not in METHODS:
+        near = difflib.get_close_matches(str(name), METHODS, n=1)
+        raise OptionError(
+            "There is no training method of that name",
+            got=repr(name),
+            allowed=sorted(METHODS),
+            next_step=f"Did you mean {near[0]!r}?" if near else None,
+        )
+    module, attribute = METHODS[name].split(":")
+    try:
+        cls: type[Method] = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise DraftwoodError(f"The method {name!r} cannot be loaded", got=f"{METHODS[name]}: {error}") from error
+    return cls

@@ -1,0 +1,68 @@
+"""Medusa and Hydra: every depth guesses its token from the target's hidden state, by plain cross-entropy.
+
+Depth d, from 1, reads the state before the root and guesses the token d behind the root. Hydra heads also read the
+tokens between, which are those of the text here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwood.drafters.checks import check_flag, check_share
+from draftwood.heads import HydraHead, MedusaHead
+from draftwood.train.base import Batch, Losses, Method, Signals
+from draftwood.train.losses import Marker, Places
+from draftwood.train.methods.unrolled import Recipe, joined, zero_of
+from draftwood.train.unroll import UnrolledAttention
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AheadOptions:
+    decay: float = 0.8  # of a depth's weight against the one before
+    soft: bool = False  # labels are the target's distributions, not the tokens of the text
+
+    def __post_init__(self) -> None:
+        check_share(self, "decay")
+        check_flag(self, "soft")
+
+
+class AheadMethod(Method):
+    Options = AheadOptions
+    options: AheadOptions
+    head: MedusaHead | HydraHead
+
+    def losses(self, batch: Batch, signals: Signals) -> Losses:
+        num_depths = self.head.config.num_heads_ahead
+        places = Places.of(batch)
+        hidden = self._guesses(batch, signals, places)  # [S, P, H]
+        marker = Marker(self.head, self.frozen, self._say, hard=not self.options.soft)
+        marks = marker.marks(hidden, places, batch, signals.hidden, self.block)
+        return joined(Recipe(steps=num_depths, decay=self.options.decay), marks, None, places.reached(num_depths))
+
+    def _guesses(self, batch: Batch, signals: Signals, places: Places) -> Tensor:
+        num_depths = self.head.config.num_heads_ahead
+        features = self.head.fuse(signals.taps.to(next(self.head.parameters()).dtype))  # [B, L, H]
+        if not places.number:
+            return torch.zeros(num_depths, 0, features.shape[-1], device=features.device) + zero_of(self.head)
+        num_roots = features.shape[1] - 2
+        attend = UnrolledAttention().attend(0)
+        hidden = self.head(features[:, :num_roots], batch.positions()[:, :num_roots], attend)  # [B, N, H]
+        return places.guesses([hidden] * num_depths, num_depths)
+
+    def _say(self, hidden: Tensor, path_ids: Tensor) -> Tensor:
+        embeds = self.head.embed(path_ids).to(hidden.dtype)  # [C, S, H]
+        depths = range(1, len(hidden) + 1)
+        return torch.stack([self.head.logits_at(d, hidden[d - 1], embeds[:, -d:]) for d in depths])
+
+
+class MedusaMethod(AheadMethod):
+    name = "medusa"
+    kinds = ("medusa",)
+
+
+class HydraMethod(AheadMethod):
+    name = "hydra"
+    kinds = ("hydra",)

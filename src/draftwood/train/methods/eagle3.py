@@ -1,0 +1,28 @@
+"""EAGLE-3: training-time test. Cross-entropy alone, along as many steps as are drafted, with gradients through all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftwood.drafters.checks import check_share, check_whole
+from draftwood.train.methods.unrolled import Recipe, UnrolledMethod
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eagle3Options:
+    steps: int = 7
+    decay: float = 0.8  # of a step's weight against the one before
+
+    def __post_init__(self) -> None:
+        check_whole(self, 1, "steps")
+        check_share(self, "decay")
+
+
+class Eagle3Method(UnrolledMethod):
+    name = "eagle3"
+    kinds = ("eagle3",)
+    Options = Eagle3Options
+    options: Eagle3Options
+
+    def recipe(self) -> Recipe:
+        return Recipe(steps=self.options.steps, decay=self.options.decay)

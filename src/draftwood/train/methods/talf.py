@@ -1,0 +1,132 @@
+"""TALF: a head learns what the target says behind every node of trees that the target grew itself.
+
+For root positions of a text the target grows a tree once (`trees/grow.py`); its distributions behind the nodes are the
+labels, in every epoch. The head follows every path and reads its own features on the way, all nodes of a depth of all
+roots together (`trees/run.py`). The loss is the cross-entropy, summed over the nodes of a tree; there is no regression
+of features. With k = 1 it is HASS without that regression, along the target's choices instead of the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from draftwood.drafters.checks import check_flag, check_whole
+from draftwood.heads import Head
+from draftwood.train.base import Batch, Losses, Method, Signals
+from draftwood.train.frozen import FrozenTarget
+from draftwood.train.methods.unrolled import zero_of
+from draftwood.train.trees.grow import Beam, TextTrees, grow_trees
+from draftwood.train.trees.labels import Labels, node_losses, vocabulary_of
+from draftwood.train.trees.roots import counted_roots, drawn_roots, padded, texts_of
+from draftwood.train.trees.run import DraftHead, HeadRun
+from draftwood.train.trees.store import TreeStore
+from draftwood.train.trees.walk import Texts
+
+MOST_WIDTH = 1 << 14  # parents are kept in 16 bits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TalfOptions:
+    width: int = 4  # k: nodes of a depth
+    depth: int = 3  # steps of the head: the root, and depth - 1 rows of nodes below it
+    roots: int = 0  # positions of a text that trees hang off, drawn once for all epochs; 0: all that count
+    labels: int = 64  # tokens of a label that are kept; all others are one class
+    folder: str = ""  # where trees are kept from one run to the next; empty: nowhere
+    memory_mb: int = 8192  # of trees that are held; the others are read, or grown, again
+
+    detach: bool = False  # no gradient from a node into the output that it reads
+
+    def __post_init__(self) -> None:
+        check_whole(self, 1, "width", high=MOST_WIDTH)
+        check_whole(self, 1, "depth", "labels")
+        check_whole(self, 0, "roots", "memory_mb")
+        check_flag(self, "detach")
+
+
+class TalfMethod(Method):
+    name: ClassVar[str] = "talf"
+    kinds: ClassVar[tuple[str, ...]] = ("eagle", "eagle3")
+    Options = TalfOptions
+
+    options: TalfOptions
+
+    def __init__(self, options: TalfOptions, head: Head, frozen: FrozenTarget, seed: int = 0) -> None:
+        super().__init__(options, head, frozen, seed)
+        self._vocabulary = vocabulary_of(cast(DraftHead, head))
+        tokens = head.config.draft_vocab_size
+        self._beam = Beam(min(options.width, tokens), options.depth, min(options.labels, tokens))
+        folder = Path(options.folder) if options.folder else None
+        self.store = TreeStore(self._setting(), self._grow, folder, options.memory_mb << 20)
+
+    def losses(self, batch: Batch, signals: Signals) -> Losses:
+        head = cast(DraftHead, self.head)
+        device = batch.token_ids.device
+        texts, roots = texts_of(batch), counted_roots(batch)
+        if self.options.roots:
+            pairs = zip(texts, roots, strict=True)
+            roots = [drawn_roots(own, self.options.roots, text, self.seed) for text, own in pairs]
+        trees = _side_by_side(self.store.trees(texts, roots), device)
+        places, is_root = padded(roots, 1, device)  # [B, R]
+        run = HeadRun(head, batch, signals, places, detach=self.options.detach, checkpoints=self.checkpoints)
+        hidden = self._follow(run, trees)
+        counts = trees.counts & is_root[..., None]  # [B, R, nodes]
+        labels = Labels(*(part[counts] for part in (trees.ids, trees.probs.float(), trees.rest, trees.counts)))
+        found = node_losses(head, hidden[counts], labels, self.block)
+        num_roots = is_root.sum().float()
+        loss = found.cross_entropy.sum() if len(found.cross_entropy) else zero_of(head)
+        total = loss / num_roots.clamp(min=1.0)
+        parts = self._parts(found.cross_entropy, found.is_right, counts)
+        return Losses(total, {"loss": total.detach(), **parts}, num_roots)
+
+    def _follow(self, run: HeadRun, trees: TextTrees) -> Tensor:
+        """The head's outputs behind all nodes, [B, R, nodes, H]."""
+        outputs = [run.at_roots()]
+        for tokens, parents in zip(trees.tokens.unbind(2), trees.parents.unbind(2), strict=True):
+            outputs.append(run.step(tokens.long(), parents.long()))
+        return torch.cat(outputs, dim=2)
+
+    def _parts(self, cross_entropy: Tensor, is_right: Tensor, counts: Tensor) -> dict[str, Tensor]:
+        """Means by depth."""
+        width = self._beam.width
+        numbers = torch.arange(counts.shape[2], device=counts.device)
+        depths = ((numbers + width - 1) // width).expand(counts.shape)[counts]  # [N]
+        sizes, losses, right = (
+            torch.zeros(self._beam.depth, device=counts.device).index_add_(0, depths, each.detach().float())
+            for each in (torch.ones_like(cross_entropy), cross_entropy, is_right)
+        )
+        sizes = sizes.clamp(min=1.0)
+        parts = {}
+        for depth in range(self._beam.depth):
+            suffix = f"_{depth}" if depth else ""
+            parts[f"cross_entropy{suffix}"] = losses[depth] / sizes[depth]
+            parts[f"accuracy{suffix}"] = right[depth] / sizes[depth]
+        return parts
+
+    def _grow(self, texts: Texts, roots: Texts) -> list[TextTrees]:
+        return grow_trees(self.frozen.target, texts, roots, self._beam, self._vocabulary)
+
+    def _setting(self) -> str:
+        """What the trees of a text depend on besides the text: the target, the beam and the head's vocabulary."""
+        info, norm = self.frozen.target.info, self.frozen.parts.norm
+        content = hashlib.sha256(norm.detach().float().cpu().numpy().tobytes())
+        if self._vocabulary is not None:
+            content.update(self._vocabulary.cpu().numpy().tobytes())
+        return f"{info.name} {info.num_parameters} {info.dtype} {tuple(self._beam)} {content.hexdigest()}"
+
+
+def _side_by_side(trees: Sequence[TextTrees], device: torch.device) -> TextTrees:
+    """The trees of several texts, [B, R, ...] on the device; padded with zeros."""
+    parts = [pad_sequence(_at_least_one(part), batch_first=True) for part in zip(*trees, strict=True)]
+    return TextTrees(*(part.to(device) for part in parts))
+
+
+def _at_least_one(parts: Sequence[Tensor]) -> list[Tensor]:
+    return [part if len(part) else part.new_zeros(1, *part.shape[1:]) for part in parts]

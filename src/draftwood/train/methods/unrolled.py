@@ -1,0 +1,133 @@
+"""What the methods for EAGLE-type heads have in common: the head runs over its own outputs, every step is compared."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import OptionError
+from draftwood.heads import Eagle3Head, EagleHead, Head
+from draftwood.train.base import Batch, Losses, Method, Signals
+from draftwood.train.losses import Marker, Marks, Places, share, smooth_l1
+from draftwood.train.unroll import unroll
+
+NOISE_LENGTH = 512  # tokens of a text to which the noise that is asked for applies; longer ones get less
+
+
+class Recipe(NamedTuple):
+    """A loss: of step j ``decay ** j`` times the weighted sum of its parts."""
+
+    steps: int = 1
+    decay: float = 1.0
+    regression: float = 0.0  # weights
+    classification: float = 1.0
+    top_k_weight: float = 0.0
+    top_k: int = 10
+    noise: float = 0.0  # width of the uniform noise on the target's features, for texts of 512 tokens
+    detach: bool = False  # no gradient from a step into the one before it
+    close_k: int = 0  # see Marks.close
+
+
+class UnrolledMethod(Method):
+    """Subclasses say what the loss is made of, and which guesses take part in it."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("eagle",)
+    head: EagleHead | Eagle3Head
+
+    @abstractmethod
+    def recipe(self) -> Recipe: ...
+
+    def losses(self, batch: Batch, signals: Signals) -> Losses:
+        recipe = self.recipe()
+        places = Places.of(batch)
+        taps = signals.taps.to(next(self.head.parameters()).dtype)
+        features = self.head.fuse(taps)  # [B, L, H]
+        hidden = self._guesses(batch, features, places, recipe)  # [S, P, H]
+        marker = Marker(
+            self.head,
+            self.frozen,
+            lambda hidden, _: self.head.logits(hidden),
+            top_k=recipe.top_k if recipe.top_k_weight else 0,
+            close_k=recipe.close_k,
+        )
+        marks = marker.marks(hidden, places, batch, signals.hidden, self.block)
+        away = smooth_l1(hidden, places.at(features).detach()) if recipe.regression else None
+        return joined(recipe, marks, away, self.counted(marks, places, batch))
+
+    def counted(self, marks: Marks, places: Places, batch: Batch) -> Tensor:
+        """The guesses that take part, ``[S, P]``."""
+        return places.reached(len(marks.right))
+
+    def _guesses(self, batch: Batch, features: Tensor, places: Places, recipe: Recipe) -> Tensor:
+        num_pairs = batch.token_ids.shape[1] - 2  # the last one guesses the last token
+        if not places.number:
+            return torch.zeros(recipe.steps, 0, features.shape[-1], device=features.device) + zero_of(self.head)
+        if recipe.noise and self.head.training:
+            features = features + self._noise(batch, features, recipe.noise)
+        outputs = unroll(
+            self.head,
+            self.head.embed(batch.token_ids[:, 1 : num_pairs + 1]).to(features.dtype),
+            features[:, :num_pairs],
+            batch.positions()[:, :num_pairs],
+            recipe.steps,
+            detach=recipe.detach,
+            checkpoints=self.checkpoints,
+        )
+        return places.guesses(outputs, recipe.steps)
+
+    def _noise(self, batch: Batch, features: Tensor, width: float) -> Tensor:
+        """Noise for every text that depends on its tokens, the step and the seed, not on what it is padded to."""
+        noise = torch.zeros_like(features)
+        for row, (ids, length) in enumerate(zip(batch.token_ids.cpu(), batch.lengths.tolist(), strict=True)):
+            digest = hashlib.blake2b(ids[:length].numpy().tobytes(), digest_size=6).digest()
+            seed = hashlib.blake2b(f"{self.seed} {self.step} ".encode() + digest, digest_size=6).digest()
+            generator = torch.Generator(noise.device).manual_seed(int.from_bytes(seed, "big"))
+            drawn = torch.rand(length, noise.shape[-1], generator=generator, device=noise.device)
+            noise[row, :length] = (drawn - 0.5) * (width * NOISE_LENGTH / length)
+        return noise
+
+
+def joined(recipe: Recipe, marks: Marks, away: Tensor | None, counted: Tensor) -> Losses:
+    """The loss of the guesses that are ``counted [S, P]``; ``away [S, P]``, how far their features are.
+
+    All parts are divided by the number of guesses of step 0, so that batches of several processes can be joined.
+    """
+    number = max(counted.shape[1], 1)
+    decay = recipe.decay ** torch.arange(recipe.steps, device=counted.device)  # [S]
+    weighted = counted * decay[:, None]  # [S, P]
+    terms = [("classification", recipe.classification, marks.cross_entropy)]
+    if away is not None:
+        terms.append(("regression", recipe.regression, away))
+    if recipe.top_k_weight:
+        terms.append(("top_k", recipe.top_k_weight, marks.top_k))
+    parts = {name: (weighted * each).sum() / number for name, _, each in terms}
+    total = torch.stack([weight * parts[name] for name, weight, _ in terms]).sum()
+    accuracies = {f"accuracy_{step}" if step else "accuracy": x for step, x in enumerate(share(marks.right, counted))}
+    logged = {"loss": total, **parts, **accuracies}
+    weight = torch.tensor(float(counted.shape[1]), device=counted.device)
+    return Losses(total, {name: value.detach() for name, value in logged.items()}, weight)
+
+
+def zero_of(head: Head) -> Tensor:
+    """Nothing to learn; but every parameter gets a gradient, which is zero."""
+    return torch.stack([parameter.sum() for parameter in head.parameters()]).sum() * 0.0
+
+
+def check_weights(options: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value < 0:
+            raise OptionError(f"{name} is no weight", got=repr(value), allowed="0 or more")
+
+
+def check_some_weight(options: Any, *names: str) -> None:
+    """A loss without any part teaches nothing."""
+    check_weights(options, *names)
+    if not any(getattr(options, name) for name in names):
+        raise OptionError("A loss needs a part with a weight", got="0 for all", allowed=names)

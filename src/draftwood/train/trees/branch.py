@@ -1,0 +1,49 @@
+"""How likely a head finds a branch below each root, with gradients."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from draftwood.train.trees.reward import Branch
+from draftwood.train.trees.run import DraftHead, HeadRun
+
+ROWS = 4096  # whose logits are held at once
+
+
+def branch_log_probs(head: DraftHead, run: HeadRun, branch: Branch, is_root: Tensor) -> Tensor:
+    """The log-probability of the whole branch [B, R, D] under the head, [B, R]; 0 where it is empty and at what
+    ``is_root [B, R]`` says is none. ``run`` has not left its roots. All tokens of a branch are tokens of the head."""
+    length = torch.where(is_root, branch.length, 0)  # [B, R]
+    longest = int(length.amax()) if length.numel() else 0
+    total = torch.zeros(length.shape, device=length.device)
+    parents = torch.zeros_like(length)[..., None]
+    hidden = run.at_roots()  # [B, R, 1, H]
+    for depth in range(longest):
+        if depth:
+            hidden = run.step(branch.tokens[..., depth - 1 : depth], parents)
+        counts = length > depth
+        found = _log_probs(head, hidden[:, :, 0][counts], head.draft_ids(branch.tokens[..., depth][counts]))
+        total = total.masked_scatter(counts, total[counts] + found)
+    return total
+
+
+def _log_probs(head: DraftHead, hidden: Tensor, own_ids: Tensor) -> Tensor:
+    """Of tokens [n] of the head behind ``hidden [n, H]``, some at a time; logits are not kept."""
+    parts = []
+    for rows, ids in zip(torch.split(hidden, ROWS), torch.split(own_ids, ROWS), strict=True):
+        if torch.is_grad_enabled() and rows.requires_grad:
+            again = checkpoint(_some_log_probs, head, rows, ids, use_reentrant=False, preserve_rng_state=False)
+            parts.append(cast(Tensor, again))
+        else:
+            with torch.enable_grad():  # half-precision logits are rounded as those that are trained
+                parts.append(_some_log_probs(head, rows.detach().requires_grad_(), ids).detach())
+    return torch.cat(parts)
+
+
+def _some_log_probs(head: DraftHead, hidden: Tensor, own_ids: Tensor) -> Tensor:
+    logits = head.logits(hidden)  # [n, Vd]
+    return logits.gather(1, own_ids[:, None])[:, 0] - logits.logsumexp(dim=-1)

@@ -1,0 +1,89 @@
+"""GTO's objective: what a draft tree is worth, compared inside groups, and the clipped ratio along its best branch.
+
+All of it are functions of tensors with trees in the last dimensions, [..., N] nodes or [..., m] members of a group.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftwood.train.trees.beam import DraftTrees
+
+REWARDS = ("lse", "max", "mean")
+
+
+def branch_values(probs: Tensor, trees: DraftTrees) -> Tensor:
+    """How many tokens of the path down to each node the target accepts, on average, [..., N]: the sum over the path of
+    the products of ``probs`` so far. The root counts nothing."""
+    below_root = trees.depths > 0
+    chance, value = torch.ones_like(probs), torch.zeros_like(probs)
+    for _ in range(_height(trees)):  # what is right at one depth is right at the next one after another round
+        chance = torch.where(below_root, probs * chance.gather(-1, trees.parents), 1.0)
+        value = torch.where(below_root, chance + value.gather(-1, trees.parents), 0.0)
+    return value
+
+
+def is_leaf(trees: DraftTrees) -> Tensor:
+    """[..., N] bool. A tree that is only its root has none below it: its root is the leaf."""
+    has_child = torch.zeros_like(trees.parents, dtype=torch.bool)
+    below_root = trees.depths > 0
+    has_child.scatter_(-1, torch.where(below_root, trees.parents, 0), True)
+    if trees.parents.shape[-1] == 1:
+        has_child = torch.zeros_like(has_child)
+    return ~has_child
+
+
+def reward(probs: Tensor, trees: DraftTrees, kind: str, eta: float) -> Tensor:
+    """What the branches of each tree are worth together, [...]: the smooth maximum, the maximum or the mean."""
+    values, leaves = branch_values(probs, trees), is_leaf(trees)
+    if kind == "lse":
+        return (eta * values).masked_fill(~leaves, float("-inf")).logsumexp(dim=-1) / eta
+    if kind == "max":
+        return values.masked_fill(~leaves, float("-inf")).amax(dim=-1)
+    return (values * leaves).sum(dim=-1) / leaves.sum(dim=-1)
+
+
+class Branch(NamedTuple):
+    tokens: Tensor  # [..., D] int64, 0 behind the end
+    length: Tensor  # [...] int64
+
+
+def accepted_branch(choices: Tensor, trees: DraftTrees) -> Branch:
+    """The longest branch all of whose tokens are the target's ``choices [..., N]`` behind their parents."""
+    below_root = trees.depths > 0
+    fits = (trees.tokens == choices.gather(-1, trees.parents)) | ~below_root
+    accepted = fits
+    height = _height(trees)
+    for _ in range(height):
+        accepted = fits & accepted.gather(-1, trees.parents)
+    length, node = torch.where(accepted, trees.depths, 0).max(dim=-1, keepdim=True)  # [..., 1]
+    tokens = torch.zeros(*length.shape[:-1], max(height, 1), dtype=torch.int64, device=length.device)
+    for depth in range(height, 0, -1):
+        is_on_path = trees.depths.gather(-1, node) == depth
+        token = trees.tokens.gather(-1, node)
+        tokens[..., depth - 1 : depth] = torch.where(is_on_path, token, 0)
+        node = torch.where(is_on_path, trees.parents.gather(-1, node), node)
+    return Branch(tokens, length[..., 0])
+
+
+def advantages(rewards: Tensor, delta: float) -> Tensor:
+    """Standardised inside groups [..., m]. The deviation is that of the group itself, 0 for a group of one."""
+    away = rewards - rewards.mean(dim=-1, keepdim=True)
+    return away / (away.square().mean(dim=-1, keepdim=True).sqrt() + delta)
+
+
+def ratios(log_probs: Tensor, reference: Tensor, length: Tensor) -> Tensor:
+    """Of a branch's log-probabilities under the head and under the reference, per token, [...]."""
+    return ((log_probs - reference) / length.clamp(min=1)).exp()
+
+
+def clipped(ratio: Tensor, advantage: Tensor, epsilon: float) -> Tensor:
+    """What each tree contributes to the objective, which is to go up, [...]."""
+    return torch.minimum(ratio * advantage, ratio.clamp(1.0 - epsilon, 1.0 + epsilon) * advantage)
+
+
+def _height(trees: DraftTrees) -> int:
+    return int(trees.depths.amax()) if trees.depths.numel() else 0

@@ -1,0 +1,76 @@
+"""Which positions of a text trees hang off. What is drawn follows from a seed and the text alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.train.base import Batch
+
+
+def texts_of(batch: Batch) -> list[list[int]]:
+    """The tokens of each text, without padding."""
+    ids = batch.token_ids.tolist()
+    return [row[:length] for row, length in zip(ids, batch.lengths.tolist(), strict=True)]
+
+
+def counted_roots(batch: Batch) -> list[list[int]]:
+    """Of each text the positions before a token that the target wrote: there a head has to guess. A root needs the
+    feature of the token before it, so position 0 is none."""
+    guessed = batch.answered[:, 2:].tolist()
+    return [[place + 1 for place, counts in enumerate(row) if counts] for row in guessed]
+
+
+def drawn_roots(roots: Sequence[int], count: int, text: Sequence[int], seed: int) -> list[int]:
+    """``count`` of the roots, or all if there are no more."""
+    if len(roots) <= count:
+        return list(roots)
+    chosen = _generator(text, seed).choice(len(roots), size=count, replace=False)
+    return [roots[index] for index in sorted(chosen.tolist())]
+
+
+def drawn_groups(roots: Sequence[int], num_groups: int, size: int, text: Sequence[int], *seeds: int) -> list[int]:
+    """The members of up to ``num_groups`` groups of ``size`` adjacent roots that do not overlap, group after group."""
+    generator = _generator(text, *seeds)
+    runs = _runs(roots)
+    places = [run for run, (first, end) in enumerate(runs) for _ in range((end - first) // size)]
+    if len(places) > num_groups:
+        places = [places[index] for index in generator.choice(len(places), size=num_groups, replace=False)]
+    found: list[int] = []
+    for run, (first, end) in enumerate(runs):
+        count = places.count(run)
+        # Gaps before the groups, ascending: all ways to place them are equally likely but for equal gaps.
+        gaps = sorted(generator.integers(0, end - first - count * size + 1, size=count).tolist())
+        for number, gap in enumerate(gaps):
+            start = first + gap + number * size
+            found += range(start, start + size)
+    return found
+
+
+def padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths side by side, [B, R] int64, and where they have something, [B, R] bool; R is at least
+    1."""
+    longest = max([1, *map(len, rows)])
+    values = torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows], dtype=torch.int64)
+    lengths = torch.tensor([len(row) for row in rows])
+    return values.to(device), (torch.arange(longest) < lengths[:, None]).to(device)
+
+
+def _runs(roots: Sequence[int]) -> list[tuple[int, int]]:
+    """Stretches of adjacent roots: first, and one behind the last."""
+    runs: list[tuple[int, int]] = []
+    for root in roots:
+        if runs and runs[-1][1] == root:
+            runs[-1] = (runs[-1][0], root + 1)
+        else:
+            runs.append((root, root + 1))
+    return runs
+
+
+def _generator(text: Sequence[int], *seeds: int) -> np.random.Generator:
+    content = ",".join(map(str, (*seeds, len(text), *text)))
+    return np.random.default_rng(list(hashlib.sha256(content.encode()).digest()))
