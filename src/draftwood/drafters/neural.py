@@ -13,7 +13,7 @@ them again, from the target's true features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -99,7 +99,11 @@ class NeuralDrafter(Drafter):
     def sharing(cls, model: DraftModel, options: NeuralOptions, target: TargetInfo) -> Shared:
         """No text outgrows the target's context, whatever ``max_tokens`` says: no more is kept free for it."""
         longest = min(model.longest, target.context_length + MOST_NODES)
-        return Shared(model, options.for_growth(), cls.name, longest)
+        growth = options.for_growth()
+        if model.deepest is not None:
+            shape = None if growth.shape is None else growth.shape.down_to(model.deepest)
+            growth = replace(growth, depth=min(growth.depth or model.deepest, model.deepest), shape=shape)
+        return Shared(model, growth, cls.name, longest)
 
     def begin(self, request: DraftRequest) -> None:
         self._params = request.params

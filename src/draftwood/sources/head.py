@@ -111,6 +111,7 @@ class AheadModel(HeadModel):
 
     def __init__(self, head: MedusaHead | HydraHead, taps: tuple[int, ...], num_slots: int) -> None:
         super().__init__(head, taps, num_slots)
+        self.deepest = head.config.num_heads_ahead
         self._tokens = [0] * num_slots  # by slot
 
     def _logits(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:

@@ -79,6 +79,14 @@ class TreeShape:
         kept = max(size, 0)
         return TreeShape(self.parents[:kept], self.ranks[:kept])
 
+    def down_to(self, depth: int) -> TreeShape:
+        """The nodes at most so deep."""
+        kept = [node for node, own in enumerate(self.depths) if own <= depth]
+        number = {node: place for place, node in enumerate(kept)}
+        return TreeShape(
+            (-1, *(number[self.parents[node]] for node in kept[1:])), tuple(self.ranks[node] for node in kept)
+        )
+
     def save(self, path: str | Path, **about: Any) -> None:
         """Writes a JSON file, whole or not at all. ``about`` says what the shape was made from."""
         content = {
