@@ -36,7 +36,7 @@ LAYERS = [
 ]
 MAX_LINES = 400
 # The core has no further requirements; these come with an extra and are imported where they are used.
-EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow"}
+EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow", "tensorboard"}
 
 NEEDS_TRITON = "draftwood.target.native.cuda."  # modules of that package; the package itself says whether they can run
 

@@ -89,6 +89,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]  # of heads that it trains
+    goes_on: ClassVar[bool] = False  # whether it makes a trained head better, and cannot begin with a new one
     Options: ClassVar[type[Any]]
 
     checkpoints: bool = False  # whether what lies between is computed again on the way back, to save memory

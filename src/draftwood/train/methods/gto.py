@@ -76,6 +76,7 @@ class Judged(NamedTuple):
 class GtoMethod(Method):
     name: ClassVar[str] = "gto"
     kinds: ClassVar[tuple[str, ...]] = ("eagle", "eagle3")
+    goes_on: ClassVar[bool] = True
     Options = GtoOptions
 
     options: GtoOptions

@@ -1,0 +1,62 @@
+"""``draftwood train``: data that the target writes, and heads that learn from it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from draftwood.cli.options import Subparsers, add_command, add_group
+from draftwood.cli.report import show, table
+from draftwood.cli.terminal import Screen
+from draftwood.cli.train_data import register_data
+from draftwood.train.command import add_arguments
+
+_EXAMPLES = (
+    "draftwood train data prompts.jsonl --out data",
+    "draftwood train head --method eagle3 data.folder=data run.out=runs/first optim.epochs=2",
+)
+_HEAD = (
+    "draftwood train head --method eagle3 --config my.toml",
+    "draftwood train head --method eagle3 --config my.toml --plan --time",
+    "draftwood train head --method eagle3 data.folder=data run.out=runs/first optim.epochs=2",
+    "draftwood train head --method gto head.start=runs/first/best data.folder=data run.out=runs/gto optim.steps=500",
+    "draftwood train head --method eagle3 --config my.toml --resume",
+    "torchrun --nproc-per-node 4 -m draftwood.train --method eagle3 --config my.toml run.strategy=fsdp",
+)
+_DETAILS = """\
+The configuration has the tables [model], [data], [head], [method], [optim], [validate] and [run];
+every key can be given on the command line instead. data.folder, run.out and one of optim.steps and
+optim.epochs have to be said. The run's folder gets the resolved configuration, log.jsonl, the last
+checkpoints, the best head, the head at the end and a plot.
+
+eagle, hass   EAGLE heads; talf and griffin too, and those train EAGLE-3 heads as well
+eagle3        EAGLE-3 heads: training-time test
+gto           trains a trained head further, on its own draft trees: head.start
+medusa, hydra heads that guess several tokens ahead"""
+
+
+def register(commands: Subparsers[Any]) -> None:
+    actions = add_group(commands, "train", "Train a draft head for a model", *_EXAMPLES)
+    register_data(actions)
+    head = add_command(actions, "head", _head, "Train a draft head", *_HEAD, details=_DETAILS)
+    add_arguments(head)
+    head.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _head(args: argparse.Namespace) -> int:
+    if args.plan:
+        return _plan(args)
+    from draftwood.train.command import train
+
+    folder = train(args)
+    return show(args, {"path": folder, "head": folder / "head"}, [str(folder / "head")])
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from draftwood.train.config import load_config
+    from draftwood.train.plan import make_plan
+
+    screen = Screen(args.color)
+    config = load_config(args.config, args.changes, args.method)
+    plan = make_plan(config, timed=args.time, progress=screen.progress)
+    return show(args, plan.content(), table(screen.out, plan.rows()))

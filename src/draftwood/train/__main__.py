@@ -1,0 +1,9 @@
+"""``torchrun --nproc-per-node 2 -m draftwood.train --method eagle3 --config my.toml``"""
+
+from __future__ import annotations
+
+import sys
+
+from draftwood.train.command import main
+
+sys.exit(main())

@@ -1,0 +1,183 @@
+"""What a run would be: parameters, memory, steps, and the time they take if some are timed.
+
+Memory is reckoned from shapes. What activations take depends on the method; the figure is for the widest part, the
+steps that a head is unrolled along, and leaves out what the caching allocator holds in reserve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from draftwood.errors import OptionError
+from draftwood.heads import HeadConfig, build_head, load_head
+from draftwood.heads.target import target_shape
+from draftwood.target.native.config import ModelConfig
+from draftwood.target.native.weights import tensor_shapes
+from draftwood.target.room import default_cache_tokens
+from draftwood.target.store import Progress, readable_size
+from draftwood.train.config import TrainConfig
+from draftwood.train.data.read import TrainingData
+from draftwood.train.logs import duration
+from draftwood.train.losses import BLOCK_LOGITS
+from draftwood.train.setup import check_method, count_steps, head_shape, open_texts, prepare
+from draftwood.train.trainer import Trainer, compute_dtype
+
+TIMED_STEPS = 5
+WARMING_STEPS = 2
+LOGIT_BYTES = 12  # of one logit while its block is computed: the head's, the target's, and a gradient
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    method: str
+    options: dict[str, Any]
+    kind: str
+    head_parameters: int
+    draft_vocab_size: int
+    dtype: str
+    device: str
+    texts: int
+    held_out: int
+    tokens: int  # of an epoch
+    batches: int  # of an epoch and process
+    tokens_per_step: int
+    steps: int
+    epochs: float
+    memory: dict[str, int]  # bytes
+    signal_bytes: int  # on disk, if hidden states are kept there
+    seconds_per_step: float | None = None
+
+    @property
+    def total_memory(self) -> int:
+        return sum(self.memory.values())
+
+    def content(self) -> dict[str, Any]:
+        seconds = self.seconds_per_step
+        more = {} if seconds is None else {"seconds": seconds * self.steps}
+        return {**asdict(self), "total_memory": self.total_memory, **more}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For people: a name and what is to be said."""
+        options = ", ".join(f"{name} {value}" for name, value in self.options.items())
+        seconds = self.seconds_per_step
+        memory = ", ".join(f"{name} {readable_size(size)}" for name, size in self.memory.items())
+        timed = "not measured (add --time)" if seconds is None else f"{duration(seconds * self.steps)}"
+        pace = "" if seconds is None else f", {seconds:.3f} s a step, {self.tokens_per_step / seconds:,.0f} tokens/s"
+        return [
+            ("method", f"{self.method}: {options}"),
+            ("head", f"{self.kind}, {self.head_parameters / 1e6:,.1f} million parameters"),
+            ("vocabulary", f"{self.draft_vocab_size:,} tokens"),
+            ("texts", f"{self.texts:,} of {self.tokens:,} tokens, {self.held_out:,} held out"),
+            ("steps", f"{self.steps:,} of about {self.tokens_per_step:,} tokens, {self.epochs:.1f} epochs"),
+            ("runs on", f"{self.device} in {self.dtype}"),
+            ("memory", f"about {readable_size(self.total_memory)}: {memory}"),
+            ("kept on disk", f"{readable_size(self.signal_bytes)} if run.cache_signals is set"),
+            ("time", timed + pace),
+        ]
+
+
+def make_plan(
+    config: TrainConfig, *, world_size: int = 1, timed: bool = False, progress: Progress | None = None
+) -> Plan:
+    """Nothing is written. The target is loaded only if steps are to be timed."""
+    cls, options = check_method(config)
+    texts, held_out = open_texts(config)
+    shape = target_shape(config.model.name, progress)
+    if config.head.start:
+        model = shape if isinstance(shape, ModelConfig) else None
+        head = load_head(config.head.start, model=model).config
+    else:
+        head = head_shape(config, shape)
+    if head.kind not in cls.kinds:
+        raise OptionError(
+            f"The method {cls.name!r} does not train heads of this kind", got=head.kind, allowed=cls.kinds
+        )
+    device = _device(config)
+    dtype = compute_dtype(config.run.dtype, device)
+    batches = texts.batches(config.run.max_tokens, seed=config.run.seed, world_size=world_size)
+    tokens = int(texts.lengths.sum())
+    per_step = tokens / max(1, len(batches) * world_size) * config.optim.accumulate * world_size
+    steps = count_steps(config, texts, world_size)
+    plan = Plan(
+        method=cls.name,
+        options=asdict(options),
+        kind=head.kind,
+        head_parameters=build_head(head, device="meta").num_parameters(),
+        draft_vocab_size=head.draft_vocab_size,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        texts=len(texts),
+        held_out=len(held_out),
+        tokens=tokens,
+        batches=len(batches),
+        tokens_per_step=round(per_step),
+        steps=steps,
+        epochs=steps * config.optim.accumulate / max(1, len(batches)),
+        memory=memory_estimate(config, head, shape, dtype, device, int(getattr(options, "steps", 1) or 1), world_size),
+        signal_bytes=signal_bytes(head, dtype, texts),
+    )
+    return replace(plan, seconds_per_step=seconds_per_step(config, progress)) if timed else plan
+
+
+def signal_bytes(head: HeadConfig, dtype: torch.dtype, texts: TrainingData) -> int:
+    """What the hidden states of all texts take on disk."""
+    return int(texts.lengths.sum()) * (head.num_taps + 1) * head.target_hidden_size * dtype.itemsize
+
+
+def memory_estimate(
+    config: TrainConfig,
+    head: HeadConfig,
+    shape: object,
+    dtype: torch.dtype,
+    device: torch.device,
+    unrolled: int,
+    world_size: int = 1,
+) -> dict[str, int]:
+    """Bytes by what they are for, in one process."""
+    parameters = build_head(head, device="meta").num_parameters()
+    parts = world_size if config.run.strategy == "fsdp" else 1
+    tokens = config.run.max_tokens
+    found = {
+        "head": 4 * parameters,
+        "gradients": 4 * parameters // parts,
+        "optimiser": 8 * parameters // parts,
+    }
+    if config.optim.ema:
+        found["running mean"] = 4 * parameters // parts
+    found["activations"] = tokens * unrolled * _activations(head, config.run.checkpointing) * dtype.itemsize
+    found["logits"] = min(tokens * unrolled * head.draft_vocab_size, BLOCK_LOGITS[device.type]) * LOGIT_BYTES
+    found["hidden states"] = tokens * (head.num_taps + 1) * head.target_hidden_size * dtype.itemsize
+    if isinstance(shape, ModelConfig):
+        weights = sum(prod(size) for size in tensor_shapes(shape).values())
+        slots = config.model.cache_tokens or default_cache_tokens(8, shape.context_length)
+        found["target"] = weights * dtype.itemsize
+        found["target's cache"] = slots * shape.cache_bytes_per_token(dtype.itemsize)
+    return found
+
+
+def _activations(head: HeadConfig, checkpointing: bool) -> int:
+    """Numbers that are kept of one token in one step for the way back."""
+    if not head.num_layers:
+        return 3 * head.hidden_size * max(1, head.num_heads_ahead)
+    if checkpointing:
+        return 3 * head.hidden_size
+    attention = (head.num_heads + 2 * head.num_kv_heads) * head.head_dim
+    return head.num_layers * (10 * head.hidden_size + 3 * attention + 4 * head.intermediate_size)
+
+
+def seconds_per_step(config: TrainConfig, progress: Progress | None = None) -> float:
+    """The mean over a few steps behind a few others that warm up. The head that they train is thrown away."""
+    setup = prepare(config, progress=progress)
+    trainer = Trainer(config, setup.method, setup.texts, setup.frozen, setup.num_steps)
+    times = [trainer.step().seconds for _ in range(WARMING_STEPS + TIMED_STEPS)]
+    return sum(times[WARMING_STEPS:]) / TIMED_STEPS
+
+
+def _device(config: TrainConfig) -> torch.device:
+    from draftwood.target.build import pick_device
+
+    return pick_device(config.model.device)

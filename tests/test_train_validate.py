@@ -1,0 +1,190 @@
+"""What is measured of a head while it is trained: trees, accuracy and calibration below guesses of every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood import LLM, SamplingParams
+from draftwood.heads import HeadModule
+from draftwood.target.tiny import ByteTokenizer
+from draftwood.train.base import Example
+from draftwood.train.calibration import expected_calibration_error, measure_ranks
+from draftwood.train.config import ValidateSection
+from draftwood.train.validate import TreeNotes, _watched, greedy_path, prompts_of, score, validate_head
+from draftwood.tree import DraftTree
+
+from .conftest import logits_after
+from .neural_tools import clock_target, clock_text, following, knowing_head, saved_head
+from .train_tools import new_head, random_examples, target_of
+from .trainer_tools import configuration, run
+
+
+def clock_examples(count: int = 3, size: int = 20) -> list[Example]:
+    return [
+        Example(np.array(clock_text(start, size), dtype=np.int32), np.arange(size) >= 4 + start)
+        for start in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra"])
+def test_a_head_that_knows_is_right_below_every_guess(kind: str) -> None:
+    """What follows a token of the clock follows whatever stands before it."""
+    found = measure_ranks(knowing_head(kind), clock_target(), clock_examples(), positions=4)
+    assert found["accuracy"] == 1.0
+    assert [each["rank"] for each in found["ranks"]] == [1, 2, 3, 4, 5]
+    assert [each["accuracy"] for each in found["ranks"]] == [1.0] * 5
+    assert [each["count"] for each in found["ranks"]] == [12] * 5
+    for each in found["ranks"]:
+        assert each["ece"] == pytest.approx(each["ece_target"])  # it is as sure of itself as of the target
+
+
+def test_medusa_does_not_see_its_own_guess() -> None:
+    """So it is right below the first one, which is the text's own, and below no other."""
+    found = measure_ranks(knowing_head("medusa"), clock_target(), clock_examples(), positions=4)
+    assert [each["accuracy"] for each in found["ranks"]] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_below_a_guess_head_and_target_are_asked_the_same(kind: str) -> None:
+    """One place of one text, by hand: the n-th guess is put there, and the target reads the text anew."""
+    target, head = target_of(), new_head(kind).eval()
+    (example,) = random_examples([9], prompt=7)  # the target wrote tokens 7 and 8: places 6 and 7
+    asked: list[int] = []
+    found = measure_ranks(head, _Listening(target, asked), [example], positions=2)
+    ids = example.token_ids.tolist()
+    for place in (6, 7):
+        assert asked.pop(0) == int(logits_after(target, ids[: place + 1])[-1].argmax())
+        first = asked[:5]
+        del asked[:5]
+        guesses = _guesses(head, example, place)
+        assert first == [int(logits_after(target, [*ids[: place + 1], guess])[-1].argmax()) for guess in guesses]
+    assert not asked
+    assert found["ranks"][0]["count"] == 2
+
+
+class _Listening:
+    """A target that writes down what it is asked below texts."""
+
+    def __init__(self, target: Any, asked: list[int]) -> None:
+        self._target, self._asked = target, asked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def forward(self, segments: Any) -> Any:
+        output = self._target.forward(segments)
+        self._asked += output.greedy_ids.tolist()
+        return output
+
+
+@torch.no_grad()
+def _guesses(head: HeadModule, example: Example, place: int) -> list[int]:
+    from draftwood.train.base import Batch
+    from draftwood.train.frozen import FrozenTarget
+    from draftwood.train.unroll import unroll
+
+    batch = Batch.of([example])
+    signals = FrozenTarget.of(target_of(), head).signals(batch)
+    embeds, features = head.embed(batch.token_ids[:, 1:]), head.fuse(signals.taps[:, :-1])
+    (hidden,) = unroll(head, embeds, features, batch.positions()[:, :-1], 1)
+    ids: list[int] = head.target_ids(head.logits(hidden[0, place - 1]).topk(5).indices).tolist()
+    return ids
+
+
+# -- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_calibration_error_of_known_guesses() -> None:
+    assert expected_calibration_error([], []) == 0.0
+    assert expected_calibration_error([1.0, 1.0], [True, True]) == 0.0
+    assert expected_calibration_error([1.0, 1.0], [True, False]) == 0.5
+    assert expected_calibration_error([0.5] * 4, [True, True, False, False]) == 0.0  # right as often as it says
+    assert expected_calibration_error([0.9, 0.1], [False, True]) == pytest.approx(0.9)  # in bins of their own
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans()), min_size=1))
+def test_calibration_error_lies_between_bias_and_distance(guesses: list[tuple[float, bool]]) -> None:
+    sure, right = [each[0] for each in guesses], [each[1] for each in guesses]
+    error = expected_calibration_error(sure, right)
+    gaps = np.array(right, dtype=float) - np.array(sure)
+    assert abs(gaps.mean()) - 1e-9 <= error <= np.abs(gaps).mean() + 1e-9
+
+
+def tree(parents: list[int], probs: list[float]) -> DraftTree:
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    size = len(parents)
+    return DraftTree(tuple(range(size)), tuple(parents), tuple(depths), ("root", *["draft"] * (size - 1)), tuple(probs))
+
+
+def test_greedy_paths_that_were_pruned_and_that_were_accepted() -> None:
+    made = tree([-1, 0, 0, 2, 1, 1], [1.0, 0.6, 0.3, 0.9, 0.4, 0.5])
+    assert greedy_path(made) == [0, 1, 5]
+    notes = TreeNotes()
+    notes.add(made, [0, 1, 5], 2)  # the whole greedy path, accepted
+    notes.add(made, [0, 1], 3)  # it should have been longer; what was accepted is on it
+    notes.add(made, [0, 2, 3], 2)  # another path
+    notes.add(made, [0], 2)  # nothing was accepted: that says nothing about paths
+    notes.add(tree([-1], [1.0]), [0], 2)  # no tree
+    assert notes.summary() == {"greedy_pruned": 1 / 4, "accepted_greedy": 2 / 3}
+
+
+def test_prompts_end_where_the_target_begins() -> None:
+    examples = [Example(np.arange(6, dtype=np.int32), np.arange(6) >= start) for start in (2, 0, 9, 3)]
+    assert prompts_of(examples, 5) == [[0, 1], [0, 1, 2]]
+    assert prompts_of(examples, 1) == [[0, 1]]
+
+
+# -- together --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "hydra"])
+def test_a_head_that_knows_has_trees_that_are_accepted(kind: str) -> None:
+    section = ValidateSection(prompts=2, max_tokens=24, budget=10, growths=("chain", "beam", "salf"), positions=2)
+    head = knowing_head(kind)
+    result = validate_head(head, clock_target(), ByteTokenizer(), clock_examples(), section)
+    depth = {"medusa": 4, "hydra": 4}.get(kind, 7)
+    assert result["trees"]["chain"]["tau"] >= min(depth, 6)
+    assert score(result) == result["tau"] == pytest.approx(sum(t["tau"] for t in result["trees"].values()) / 3)
+    assert result["trees"]["beam"]["accepted_greedy"] == 1.0
+    assert 2 < result["trees"]["chain"]["mean_tree_size"] <= 8
+    assert result["trees"]["beam"]["mean_tree_size"] <= 10
+    assert "accepted_greedy" not in result["trees"]["salf"]
+    assert result["accuracy"] == 1.0
+    assert following(0) == 5
+    assert next(head.parameters()).dtype == torch.float32
+
+
+def test_trees_cut_at_the_end_of_an_answer_are_not_pruned() -> None:
+    """A chain is a greedy path of full depth, but for the last cycles of an answer."""
+    notes = TreeNotes()
+    knowing_drafter = _watched("eagle3", notes)
+    options = {"head": saved_head(knowing_head("eagle3", noise=0.3)), "growth": "chain"}
+    llm = LLM.from_target(clock_target(), ByteTokenizer(), drafter=knowing_drafter, drafter_options=options, budget=10)
+    (done,) = llm.generate([clock_text(0, 5)], SamplingParams(max_tokens=30))
+    assert min(done.stats.trees_by_depth) < 7  # some were cut
+    assert 0 < notes.trees < done.stats.cycles
+    assert notes.pruned == 0
+
+
+def test_a_run_validates_and_keeps_the_best_head(tmp_path: Path) -> None:
+    wanted = ("data.held_out=4", "run.validate_every=2", "validate.prompts=2", "validate.max_tokens=6")
+    few = ('validate.growths=["beam"]', "validate.budget=6", "validate.positions=1")
+    lines = run(configuration(tmp_path / "run", *wanted, *few))
+    found = [line for line in lines if line["kind"] == "validate"]
+    assert [line["step"] for line in found] == [2, 4]
+    assert set(found[0]) >= {"loss", "parts", "tau", "trees", "accuracy", "ranks"}
+    assert (tmp_path / "run" / "best" / "config.json").is_file()
+    assert "tau" in (tmp_path / "run" / "course.svg").read_text()
+
+
+def test_without_prompts_the_best_head_is_that_of_the_lowest_loss() -> None:
+    assert score({"loss": 1.0}) > score({"loss": 2.0})
