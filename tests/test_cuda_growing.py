@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from draftwood.target.base import Segment
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cuda.attention_plan import bits_needed, words_per_row
 from draftwood.target.native.decoder import PackedBatch, PackedSegment
 
+from .conftest import prefill
 from .cuda_tools import BASE, error, new_target
 from .growing_tools import Growth, Step, check_growth, passes_of, random_growth
 from .triton_tools import INTERPRETED, on_gpu, run_interpreted, runs_kernels
@@ -65,6 +67,25 @@ def test_every_node_gets_what_it_gets_in_one_pass(variant: str, dtype: str) -> N
         if any(kinds == {False, True} for kinds in passes_of(growths)):
             many.append(growths)
     check(config, HALVES[dtype], rng, many)
+
+
+@runs_kernels
+def test_a_forest_below_the_text() -> None:
+    """As draft models run them: levels whose first nodes follow the last token of the text; then some are kept."""
+    config, prompt = BASE, [7, 11, 13, 17, 19]
+    levels = [([3, 4, 5], [-1, -1, -1]), ([6, 8], [0, 2]), ([9, 3], [3, -1])]  # tokens, parents
+    answers = []
+    for target in (new_target(config, torch.bfloat16), new_target(config, torch.bfloat16, "eager", wide=True)):
+        sequence = prefill(target, prompt, 40)
+        after, logits = 0, []
+        for tokens, parents in levels:
+            logits.append(target.forward([Segment(sequence, tokens, parents, len(tokens), after)]).logits.cpu().clone())
+            after += len(tokens)
+        target.keep(sequence, [2, 4])
+        logits.append(target.forward([Segment(sequence, [5, 6], [-1, -1], 2)]).logits.cpu().clone())
+        answers.append(torch.cat(logits))
+    for ours, theirs in zip(*answers, strict=True):
+        assert error(ours, theirs) < 20 * torch.finfo(torch.bfloat16).eps
 
 
 @on_gpu
