@@ -1,4 +1,4 @@
-"""What the tests of training data share: codecs with chat templates, tiny targets, small runs."""
+"""What the tests of training data share: messages, codecs with chat templates, tiny targets, small runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from typing import Any
 import tokenizers
 
 from draftwood.target.build import Loaded
-from draftwood.target.store import Progress
+from draftwood.target.chat import Message
+from draftwood.target.store import Progress, models_home
 from draftwood.target.tiny import BOS, EOS, ByteTokenizer, tiny_target
 from draftwood.target.tokenizer import TextCodec, Tokenizer
 from draftwood.train.data.answers import Heard
+from draftwood.train.data.dialogue import Rules
 from draftwood.train.data.make import make_data, prepare
 from draftwood.train.data.manifest import Manifest
 from draftwood.train.data.settings import DataSettings
+from draftwood.train.data.transcript import empty_user_turn
+
+HAS_SMOLLM2 = (models_home() / "smollm2" / "tokenizer.json").is_file()
 
 START, END = "<|start|>", "<|end|>"
 
@@ -43,6 +48,17 @@ BARE = (
 )
 
 
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+CHAT = (user("How are you?"), assistant("Fine. And you?"), user("Me too."), assistant("Good!"))
+
+
 def template_codec(template: str) -> Tokenizer:
     """A token a byte, as the tiny model has them, and two more with names."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -57,6 +73,11 @@ def template_codec(template: str) -> Tokenizer:
 
 def loaded(codec: TextCodec | None = None, **options: Any) -> Loaded:
     return Loaded(tiny_target(**options), codec or ByteTokenizer())
+
+
+def rules_of(codec: TextCodec, max_length: int = 1000, **options: Any) -> Rules:
+    opening = empty_user_turn(codec) if options.get("self_made") else []
+    return Rules(DataSettings(files=("a",), **options), codec, max_length, opening)
 
 
 def lines(path: Path, *rows: Any) -> str:

@@ -1,21 +1,37 @@
-"""What the tests of tree training share: a target and a head asked about one path at a time, the plainest way."""
+"""What the tests of tree training share: a target and a head asked about one path at a time, the plainest way, and
+the trees that decoding would draft."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from draftwood.growth.neural import GrowthOptions, make_growth
 from draftwood.heads import Eagle3Head, EagleHead
+from draftwood.sources.head import EagleModel
+from draftwood.sources.neural import DraftSegment
 from draftwood.target.base import Segment, Target, chain_parents
 from draftwood.train.base import Batch, Example, Signals
+from draftwood.train.methods.gto import frozen_copy
+from draftwood.train.trees.beam import DraftBeam
 
+from .conftest import threads
 from .head_tools import GrowingCache, random_head
 from .train_tools import MODEL, target_of
 
 DraftHead = EagleHead | Eagle3Head
+
+both_kinds = pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with threads(1):
+        yield
 
 
 def draft_head(kind: str, seed: int = 0, **changes: Any) -> DraftHead:
@@ -26,6 +42,16 @@ def draft_head(kind: str, seed: int = 0, **changes: Any) -> DraftHead:
     assert isinstance(head, (EagleHead, Eagle3Head))
     head.bind(target_of().parts())
     return head
+
+
+def moved(head: DraftHead, scale: float = 0.05) -> DraftHead:
+    """A copy that is somewhere else by now."""
+    other = frozen_copy(head)
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
+    return other
 
 
 def said_behind(target: Target, tokens: Sequence[int]) -> Tensor:
@@ -56,6 +82,37 @@ def read(example: Example, signals: Signals, row: int = 0) -> tuple[list[int], T
     """A text and its taps, without padding."""
     size = len(example.token_ids)
     return example.token_ids.tolist(), signals.taps[row, :size]
+
+
+def drafted_tree(
+    head: DraftHead, text: list[int], taps: Tensor, root: int, beam: DraftBeam
+) -> tuple[list[int], list[int]]:
+    """Tokens and parents of the tree that decoding would draft."""
+    model = EagleModel(head, head.config.taps_for(MODEL.num_layers), 256)
+    growth = make_growth("beam", -1, beam.nodes, GrowthOptions(depth=beam.depth, top_k=beam.width))
+    sequence = model.open(128)
+    assert sequence is not None
+    num_run = 0
+    while (frontier := growth.frontier()) is not None:
+        if frontier.parents == [-1]:
+            segment = Segment(sequence, text[1 : root + 1], chain_parents(root), 1)
+            top = model.forward([DraftSegment(segment, taps[:root])], beam.width)
+            model.keep(sequence, range(root))
+        else:
+            above = [parent - 1 for parent in frontier.parents]
+            segment = Segment(sequence, frontier.tokens, above, len(above), num_run)
+            top = model.forward([DraftSegment(segment)], beam.width)
+            num_run += len(above)
+        growth.grow(top.ids, top.probs())
+    tree = growth.tree()
+    return list(tree.tokens), list(tree.parents)
+
+
+def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return set(paths)
 
 
 def path_to(parents: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], depth: int, node: int) -> list[int]:

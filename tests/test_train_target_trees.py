@@ -1,0 +1,158 @@
+"""Trees that the target grows: below every root, in a small cache, and the labels of their nodes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from draftwood.target.tiny import tiny_target
+from draftwood.train.trees import walk
+from draftwood.train.trees.grow import Beam, TextTrees, grow_trees
+from draftwood.train.trees.labels import Labels, _losses_of, read_labels, vocabulary_of
+from draftwood.train.trees.roots import drawn_roots
+
+from .train_tools import MODEL, random_examples, target_of
+from .tree_tools import (
+    _one_thread,  # noqa: F401 - a fixture
+    both_kinds,
+    draft_head,
+    path_to,
+    said_behind,
+)
+
+# -- growing ---------------------------------------------------------------------------------------------------------
+
+
+def beam_by_hand(text: list[int], root: int, beam: Beam, vocabulary: list[int]) -> list[list[tuple[list[int], float]]]:
+    """The rows of a tree: paths and their log-probabilities, best first. The first is the root."""
+    rows = [[([], 0.0)]]
+    for _ in range(beam.depth - 1):
+        found = []
+        for path, value in rows[-1]:
+            said = said_behind(target_of(), [*text[: root + 1], *path])
+            best = sorted(vocabulary, key=lambda token: -float(said[token]))[: beam.width]
+            found += [([*path, token], value + float(said[token])) for token in best]
+        rows.append(sorted(found, key=lambda each: -each[1])[: beam.width])
+    return rows
+
+
+def check_tree(trees: TextTrees, number: int, text: list[int], beam: Beam, vocabulary: list[int]) -> None:
+    root = int(trees.roots[number])
+    tokens, parents = trees.tokens[number].tolist(), trees.parents[number].tolist()
+    rows = beam_by_hand(text, root, beam, vocabulary)
+    paths = [[]] + [path_to(parents, tokens, row, node) for row in range(beam.depth - 1) for node in range(beam.width)]
+    assert paths == [path for row in rows for path, _ in row]
+    for node, path in enumerate(paths):
+        said = said_behind(target_of(), [*text[: root + 1], *path])
+        own = said[torch.tensor(vocabulary)].softmax(dim=-1)
+        best = own.topk(beam.num_kept)
+        assert trees.ids[number, node].tolist() == best.indices.tolist()
+        torch.testing.assert_close(trees.probs[number, node].float(), best.values, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(trees.rest[number, node], 1.0 - best.values.sum(), atol=1e-4, rtol=0.0)
+        assert bool(trees.counts[number, node]) == (int(said.argmax()) in vocabulary)
+
+
+@both_kinds
+@pytest.mark.parametrize("pass_rows", [6, 1024])
+def test_trees_are_those_of_a_beam_for_every_root(kind: str, pass_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "PASS_ROWS", pass_rows)
+    head = draft_head(kind)
+    beam = Beam(width=3, depth=3, num_kept=9)
+    vocabulary = vocabulary_of(head)
+    texts = [example.token_ids.tolist() for example in random_examples([7, 11])]
+    roots = [[1, 2, 3, 4, 5], [4, 9, 10]]
+    grown = grow_trees(target_of(), texts, roots, beam, vocabulary)
+    ids = list(range(MODEL.vocab_size)) if vocabulary is None else vocabulary.tolist()
+    for text, own, trees in zip(texts, roots, grown, strict=True):
+        assert trees.roots.tolist() == own
+        for number in range(0, len(own), 2):
+            check_tree(trees, number, text, beam, ids)
+
+
+def test_some_labels_of_a_small_vocabulary_do_not_count() -> None:
+    head = draft_head("eagle3")
+    text = random_examples([40])[0].token_ids.tolist()
+    (trees,) = grow_trees(target_of(), [text], [list(range(1, 39))], Beam(2, 2, 4), vocabulary_of(head))
+    assert 0 < int(trees.counts.sum()) < trees.counts.numel()
+
+
+def test_a_text_without_roots_has_no_trees_and_the_cache_is_free_again() -> None:
+    texts = [example.token_ids.tolist() for example in random_examples([5, 9])]
+    target = tiny_target(MODEL, cache_tokens=4096, backend="eager")
+    first, second = grow_trees(target, texts, [[], [3]], Beam(2, 3, 4))
+    assert [len(part) for part in first] == [0] * 7
+    assert [part.shape[1:] for part in first] == [part.shape[1:] for part in second]
+    assert target.can_open(target.num_slots)
+
+
+def test_a_small_cache_holds_fewer_texts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [example.token_ids.tolist() for example in random_examples([20, 18, 20, 5])]
+    roots = [[3, 4, 19], [10], [], [2, 3, 4]]
+    wanted = grow_trees(target_of(), texts, roots, Beam(2, 3, 4))
+    monkeypatch.setattr(walk, "PASS_ROWS", 8)
+    found = grow_trees(tiny_target(MODEL, cache_tokens=50), texts, roots, Beam(2, 3, 4))
+    for own, other in zip(found, wanted, strict=True):
+        assert torch.equal(own.tokens, other.tokens)
+        torch.testing.assert_close(own.probs, other.probs)
+
+
+@given(st.lists(st.integers(1, 200), unique=True).map(sorted), st.integers(1, 9), st.integers(1, 40))
+def test_blocks_cover_a_text_up_to_its_last_root(roots: list[int], most_roots: int, more: int) -> None:
+    blocks = walk._blocks(0, roots, most_roots, most_roots + more)
+    assert [root for block in blocks for root in block.roots] == roots
+    assert all(block.start <= root < block.end for block in blocks for root in block.roots)
+    assert [block.start for block in blocks] == [0, *(block.end for block in blocks[:-1])][: len(blocks)]
+    assert all(len(block.roots) <= most_roots for block in blocks)
+    assert all(block.end - block.start <= most_roots + more for block in blocks if block.roots)
+
+
+@given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 3))
+def test_drawn_roots_are_some_of_the_roots(size: int, count: int, seed: int) -> None:
+    roots = list(range(5, 5 + size))
+    drawn = drawn_roots(roots, count, [1, 2, 3], seed)
+    assert len(drawn) == min(size, count)
+    assert sorted(set(drawn)) == drawn
+    assert set(drawn) <= set(roots)
+
+
+# -- labels ----------------------------------------------------------------------------------------------------------
+
+
+class Plain:
+    """A head whose outputs are its logits."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+logits_of_6 = st.lists(st.floats(-4, 4, width=32), min_size=6, max_size=6)
+
+
+@given(logits_of_6, logits_of_6, st.integers(1, 6))
+def test_the_rest_is_one_class(said: list[float], guessed: list[float], kept: int) -> None:
+    true, own = torch.tensor([said]), torch.tensor([guessed])
+    labels, _ = read_labels(true, None, kept, 1)
+    found, _ = _losses_of(Plain(), own, labels.ids, labels.probs, labels.rest)  # type: ignore[arg-type]
+    p, q = true.double().softmax(dim=-1)[0], own.double().softmax(dim=-1)[0]
+    best = labels.ids[0]
+    others = torch.ones(6, dtype=torch.bool).scatter(0, best, False)
+    classes = [torch.cat([x[best], x[others].sum()[None]]) if kept < 6 else x[best] for x in (p, q)]
+    torch.testing.assert_close(found[0].double(), -(classes[0] * classes[1].log()).sum(), atol=1e-4, rtol=1e-4)
+    # Never further from its least value than the whole distributions are.
+    distance = found[0] + (classes[0] * classes[0].log()).sum()
+    assert distance <= (p * (p.log() - q.log())).sum() + 1e-4
+
+
+def test_labels_name_what_counts() -> None:
+    labels, children = read_labels(torch.tensor([[0.0, 3.0, 1.0, 2.0]]), torch.tensor([0, 2, 3]), 2, 2)
+    assert isinstance(labels, Labels)
+    assert labels.ids.tolist() == [[2, 1]]
+    assert children.tokens.tolist() == [[3, 2]]
+    assert labels.counts.tolist() == [False]
+    own = torch.tensor([0.0, 1.0, 2.0]).softmax(dim=-1)
+    torch.testing.assert_close(labels.probs[0], own[[2, 1]])
+    torch.testing.assert_close(labels.rest[0], own[0])
+    torch.testing.assert_close(children.log_probs[0].exp(), torch.tensor([0.0, 3.0, 1.0, 2.0]).softmax(-1)[[3, 2]])
