@@ -31,7 +31,7 @@ LAYERS = [
     {"heads"},
     {"target"},
     {"sampling", "tree"},
-    {"config", "files"},
+    {"config", "files", "toml"},
     {"errors"},
 ]
 MAX_LINES = 400

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import DraftwoodError, OptionError
+from draftwood.toml import read_toml
 from draftwood.train.command import NAMES
-from draftwood.train.config import TrainConfig, load_config, read_toml, write_toml
+from draftwood.train.config import CONFIGURATION, TrainConfig, load_config, write_toml
 from draftwood.train.methods import METHODS
 
 NEEDED = ("data.folder=data", "run.out=out", "optim.steps=10")
@@ -65,7 +66,7 @@ def test_any_values_survive_being_written(
     first = TrainConfig.of(content)
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_text(write_toml(first.tables()), encoding="utf-8")
-    assert TrainConfig.of(read_toml(path)) == first
+    assert TrainConfig.of(read_toml(path, CONFIGURATION)) == first
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftwood.errors import DraftwoodError, OptionError
+from draftwood.errors import OptionError
+from draftwood.toml import read_toml
 
 
 class RecipeFile:
@@ -15,7 +15,7 @@ class RecipeFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.content = _content(path)
+        self.content = read_toml(path, "recipe")
 
     def text(self, name: str) -> str:
         value = self.content.get(name)
@@ -49,21 +49,3 @@ class RecipeFile:
 
     def refuse(self, what: str, got: object = None, allowed: object = None) -> NoReturn:
         raise OptionError(f"The recipe {self.path} is not as it should be: {what}", got=got, allowed=allowed)
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = _toml().loads(path.read_text(encoding="utf-8"))
-        return content
-    except FileNotFoundError as error:
-        raise OptionError("There is no such recipe", got=str(path)) from error
-    except (OSError, ValueError) as error:  # a TOML error is a ValueError
-        raise DraftwoodError(f"The recipe {path} cannot be read", got=error) from error
-
-
-def _toml() -> Any:
-    """The standard library's reader, which Python 3.10 does not have yet; tomli is the same one."""
-    try:
-        return import_module("tomllib")
-    except ModuleNotFoundError:
-        return import_module("tomli")

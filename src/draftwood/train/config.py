@@ -17,18 +17,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from draftwood.config import DEFAULT_MODEL, TARGETS, one_of, parse_value
-from draftwood.errors import DraftwoodError, OptionError
+from draftwood.errors import OptionError
 from draftwood.growth.neural import GROWTHS
+from draftwood.toml import parse_toml, read_toml
 from draftwood.train.methods import METHODS
 
 DTYPES = ("auto", "float32", "bfloat16")
 STRATEGIES = ("ddp", "fsdp")
 TENSORBOARD = ("auto", "on", "off")
+CONFIGURATION = "configuration"  # what its file is called in errors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +212,7 @@ class TrainConfig:
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = (), method: str = "") -> TrainConfig:
     """The file, if there is one, with changes such as ``optim.lr=3e-5``; ``method`` is the name that was asked for."""
-    content = {} if path is None else read_toml(Path(path))
+    content = {} if path is None else read_toml(Path(path), CONFIGURATION)
     for name, table in content.items():
         if not isinstance(table, dict):
             _refuse(name, table, f"tables: {', '.join(f'[{known}]' for known in SECTIONS)}")
@@ -221,16 +222,6 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = (), method: 
     if method and named.setdefault("name", method) != method:
         raise OptionError("The configuration is for another method", got=f"{named['name']}, asked for: {method}")
     return TrainConfig.of(content)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = _toml().loads(path.read_text(encoding="utf-8"))
-        return content
-    except FileNotFoundError as error:
-        raise OptionError("There is no such configuration", got=str(path)) from error
-    except (OSError, ValueError) as error:  # a TOML error is a ValueError
-        raise DraftwoodError(f"The configuration {path} cannot be read", got=error) from error
 
 
 def write_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
@@ -254,14 +245,6 @@ def _written(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # texts, whole numbers, true and false are written as in TOML
 
 
-def _toml() -> Any:
-    """The standard library's reader, which Python 3.10 does not have yet; tomli is the same one."""
-    try:
-        return import_module("tomllib")
-    except ModuleNotFoundError:
-        return import_module("tomli")
-
-
 def _change(content: dict[str, Any], text: str) -> None:
     place, equals, value = text.partition("=")
     section, *keys = place.strip().split(".")
@@ -281,7 +264,7 @@ def _change(content: dict[str, Any], text: str) -> None:
 def _value(text: str) -> Any:
     """As in TOML where it can be read so (lists, texts in quotes), else as on the rest of the command line."""
     try:
-        return _toml().loads(f"value = {text}")["value"]
+        return parse_toml(f"value = {text}")["value"]
     except ValueError:
         return parse_value(text)
 

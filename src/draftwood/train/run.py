@@ -24,9 +24,10 @@ from draftwood.errors import OptionError
 from draftwood.files import check_place, new_file
 from draftwood.heads import save_head
 from draftwood.target.store import readable_size
+from draftwood.toml import read_toml
 from draftwood.train.base import Example
 from draftwood.train.checkpoint import Checkpoints
-from draftwood.train.config import TrainConfig, read_toml, write_toml
+from draftwood.train.config import CONFIGURATION, TrainConfig, write_toml
 from draftwood.train.distributed import Processes
 from draftwood.train.logs import Board, Console, Log, duration, read_log
 from draftwood.train.plan import signal_bytes
@@ -243,7 +244,7 @@ def _check_folder(folder: Path, config: TrainConfig, checkpoints: Checkpoints, *
             next_step="Go on with it by --resume, or set run.out to another folder.",
         )
     if path.exists() and checkpoints.steps():
-        _check_same(read_toml(path), config.tables())
+        _check_same(read_toml(path, CONFIGURATION), config.tables())
     was_there = folder.exists()
     check_place(path, force=True)
     if not was_there:
