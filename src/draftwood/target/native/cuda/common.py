@@ -38,6 +38,16 @@ def prefetch(address, BYTES: tl.constexpr):
 
 
 @triton.jit
+def normed(x, norm, at, inside, eps, D: tl.constexpr):
+    """RMS norm of a row in float32, rounded before the weight as the reference does. Beyond its D numbers are zeros;
+    ``at``: which weights of ``norm`` its numbers have."""
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / D + eps)
+    weight = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
+    return ((wide * scale).to(x.dtype).to(tl.float32) * weight).to(x.dtype)
+
+
+@triton.jit
 def cleaned(values):
     """Without NaN, which counts as minus infinity, and without -0, which equals 0."""
     values = tl.where(values == values, values, float("-inf"))

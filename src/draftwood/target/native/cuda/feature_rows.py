@@ -9,18 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from draftwood.target.native.cuda.common import wait_for_input
+from draftwood.target.native.cuda.common import normed, wait_for_input
 
 WARPS = 8  # a row is a few thousand numbers, and nobody else has work meanwhile
-
-
-@triton.jit
-def _normed(x, norm, at, inside, eps, H: tl.constexpr):
-    """RMS norm in float32, rounded before the weight as the reference does."""
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / H + eps)
-    weight = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
-    return ((wide * scale).to(x.dtype).to(tl.float32) * weight).to(x.dtype)
 
 
 @triton.jit
@@ -40,8 +31,8 @@ def _join(
         feature = tl.where(source < 0, own, feature)
     kept = feature
     if NORMED:
-        token = _normed(token, token_norm, at, inside, eps, H)
-        feature = _normed(feature, feature_norm, at, inside, eps, H)
+        token = normed(token, token_norm, at, inside, eps, H)
+        feature = normed(feature, feature_norm, at, inside, eps, H)
         if KEEPS_NORMED:
             kept = feature
         tl.store(states + row * H + at, kept, mask=inside)
@@ -63,7 +54,7 @@ def _leave(
         return
     x = tl.load(states + row * H + at, mask=inside, other=0.0)
     if NORMED:
-        x = _normed(x, norm, at, inside, eps, H)
+        x = normed(x, norm, at, inside, eps, H)
     tl.store(left + slot * H + at, x, mask=inside)
 
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from draftwood.target.native.cuda.attention import Rotation
-from draftwood.target.native.cuda.common import wait_for_input
+from draftwood.target.native.cuda.common import normed, wait_for_input
 from draftwood.target.native.cuda.products import HALF_SCALE, Hidden
 
 MOVES_AT_ONCE = 32
@@ -40,14 +40,6 @@ def _embed(
     tl.store(states + row * H + at, hidden, mask=inside)
     tl.store(scaled + row * H + at, (wide * weight * SCALE).to(hidden.dtype), mask=inside)
     tl.store(squares + row, tl.sum(wide * wide, axis=0))
-
-
-@triton.jit
-def _normed(x, weight, inside, eps, D: tl.constexpr):
-    """RMS norm in float32, rounded before the weight as the reference does."""
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(tl.where(inside, wide * wide, 0.0), axis=0) / D + eps)
-    return ((wide * scale).to(x.dtype).to(tl.float32) * weight.to(tl.float32)).to(x.dtype)
 
 
 @triton.jit
@@ -78,8 +70,8 @@ def _rotate(
         norm = tl.where(head < HEADS, q_norm, k_norm)
         # The partner's square sum is the same sum: both run over the whole head.
         x, partner = (
-            _normed(x, tl.load(norm + at, mask=inside, other=0.0), inside, eps, D),
-            _normed(partner, tl.load(norm + other, mask=inside, other=0.0), inside, eps, D),
+            normed(x, norm, at, inside, eps, D),
+            normed(partner, norm, other, inside, eps, D),
         )
     turned = x.to(tl.float32) * c + tl.where(at < HALF, -partner.to(tl.float32), partner.to(tl.float32)) * s
     if head < HEADS:
@@ -119,7 +111,7 @@ def _norm(x, weight, out, eps, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.con
     at = tl.arange(0, BLOCK)
     inside = at < H
     values = tl.load(x + row + at, mask=inside, other=0.0)
-    tl.store(out + row + at, _normed(values, tl.load(weight + at, mask=inside, other=0.0), inside, eps, H), mask=inside)
+    tl.store(out + row + at, normed(values, weight, at, inside, eps, H), mask=inside)
 
 
 @triton.jit
