@@ -93,6 +93,10 @@ class Drafter(ABC):
         self.memory = memory
 
     @classmethod
+    def check(cls, options: Any) -> None:
+        """Refuses options that no target could do with; asked before a model is loaded."""
+
+    @classmethod
     def share(cls, options: Any, target: TargetInfo) -> Any:
         """What the requests of one model have in common and nobody changes; built once."""
         return None

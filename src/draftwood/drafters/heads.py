@@ -35,13 +35,16 @@ class HeadDrafter(NeuralDrafter):
     kinds: ClassVar[tuple[str, ...]]  # of heads that it takes
 
     @classmethod
-    def attach(cls, options: HeadOptions, target: Target, codec: TextCodec) -> Shared:
-        info = target.info
+    def check(cls, options: HeadOptions) -> None:
         if not options.head:
             raise OptionError(
                 f"The drafter {cls.name!r} needs a head",
                 next_step="Name its folder: drafter_options={'head': 'FOLDER'}, or --drafter-option head=FOLDER.",
             )
+
+    @classmethod
+    def attach(cls, options: HeadOptions, target: Target, codec: TextCodec) -> Shared:
+        info = target.info
         if not info.can_tap:
             raise CapabilityError(
                 f"The target {info.name} does not show its hidden states",

@@ -115,7 +115,9 @@ def check_drafter(drafter: str | type[Drafter], options: Mapping[str, Any] | Non
     what = f"The drafter {getattr(cls, 'name', cls.__name__)!r}"
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"{what} takes its options as a mapping", got=repr(options), allowed="{'option': value, ...}")
-    return cls, from_mapping(cls.Options, options or {}, what)
+    record = from_mapping(cls.Options, options or {}, what)
+    cls.check(record)
+    return cls, record
 
 
 def _own_class(drafter: object) -> type[Drafter]:

@@ -29,12 +29,15 @@ class SmallModelDrafter(NeuralDrafter):
     Options = SmallModelOptions
 
     @classmethod
-    def attach(cls, options: SmallModelOptions, target: Target, codec: TextCodec) -> Shared:
+    def check(cls, options: SmallModelOptions) -> None:
         if not options.model:
             raise OptionError(
                 "The drafter 'sps' needs a draft model",
                 next_step="Name one: drafter_options={'model': 'NAME'}, or --drafter-option model=NAME.",
             )
+
+    @classmethod
+    def attach(cls, options: SmallModelOptions, target: Target, codec: TextCodec) -> Shared:
         info = target.info
         loaded = load_target(
             options.model,
