@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 from draftwood import SamplingParams
+from draftwood.drafters.neural import NeuralOptions
 from draftwood.drafters.registry import drafter_class, drafter_names
+from draftwood.growth.neural import GROWTHS, make_growth
 from draftwood.target.native.target import NativeTarget
 
 from .neural_tools import (
@@ -50,3 +53,14 @@ def test_budgets(drafter: str, budget: int | str) -> None:
     llm = neural_llm(drafter, target_on(), budget=budget)
     for max_tokens in (1, 4):
         same_as_plain(llm, PROMPTS[:2], SamplingParams(max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_trees_are_as_deep_as_they_may_be_and_no_deeper(growth: str) -> None:
+    options = NeuralOptions(growth=growth, depth=2).for_growth()
+    tree = make_growth(growth, 0, 60, options)
+    while (frontier := tree.frontier()) is not None:
+        size = len(frontier.tokens)
+        ids = np.tile(np.arange(1, tree.width + 1, dtype=np.int32), (size, 1))
+        tree.grow(ids, np.full(ids.shape, 0.9 / tree.width, dtype=np.float32))
+    assert max(tree.tree().depths) == 2

@@ -222,3 +222,13 @@ def test_the_command_lists_them(draftwood_command: Command) -> None:
     assert listed["sps"]["options"]["growth"] == "salf"
     assert all("head" in listed[name]["options"] for name in HEADS)
     assert "eagle3" in draftwood_command("drafters").out
+
+
+def test_a_head_whose_layout_leaves_sizes_to_the_target(tmp_path: Path) -> None:
+    """The attention heads of Hydra++ are not in its authors' files; the target that it drafts for says them."""
+    target = tiny_target()
+    folder = save_head(random_head("hydra", TINY_CONFIG, prefix=True), tmp_path / "head", to="hydra")
+    llm = LLM.from_target(target, ByteTokenizer(), drafter="hydra", drafter_options={"head": str(folder)}, budget=8)
+    plain = LLM.from_target(target, ByteTokenizer(), drafter="plain")
+    params = SamplingParams(max_tokens=12)
+    assert llm.generate("abc", params)[0].token_ids == plain.generate("abc", params)[0].token_ids

@@ -200,3 +200,11 @@ def test_drafts_that_cost_little_or_bring_much_are_never_left_out() -> None:
     assert not any(pauses(sizer(), CHAIN, 0.9 * DEAR * plain, 100, [999]))
     right = [*CHAIN.tokens[1:], 999]
     assert not any(pauses(play(sizer(FREE), [7] * 100), CHAIN, 0.5 * float(FREE.of(1, 16)[0]), 100, right))
+
+
+def test_one_slow_draft_is_no_reason_to_pause() -> None:
+    """A draft model that reads its prompt, or compiles its kernels, does so once."""
+    right = [*CHAIN.tokens[1:], 999]
+    by = play(sizer(FREE), [7] * 100)
+    assert pauses(by, CHAIN, 500.0, 1, right) == [False]
+    assert not any(pauses(by, CHAIN, 0.5, 100, right))

@@ -129,3 +129,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_the_command_knows_every_method() -> None:
     assert set(NAMES) == set(METHODS)
+
+
+def test_changes_of_a_head_are_plain_values() -> None:
+    with pytest.raises(OptionError, match=r"head\.changes\.rope") as caught:
+        TrainConfig.of({**config().tables(), "head": {"changes": {"rope": {"theta": 5e5}}}})
+    assert "no table" in str(caught.value)

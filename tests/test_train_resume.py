@@ -158,3 +158,15 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
     state.write_bytes(state.read_bytes()[:200])
     with pytest.raises(ModelError, match="step-00000004 is damaged"):
         run(config, resume=True)
+
+
+def test_a_validation_that_fails_costs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(tmp_path / "run", "run.checkpoint_every=100", "data.held_out=2")
+
+    def failing(*_: object) -> dict[str, Any]:
+        raise KilledError
+
+    monkeypatch.setattr("draftwood.train.run.validate_head", failing)
+    with pytest.raises(KilledError):
+        run(config)
+    assert Checkpoints(tmp_path / "run", 2).steps() == [4]

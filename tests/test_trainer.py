@@ -247,3 +247,13 @@ def test_the_stand_in_for_texts_is_like_the_real_ones() -> None:
 
     names = {name for name in vars(Texts) if not name.startswith("_")} | {"__getitem__"}
     assert names <= set(dir(TrainingData))
+
+
+def test_a_small_cache_takes_fewer_texts_at_once(tmp_path: Path) -> None:
+    """Training and validation go by the room that there is; losses do not change."""
+    more = ("data.held_out=4", "validate.texts=4", "validate.prompts=1", "validate.max_tokens=4", "run.max_tokens=256")
+    usual = run(configuration(tmp_path / "usual", *more, method="eagle"))
+    narrow = run(configuration(tmp_path / "narrow", *more, "model.cache_tokens=300", method="eagle"))
+    assert losses(narrow) == pytest.approx(losses(usual), rel=1e-5)
+    with pytest.raises(OptionError, match="no room for the longest text"):
+        run(configuration(tmp_path / "none", *more, "model.cache_tokens=8", method="eagle"))

@@ -119,7 +119,8 @@ class Drafter(ABC):
         ``propose``, and only where ``wants_prompt_logits`` or ``wants_taps`` say so.
 
         What the cache had already, what another sample of the prompt prefilled and the prompt's last token, which is
-        the first root, do not come here; with ``budget auto`` nothing does where a second position is not cheap. Who
+        the first root, do not come here; with ``budget auto`` nothing does where a second position is not cheap. Where
+        ``wants_taps`` asks for hidden states, all of the prompt but its last token is prefilled anew and comes. Who
         wants the likeliest tokens asks ``rows.best(k)`` and says in ``wants_top`` how many, so that the target finds
         them by the way.
         """

@@ -11,6 +11,7 @@ import torch
 from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
 from draftwood.errors import CapabilityError, ModelError, OptionError
 from draftwood.heads import check_fit, load_head
+from draftwood.heads.target import native_shape
 from draftwood.sources.head import head_model
 from draftwood.target.base import Target
 from draftwood.target.tokenizer import TextCodec
@@ -53,7 +54,7 @@ class HeadDrafter(NeuralDrafter):
             )
         # Half precision is slow in torch on a CPU, where it is the target's kernels that are made for it.
         dtype = info.dtype if info.device.type == "cuda" else torch.float32
-        head, config, _ = load_head(Path(options.head), info.device, dtype)
+        head, config, _ = load_head(Path(options.head), info.device, dtype, model=native_shape(target))
         if config.kind not in cls.kinds:
             raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
         problems = check_fit(config, info)

@@ -24,7 +24,7 @@ from draftwood.drafters.shapes import static_tree
 from draftwood.drafters.stand import warped
 from draftwood.errors import CapabilityError
 from draftwood.growth.drawn import make_draw
-from draftwood.growth.neural import GROWTHS, GrowthOptions, make_growth
+from draftwood.growth.neural import GROWTHS, Frontier, GrowthOptions, make_growth
 from draftwood.sources.neural import DraftModel, DraftSegment
 from draftwood.target.base import Segment, TargetInfo, chain_parents
 from draftwood.target.toprows import KERNEL_MOST, TopRows
@@ -54,12 +54,13 @@ class NeuralOptions:
         static_tree(self.tree)
 
     def for_growth(self) -> GrowthOptions:
+        shape = static_tree(self.tree) if self.growth == "static" else None
         return GrowthOptions(
             depth=self.depth or None,
             top_k=self.top_k,
             batch=self.batch,
             threshold=self.threshold,
-            shape=static_tree(self.tree) if self.growth == "static" else None,
+            shape=shape.down_to(self.depth) if shape is not None and self.depth else shape,
             support=self.support,
         )
 
@@ -131,7 +132,7 @@ class NeuralDrafter(Drafter):
     def propose_together(cls, drafters: Sequence[NeuralDrafter], budgets: Sequence[int]) -> list[DraftTree]:
         for drafter, budget in zip(drafters, budgets, strict=True):
             drafter._start(budget)
-        while growing := [drafter for drafter in drafters if drafter._is_growing]:
+        while growing := [drafter for drafter in drafters if drafter._frontier is not None]:
             segments = [drafter._next_segment() for drafter in growing]
             top = growing[0]._model.forward(segments, max(drafter._growth.width for drafter in growing))
             first = 0
@@ -169,17 +170,18 @@ class NeuralDrafter(Drafter):
         self._reads_root = True  # in its next pass
         self._num_run = 0  # nodes below the root that the model was run over
         self._most_run = min(MOST_NODES, self._room - self._length - len(self._unread))
-        if self._is_growing:
+        self._frontier = self._next_frontier()
+        if self._frontier is not None:
             self._read_text(CHUNK)
 
-    @property
-    def _is_growing(self) -> bool:
+    def _next_frontier(self) -> Frontier | None:
+        """What is to be run next; None where the tree is done, or all that may be run was."""
         frontier = self._growth.frontier()
-        return frontier is not None and self._num_run + len(frontier.tokens) <= self._most_run
+        return frontier if frontier is not None and self._num_run + len(frontier.tokens) <= self._most_run else None
 
     def _next_segment(self) -> DraftSegment:
         """The root, with the text before it that the model has not read; later the frontier."""
-        frontier = self._growth.frontier()
+        frontier = self._frontier
         assert frontier is not None
         assert self._sequence is not None
         if self._reads_root:
@@ -197,6 +199,7 @@ class NeuralDrafter(Drafter):
             self._num_run += size
         rows = rows.first(min(self._growth.width, rows.ids.shape[1]))
         self._growth.grow(rows.ids, warped(rows, self._params) if self._draws else rows.probs())
+        self._frontier = self._next_frontier()
 
     def _finish(self) -> DraftTree:
         self._tree = self._growth.tree()

@@ -65,6 +65,7 @@ class Sizer:
         self._record = AcceptanceRecord(REQUEST_DECAY, drafter_record)
         self._guesses = new_guesses(self._record, drafter_record)
         self._draft_seconds = 0.0  # of a cycle, running mean: paid whatever the size
+        self._last_draft_seconds = 0.0
         self._known_seconds: dict[tuple[int, int], array[float]] = {}
         self.expected = 1.0  # tokens of the cycle that was cut last
         self._wanted = FEWEST_WANTED
@@ -90,7 +91,10 @@ class Sizer:
             # Where all of them paid, more might; else some more than was used, so that it can grow.
             whole = len(kept) == len(tree)
             self._wanted = self._largest if whole else max(FEWEST_WANTED, 3 * len(kept))
-        self._draft_seconds += (1.0 - DRAFT_DECAY) * (draft_seconds - self._draft_seconds)
+        # Not the first time, nor a single slow one: a draft model reads its prompt then, or kernels are compiled.
+        steady = min(draft_seconds, self._last_draft_seconds)
+        self._last_draft_seconds = draft_seconds
+        self._draft_seconds += (1.0 - DRAFT_DECAY) * (steady - self._draft_seconds)
         if not tree.proposals:
             self._weigh_drafting(len(kept), context, load)
         return tree.part(kept)

@@ -95,6 +95,7 @@ class RequestStats:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
+        tried, accepted = self.tried_by_depth, self.accepted_by_depth
         return {
             "prompt_tokens": self.prompt_tokens,
             "reused_tokens": self.reused_tokens,
@@ -104,8 +105,8 @@ class RequestStats:
             "tokens_per_second": round(self.tokens_per_second, 2),
             "drafted_nodes": self.drafted_nodes,
             "mean_tree_size": round(self.mean_tree_size, 4),
-            "tried_by_depth": list(self.tried_by_depth.values()),
-            "accepted_by_depth": [self.accepted_by_depth[depth] for depth in self.tried_by_depth],
+            "tried_by_depth": list(tried.values()),
+            "accepted_by_depth": [accepted[depth] for depth in tried],
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth()],
             "acceptance_by_source": {name: round(rate, 4) for name, rate in self.acceptance_by_source().items()},
             "drafted_by_source": dict(self.drafted_by_source),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftwood.target.base import Target
 from draftwood.target.load import BUILT_IN, is_entry_name, read_json_config, resolve
 from draftwood.target.native.config import ModelConfig, is_native, parse_config, whole_number
 from draftwood.target.store import Progress, models_home
@@ -18,6 +19,12 @@ class TargetSizes:
     hidden_size: int
     vocab_size: int
     num_layers: int
+
+
+def native_shape(target: Target) -> ModelConfig | None:
+    """The shape of a loaded target; None if it is not our own decoder that runs it."""
+    shape = getattr(target, "config", None)
+    return shape if isinstance(shape, ModelConfig) else None
 
 
 def target_shape(name: str, progress: Progress | None = None) -> ModelConfig | TargetSizes:

@@ -19,7 +19,7 @@ from draftwood.sources.neural import DraftSegment
 from draftwood.target.base import Segment, Target, chain_parents
 from draftwood.target.toprows import KERNEL_MOST, TopRows
 from draftwood.train.base import Batch, Example
-from draftwood.train.frozen import FrozenTarget
+from draftwood.train.frozen import FrozenTarget, groups_within
 
 RANKS = 5
 BINS = 15
@@ -54,8 +54,10 @@ def measure_ranks(head: HeadModule, target: Target, texts: Sequence[Example], po
     frozen = FrozenTarget.of(target, head)
     first: list[Guess] = []
     below: list[list[Guess]] = [[] for _ in range(RANKS)]
-    for start in range(0, len(texts), TOGETHER):
-        probe = _Probe(head, frozen, texts[start : start + TOGETHER], positions)
+    rooms = [len(text.token_ids) + _ROOM for text in texts]
+    groups = groups_within(rooms, target.num_slots)
+    for some in (group[start : start + TOGETHER] for group in groups for start in range(0, len(group), TOGETHER)):
+        probe = _Probe(head, frozen, [texts[index] for index in some], positions)
         try:
             for _ in range(positions):
                 probe.advance(first, below)

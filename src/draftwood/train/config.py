@@ -76,6 +76,9 @@ class HeadSection:
         _texts("head", self, "kind", "start", empty=True)
         _whole("head", self, 0, "draft_vocab_size")
         _of_type("head.changes", self.changes, Mapping, "a table, as in head.changes.num_layers = 2")
+        for name, value in self.changes.items():
+            if isinstance(value, Mapping):
+                _refuse(f"head.changes.{name}", dict(value), "a plain value, no table")
         if self.start and (self.draft_vocab_size or self.changes):
             raise OptionError(
                 "A head that is started from has its shape already",

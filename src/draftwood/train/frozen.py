@@ -42,7 +42,7 @@ class FrozenTarget:
         self.target.set_taps(layers)
         self.target.set_top(0)
         try:
-            for group in _groups(lengths):
+            for group in groups_within(lengths, min(CHUNK, self.target.num_slots)):
                 found += self._run([rows[index] for index in group])
         finally:
             self.target.set_taps(())
@@ -74,12 +74,12 @@ class FrozenTarget:
                 self.target.close(sequence)
 
 
-def _groups(lengths: Sequence[int]) -> list[list[int]]:
-    """Texts that go through the target together, in order."""
+def groups_within(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Texts that go through the target together, in order, with at most so many tokens; a longer one goes alone."""
     groups: list[list[int]] = []
-    used = CHUNK
+    used = most
     for index, length in enumerate(lengths):
-        if used + length > CHUNK:
+        if used + length > most:
             groups.append([])
             used = 0
         groups[-1].append(index)

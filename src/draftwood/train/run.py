@@ -133,10 +133,13 @@ class Run:
                 self._note(self.trainer.step())
                 is_last = progress.step == self.setup.num_steps
                 stopping = self._agreed(stop.asked)
+                due = is_last or stopping or progress.step % run.checkpoint_every == 0
+                if due:
+                    self._checkpoint()  # before validation, which may fail
                 if is_last or (run.validate_every and progress.step % run.validate_every == 0 and not stopping):
                     self._validate()
-                if is_last or stopping or progress.step % run.checkpoint_every == 0:
-                    self._checkpoint()
+                    if due:
+                        self._checkpoint()  # with the score
                 if stopping and not is_last:
                     self.console.note(f"stopped after step {progress.step}; go on with --resume")
                     raise KeyboardInterrupt

@@ -19,6 +19,7 @@ from draftwood.heads import (
     default_head_config,
     load_head,
 )
+from draftwood.heads.target import native_shape
 from draftwood.target.base import Target
 from draftwood.target.build import load_target, pick_device
 from draftwood.target.native.config import ModelConfig
@@ -120,6 +121,14 @@ def prepare(config: TrainConfig, processes: Processes | None = None, progress: P
     if not target.info.can_tap:
         raise CapabilityError("The target does not show its hidden states", got=target.info.backend)
     texts.check_model(target.info)
+    longest = max((int(data.lengths.max()) for data in (texts, held_out) if len(data)), default=0)
+    if longest > target.num_slots:
+        raise OptionError(
+            "The target's cache has no room for the longest text",
+            got=f"{longest} tokens",
+            allowed=f"at most {target.num_slots}",
+            next_step="Raise model.cache_tokens, or cut texts with data.max_length.",
+        )
     head, coverage = make_head(config, target, texts)
     frozen = FrozenTarget.of(target, head)
     method = cls(options, head, frozen, config.run.seed)
@@ -141,8 +150,7 @@ def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple
     if config.head.start:
         head = _started(config, target)
     else:
-        shape = getattr(target, "config", None)
-        head = build_head(head_shape(config, shape if isinstance(shape, ModelConfig) else None))
+        head = build_head(head_shape(config, native_shape(target)))
         if isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary:
             ends = target.info.eos_token_ids
             chosen = draft_vocabulary(texts, head.config.draft_vocab_size, head.config.vocab_size, ends)
@@ -155,8 +163,7 @@ def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple
 
 def _started(config: TrainConfig, target: Target) -> HeadModule:
     info = target.info
-    shape = getattr(target, "config", None)
-    model = shape if isinstance(shape, ModelConfig) else None
+    model = native_shape(target)
     head, head_config, _ = load_head(Path(config.head.start), info.device, torch.float32, model=model)
     problems = check_fit(head_config, info)
     if problems:

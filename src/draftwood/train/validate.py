@@ -19,7 +19,7 @@ import torch
 from draftwood.config import SamplingParams
 from draftwood.drafters import DraftRequest, Verified, drafter_class
 from draftwood.drafters.neural import NeuralDrafter
-from draftwood.growth.neural import CHAIN_DEPTH
+from draftwood.growth.neural_ranked import BEAM_DEPTH
 from draftwood.heads import HeadModule, save_head
 from draftwood.llm import LLM
 from draftwood.target.base import Target
@@ -145,7 +145,7 @@ def _watched(name: str, notes: TreeNotes) -> type[NeuralDrafter]:
             super().begin(request)
 
         def observe(self, verified: Verified) -> None:
-            depth = self.options.depth or CHAIN_DEPTH
+            depth = self.shared.growth.depth or BEAM_DEPTH  # what a head cannot see below is left out there
             if self._left > depth:  # else the tree was cut at the end of the answer
                 notes.add(verified.tree, verified.path, depth)
             self._left -= len(verified.emitted)

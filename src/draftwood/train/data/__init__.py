@@ -1,6 +1,6 @@
 """Training data: prompts that the target itself answers, kept in shards on disk, and read back in batches.
 
-make_data(settings, loaded, folder)                    # make.py: answers prompts, goes on where it was stopped
+make_data(prepare(settings, folder), loaded)           # make.py: answers prompts, goes on where it was stopped
 data = TrainingData.open(folder)                       # read.py: examples, splits, batches
 data.check_model(target.info)                          # the target that trains is the one that wrote the data
 vocabulary = draft_vocabulary(data, 8192, vocab_size)  # vocabulary.py: the tokens that a small head should know

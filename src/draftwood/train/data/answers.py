@@ -25,7 +25,8 @@ class _Answer:
 
 
 class Answerer:
-    """``drafter`` changes how quickly answers come, not which; with ``plain`` no time is spent on measuring costs."""
+    """``drafter`` changes how quickly answers come, and which only at numeric ties; with ``plain`` no time is spent on
+    measuring costs."""
 
     def __init__(self, loaded: Loaded, drafter: str, batch: int, progress: Progress | None = None) -> None:
         options = EngineOptions(budget=1 if drafter == "plain" else "auto", max_batch=batch)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwood.drafters import check_drafter
+from draftwood.drafters import check_drafter, drafter_class
 from draftwood.errors import OptionError, PromptError
 from draftwood.target.build import Loaded
 from draftwood.target.store import Progress, locked, report
@@ -51,10 +51,19 @@ class Prepared(NamedTuple):
         return len(self.prompts) + self.settings.self_made
 
 
+def _check_drafter(name: str) -> None:
+    """Drafters that need a head or a model would have to be told which."""
+    drafter_class(name)
+    try:
+        check_drafter(name, None)
+    except OptionError as error:
+        raise OptionError("This drafter cannot write training data", got=f"{name}: {error.what}") from error
+
+
 def prepare(settings: DataSettings, folder: str | Path) -> Prepared:
     """Reads the prompts, and refuses what cannot be done as far as that can be told without the model."""
     place = Path(folder)
-    check_drafter(settings.drafter, None)
+    _check_drafter(settings.drafter)
     _check_folder(place)
     prompts, sources = read_sources(settings.files, settings.limit, keep_answers=settings.keep_answers)
     return Prepared(settings, place, prompts, sources)
