@@ -31,7 +31,7 @@ LAYERS = [
     {"heads"},
     {"target"},
     {"sampling", "tree"},
-    {"config", "files", "toml"},
+    {"config", "display", "files", "toml"},
     {"errors"},
 ]
 MAX_LINES = 400

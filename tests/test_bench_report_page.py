@@ -21,6 +21,7 @@ from draftwood.bench.report.marks import marks
 from draftwood.bench.report.sections import sections
 from draftwood.bench.report.write import summary_json
 from draftwood.bench.summary import ALL_TASKS, Interval
+from draftwood.display import ticks
 
 from .bench_report_tools import MANY, SVG, TASKS, Tables, changed, drawings, make, rows_of, share
 
@@ -189,7 +190,7 @@ def test_spread_keeps_order_gaps_and_bounds(places, gap):
 
 @given(st.floats(0, 100), st.floats(0.01, 1000))
 def test_ticks_are_few_even_and_inside(low, span):
-    found = svg.ticks(low, low + span)
+    found = ticks(low, low + span)
     assert len(found) <= 6
     assert all(low - 1e-6 * span <= tick <= low + span * (1 + 1e-6) for tick in found)
     gaps = [b - a for a, b in pairwise(found)]

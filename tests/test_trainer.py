@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood.display import ticks
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
 from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.config import OptimSection
 from draftwood.train.logs import Board, Log, read_log
-from draftwood.train.plot import plot_log, thinned, ticks
+from draftwood.train.plot import plot_log, thinned
 from draftwood.train.schedule import RunningMean, learning_rate
 from draftwood.train.signals import KeptSignals
 from draftwood.train.trainer import NotFiniteError, Trainer

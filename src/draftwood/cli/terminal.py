@@ -11,6 +11,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import TextIO
 
+from draftwood.display import duration
+
 CLEAR_LINE = "\r\x1b[K"
 BOLD, DIM, RED, GREEN = "1", "2", "31", "32"
 BONUS_SOURCE, ROOT_SOURCE = "target", "root"  # the engine's and the tree's names, known here without loading torch
@@ -125,14 +127,6 @@ class ProgressBar:
         if done <= at_first or now - since < SOME_SECONDS:
             return ""
         return f", {duration((now - since) * (total - done) / (done - at_first))} left"
-
-
-def duration(seconds: float) -> str:
-    """A time for people: 42 s, 3 min, 1 h 20 min."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def columns() -> int:

@@ -20,6 +20,7 @@ from draftwood.target.base import Segment, Target, chain_parents
 from draftwood.target.toprows import KERNEL_MOST, TopRows
 from draftwood.train.base import Batch, Example
 from draftwood.train.frozen import FrozenTarget, groups_within
+from draftwood.train.losses import calibration_error
 
 RANKS = 5
 BINS = 15
@@ -33,16 +34,6 @@ class Guess(NamedTuple):
     right: bool
     confidence: float  # in its own likeliest token
     target_prob: float  # in the target's; 0 where it is not among the head's 64 best
-
-
-def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
-    """How far confidence and share of right guesses are apart, in the mean over bins of equal width (Guo et al.)."""
-    sure, hits = np.asarray(confidences, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    if not len(sure):
-        return 0.0
-    bins = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
-    sums = np.bincount(bins, weights=hits - sure, minlength=BINS)
-    return float(np.abs(sums).sum() / len(sure))
 
 
 def measure_ranks(head: HeadModule, target: Target, texts: Sequence[Example], positions: int) -> dict[str, Any]:
@@ -76,6 +67,12 @@ def _summary(guesses: Sequence[Guess]) -> dict[str, Any]:
         "ece_target": expected_calibration_error([guess.target_prob for guess in guesses], right),
         "count": len(right),
     }
+
+
+def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
+    """How far confidence and share of right guesses are apart, in the mean over bins of equal width (Guo et al.)."""
+    sure, hits = torch.tensor(confidences, dtype=torch.float64), torch.tensor(right, dtype=torch.bool)
+    return float(calibration_error(sure, hits, BINS))
 
 
 class _Text:

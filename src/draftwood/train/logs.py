@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from draftwood.display import duration
 from draftwood.errors import DraftwoodError, MissingExtraError
 
 _COLUMNS = (("step", 13), ("loss", 9), ("accuracy", 9), ("lr", 9), ("norm", 8), ("tokens/s", 9), ("left", 10))
@@ -116,14 +117,6 @@ class Console:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
-
-
-def duration(seconds: float) -> str:
-    """A time for people: 42 s, 3 min, 1 h 20 min."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def _cell(values: Mapping[str, Any], name: str) -> str:

@@ -186,7 +186,7 @@ def calibration_error(confidence: Tensor, right: Tensor, num_bins: int = 15) -> 
     bins = (confidence * num_bins).long().clamp(0, num_bins - 1)
     distance = torch.zeros(num_bins, dtype=torch.float64, device=confidence.device)
     distance.index_add_(0, bins, right.double() - confidence.double())
-    return (distance.abs().sum() / len(confidence)).float()
+    return distance.abs().sum() / len(confidence)
 
 
 def _pick(logits: Tensor, ids: Tensor) -> Tensor:

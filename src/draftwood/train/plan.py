@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from draftwood.display import duration
 from draftwood.errors import OptionError
 from draftwood.heads import HeadConfig, build_head, load_head
 from draftwood.heads.target import target_shape
@@ -21,7 +22,6 @@ from draftwood.target.room import default_cache_tokens
 from draftwood.target.store import Progress, readable_size
 from draftwood.train.config import TrainConfig
 from draftwood.train.data.read import TrainingData
-from draftwood.train.logs import duration
 from draftwood.train.losses import BLOCK_LOGITS
 from draftwood.train.setup import check_method, count_steps, head_shape, open_texts, prepare
 from draftwood.train.trainer import Trainer, compute_dtype

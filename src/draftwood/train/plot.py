@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
+from draftwood.display import ticks
+
 WIDTH, HEIGHT = 720, 230  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 64, 130, 30, 34
 COLOURS = ("#4c78a8", "#e45756", "#54a24b", "#b279a2", "#9d755d", "#72b7b2")
@@ -43,15 +45,6 @@ def thinned(points: Points) -> Points:
     size = max(1, math.ceil(len(usable) / MOST_POINTS))
     groups = [usable[start : start + size] for start in range(0, len(usable), size)]
     return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
-
-
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers within bounds, about as many as wanted."""
-    span = high - low
-    size = 10.0 ** math.floor(math.log10(span / wanted))
-    step = next(size * factor for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if span / (size * factor) <= wanted)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(index * step, 10) for index in range(first, last + 1)]
 
 
 def _panel(name: str, curves: Mapping[str, Points], top: float) -> str:

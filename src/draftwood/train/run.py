@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from draftwood.display import duration
 from draftwood.errors import OptionError
 from draftwood.files import check_place, new_file
 from draftwood.heads import save_head
@@ -29,7 +30,7 @@ from draftwood.train.base import Example
 from draftwood.train.checkpoint import Checkpoints
 from draftwood.train.config import CONFIGURATION, TrainConfig, write_toml
 from draftwood.train.distributed import Processes
-from draftwood.train.logs import Board, Console, Log, duration, read_log
+from draftwood.train.logs import Board, Console, Log, read_log
 from draftwood.train.plan import signal_bytes
 from draftwood.train.plot import plot_log
 from draftwood.train.setup import Setup, check_method, prepare, signal_source

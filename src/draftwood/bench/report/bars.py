@@ -10,6 +10,7 @@ from draftwood.bench.report import marks, svg
 from draftwood.bench.report import text as written
 from draftwood.bench.report.marks import Mark
 from draftwood.bench.summary import Interval
+from draftwood.display import ticks
 
 ROW, BAR = 24, 12  # pixels
 AXIS = 24  # below a plot
@@ -51,7 +52,7 @@ def bars(
         side.append(marks.beside(item.mark, lines, middle))
         body.append(_bar(item, middle, scale, decimals, unit))
         y += height
-    grid = _columns(svg.ticks(0.0, scale, 4), scale, top, y, unit, reference)
+    grid = _columns(ticks(0.0, scale, 4), scale, top, y, unit, reference)
     described = ", ".join(f"{item.mark.label} {written.with_interval(item.value, decimals, unit)}" for item in items)
     height = y + AXIS
     return svg.drawing(
@@ -80,7 +81,7 @@ def stacks(items: Sequence[Stack], parts: Sequence[str], *, title: str, unit: st
         side.append(marks.beside(item.mark, lines, middle))
         body.append(_stack(item.mark, value, parts, middle, scale, unit))
         y += height
-    grid = _columns(svg.ticks(0.0, scale, 5), scale, 4.0, y, "", None)
+    grid = _columns(ticks(0.0, scale, 5), scale, 4.0, y, "", None)
     described = "; ".join(
         f"{item.mark.label}: " + ", ".join(f"{part} {value[part]:.2f}{unit}" for part in parts)
         for item, value in zip(items, values, strict=True)

@@ -18,6 +18,7 @@ from draftwood.bench.report.marks import SHORT, Mark, marks
 from draftwood.bench.report.sections import MAX_DEPTH, sections
 from draftwood.bench.report.tables import Section, cell, families, is_peer, labels, stages
 from draftwood.bench.summary import ALL_TASKS, Interval, Summary
+from draftwood.display import ticks
 
 MEAN = "mean of the tasks"
 
@@ -184,7 +185,7 @@ def _tau_lines(items: Sequence[Line], what: str, x_name: str) -> Figure | None:
     values = [y for item in items for y in item.points.values() if written.finite(y) is not None]
     if not any(len(item.points) > 1 for item in items) or not values:
         return None
-    top = svg.ticks(0.0, max(values) * 1.1)[-1]
+    top = ticks(0.0, max(values) * 1.1)[-1]
     low = 1.0 if min(values) >= 1 else 0.0
     return _lines(items, what, x_name, "tau", low, max(top, max(values)), logarithmic=True)
 

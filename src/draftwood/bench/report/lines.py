@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from draftwood.bench.report import marks, svg
 from draftwood.bench.report.marks import Mark
+from draftwood.display import ticks
 
 Place = Callable[[float], float]  # where a number is drawn
 
@@ -40,7 +41,7 @@ def lines(
     def down(y: float) -> float:
         return bottom - (min(max(y, low), high) - low) / (high - low) * (bottom - top)
 
-    grid = [_row(value, down(value)) for value in svg.ticks(low, high)]
+    grid = [_row(value, down(value)) for value in ticks(low, high)]
     grid += _x_labels(xs, across, bottom)
     ends = svg.spread([down(item.points[max(item.points)]) for item in usable], 13.5, top, bottom)
     body = [_line(item, end, across, down, x_name) for item, end in zip(usable, ends, strict=True)]

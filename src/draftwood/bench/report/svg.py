@@ -14,7 +14,6 @@ from xml.sax.saxutils import escape, quoteattr
 CHARACTER = 6.7  # width of a character of a label, pixels: 11 px, fixed width
 LINE = 13  # height of a line of a label
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
 def element(name: str, *inside: str, **attributes: object) -> str:
@@ -67,17 +66,6 @@ def drawing(*inside: str, left: float, right: float, height: float, title: str, 
         class_="plot",
         style=f"margin-left:{left:.0f}px;width:calc(100% - {math.ceil(left) + math.ceil(right)}px)",
     )
-
-
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers within bounds, about as many as wanted."""
-    span = high - low
-    if not (math.isfinite(span) and span > 0):
-        return [low] if math.isfinite(low) else [0.0]
-    size = 10.0 ** math.floor(math.log10(span / wanted))
-    step = next(size * factor for factor in _STEPS if span / (size * factor) <= wanted)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(index * step, 10) for index in range(first, last + 1)]
 
 
 def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:

@@ -1,0 +1,26 @@
+"""Numbers as people like to read them."""
+
+from __future__ import annotations
+
+import math
+
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 42 s, 3 min, 1 h 20 min."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round numbers within bounds, about as many as wanted."""
+    span = high - low
+    if not (math.isfinite(span) and span > 0):
+        return [low] if math.isfinite(low) else [0.0]
+    size = 10.0 ** math.floor(math.log10(span / wanted))
+    step = next(size * factor for factor in _STEPS if span / (size * factor) <= wanted)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(index * step, 10) for index in range(first, last + 1)]
