@@ -39,6 +39,14 @@ def test_a_file_is_read_and_changed_from_outside(tmp_path: Path) -> None:
     assert found.head.changes == {"num_layers": 2}
 
 
+def test_one_folder_or_several() -> None:
+    assert config().data.folders == ("data",)
+    assert config('data.folder=["one", "two"]').data.folders == ("one", "two")
+    for wrong in ("[]", '[""]', "3", '["one", 2]'):
+        with pytest.raises(OptionError, match=r"data\.folder"):
+            config(f"data.folder={wrong}")
+
+
 def test_the_resolved_configuration_says_the_same_when_it_is_read_again(tmp_path: Path) -> None:
     first = config("method.steps=3", "head.changes.num_layers=2", "optim.ema=0.99", "data.held_out=0.1")
     path = tmp_path / "config.toml"

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
-from draftwood.errors import OptionError
+from draftwood.errors import DraftwoodError, OptionError
 from draftwood.heads.vocabulary import checked_vocabulary
 from draftwood.target.tiny import EOS, VOCAB_SIZE, tiny_target
 from draftwood.train.base import Batch, Example
@@ -224,6 +224,37 @@ def test_a_split_by_share_or_number() -> None:
     for wrong in (1.5, -1, 40, float("nan")):
         with pytest.raises(OptionError, match="no part of the prompts"):
             data.split(wrong)
+
+
+def test_several_folders_are_read_as_one(tmp_path: Path) -> None:
+    lots = [texts([4, 6, 8], seed=1), texts([5, 7], seed=2)]
+    folders = [stored(tmp_path / str(number), lot) for number, lot in enumerate(lots)]
+    data = TrainingData.open(*folders)
+    assert as_lists([data[place] for place in range(len(data))]) == as_lists([text for lot in lots for text in lot])
+    assert data.prompts.tolist() == [0, 1, 2, 3, 4]
+    data.check_model(INFO)
+    assert len(TrainingData.open(*folders, max_length=4)) == 4  # of one text no answer is left
+
+
+def test_every_model_of_several_folders_is_checked(tmp_path: Path) -> None:
+    folders = [stored(tmp_path / name, texts([4])) for name in ("one", "two")]
+    other = read_manifest(folders[1])
+    other.model["fingerprint"] = "another"
+    write_manifest(folders[1], other)
+    with pytest.raises(DraftwoodError):
+        TrainingData.open(*folders).check_model(INFO)
+
+
+def test_a_prompt_that_was_answered_twice_stays_on_one_side(tmp_path: Path) -> None:
+    asked = texts([6] * 12)
+    answers = [Example(text.token_ids.copy(), text.answered) for text in asked]
+    for answer in answers:
+        answer.token_ids[3:] = 7
+    data = TrainingData.open(stored(tmp_path / "greedy", asked), stored(tmp_path / "drawn", answers))
+    train, validation = data.split(4)
+    assert [len(train), len(validation)] == [16, 8]
+    prompts = [{tuple(part.prompt_ids(i)) for i in range(len(part))} for part in (train, validation)]
+    assert not prompts[0] & prompts[1]
 
 
 # -- batches ---------------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
         return F.linear(hidden, weight, bias).float()
     if weight.is_cuda:
         rows = hidden.reshape(-1, hidden.shape[-1])
-        logits = torch.mm(rows, weight.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], -1)
+        logits = torch.mm(rows, weight.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], len(weight))
     else:
         wide = hidden.float()
         logits = torch.cat([F.linear(wide, part.float()) for part in torch.split(weight, HEAD_ROWS)], dim=-1)

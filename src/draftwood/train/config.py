@@ -51,16 +51,21 @@ class ModelSection:
 class DataSection:
     """Texts that `draftwood train data` has made."""
 
-    folder: str = ""
+    folder: Any = ""  # or several
     held_out: float = 64  # prompts that are validated on and not trained on: a number, or a share as 0.05
     max_length: int = 2048  # tokens of a text that are read; what is behind them is left out
 
     def __post_init__(self) -> None:
-        _texts("data", self, "folder")
+        if not self.folders or not all(isinstance(folder, str) and folder for folder in self.folders):
+            _refuse("data.folder", self.folder, 'the --out of draftwood train data, or several: ["one", "two"]')
         _whole("data", self, 8, "max_length")
         share = type(self.held_out) is float and 0.0 < self.held_out < 1.0
         if not share and (type(self.held_out) is not int or self.held_out < 0):
             _refuse("data.held_out", self.held_out, "a whole number, or a share between 0 and 1")
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return tuple(self.folder) if isinstance(self.folder, (list, tuple)) else (self.folder,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

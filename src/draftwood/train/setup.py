@@ -66,12 +66,7 @@ def check_method(config: TrainConfig) -> tuple[type[Method], Any]:
 
 def open_texts(config: TrainConfig) -> tuple[TrainingData, TrainingData]:
     """Those to train on, and those to validate on."""
-    if not config.data.folder:
-        raise OptionError(
-            "A head is trained on texts of its target",
-            next_step="Make some with: draftwood train data ... --out FOLDER, and set data.folder.",
-        )
-    data = TrainingData.open(config.data.folder, max_length=config.data.max_length)
+    data = TrainingData.open(*config.data.folders, max_length=config.data.max_length)
     return data.split(config.data.held_out, config.run.seed)
 
 

@@ -25,27 +25,31 @@ class TrainingData:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifests: Sequence[Manifest],
         token_ids: npt.NDArray[np.int32],
         answered: npt.NDArray[np.bool_],
         starts: Int64s,
         lengths: Int64s,
         prompts: Int64s,
     ) -> None:
-        self.manifest = manifest
+        self.manifests = tuple(manifests)  # of the folders
         self.lengths = lengths  # [n] tokens of each text
-        self.prompts = prompts  # [n] which prompt of the run each text comes from
+        self.prompts = prompts  # [n] which prompt of the folders each text comes from
         self._token_ids = token_ids  # [total]
         self._answered = answered  # [total]
         self._starts = starts  # [n]
 
     @classmethod
-    def open(cls, folder: str | Path, *, max_length: int | None = None) -> TrainingData:
-        """All shards of a folder, each of them checked.
+    def open(cls, *folders: str | Path, max_length: int | None = None) -> TrainingData:
+        """All shards of the folders, each of them checked.
 
         ``max_length``: of longer texts only the beginning; those that have no answer left are left out.
         """
-        place = Path(folder)
+        data = cls._together([cls._open(Path(folder)) for folder in folders])
+        return data if max_length is None else data._cut(max_length)
+
+    @classmethod
+    def _open(cls, place: Path) -> TrainingData:
         manifest = read_manifest(place)
         if not manifest.complete:
             raise DataError(
@@ -56,14 +60,14 @@ class TrainingData:
         data = cls._joined(manifest, shards)
         if data._token_ids.size and not 0 <= data._token_ids.min() <= data._token_ids.max() < data.vocab_size:
             raise damaged(place, "it has tokens outside the vocabulary")
-        return data if max_length is None else data._cut(max_length)
+        return data
 
     @classmethod
     def _joined(cls, manifest: Manifest, shards: list[Shard]) -> TrainingData:
         offsets = [shard.offsets for shard in shards]
         begins = np.cumsum([0, *(part[-1] for part in offsets)])  # of the shards
         return cls(
-            manifest,
+            [manifest],
             np.concatenate([shard.token_ids for shard in shards]),
             np.concatenate([shard.answered for shard in shards]).view(np.bool_),
             np.concatenate([begin + part[:-1] for begin, part in zip(begins, offsets, strict=False)]),
@@ -71,10 +75,23 @@ class TrainingData:
             np.concatenate([shard.prompts for shard in shards]),
         )
 
+    @classmethod
+    def _together(cls, parts: Sequence[TrainingData]) -> TrainingData:
+        tokens = np.cumsum([0, *(len(part._token_ids) for part in parts)])  # before each part
+        prompts = np.cumsum([0, *(part.manifests[0].prompts for part in parts)])
+        return cls(
+            [manifest for part in parts for manifest in part.manifests],
+            np.concatenate([part._token_ids for part in parts]),
+            np.concatenate([part._answered for part in parts]),
+            np.concatenate([before + part._starts for before, part in zip(tokens, parts, strict=False)]),
+            np.concatenate([part.lengths for part in parts]),
+            np.concatenate([before + part.prompts for before, part in zip(prompts, parts, strict=False)]),
+        )
+
     @property
     def vocab_size(self) -> int:
         """Of the target that wrote the texts."""
-        return int(self.manifest.model["vocab_size"])
+        return int(self.manifests[0].model["vocab_size"])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -97,14 +114,16 @@ class TrainingData:
 
     def check_model(self, info: TargetInfo) -> None:
         """Refuses a target other than the one that wrote the texts."""
-        self.manifest.check_model(info)
+        for manifest in self.manifests:
+            manifest.check_model(info)
 
     def split(self, validation: float, seed: int = 0) -> tuple[TrainingData, TrainingData]:
         """Texts to train on, and others to measure on: a share of the prompts (0.05) or a number of them (200).
 
-        All texts of a prompt are on one side. 0 leaves nothing for validation.
+        All texts of a prompt are on one side, however often it was answered. 0 leaves nothing for validation.
         """
-        prompts = np.unique(self.prompts)
+        numbers = self._prompt_numbers()
+        prompts = np.unique(numbers)
         is_share = isinstance(validation, float) and 0.0 < validation < 1.0
         number = max(1, round(validation * len(prompts))) if is_share else validation
         if not float(number).is_integer() or not 0 <= number < max(1, len(prompts)):
@@ -114,7 +133,7 @@ class TrainingData:
                 allowed=f"a share between 0 and 1, or a number below {len(prompts)}",
             )
         chosen = np.random.default_rng(seed).permutation(prompts)[: int(number)]
-        held_out = np.isin(self.prompts, chosen)
+        held_out = np.isin(numbers, chosen)
         return self._selected(np.flatnonzero(~held_out)), self._selected(np.flatnonzero(held_out))
 
     def batches(
@@ -172,18 +191,24 @@ class TrainingData:
             batches[-1].append(index)
         return batches
 
+    def _prompt_numbers(self) -> Int64s:
+        """Of each text the number of its prompt, which is one for prompts that are the same to the token."""
+        first: dict[tuple[int, ...], int] = {}
+        found = [first.setdefault(tuple(self.prompt_ids(i)), int(self.prompts[i])) for i in range(len(self))]
+        return np.array(found, dtype=np.int64)
+
     def _cut(self, max_length: int) -> TrainingData:
         if max_length < 1:
             raise OptionError("max_length must be a whole number", got=max_length, allowed="1 or more")
         lengths = np.minimum(self.lengths, max_length)
         before = np.concatenate(([0], np.cumsum(self._answered)))  # answered tokens before each place
         has_answer = before[self._starts + lengths] > before[self._starts]
-        parts = (self.manifest, self._token_ids, self._answered, self._starts, lengths, self.prompts)
+        parts = (self.manifests, self._token_ids, self._answered, self._starts, lengths, self.prompts)
         return TrainingData(*parts)._selected(np.flatnonzero(has_answer))
 
     def _selected(self, indices: Int64s) -> TrainingData:
         return TrainingData(
-            self.manifest,
+            self.manifests,
             self._token_ids,
             self._answered,
             self._starts[indices],
