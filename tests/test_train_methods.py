@@ -13,7 +13,6 @@ from draftwood.config import from_mapping
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.heads import HeadModule, HydraHead, MedusaHead
 from draftwood.train.base import Batch, Losses, Method, Signals
-from draftwood.train.losses import BLOCK_LOGITS
 from draftwood.train.methods import METHODS, method_class
 
 from .head_tools import causal
@@ -236,7 +235,7 @@ def test_the_default_block_is_used_where_none_is_asked_for(monkeypatch: pytest.M
     method = quiet("hass")
     examples = random_examples([12, 8])
     wanted = losses_of(method, examples).total.item()
-    monkeypatch.setitem(BLOCK_LOGITS, "cpu", 5000)
+    monkeypatch.setattr("draftwood.train.losses.LOGITS_ON_CPU", 5000)
     assert losses_of(method, examples).total.item() == pytest.approx(wanted, rel=1e-6)
 
 

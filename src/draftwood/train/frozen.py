@@ -36,7 +36,7 @@ class FrozenTarget:
     def signals(self, batch: Batch) -> Signals:
         """Runs all texts through the target, several to a pass."""
         lengths = batch.lengths.tolist()
-        rows = [ids[:length].tolist() for ids, length in zip(batch.token_ids, lengths, strict=True)]
+        rows = [ids[:length] for ids, length in zip(batch.token_ids.tolist(), lengths, strict=True)]
         layers = (*self._taps, self._last)
         found: list[Tensor] = []
         self.target.set_taps(layers)

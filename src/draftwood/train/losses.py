@@ -19,8 +19,8 @@ from draftwood.heads import Head
 from draftwood.train.base import Batch
 from draftwood.train.frozen import FrozenTarget
 
-# Logits that are computed together, of all steps and of the target, where nobody asks for a certain block.
-BLOCK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
+LOGITS_ON_CPU = 2**24  # that are computed together, of all steps and of the target, where nobody asks for a block
+BYTES_A_LOGIT = 256  # of a GPU's memory: one of them takes about 20 until its gradient is there
 
 # (hidden [S, C, H], path_ids [C, S]) -> logits [S, C, Vd] of the head. ``path_ids`` are the tokens up to position q.
 Say = Callable[[Tensor, Tensor], Tensor]
@@ -157,7 +157,14 @@ class Marker:
     def _block(self, num_steps: int, device: torch.device) -> int:
         config = self._head.config
         wide = num_steps * config.draft_vocab_size + config.vocab_size
-        return max(BLOCK_LOGITS.get(device.type, BLOCK_LOGITS["cpu"]) // wide, 1)
+        return max(most_logits(device) // wide, 1)
+
+
+def most_logits(device: torch.device) -> int:
+    """That are held at once: few on a CPU for its caches, on a GPU as many as take a tenth of its memory."""
+    if device.type != "cuda":
+        return LOGITS_ON_CPU
+    return int(torch.cuda.get_device_properties(device).total_memory) // BYTES_A_LOGIT
 
 
 def top_k_cross_entropy(labels: Tensor, logits: Tensor, total: Tensor, k: int) -> Tensor:

@@ -22,7 +22,7 @@ from draftwood.target.room import default_cache_tokens
 from draftwood.target.store import Progress, readable_size
 from draftwood.train.config import TrainConfig
 from draftwood.train.data.read import TrainingData
-from draftwood.train.losses import BLOCK_LOGITS
+from draftwood.train.losses import most_logits
 from draftwood.train.setup import check_method, count_steps, head_shape, open_texts, prepare
 from draftwood.train.trainer import Trainer, compute_dtype
 
@@ -149,7 +149,7 @@ def memory_estimate(
     if config.optim.ema:
         found["running mean"] = 4 * parameters // parts
     found["activations"] = tokens * unrolled * _activations(head, config.run.checkpointing) * dtype.itemsize
-    found["logits"] = min(tokens * unrolled * head.draft_vocab_size, BLOCK_LOGITS[device.type]) * LOGIT_BYTES
+    found["logits"] = min(tokens * unrolled * head.draft_vocab_size, most_logits(device)) * LOGIT_BYTES
     found["hidden states"] = tokens * (head.num_taps + 1) * head.target_hidden_size * dtype.itemsize
     if isinstance(shape, ModelConfig):
         weights = sum(prod(size) for size in tensor_shapes(shape).values())

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.heads import HeadModule
@@ -24,6 +25,9 @@ from draftwood.train.checkpoint import Place, Progress, Snapshot, random_state, 
 from draftwood.train.config import TrainConfig
 from draftwood.train.distributed import Processes, gather_objects, gradients_meet, shared_module, whole
 from draftwood.train.schedule import RunningMean, learning_rate, make_optimizer
+
+# All but cuDNN, which makes a new plan for every shape; texts have hundreds, and a plan takes longer than a step.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Texts(Protocol):
@@ -145,6 +149,10 @@ class Trainer:
 
     def step(self) -> StepResult:
         """One step of the optimiser over ``accumulate`` micro-batches of every process."""
+        with sdpa_kernel(ATTENTION):
+            return self._step()
+
+    def _step(self) -> StepResult:
         started, optim, step = time.perf_counter(), self.config.optim, self.progress.step
         self.head.train()
         self.method.begin_step(step, self.num_steps)
@@ -227,7 +235,7 @@ class Trainer:
         """Mean loss and parts over texts that are not trained on. Every process runs all of them."""
         self.head.eval()
         found = []
-        with torch.no_grad():
+        with torch.no_grad(), sdpa_kernel(ATTENTION):
             for examples in batches:
                 batch = Batch.of(examples, self.device)
                 signals = self._source.signals(batch)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draftwood.train.losses import BLOCK_LOGITS
+from draftwood.train.losses import most_logits
 from draftwood.train.trees.run import DraftHead
 
 
@@ -62,8 +62,7 @@ class NodeLosses(NamedTuple):
 
 def node_losses(head: DraftHead, hidden: Tensor, labels: Labels, block: int | None = None) -> NodeLosses:
     """Of the head's outputs ``hidden [N, H]`` against labels [N, K], ``block`` at a time; logits are not kept."""
-    most = BLOCK_LOGITS.get(hidden.device.type, BLOCK_LOGITS["cpu"])
-    size = block or max(1, most // head.config.draft_vocab_size)
+    size = block or max(1, most_logits(hidden.device) // head.config.draft_vocab_size)
     given = zip(
         *(torch.split(each, size) for each in (hidden, labels.ids.long(), labels.probs, labels.rest)), strict=True
     )
