@@ -30,16 +30,26 @@ def register(commands: Subparsers[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from draftwood.drafters import drafter_class, drafter_names
+    from draftwood.heads import shipped_heads
 
     found = {name: drafter_class(name) for name in drafter_names()}
     if args.json:
-        listed = {name: {"summary": _summary(cls), "options": _options(cls)} for name, cls in found.items()}
+        listed = {
+            name: {
+                "summary": _summary(cls),
+                "options": _options(cls),
+                "heads": [head.name for head in shipped_heads(name)],
+            }
+            for name, cls in found.items()
+        }
         print(json.dumps({"default": DEFAULT_DRAFTER, "drafters": listed}, default=str))
         return 0
     paint = Screen(args.color).out
     for name, cls in found.items():
         default = paint("  (default)", DIM) if name == DEFAULT_DRAFTER else ""
         print(f"{paint(name, BOLD)}{default}\n  {_summary(cls)}")
+        for head in shipped_heads(name):
+            print(f"  ships with the head {head.title}")
         options = _options(cls)
         for option, value in options.items():
             print(f"    {option:{max(map(len, options))}}  {paint(str(value), DIM)}")

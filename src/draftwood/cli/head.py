@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.options import Subparsers, add_command
@@ -14,10 +13,11 @@ from draftwood.cli.terminal import Screen
 if TYPE_CHECKING:
     from draftwood.heads import HeadConfig
 
+SHIPPED = "smollm2-eagle3"
 EXAMPLES = (
     "draftwood inspect head ./my-head",
     "draftwood inspect head ./my-head --model smollm2",
-    "draftwood inspect head ./my-head --json",
+    "draftwood inspect head smollm2-eagle3 --json",
 )
 _DETAILS = """\
 Reads a folder with config.json and the tensors of an EAGLE, EAGLE-3, Medusa or Hydra head, in the
@@ -38,43 +38,40 @@ _VARIANTS = {
 
 def register(views: Subparsers[Any]) -> None:
     parser = add_command(views, "head", run, "State what a draft head is", *EXAMPLES, details=_DETAILS)
-    parser.add_argument("path", metavar="PATH", help="the folder of the head")
+    about = f"the folder of the head, or the name of one that ships (default: {SHIPPED})"
+    parser.add_argument("path", metavar="PATH", nargs="?", default=SHIPPED, help=about)
     parser.add_argument("--model", help="whether it fits this model: a known name, a folder, a GGUF file or a hub id")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.heads import check_fit, load_head
-    from draftwood.heads.target import target_shape
+    from draftwood.heads import check_fit, find_head, load_head
+    from draftwood.heads.target import is_its_target, target_shape
     from draftwood.target.native.config import ModelConfig
 
     screen = Screen(args.color)
     shape = target_shape(args.model, screen.progress) if args.model else None
-    head, config, layout = load_head(args.path, model=shape if isinstance(shape, ModelConfig) else None)
-    dtype = str(next(head.parameters()).dtype).removeprefix("torch.")
+    path = find_head(args.path)
+    head, config, layout = load_head(path, model=shape if isinstance(shape, ModelConfig) else None)
+    size, dtype = head.num_parameters(), str(next(head.parameters()).dtype).removeprefix("torch.")
     taps = config.taps_for(shape.num_layers) if shape is not None else config.taps
     misfits = check_fit(config, shape) if shape is not None else None
-    content = {
-        "path": Path(args.path),
-        "format": layout,
-        "num_parameters": head.num_parameters(),
-        "dtype": dtype,
-        "taps": taps,
-        "model": args.model,
-        "fits": None if misfits is None else not misfits,
-        "misfits": misfits,
-        "config": asdict(config),
-    }
+    same = is_its_target(config, args.model) if args.model else None
+    fits = None if misfits is None else not misfits
+    fit = {"model": args.model, "fits": fits, "misfits": misfits, "trained_for_it": same}
+    facts = {"path": path, "format": layout, "num_parameters": size, "dtype": dtype, "taps": taps}
     rows = [
         ("kind", f"{config.kind}, in the layout {layout}"),
-        ("parameters", f"{head.num_parameters() / 1e6:,.1f} million in {dtype}"),
+        ("parameters", f"{size / 1e6:,.1f} million in {dtype}"),
         *_shape_rows(config),
         ("reads", _taps_text(config, taps)),
         ("vocabulary", f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"),
         ("made for", config.target_name or "not stated"),
+        *[("model card", str(card)) for card in path.glob("README.md")],
         *([] if misfits is None else [(f"fits {args.model}", "; ".join(misfits) if misfits else "yes")]),
+        *([] if same is None else [("trained for it", "yes" if same else "no, for another model")]),
     ]
-    show(args, content, table(screen.out, rows))
+    show(args, {**facts, **fit, "config": asdict(config)}, table(screen.out, rows))
     return 1 if misfits else 0
 
 

@@ -10,10 +10,10 @@ import torch
 
 from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
 from draftwood.errors import CapabilityError, ModelError, OptionError
-from draftwood.heads import check_fit, load_head
-from draftwood.heads.target import native_shape
+from draftwood.heads import ShippedHead, check_fit, find_head, load_head, shipped_for, shipped_heads
+from draftwood.heads.target import fingerprint, native_shape
 from draftwood.sources.head import head_model
-from draftwood.target.base import Target
+from draftwood.target.base import Target, TargetInfo, TargetParts
 from draftwood.target.tokenizer import TextCodec
 
 MORE_SLOTS = 2  # times the target's: a head's cache is small, and should never be what ends drafting
@@ -21,7 +21,7 @@ MORE_SLOTS = 2  # times the target's: a head's cache is small, and should never 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions(NeuralOptions):
-    head: str = ""  # its folder
+    head: str = ""  # its folder, or the name of one that ships; empty: the one that ships for this target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +37,8 @@ class HeadDrafter(NeuralDrafter):
 
     @classmethod
     def check(cls, options: HeadOptions) -> None:
-        if not options.head:
-            raise OptionError(
-                f"The drafter {cls.name!r} needs a head",
-                next_step="Name its folder: drafter_options={'head': 'FOLDER'}, or --drafter-option head=FOLDER.",
-            )
+        if not options.head and not cls._shipped():
+            raise cls._without_head()
 
     @classmethod
     def attach(cls, options: HeadOptions, target: Target, codec: TextCodec) -> Shared:
@@ -52,9 +49,11 @@ class HeadDrafter(NeuralDrafter):
                 got=info.backend,
                 next_step="Use a drafter without a head.",
             )
+        parts = target.parts()
+        folder = find_head(options.head) if options.head else cls._shipped_for(info, parts)
         # Half precision is slow in torch on a CPU, where it is the target's kernels that are made for it.
         dtype = info.dtype if info.device.type == "cuda" else torch.float32
-        head, config, _ = load_head(Path(options.head), info.device, dtype, model=native_shape(target))
+        head, config, _ = load_head(folder, info.device, dtype, model=native_shape(target))
         if config.kind not in cls.kinds:
             raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
         problems = check_fit(config, info)
@@ -62,11 +61,33 @@ class HeadDrafter(NeuralDrafter):
             raise ModelError(
                 f"The head does not fit {info.name}",
                 got="; ".join(problems),
-                next_step=f"See: draftwood inspect head {options.head} --model ...",
+                next_step=f"See: draftwood inspect head {folder} --model ...",
             )
-        head.bind(target.parts())
+        head.bind(parts)
         model = head_model(head, info.num_layers, MORE_SLOTS * target.num_slots)
         return cls.sharing(model, options, info)
+
+    @classmethod
+    def _shipped(cls) -> list[ShippedHead]:
+        """Those of the kind that it is called after: names such as `hass` and `griffin` say how a head was trained."""
+        return shipped_heads(cls.name)
+
+    @classmethod
+    def _shipped_for(cls, info: TargetInfo, parts: TargetParts) -> Path:
+        head = shipped_for(cls.name, info, fingerprint(parts.norm))
+        if head is None:
+            raise cls._without_head(info.name)
+        return head.folder
+
+    @classmethod
+    def _without_head(cls, target: str = "") -> OptionError:
+        shipped = [head.title for head in cls._shipped()]
+        return OptionError(
+            f"The drafter {cls.name!r} needs a head" + (f", and none ships for {target}" if target else ""),
+            allowed=["the folder of a head", *shipped],
+            next_step="Train one, see docs/training.md, and name its folder: drafter_options={'head': 'FOLDER'}, "
+            "or --drafter-option head=FOLDER.",
+        )
 
 
 class EagleDrafter(HeadDrafter):

@@ -9,6 +9,7 @@ from draftwood.heads.formats import FORMATS, LoadedHead, load_head, save_head
 from draftwood.heads.hydra import HydraHead
 from draftwood.heads.layers import Attend
 from draftwood.heads.medusa import MedusaHead
+from draftwood.heads.shipped import ShippedHead, find_head, shipped_for, shipped_heads
 from draftwood.target.base import TargetParts
 
 __all__ = [
@@ -23,11 +24,15 @@ __all__ = [
     "HydraHead",
     "LoadedHead",
     "MedusaHead",
+    "ShippedHead",
     "TargetParts",
     "build_head",
     "check_fit",
     "default_head_config",
+    "find_head",
     "load_head",
     "save_head",
+    "shipped_for",
+    "shipped_heads",
     "usual_taps",
 ]

@@ -78,6 +78,7 @@ class HeadConfig:
     # the target it was made for, where that is known
     target_name: str = ""
     target_num_layers: int = 0
+    target_fingerprint: str = ""  # of its weights: heads/target.py
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, KINDS)

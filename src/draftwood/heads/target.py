@@ -1,15 +1,21 @@
-"""What a head must know of a target that is not loaded: its configuration alone is read."""
+"""What a head must know of its target: the shape, for which the configuration will do, and which model it is."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from draftwood.errors import ModelError
+from draftwood.heads.config import HeadConfig
 from draftwood.target.base import Target
 from draftwood.target.load import BUILT_IN, is_entry_name, read_json_config, resolve
 from draftwood.target.native.config import ModelConfig, is_native, parse_config, whole_number
+from draftwood.target.native.weights import load_parts
 from draftwood.target.store import Progress, models_home
-from draftwood.target.tiny import TINY_CONFIG
+from draftwood.target.tiny import TINY_CONFIG, tiny_target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +46,39 @@ def shape_if_here(name: str) -> ModelConfig | TargetSizes | None:
     if folder is None:
         return TINY_CONFIG if name == BUILT_IN else None
     return _shape(folder)
+
+
+def fingerprint(norm: torch.Tensor) -> str:
+    """Tells models apart by the final norm, ``norm [H]``, as it is in bfloat16.
+
+    It is the same for one model in every number format, on every device, under every name, and in every GGUF file of
+    it: files that hold matrices in a few bits keep norms as they are. Training changes it, unless it was left out of
+    the training, as it is where LoRA layers are merged into a model.
+    """
+    bits = norm.detach().to(device="cpu", dtype=torch.bfloat16).contiguous().view(torch.int16)
+    return hashlib.sha256(bits.numpy().astype("<i2").tobytes()).hexdigest()[:16]
+
+
+def fingerprint_if_here(name: str) -> str:
+    """That of the model of this name; empty if its weights are not on this disk, or not ours to read."""
+    if name == BUILT_IN:
+        return fingerprint(tiny_target().parts().norm)
+    folder = _folder_here(name)
+    shape = None if folder is None else _shape(folder)
+    if folder is None or not isinstance(shape, ModelConfig):
+        return ""
+    try:
+        return fingerprint(load_parts(folder, shape, torch.bfloat16, torch.device("cpu")).norm)
+    except ModelError:  # a configuration alone
+        return ""
+
+
+def is_its_target(config: HeadConfig, name: str) -> bool | None:
+    """Whether the head was trained for the model of this name; None where that cannot be told."""
+    if not config.target_fingerprint:
+        return None
+    found = fingerprint_if_here(name)
+    return found == config.target_fingerprint if found else None
 
 
 def _folder_here(name: str) -> Path | None:
