@@ -112,6 +112,13 @@ def only_published_taps(config: HeadConfig) -> list[str]:
     return [f"it reads {list(config.taps)}, and only the {meant} are meant where none are named{known}"]
 
 
+def unordered_taps(config: HeadConfig) -> list[str]:
+    """The objection of engines that collect hidden states on the way up: each of them once, the lowest first."""
+    if list(config.taps) == sorted(set(config.taps)):
+        return []
+    return [f"it reads {list(config.taps)}, and these can be read once each, from the lowest up"]
+
+
 def rope_objections(config: HeadConfig) -> list[str]:
     """Those of the original implementations, which know plain rotation, and linear scaling of the plainest one."""
     rope = config.rope

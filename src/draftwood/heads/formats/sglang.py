@@ -9,7 +9,7 @@ import re
 
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import Eagle3Layout, looks_like_eagle3
-from draftwood.heads.formats.fields import SGLANG_SHIFT, TAP_IDS, flag_objections
+from draftwood.heads.formats.fields import SGLANG_SHIFT, TAP_IDS, flag_objections, unordered_taps
 from draftwood.heads.formats.layout import Export, Json, Shapes
 from draftwood.target.native.config import ModelConfig
 
@@ -58,4 +58,4 @@ class SglangLayout(Eagle3Layout):
             found.append("it has embeddings of its own, which would be replaced by the target's")
         if 0 in config.taps:
             found.append("it reads the target's embeddings, which are the output of no layer")
-        return found
+        return found + unordered_taps(config)

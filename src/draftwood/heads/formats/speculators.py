@@ -5,7 +5,7 @@ from __future__ import annotations
 from draftwood.errors import CapabilityError, ModelError
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import Eagle3Layout
-from draftwood.heads.formats.fields import TAP_IDS, flag_objections, write_decoder
+from draftwood.heads.formats.fields import TAP_IDS, flag_objections, unordered_taps, write_decoder
 from draftwood.heads.formats.layout import Export, Json, Shapes
 from draftwood.target.native.config import ModelConfig
 
@@ -69,7 +69,7 @@ class SpeculatorsLayout(Eagle3Layout):
             found.append("it has no lm_head of its own")
         if not config.target_name:
             found.append("the name of its target is not known, give it with --model")
-        return found
+        return found + unordered_taps(config)
 
 
 def _verifier(content: Json) -> str:

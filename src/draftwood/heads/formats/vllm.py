@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import EMBED, Eagle3Layout, looks_like_eagle3
-from draftwood.heads.formats.fields import TAP_IDS, flag_objections
+from draftwood.heads.formats.fields import TAP_IDS, flag_objections, unordered_taps
 from draftwood.heads.formats.layout import Export, Json, Shapes
 from draftwood.heads.formats.sglang import ARCHITECTURE as SGLANG
 from draftwood.target.native.config import ModelConfig
@@ -35,4 +35,4 @@ class VllmLayout(Eagle3Layout):
         found = flag_objections(config, fc_bias="its fc has a bias", qk_norm="it norms queries and keys")
         if config.qkv_bias != config.o_bias:
             found.append("its attention has some biases and lacks others")
-        return found
+        return found + unordered_taps(config)
