@@ -70,7 +70,7 @@ class LLM:
     ) -> None:
         """``memory``: who shares what drafters learn: "request", "prompt", "process", or a file to keep it in.
 
-        ``quantize``: "fp8" or "int8" hold the weights in 8 bits, on a GPU. That is another model, and a faster one:
+        ``quantize``: "fp8" or "int8" hold the weights in 8 bits, on a GPU. That is half the memory, and another model:
         ``LLM("smollm2", quantize="fp8")``.
         """
         options = EngineOptions(budget=budget, max_batch=max_batch, cache_tokens=cache_tokens)

@@ -90,7 +90,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> Group:
     group.add_argument(
         "--quantize",
         choices=QUANTIZE,
-        help="hold the weights in 8 bits, which is another model and a faster one; GPUs only, as in --device cuda "
+        help="hold the weights in 8 bits: half the memory, and another model; GPUs only, as in --device cuda "
         "--quantize fp8",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
