@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import Drafter, base, drafter_names
+from draftwood.drafters import Drafter, base, drafter_names, make_factory
 from draftwood.drafters.goose import GooseOptions
-from draftwood.engine import session
+from draftwood.engine import draws, session
 from draftwood.target.base import ForwardOutput, Segment
 from draftwood.target.tiny import ByteTokenizer, tiny_target
 from draftwood.target.toprows import top_rows
@@ -75,11 +75,35 @@ def test_a_seed_gives_the_same_output_on_a_gpu(
     """Where the tokens of all nodes are drawn at once, if that can be done."""
     params = SamplingParams(max_tokens=40, temperature=0.9, top_k=60, top_p=0.95, presence_penalty=penalty, seed=3)
     expected = llm.generate(PROMPTS, params, drafter=drafter)
-    at_once = mock.Mock(wraps=session.accept_at_once)
-    monkeypatch.setattr(session, "accept_at_once", at_once)
+    at_once = mock.Mock(wraps=session.accept_drawn)
+    monkeypatch.setattr(session, "accept_drawn", at_once)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     assert [c.token_ids for c in llm.generate(PROMPTS, params, drafter=drafter)] == [c.token_ids for c in expected]
     assert at_once.called == (penalty == 0.0)
+
+
+@pytest.mark.parametrize("most_logits", [1, 2**27])
+def test_requests_of_all_kinds_draw_together_what_each_draws_alone(
+    llm: LLM, most_logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = [
+        SamplingParams(max_tokens=20, temperature=0.9, seed=1),
+        SamplingParams(max_tokens=24),
+        SamplingParams(max_tokens=20, temperature=0.9, seed=2, logprobs=2),
+        SamplingParams(max_tokens=16, temperature=0.7, top_p=0.9, seed=3),
+        SamplingParams(max_tokens=22, temperature=0.9, frequency_penalty=0.5, seed=4),
+        SamplingParams(max_tokens=18, temperature=0.9, seed=5),
+    ]
+    alone = [llm.generate(PROMPTS[0], params, drafter="goose")[0] for params in kinds]
+    monkeypatch.setattr(draws, "MOST_LOGITS", most_logits)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    engine, factory = llm._engine, make_factory("goose", None, llm._engine.target, codec=llm.tokenizer)
+    prompt_ids = llm.tokenizer.encode(PROMPTS[0])
+    ids = [engine.submit(prompt_ids, params, factory)[0] for params in kinds]
+    found: dict[int, list[int]] = {request_id: [] for request_id in ids}
+    for event in engine.events(ids):
+        found[event.request_id] += event.token_ids
+    assert list(found.values()) == [list(c.token_ids) for c in alone]
 
 
 def test_what_the_target_found_in_its_pass_is_not_looked_for_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from draftwood.config import SamplingParams
 from draftwood.errors import ModelError
 from draftwood.sampling import Randomness, SeededRandomness, Warper
+from draftwood.sampling.randomness import tokens_at
 from draftwood.tree import DraftTree, Proposal, TreeBuilder
-from draftwood.verify import Accepted, accept_at_once, accept_greedy, accept_sampled
+from draftwood.verify import Accepted, accept_drawn, accept_greedy, accept_sampled, numbers_of
 from tests.enumeration import (
     KINDS,
     PAIRS,
@@ -203,6 +204,10 @@ def sampled_trees(draw: st.DrawFn) -> tuple[DraftTree, torch.Tensor, SamplingPar
         min_p=draw(st.sampled_from([0.0, 0.1])),
     )
     return tree, logits, params
+
+
+def accept_at_once(tree: DraftTree, probs: torch.Tensor, randomness: SeededRandomness) -> Accepted:
+    return accept_drawn(tree, tokens_at(probs, numbers_of(tree, randomness)), randomness)
 
 
 @given(sampled=sampled_trees(), seed=st.integers(0, 2**32))

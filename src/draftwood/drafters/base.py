@@ -53,7 +53,7 @@ class Verified(NamedTuple):
     """One verified tree. The tensors are the target's own memory, which its next forward writes to again."""
 
     tree: DraftTree
-    logits: torch.Tensor  # [N, V] float32, row i is what the target says after node i
+    logits: torch.Tensor  # [N, V] float32, row i is what the target says after node i; maybe [0, V] if not wanted
     choices: Sequence[int]  # [N] the likeliest token of each row, before any warping
     path: Sequence[int]  # accepted nodes, root first
     emitted: Sequence[int]  # tokens the cycle added to the output, the bonus token last
@@ -83,6 +83,7 @@ class Drafter(ABC):
     name: ClassVar[str]
     Options: ClassVar[type[Any]] = NoOptions
     wants_prompt_logits: bool = False  # whether prefill computes logits for read_prompt
+    wants_logits: bool = True  # whether ``observe`` looks at more than what was emitted and the greedy choices
     wants_top: int = 0  # how many of the best entries of each row it asks for: `best` of Verified and PromptRows
     wants_taps: tuple[int, ...] = ()  # hidden states it reads, of the whole prompt too: as ``Target.set_taps`` has them
     drafts_together: ClassVar[bool] = False  # whether propose_together is more than one propose after the other

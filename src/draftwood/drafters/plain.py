@@ -10,6 +10,7 @@ class PlainDrafter(Drafter):
     """`plain`: no guesses."""
 
     name = "plain"
+    wants_logits = False
     _last: int
 
     def begin(self, request: DraftRequest) -> None:

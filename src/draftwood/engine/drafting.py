@@ -4,42 +4,48 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from draftwood.drafters import Drafter
 from draftwood.engine.session import Drafted, Session
 from draftwood.tree import DraftTree
 
 
-class _Group(NamedTuple):
-    """Requests whose drafts are made together."""
-
-    sessions: list[Session]
-    budgets: list[int]
-
-
 def draft(sessions: Sequence[Session]) -> list[Drafted | None]:
     """For every session its drafter's tree, or why there is none; None for those that have a prompt to read first."""
-    groups: dict[object, _Group] = {}
-    for session in sessions:
+    drafts: list[Drafted | None] = [None] * len(sessions)
+    groups: dict[object, list[int]] = {}  # places of the sessions whose drafts are made together
+    for place, session in enumerate(sessions):
         if session.wants_tree:
             drafter = session.drafter
-            key = (type(drafter), id(drafter.shared)) if drafter.drafts_together else id(session)
-            group = groups.setdefault(key, _Group([], []))
-            group.sessions.append(session)
-            group.budgets.append(session.wanted_nodes)
-    found = {id(session): made for group in groups.values() for session, made in _drafted(group)}
-    return [found.get(id(session)) for session in sessions]
+            if drafter.drafts_together:
+                groups.setdefault((type(drafter), id(drafter.shared)), []).append(place)
+            else:
+                drafts[place] = _alone(drafter, session.wanted_nodes)
+    for places in groups.values():
+        for place, made in zip(places, _together([sessions[place] for place in places]), strict=True):
+            drafts[place] = made
+    return drafts
 
 
-def _drafted(group: _Group) -> list[tuple[Session, Drafted]]:
-    """Everybody pays for an equal part of the time, and shares the error if there is one."""
+def _alone(drafter: Drafter, budget: int) -> Drafted:
     started = time.perf_counter()
-    drafters = [session.drafter for session in group.sessions]
+    tree: DraftTree | Exception
+    try:
+        tree = drafter.propose(budget)
+    except Exception as error:  # noqa: BLE001 - a drafter is anybody's code; its request alone ends
+        tree = error
+    return Drafted(tree, budget, time.perf_counter() - started)
+
+
+def _together(sessions: Sequence[Session]) -> list[Drafted]:
+    """Everybody pays for an equal part of the time, and shares the error if there is one."""
+    budgets = [session.wanted_nodes for session in sessions]
+    started = time.perf_counter()
+    drafters = [session.drafter for session in sessions]
     trees: Sequence[DraftTree | Exception]
     try:
-        trees = type(drafters[0]).propose_together(drafters, group.budgets)
-    except Exception as error:  # noqa: BLE001 - a drafter is anybody's code; its requests alone end
+        trees = type(drafters[0]).propose_together(drafters, budgets)
+    except Exception as error:  # noqa: BLE001 - as above
         trees = [error] * len(drafters)
     seconds = (time.perf_counter() - started) / len(drafters)
-    made = [Drafted(tree, budget, seconds) for tree, budget in zip(trees, group.budgets, strict=True)]
-    return list(zip(group.sessions, made, strict=True))
+    return [Drafted(tree, budget, seconds) for tree, budget in zip(trees, budgets, strict=True)]

@@ -70,16 +70,26 @@ class Engine:
         return self._scheduler.has_work
 
     def submit(
-        self, prompt_ids: Sequence[int], params: SamplingParams, factory: DrafterFactory, *, reuse: bool = False
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        factory: DrafterFactory,
+        *,
+        reuse: bool = False,
+        with_text: bool = True,
     ) -> list[int]:
         """Queues ``params.n`` samples of one prompt; returns their request ids. The prompt is prefilled once.
 
-        Whoever submits must read ``events`` to the end, or ``cancel``.
+        Whoever submits must read ``events`` to the end, or ``cancel``. Who does not read their texts may say so: they
+        are empty then, unless stop strings have to be looked for.
         """
         self.check(prompt_ids)
         with self._lock:
             group = self._next_id + 1
-            requests = [self._request(prompt_ids, params, group, index, reuse=reuse) for index in range(params.n)]
+            requests = [
+                self._request(prompt_ids, params, group, index, reuse=reuse, with_text=with_text)
+                for index in range(params.n)
+            ]
             sessions = [
                 Session(request, factory.new(group), self._codec, self.target.info, self._sizer(factory))
                 for request in requests
@@ -146,10 +156,12 @@ class Engine:
         pass behind them is over too, so nothing is gained where somebody reads them, or
         where a draft model runs on the same device."""
         running, before = self._scheduler.running, self._under_way
+        if self.target.num_lanes == 1:
+            return step(self.target, running)
         in_turns = len(running) >= FEWEST_IN_TURNS and not any(
             session.reads_logits or session.drafter.drafts_together for session in running
         )
-        if self.target.num_lanes == 1 or (before is None and not in_turns):
+        if before is None and not in_turns:
             return step(self.target, running)
         busy = set() if before is None else {id(session) for session, _ in before.running}
         idle = [session for session in running if id(session) not in busy]
@@ -214,7 +226,7 @@ class Engine:
         return min(self.target.info.context_length, self.target.num_slots)
 
     def _request(
-        self, prompt_ids: Sequence[int], params: SamplingParams, group: int, index: int, *, reuse: bool
+        self, prompt_ids: Sequence[int], params: SamplingParams, group: int, index: int, *, reuse: bool, with_text: bool
     ) -> Request:
         self._next_id += 1
         return Request(
@@ -228,4 +240,5 @@ class Engine:
             group=group,
             index=index,
             reuse=reuse,
+            with_text=with_text,
         )

@@ -66,13 +66,13 @@ class Scheduler:
 
     def _siblings(self, session: Session) -> list[Session]:
         """Running samples of the same prompt; nobody to a drafter that has to see the whole prompt itself."""
-        if session.drafter.wants_taps:
+        if session.request.params.n == 1 or session.drafter.wants_taps:
             return []
         return [other for other in self._running if other.request.group == session.request.group]
 
     def _is_last_copy(self, session: Session) -> bool:
         """Whether waiting samples of the same prompt would find it nowhere else."""
-        waiting = any(
+        waiting = session.request.params.n > 1 and any(
             other.request.group == session.request.group and not other.drafter.wants_taps for other in self._waiting
         )
         return waiting and not self._siblings(session)

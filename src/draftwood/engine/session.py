@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +26,9 @@ from draftwood.sampling import SeededRandomness, Warper
 from draftwood.target.base import ForwardOutput, Segment, TargetInfo, chain_parents
 from draftwood.target.tokenizer import TextCodec
 from draftwood.tree import DraftTree
-from draftwood.verify import Accepted, accept_at_once, accept_greedy, accept_sampled
+from draftwood.verify import Accepted, accept_drawn, accept_greedy, accept_sampled, numbers_of
 
+UNWRITTEN = ("", False)  # of a token whose text nobody reads
 DRAFTER_STREAM = 1  # keeps a drafter's draws apart from those of verification under one seed
 
 
@@ -45,6 +46,7 @@ class Request:
     group: int  # the samples of one prompt belong together
     index: int = 0  # which of them this is
     reuse: bool = False  # whether a cached prefix may stand in for prefill
+    with_text: bool = True  # whether somebody reads the text of its events
 
 
 class Drafted(NamedTuple):
@@ -53,15 +55,6 @@ class Drafted(NamedTuple):
     tree: DraftTree | Exception
     budget: int  # nodes that it was asked for
     seconds: float
-
-
-@dataclass(slots=True)
-class _Block:
-    """The tokens one cycle emits."""
-
-    token_ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    finish_reason: str | None = None
 
 
 class Session:
@@ -82,12 +75,21 @@ class Session:
         self.stats = RequestStats(prompt_tokens=len(request.prompt_ids))
         self.finish_reason: str | None = None
         self.error: Exception | None = None  # what ended it, if it was an error
+        # Whether the target's greedy choices alone do not say what is emitted, or are not all that is asked for.
+        self.reads_logits = not params.is_greedy or params.has_penalties or params.logprobs is not None
+        # Whether anybody but acceptance looks at what the target says beside its greedy choices.
+        wanted = (drafter.wants_logits, drafter.wants_prompt_logits, drafter.wants_top, drafter.wants_taps)
+        self.reads_rows = params.logprobs is not None or any(wanted)
+        self.is_prefilling = len(request.prompt_ids) > 1
+        self._takes_choices = params.is_greedy and not params.has_penalties
+        self._writes = request.with_text or bool(params.stop)
         self._sizer = sizer
         self._vocab_size = info.vocab_size
+        self._num_prompt = len(request.prompt_ids)
         self._committed = 0  # prompt positions the target has, until prefill is over
         self._offered = self._tree = DraftTree.root_only(self.tokens[-1])  # the drafter's tree, and what is verified
         self._admitted = 0.0
-        self._warper = Warper(params, request.prompt_ids)
+        self.warper = Warper(params, request.prompt_ids)
         self._randomness = SeededRandomness(params.seed, request.index)
         self._stop_tokens = StopTokens(params, info.eos_token_ids, request.max_tokens)
         self._stop_strings = StopStrings(params.stop)
@@ -109,19 +111,15 @@ class Session:
         return self.drafter.wants_prompt_logits and (self._sizer is None or self._sizer.reads_prompts)
 
     @property
-    def reads_logits(self) -> bool:
-        """Whether the target's greedy choices alone do not say what is emitted, or are not all that is asked for."""
-        params = self.request.params
-        return not params.is_greedy or params.has_penalties or params.logprobs is not None
-
-    @property
-    def is_prefilling(self) -> bool:
-        return self._committed < len(self.request.prompt_ids) - 1
+    def is_sized(self) -> bool:
+        """Whether its trees depend on what the other requests ask of a pass."""
+        return self._sizer is not None
 
     def admit(self, sequence: int, reused: int) -> None:
         """The request starts to run; the first ``reused`` positions of its prompt are in the cache already."""
         self.sequence = sequence
-        self._committed = self.stats.reused_tokens = reused
+        self.stats.reused_tokens = reused
+        self._note_committed(reused)
         self._admitted = time.perf_counter()
         seed = self.request.params.seed
         spawn_key = (self.request.index, DRAFTER_STREAM)
@@ -130,6 +128,10 @@ class Session:
             self.drafter.begin(DraftRequest(self.request.prompt_ids, self.request.params, rng))
         except Exception as error:  # noqa: BLE001 - a drafter is anybody's code; its request alone ends
             self._fail(error)
+
+    def _note_committed(self, num_positions: int) -> None:
+        self._committed = num_positions
+        self.is_prefilling = num_positions < self._num_prompt - 1
 
     # -- the parts of a cycle, in order ------------------------------------------------------------------------------
 
@@ -148,14 +150,15 @@ class Session:
     @property
     def wanted_nodes(self) -> int:
         """How large a tree the drafter should offer at most. Before the last token guesses are of no use."""
-        if self._num_left <= 1:
+        budget = self.request.budget
+        if budget == 1 or self._num_left <= 1:
             return 1
-        return self.request.budget if self._sizer is None else min(self.request.budget, self._sizer.wanted)
+        return budget if self._sizer is None else min(budget, self._sizer.wanted)
 
     @property
     def _num_left(self) -> int:
         """Tokens that may still be emitted."""
-        return self.request.max_tokens - (len(self.tokens) - len(self.request.prompt_ids))
+        return self.request.max_tokens - (len(self.tokens) - self._num_prompt)
 
     def propose(self, drafted: Drafted | None, load: Load) -> Segment | None:
         """A stretch of the prompt, or what the drafter has made; None if it failed. ``load``: of the others."""
@@ -173,23 +176,40 @@ class Session:
             chunk = self.request.prompt_ids[self._committed : end]
             num_logits = len(chunk) if self._reads_prompt else 0
             return Segment(self.sequence, chunk, chain_parents(len(chunk)), num_logits)
-        self._tree = self._cut_tree(drafted, load)
-        return Segment(self.sequence, self._tree.tokens, self._tree.parents, len(self._tree))
+        tree = self._tree = self._cut_tree(drafted, load)
+        return Segment(self.sequence, tree.tokens, tree.parents, len(tree.tokens))
 
     def read_prompt(self, segment: Segment, output: ForwardOutput) -> None:
         start = self._committed
-        self._committed += len(segment.token_ids)
+        self._note_committed(start + len(segment.token_ids))
         if segment.num_logits or self.drafter.wants_taps:
             try:
                 self.drafter.read_prompt(PromptRows(start, output.logits, output.top, output.taps))
             except Exception as error:  # noqa: BLE001 - as above
                 self._fail(error)
 
-    def take(self, output: ForwardOutput, choices: Sequence[int]) -> tuple[Accepted, TokenEvent | None]:
-        """Accepts, emits and learns; no event if that failed."""
+    @property
+    def draws_at_once(self) -> bool:
+        """Whether the token after each node of its tree is one draw, whatever the path."""
+        params = self.request.params
+        return not (params.is_greedy or params.has_penalties or self.is_prefilling or self._tree.proposals)
+
+    def looks(self, drawn: Sequence[int] | None) -> bool:
+        """Whether it looks at rows of this cycle's output: for acceptance, unless its tokens were drawn, or else."""
+        return self.reads_rows or (drawn is None and self.reads_logits and not self.is_prefilling)
+
+    def numbers(self) -> list[float]:
+        """Those that draw the token after each node of its tree."""
+        return numbers_of(self._tree, self._randomness)
+
+    def take(
+        self, output: ForwardOutput, choices: Sequence[int], drawn: Sequence[int] | None = None
+    ) -> tuple[Accepted, TokenEvent | None]:
+        """Accepts, emits and learns; no event if that failed. ``drawn``: the token after each node, if that is known;
+        then nothing in ``output`` is needed for acceptance."""
         accepted = Accepted((0,), 0)
         try:
-            accepted = self.accept(output, choices)
+            accepted = self.accept(output, choices) if drawn is None else self._accept_drawn(drawn)
             return accepted, self.emit(accepted, output, choices)
         except Exception as error:  # noqa: BLE001 - as above; a model that gives no numbers ends here too
             self._fail(error)
@@ -201,84 +221,93 @@ class Session:
 
     def accept(self, output: ForwardOutput, choices: Sequence[int]) -> Accepted:
         """The longest path the target agrees with. ``choices`` are the target's greedy ids, one a node."""
-        params = self.request.params
-        if params.is_greedy and not params.has_penalties:
+        if self._takes_choices:
             return accept_greedy(self._tree, choices)
-        tree, warper, logits = self._tree, self._warper, output.logits
+        params, tree, warper, logits = self.request.params, self._tree, self.warper, output.logits
         if params.is_greedy:
             return accept_greedy(tree, lambda node: warper.choice(logits[node], tree.path_tokens(node)))
-        if logits.is_cuda and not (params.has_penalties or tree.proposals):
-            return accept_at_once(tree, warper.probs(logits), self._randomness)  # asking node by node would take longer
         return accept_sampled(tree, lambda node: warper.probs(logits[node], tree.path_tokens(node)), self._randomness)
+
+    def _accept_drawn(self, tokens: Sequence[int]) -> Accepted:
+        return accept_drawn(self._tree, tokens, self._randomness)
 
     def emit(self, accepted: Accepted, output: ForwardOutput, choices: Sequence[int]) -> TokenEvent:
         """Takes the accepted tokens into the output, up to a stop condition, and tells the drafter."""
-        tree = self._tree
-        block = self._cut(accepted.token_ids(tree))
-        size = len(block.token_ids)
-        sources = [*(tree.sources[node] for node in accepted.path[1:]), BONUS_SOURCE][:size]
-        self.tokens.extend(block.token_ids)
-        self._warper.commit(block.token_ids)
+        tree, path = self._tree, accepted.path
+        token_ids, texts, finish_reason = self._cut(accepted.token_ids(tree))
+        size = len(token_ids)
+        self.tokens += token_ids
+        if not self._takes_choices:
+            self.warper.commit(token_ids)
         self._count(accepted, size)
         if self._sizer is not None:
-            self._sizer.note(self._offered, tree, block.token_ids)
-        self.finish_reason = block.finish_reason
-        verified = Verified(tree, output.logits, choices, accepted.path, block.token_ids, output.taps, output.top)
-        self.drafter.observe(verified)
+            self._sizer.note(self._offered, tree, token_ids)
+        self.finish_reason = finish_reason
+        self.drafter.observe(Verified(tree, output.logits, choices, path, token_ids, output.taps, output.top))
         return TokenEvent(
             request_id=self.request.request_id,
-            token_ids=tuple(block.token_ids),
-            sources=tuple(sources),
-            texts=tuple(block.texts),
-            logprobs=self._logprobs(block.token_ids, accepted.path, output.logits),
-            finish_reason=block.finish_reason,
+            token_ids=tuple(token_ids),
+            sources=(*[tree.sources[node] for node in path[1:]], BONUS_SOURCE)[:size],
+            texts=texts,
+            logprobs=self._logprobs(token_ids, path, output.logits),
+            finish_reason=finish_reason,
             stats=self.stats,
             tree=tree,
-            path=accepted.path,
+            path=path,
         )
 
     # -- details -----------------------------------------------------------------------------------------------------
 
     def _cut_tree(self, drafted: Drafted, load: Load) -> DraftTree:
         """The drafter's tree, cut to what pays, to what fits, and to what can still be emitted."""
-        started = time.perf_counter() - drafted.seconds
-        tree, budget = drafted.tree, drafted.budget
+        tree, budget, seconds = drafted
         if isinstance(tree, Exception):
             raise tree
         self._offered = tree
+        size, root, last = len(tree.tokens), tree.tokens[0], self.tokens[-1]
+        if size == 1 and root == last:  # what is in the text already is always in order
+            self.stats.draft_seconds += seconds
+            return tree
+        started = time.perf_counter() - seconds
         least, most = min(tree.tokens), max(tree.tokens)
-        if len(tree) > budget or tree.tokens[0] != self.tokens[-1] or least < 0 or most >= self._vocab_size:
+        if size > budget or root != last or least < 0 or most >= self._vocab_size:
             raise TreeError(
                 f"The drafter {self.drafter.name!r} proposed a tree that cannot be verified",
-                got=f"{len(tree)} nodes, root token {tree.tokens[0]}, tokens {least} to {most}",
-                allowed=f"at most {budget} nodes, root token {self.tokens[-1]}, tokens 0 to {self._vocab_size - 1}",
+                got=f"{size} nodes, root token {root}, tokens {least} to {most}",
+                allowed=f"at most {budget} nodes, root token {last}, tokens 0 to {self._vocab_size - 1}",
             )
-        if len(tree) > 1:
-            context = len(self.tokens) - 1
-            if self._sizer is not None:
-                tree = self._sizer.cut(tree, context, time.perf_counter() - started, load)
-            tree = tree.first(self.capacity - context)
-            tree = tree.limited(self._num_left - 1)
+        context = len(self.tokens) - 1
+        if self._sizer is not None:
+            tree = self._sizer.cut(tree, context, time.perf_counter() - started, load)
+        tree = tree.first(self.capacity - context)
+        tree = tree.limited(self._num_left - 1)
         self.stats.draft_seconds += time.perf_counter() - started
         return tree
 
-    def _cut(self, candidates: Sequence[int]) -> _Block:
-        """Goes through the accepted tokens one by one, exactly as plain decoding would, until one ends the output."""
-        block = _Block()
-        num_output = len(self.tokens) - len(self.request.prompt_ids)
+    def _cut(self, candidates: list[int]) -> tuple[list[int], tuple[str, ...], str | None]:
+        """Goes through the accepted tokens one by one, exactly as plain decoding would, until one ends the output.
+
+        The tokens up to there, their texts, and why they end it if they do.
+        """
+        texts: tuple[str, ...] = ()
+        num_output = len(self.tokens) - self._num_prompt
         for token_id in candidates:
-            block.token_ids.append(token_id)
-            reason = self._stop_tokens.reason(token_id, num_output + len(block.token_ids))
-            text = "" if reason == "stop" else self._decoder.push(token_id)
-            shown, stopped = self._stop_strings.feed(text)
-            if reason is not None and not stopped:
-                rest, stopped = self._stop_strings.feed(self._decoder.flush())
-                shown += rest if stopped else rest + self._stop_strings.flush()
-            block.texts.append(shown)
-            block.finish_reason = "stop" if stopped else reason
-            if block.finish_reason is not None:
-                break
-        return block
+            num_output += 1
+            reason = self._stop_tokens.reason(token_id, num_output)
+            shown, stopped = self._write(token_id, reason) if self._writes else UNWRITTEN
+            texts += (shown,)
+            if stopped or reason is not None:
+                return candidates[: len(texts)], texts, "stop" if stopped else reason
+        return candidates, texts, None
+
+    def _write(self, token_id: int, reason: str | None) -> tuple[str, bool]:
+        """The text that the token makes certain, up to a stop string, and whether there was one."""
+        text = "" if reason == "stop" else self._decoder.push(token_id)
+        shown, stopped = self._stop_strings.feed(text)
+        if reason is not None and not stopped:
+            rest, stopped = self._stop_strings.feed(self._decoder.flush())
+            shown += rest if stopped else rest + self._stop_strings.flush()
+        return shown, stopped
 
     def _count(self, accepted: Accepted, num_emitted: int) -> None:
         stats = self.stats

@@ -45,15 +45,18 @@ class Load(NamedTuple):
     tokens: float = 0.0
 
 
+ALONE = Load()
+
+
 def beside(loads: Sequence[Load]) -> list[Load]:
     """For each of the loads all others together."""
-    before = list(accumulate(loads, _joined, initial=Load()))
-    behind = list(accumulate(reversed(loads), _joined, initial=Load()))[::-1]
-    return list(map(_joined, before, behind[1:]))
-
-
-def _joined(one: Load, other: Load) -> Load:
-    return Load(one.positions + other.positions, one.tokens + other.tokens)
+    positions = sum(load.positions for load in loads)
+    tokens = [load.tokens for load in loads]
+    before = accumulate(tokens, initial=0.0)
+    behind = list(accumulate(reversed(tokens), initial=0.0))[-2::-1]
+    return [
+        Load(positions - load.positions, one + other) for load, one, other in zip(loads, before, behind, strict=False)
+    ]
 
 
 class Sizer:

@@ -76,8 +76,13 @@ class RequestStats:
         """Counts one cycle; ``accepted`` are the nodes of the path that were emitted, the root left out."""
         self.cycles += 1
         self.output_tokens += num_emitted
+        if len(tree.tokens) == 1:  # nobody guessed anything
+            self.routes["plain"] += 1
+            self.trees_by_depth[0] += 1
+            self.paths_by_length[0] += 1
+            return
         self.drafted_nodes += len(tree) - 1
-        self.routes["plain" if len(tree) == 1 else tree.route or "draft"] += 1
+        self.routes[tree.route or "draft"] += 1
         self.trees_by_depth[max(tree.depths)] += 1
         self.paths_by_length[len(accepted)] += 1
         reached = {0, *accepted[: num_emitted - 1]}  # what followed the others was not emitted: a stop cut it off

@@ -9,15 +9,17 @@ Plain decoding is the same cycle with trees that are only their roots.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
 
 from draftwood.engine.drafting import draft
+from draftwood.engine.draws import draw_together
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.session import Session
-from draftwood.engine.sizing import beside
+from draftwood.engine.sizing import ALONE, Load, beside
 from draftwood.target.base import Flight, ForwardOutput, Segment, Target
 
 
@@ -27,6 +29,7 @@ class Round(NamedTuple):
     running: Sequence[tuple[Session, Segment]]
     flight: Flight
     taps: Sequence[int]  # the hidden states that come with it
+    seconds: float  # that the host took to launch it
 
 
 def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
@@ -37,19 +40,21 @@ def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
 
 def begin(target: Target, sessions: Sequence[Session], lane: int = 0) -> Round | None:
     """The first half of a cycle: drafts, and the pass that checks them is launched. None: nobody had anything."""
-    loads = beside([session.load for session in sessions])
+    loads: Iterable[Load] = repeat(ALONE, len(sessions))
+    if any(session.is_sized for session in sessions):
+        loads = beside([session.load for session in sessions])
     drafts = draft(sessions)
     segments = [session.propose(made, load) for session, made, load in zip(sessions, drafts, loads, strict=True)]
     running = [(session, segment) for session, segment in zip(sessions, segments, strict=True) if segment is not None]
     if not running:
         return None
-    target.set_top(max(session.drafter.wants_top for session, _ in running))
-    taps = sorted({layer for session, _ in running for layer in session.drafter.wants_taps})
+    drafters = [session.drafter for session, _ in running]
+    target.set_top(max([drafter.wants_top for drafter in drafters]))
+    taps = sorted(set().union(*[drafter.wants_taps for drafter in drafters if drafter.wants_taps]))
     target.set_taps(taps)
     started = time.perf_counter()
     flight = target.launch([segment for _, segment in running], lane)
-    _charge(running, time.perf_counter() - started)
-    return Round(running, flight, taps)
+    return Round(running, flight, taps, time.perf_counter() - started)
 
 
 def finish(target: Target, begun: Round) -> list[TokenEvent]:
@@ -57,13 +62,15 @@ def finish(target: Target, begun: Round) -> list[TokenEvent]:
     started = time.perf_counter()
     output = begun.flight.wait()
     choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
-    _charge(begun.running, time.perf_counter() - started)
+    _charge(begun.running, begun.seconds + time.perf_counter() - started)
     events = []
     row = 0
-    parts = output.split([segment for _, segment in begun.running])
-    for (session, segment), part in zip(begun.running, parts, strict=True):
+    drawn = draw_together(output.logits, [(session, segment.num_logits) for session, segment in begun.running])
+    parts = _parts(output, begun.running, drawn)
+    for (session, segment), part, tokens in zip(begun.running, parts, drawn, strict=True):
         started = time.perf_counter()
-        part = own_taps(part, begun.taps, session.drafter.wants_taps)
+        if begun.taps:
+            part = own_taps(part, begun.taps, session.drafter.wants_taps)
         chosen = choices[row : row + segment.num_logits]
         row += segment.num_logits
         if session.finish_reason is not None:  # it was cancelled meanwhile
@@ -72,13 +79,23 @@ def finish(target: Target, begun: Round) -> list[TokenEvent]:
             target.keep(session.sequence, range(len(segment.token_ids)))
             session.read_prompt(segment, part)
             continue
-        accepted, event = session.take(part, chosen)
+        accepted, event = session.take(part, chosen, tokens)
         if event is not None:
             # Committed are all tokens but the last: the root and the accepted nodes before it.
             target.keep(session.sequence, accepted.path[: len(event.token_ids)])
             session.stats.accept_seconds += time.perf_counter() - started
             events.append(event)
     return events
+
+
+def _parts(
+    output: ForwardOutput, running: Sequence[tuple[Session, Segment]], drawn: Sequence[Sequence[int] | None]
+) -> Sequence[ForwardOutput]:
+    """What each request sees of the output; nothing where nobody looks: hundreds of views take their time."""
+    looking = (session.looks(tokens) for (session, _), tokens in zip(running, drawn, strict=True))
+    if len(running) == 1 or any(looking):
+        return output.split([segment for _, segment in running])
+    return [ForwardOutput(output.logits[:0], output.greedy_ids[:0], None)] * len(running)
 
 
 def own_taps(output: ForwardOutput, tapped: Sequence[int], wanted: Sequence[int]) -> ForwardOutput:
@@ -92,9 +109,10 @@ def own_taps(output: ForwardOutput, tapped: Sequence[int], wanted: Sequence[int]
 
 def _charge(running: Sequence[tuple[Session, Segment]], seconds: float) -> None:
     """Each request is charged its share of the time that the host spends on a pass."""
-    per_position = seconds / sum(len(segment.token_ids) for _, segment in running)
-    for session, segment in running:
-        share = per_position * len(segment.token_ids)
+    sizes = [len(segment.token_ids) for _, segment in running]
+    per_position = seconds / sum(sizes)
+    for (session, _), size in zip(running, sizes, strict=True):
+        share = per_position * size
         if session.is_prefilling:
             session.stats.prefill_seconds += share
         else:

@@ -31,6 +31,11 @@ class Warper:
         self._counts: dict[int, int] = dict.fromkeys(prompt_ids if params.repetition_penalty != 1.0 else (), 0)
         self._committed: tuple[torch.Tensor, torch.Tensor] | None = None  # _counts as tensors
 
+    @property
+    def rule(self) -> tuple[float, ...]:
+        """Without penalties, all that a distribution depends on beside the logits."""
+        return self._temperature, self._params.top_k, self._params.top_p, self._params.min_p
+
     def commit(self, token_ids: Iterable[int]) -> None:
         """Counts tokens that are in the output for good."""
         if self._params.has_penalties:

@@ -111,17 +111,18 @@ class SlotBook(ABC):
     def keep(self, sequence: int, nodes: Sequence[int], move: Move | None = None) -> None:
         """Moves the accepted nodes' rows to the end of the prefix. A path ascends, so rows only move down."""
         extent = self._extents[sequence]
-        if nodes and not 0 <= min(nodes) <= max(nodes) < extent.pending:
+        size, pending = len(nodes), len(extent.parents)
+        if nodes and not 0 <= min(nodes) <= max(nodes) < pending:
             raise CapabilityError(
-                "Only nodes of the pending tree can be kept", got=list(nodes), allowed=f"0 to {extent.pending - 1}"
+                "Only nodes of the pending tree can be kept", got=list(nodes), allowed=f"0 to {pending - 1}"
             )
-        first = extent.base + extent.length
         start = 0
-        while start < len(nodes) and nodes[start] == start:
+        while start < size and nodes[start] == start:
             start += 1
-        if start < len(nodes):  # from the first gap on all move
+        if start < size:  # from the first gap on all move
+            first = extent.base + extent.length
             (move or self.move_rows)([first + node for node in nodes[start:]], first + start)
-        extent.length += len(nodes)
+        extent.length += size
         extent.parents = ()
 
     def truncate(self, sequence: int, length: int) -> None:

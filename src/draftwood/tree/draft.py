@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter, lt
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ class Proposal(NamedTuple):
 
 NO_PROPOSALS: Mapping[int, Proposal] = {}
 NONE_CHOSEN: Mapping[int, int] = {}
+KEPT_ROOTS = 1 << 13  # trees of one node that are at hand: plain decoding makes one a token, often the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,9 @@ class DraftTree:
         set_field(tree, "route", route)
         return tree
 
-    @classmethod
-    def root_only(cls, token: int) -> DraftTree:
-        return cls((token,), (-1,), (0,), (ROOT_SOURCE,), (1.0,))
+    @staticmethod
+    def root_only(token: int) -> DraftTree:
+        return _root_only(token)
 
     @classmethod
     def chain(
@@ -131,13 +133,14 @@ class DraftTree:
     def child_with(self, node: int, token: int) -> int | None:
         """The child of a node that carries the token."""
         tokens, parents, child = self.tokens, self.parents, node
-        while True:
+        while child + 1 < len(tokens):
             try:
                 child = tokens.index(token, child + 1)
             except ValueError:
                 return None
             if parents[child] == node:
                 return child
+        return None
 
     def limited(self, max_depth: int) -> DraftTree:
         """The tree without the nodes below ``max_depth``."""
@@ -228,6 +231,11 @@ class TreeBuilder:
     ) -> DraftTree:
         tokens, parents, depths, sources, probs = zip(*self._nodes, strict=True)
         return DraftTree(tokens, parents, depths, sources, probs, proposals or {}, num_chosen or {}, route)
+
+
+@lru_cache(maxsize=KEPT_ROOTS, typed=True)
+def _root_only(token: int) -> DraftTree:
+    return DraftTree.sound((token,), (-1,), (0,), (ROOT_SOURCE,), (1.0,))
 
 
 def _check(tree: DraftTree) -> None:

@@ -2,6 +2,6 @@
 
 from draftwood.verify.base import Accepted
 from draftwood.verify.greedy import accept_greedy
-from draftwood.verify.sampling import accept_at_once, accept_sampled
+from draftwood.verify.sampling import accept_drawn, accept_sampled, numbers_of
 
-__all__ = ["Accepted", "accept_at_once", "accept_greedy", "accept_sampled"]
+__all__ = ["Accepted", "accept_drawn", "accept_greedy", "accept_sampled", "numbers_of"]

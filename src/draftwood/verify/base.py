@@ -16,7 +16,9 @@ class Accepted(NamedTuple):
 
     def token_ids(self, tree: DraftTree) -> list[int]:
         """The tokens this cycle emits: the root's is already there."""
-        return [*(tree.tokens[node] for node in self.path[1:]), self.bonus]
+        token_ids = [tree.tokens[node] for node in self.path[1:]]
+        token_ids.append(self.bonus)
+        return token_ids
 
 
 def walk(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
@@ -24,10 +26,11 @@ def walk(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
 
     ``token_after(node)`` is asked for the nodes of the path alone, once each, from the root on.
     """
-    path = [0]
+    node, path = 0, [0]
     while True:
-        token = token_after(path[-1])
-        child = tree.child_with(path[-1], token)
+        token = token_after(node)
+        child = tree.child_with(node, token)
         if child is None:
             return Accepted(tuple(path), token)
-        path.append(child)
+        node = child
+        path.append(node)

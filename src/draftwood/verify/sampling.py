@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from draftwood.sampling.randomness import Randomness, SeededRandomness, tokens_at, usable
+from draftwood.sampling.randomness import Randomness, SeededRandomness, usable
 from draftwood.tree.draft import DraftTree, FloatArray, IntArray, Proposal
 from draftwood.verify.base import Accepted, walk
 
@@ -51,14 +51,19 @@ def accept_sampled(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], ran
     return walk(tree, token_after)
 
 
-def accept_at_once(tree: DraftTree, probs: torch.Tensor, randomness: SeededRandomness) -> Accepted:
-    """What ``accept_sampled`` gives for a tree of chosen children, from the distributions ``probs [N, V]`` of all.
+def numbers_of(tree: DraftTree, randomness: SeededRandomness) -> list[float]:
+    """The number that draws the token after each node, if that is reached. With ``accept_drawn`` the same as
+    ``accept_sampled`` for a tree of chosen children.
 
     There the token after a node is one draw, and which number it takes is settled by the node's depth. So the tokens of
-    all nodes are drawn together where the distributions are, and the walk needs nothing else.
+    all nodes, and of many trees, can be drawn together where the distributions are (``tokens_at``).
     """
     numbers = randomness.upcoming(1 + max(tree.depths))
-    tokens = tokens_at(probs, [numbers[depth] for depth in tree.depths])
+    return [numbers[depth] for depth in tree.depths]
+
+
+def accept_drawn(tree: DraftTree, tokens: Sequence[int], randomness: SeededRandomness) -> Accepted:
+    """``tokens``: what was drawn after each node with ``numbers_of``; those that were needed are used up."""
     accepted = walk(tree, lambda node: usable(tokens[node]))
     randomness.skip(len(accepted.path))
     return accepted

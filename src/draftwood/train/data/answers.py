@@ -43,7 +43,9 @@ class Answerer:
             if ask is None:
                 ended()
                 return
-            (request_id,) = self._engine.submit(ask.prompt_ids, ask.params, self._factory)
+            (request_id,) = self._engine.submit(
+                ask.prompt_ids, ask.params, self._factory, with_text=dialogue.reads_text
+            )
             under_way[request_id] = _Answer(dialogue)
 
         try:

@@ -63,8 +63,13 @@ class Dialogue:
                     return Ask(self._asked, self._rules.settings.answering(self._next_seed(), room))
         return None
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether the text of the next answer is of use: something follows it."""
+        return bool(self._ahead)
+
     def take(self, token_ids: Sequence[int], text: str) -> None:
-        """The answer to the last request."""
+        """The answer to the last request; its text may be missing where ``reads_text`` says so."""
         self.transcript.add(self._asked, token_ids)
         self._said.append({"role": "assistant", "content": text})
 
@@ -93,6 +98,10 @@ class SelfMade(Dialogue):
         if self._is_written:
             return super().ask()
         return Ask(self._rules.opening, self._rules.settings.asking(self._next_seed()))
+
+    @property
+    def reads_text(self) -> bool:
+        return not self._is_written or super().reads_text
 
     def take(self, token_ids: Sequence[int], text: str) -> None:
         if self._is_written:
