@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwood.engine.costs import SIZES, CostProfile
-from draftwood.engine.sizing import DRAFTER_DECAY, AcceptanceRecord, Load, Sizer
+from draftwood.engine.sizing import Experience, Load, Sizer
 from draftwood.tree import DraftTree
 
 FREE = CostProfile(SIZES, (16,), ((1.0,) * len(SIZES),))
@@ -18,8 +18,8 @@ ALONE = Load()
 CHAIN = DraftTree.chain(list(range(8)), "test")
 
 
-def sizer(costs: CostProfile = STEEP, drafter_record: AcceptanceRecord | None = None) -> Sizer:
-    return Sizer(costs, drafter_record or AcceptanceRecord(DRAFTER_DECAY))
+def sizer(costs: CostProfile = STEEP, drafter: Experience | None = None) -> Sizer:
+    return Sizer(costs, drafter or Experience())
 
 
 def cut(by: Sizer, tree: DraftTree, load: Load = ALONE) -> DraftTree:

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.compiled import CORE, load_core, table
-from draftwood.engine.acceptance import AcceptanceRecord, CompiledGuesses, PythonGuesses
+from draftwood.engine.acceptance import CompiledGuesses, PythonGuesses
 from draftwood.engine.costs import CostProfile
-from draftwood.engine.sizing import DRAFTER_DECAY, Load, Sizer
+from draftwood.engine.sizing import Experience, Load, Sizer
 from draftwood.growth.spine import Anchor, SpinePlan, spine_tree
 from draftwood.sources.rowtable import NOTHING, IdRows, ScoreRows
 from draftwood.sources.transitions import CompiledTiers, PythonTiers, SuccessorArrays, TransitionTable
@@ -290,7 +290,7 @@ def test_sizes_are_the_same_whatever_was_learned(costs: str, num_cycles: int, se
 
 
 def two_requests(costs: CostProfile) -> list[Sizer]:
-    drafter = AcceptanceRecord(DRAFTER_DECAY)
+    drafter = Experience()
     return [Sizer(costs, drafter), Sizer(costs, drafter)]
 
 

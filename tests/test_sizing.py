@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftwood.engine.acceptance import HOPE, TRUST
 from draftwood.engine.costs import CostProfile
-from draftwood.engine.sizing import DEAR, FEWEST_WANTED, LONGEST_PAUSE, Load, Sizer, beside
+from draftwood.engine.sizing import DEAR, FEWEST_WANTED, LONGEST_PAUSE, Experience, Load, Sizer, beside
 from draftwood.tree import DraftTree, TreeBuilder
 
 from .conftest import random_parents
@@ -188,11 +188,32 @@ def pauses(by: Sizer, tree: DraftTree, draft_seconds: float, num_cycles: int, em
 
 def test_drafts_that_cost_more_than_they_bring_are_left_out_for_a_while() -> None:
     wrong = [999]
-    found = pauses(sizer(), CHAIN, 5.0, 200, wrong)
+    found = pauses(sizer(), CHAIN, 5.0, 400, wrong)
     tries = [cycle for cycle, alone in enumerate(found) if not alone]
     gaps = [later - earlier - 1 for earlier, later in pairwise(tries)]
     assert gaps[-2:] == [LONGEST_PAUSE, LONGEST_PAUSE]
     assert sorted(gaps) == gaps
+
+
+def test_the_next_request_begins_with_the_pause_that_the_last_one_came_to() -> None:
+    drafter = Experience()
+    pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
+    later = sizer(drafter=drafter)
+    assert later.wanted > 1
+    later.begin()
+    found = pauses(later, CHAIN, 5.0, 200, [999])
+    assert found.index(False) == LONGEST_PAUSE - 1
+    assert found.count(False) <= 4
+
+
+def test_drafts_that_pay_again_are_made_again() -> None:
+    drafter = Experience()
+    pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
+    pauses(sizer(drafter=drafter), CHAIN, 0.0, 20 * LONGEST_PAUSE, [999])  # it has become fast
+    assert drafter.pause == 1
+    later = sizer(drafter=drafter)
+    later.begin()
+    assert later.wanted > 1
 
 
 def test_drafts_that_cost_little_or_bring_much_are_never_left_out() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.engine.costs import CostProfile
-from draftwood.engine.sizing import DRAFTER_DECAY, AcceptanceRecord
+from draftwood.engine.sizing import Experience
 from draftwood.tree import DraftTree, Proposal, TreeBuilder
 
 from .conftest import random_parents
@@ -94,7 +94,7 @@ def test_drawn_trees_that_do_not_pay_at_first_are_not_given_up() -> None:
 
 
 def test_the_next_request_knows_how_drawn_trees_fared() -> None:
-    drafter = AcceptanceRecord(DRAFTER_DECAY)
+    drafter = Experience()
     first = sizer(FREE, drafter)
     for seed in range(100):
         tree = drawn_tree([-1, 0, 1, 2], seed)

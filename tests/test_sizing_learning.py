@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftwood.engine.acceptance import PRIOR_TRIALS, TRUST, AcceptanceRecord
-from draftwood.engine.sizing import DRAFTER_DECAY, REQUEST_DECAY
+from draftwood.engine.sizing import DRAFTER_DECAY, REQUEST_DECAY, Experience
 from draftwood.tree import DraftTree, TreeBuilder
 
 from .sizing_tools import CHAIN, cut, play, sizer
@@ -57,10 +57,10 @@ def test_running_requests_learn_from_each_other() -> None:
 
 
 def test_the_next_request_of_a_drafter_need_not_learn_it_again() -> None:
-    drafter = AcceptanceRecord(DRAFTER_DECAY)
-    assert len(cut(sizer(drafter_record=drafter), CHAIN)) > 1  # the source is sure of itself
-    play(sizer(drafter_record=drafter), [0] * 60)
-    assert len(cut(sizer(drafter_record=drafter), CHAIN)) == 1
+    drafter = Experience()
+    assert len(cut(sizer(drafter=drafter), CHAIN)) > 1  # the source is sure of itself
+    play(sizer(drafter=drafter), [0] * 60)
+    assert len(cut(sizer(drafter=drafter), CHAIN)) == 1
 
 
 def test_sources_depths_and_estimates_are_told_apart() -> None:

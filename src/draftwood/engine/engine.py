@@ -18,7 +18,7 @@ from draftwood.engine.costs import CostProfile, known_costs
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Request, Session
-from draftwood.engine.sizing import DRAFTER_DECAY, AcceptanceRecord, Sizer
+from draftwood.engine.sizing import Experience, Sizer
 from draftwood.engine.step import Round, begin, finish, step
 from draftwood.errors import CapabilityError, PromptError
 from draftwood.target.base import Target
@@ -40,7 +40,7 @@ class Engine:
         self._prepared = False
         self._under_way: Round | None = None  # a pass whose answer has not been taken yet
         self._lane = 0
-        self._records: WeakKeyDictionary[DrafterFactory, AcceptanceRecord] = WeakKeyDictionary()
+        self._experience: WeakKeyDictionary[DrafterFactory, Experience] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
         self._inboxes: dict[int, deque[TokenEvent | Exception]] = {}  # by request, from submit to its end
@@ -219,7 +219,7 @@ class Engine:
         """Where the budget was left to us: requests of one drafter start from what earlier ones showed."""
         if self._costs is None:
             return None
-        return Sizer(self._costs, self._records.setdefault(factory, AcceptanceRecord(DRAFTER_DECAY)))
+        return Sizer(self._costs, self._experience.setdefault(factory, Experience()))
 
     def _room(self) -> int:
         """Tokens of prompt and output together."""

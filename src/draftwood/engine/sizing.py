@@ -6,7 +6,8 @@ is plain decoding, where guesses do not pay. Guesses that were offered and not v
 emitted tokens tell.
 
 Drafting itself costs time, next to nothing from tables, and more than a pass where a draft model runs. Where that does
-not pay, the drafter is not asked for a while, then tried again, and left alone for longer if it was in vain.
+not pay, the drafter is not asked for a while, then tried again, and left alone for longer if it was in vain. The next
+request begins with the pause that the last one came to.
 
 Drawn children must not be dropped for the token they carry. A tree that has some is cut behind a number of nodes that
 was settled before it was drawn, from how often the 1st, 2nd, ... node of such trees was accepted so far.
@@ -24,17 +25,17 @@ from draftwood.engine.acceptance import HOPE, AcceptanceRecord, Choice, Kind, Pa
 from draftwood.engine.costs import CostProfile
 from draftwood.tree import DraftTree
 
-__all__ = ["DRAFTER_DECAY", "REQUEST_DECAY", "AcceptanceRecord", "Load", "Sizer", "beside"]
+__all__ = ["DRAFTER_DECAY", "REQUEST_DECAY", "AcceptanceRecord", "Experience", "Load", "Sizer", "beside"]
 
 REQUEST_DECAY, DRAFTER_DECAY = 0.96, 0.995  # per trial of a kind: what is long ago counts less
 DRAWN = "drawn"  # instead of a source: nodes of drawn trees are known by their place alone
 PLACES = (2, 4, 8, 16, 32, 64, 128)  # edges between places that are counted together
 FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # what is believed of the first, and of others beside those before them
-DRAFT_DECAY = 0.9
+DRAFT_DECAY = 0.8
 FEWEST_WANTED = 8  # nodes that a drafter offers at least
 CHEAP = 1.3  # times one position, that two of them may cost for prompts to be read for guesses
 DEAR = 0.2  # of a plain pass: drafting that takes less is never left out
-LONGEST_PAUSE = 32  # cycles
+LONGEST_PAUSE = 64  # cycles
 SAME_COST = 64  # positions of context that make no difference; and costs are looked up for so many at once
 
 
@@ -59,21 +60,39 @@ def beside(loads: Sequence[Load]) -> list[Load]:
     ]
 
 
+class Experience:
+    """What the requests of a drafter show, and where new ones begin."""
+
+    def __init__(self) -> None:
+        self.record = AcceptanceRecord(DRAFTER_DECAY)
+        self.draft_seconds = 0.0  # of a cycle, running mean: paid whatever the size
+        self.pause = 1  # cycles that drafting is left out for when it is next found not to pay
+        self._last_draft_seconds = 0.0
+
+    def note_draft(self, seconds: float) -> None:
+        # Not the first time, nor a single slow one: a draft model reads its prompt then, or kernels are compiled.
+        steady = min(seconds, self._last_draft_seconds)
+        self._last_draft_seconds = seconds
+        self.draft_seconds += (1.0 - DRAFT_DECAY) * (steady - self.draft_seconds)
+
+
 class Sizer:
     """Cuts one request's trees to the size that pays best."""
 
-    def __init__(self, costs: CostProfile, drafter_record: AcceptanceRecord) -> None:
+    def __init__(self, costs: CostProfile, drafter: Experience) -> None:
         self._costs = costs
         self._largest = costs.largest
-        self._record = AcceptanceRecord(REQUEST_DECAY, drafter_record)
-        self._guesses = new_guesses(self._record, drafter_record)
-        self._draft_seconds = 0.0  # of a cycle, running mean: paid whatever the size
-        self._last_draft_seconds = 0.0
+        self._drafter = drafter
+        self._record = AcceptanceRecord(REQUEST_DECAY, drafter.record)
+        self._guesses = new_guesses(self._record, drafter.record)
         self._known_seconds: dict[tuple[int, int], array[float]] = {}
         self.expected = 1.0  # tokens of the cycle that was cut last
         self._wanted = FEWEST_WANTED
         self._pause = 0  # cycles without drafts that are left
-        self._next_pause = 1
+
+    def begin(self) -> None:
+        """The request starts to run: with a pause, if drafting did not pay last."""
+        self._pause = self._drafter.pause - 1
 
     @property
     def wanted(self) -> int:
@@ -94,10 +113,7 @@ class Sizer:
             # Where all of them paid, more might; else some more than was used, so that it can grow.
             whole = len(kept) == len(tree)
             self._wanted = self._largest if whole else max(FEWEST_WANTED, 3 * len(kept))
-        # Not the first time, nor a single slow one: a draft model reads its prompt then, or kernels are compiled.
-        steady = min(draft_seconds, self._last_draft_seconds)
-        self._last_draft_seconds = draft_seconds
-        self._draft_seconds += (1.0 - DRAFT_DECAY) * (steady - self._draft_seconds)
+        self._drafter.note_draft(draft_seconds)
         if not tree.proposals:
             self._weigh_drafting(len(kept), context, load)
         return tree.part(kept)
@@ -114,16 +130,19 @@ class Sizer:
         """Lets the drafter pause if ``size`` positions, with the time that drafting them took, yield less than one."""
         seconds = self._seconds(load.positions + size, context)
         plain = seconds[load.positions]
-        drafted = (self.expected + load.tokens) / (seconds[load.positions + size - 1] + self._draft_seconds)
-        if self._draft_seconds < DEAR * plain or drafted >= (1.0 + load.tokens) / plain:
-            self._next_pause = 1
+        drafting, drafter = self._drafter.draft_seconds, self._drafter
+        drafted = (self.expected + load.tokens) / (seconds[load.positions + size - 1] + drafting)
+        if drafting < DEAR * plain or drafted >= (1.0 + load.tokens) / plain:
+            drafter.pause = 1
         else:
-            self._pause, self._next_pause = self._next_pause + 1, min(2 * self._next_pause, LONGEST_PAUSE)
+            self._pause, drafter.pause = drafter.pause + 1, min(2 * drafter.pause, LONGEST_PAUSE)
 
     def _choice(self, tree: DraftTree, context: int, load: Load) -> Choice:
         if not tree.proposals:
             seconds = self._seconds(load.positions + len(tree), context)
-            return self._guesses.best_part(tree, Pass(seconds, load.positions, load.tokens, self._draft_seconds))
+            return self._guesses.best_part(
+                tree, Pass(seconds, load.positions, load.tokens, self._drafter.draft_seconds)
+            )
         chances = [1.0, *(HOPE * chance for chance in self._chances_by_place())]
         seconds = self._seconds(load.positions + len(chances), context)
         # Times differ from run to run; nothing that is drawn may depend on them, or a seed would not fix the output.
