@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood.target.tiny import tiny_target
+from draftwood.train import losses
 from draftwood.train.base import Batch, Signals
 from draftwood.train.frozen import FrozenTarget
-from draftwood.train.trees import walk
+from draftwood.train.trees import dense, walk
+from draftwood.train.trees.attention import ancestors_of, tree_attention, unseen_by
 from draftwood.train.trees.beam import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.branch import branch_log_probs
+from draftwood.train.trees.merge import merge
 from draftwood.train.trees.reward import (
     Branch,
     accepted_branch,
@@ -26,9 +31,9 @@ from draftwood.train.trees.reward import (
 )
 from draftwood.train.trees.roots import drawn_groups
 from draftwood.train.trees.run import HeadRun
-from draftwood.train.trees.verify import merge, verify_trees
+from draftwood.train.trees.verify import NO_CHOICE, verify_trees
 
-from .train_tools import random_examples, target_of
+from .train_tools import MODEL, random_examples, target_of
 from .tree_tools import (
     DraftHead,
     _one_thread,  # noqa: F401 - a fixture
@@ -75,18 +80,22 @@ def test_trees_are_those_of_decoding(kind: str, beam: DraftBeam) -> None:
 
 
 @both_kinds
-@pytest.mark.parametrize("pass_rows", [16, 1024])
+@pytest.mark.parametrize("lends", [False, True])
+@pytest.mark.parametrize("rows", [16, 1024])
 def test_the_target_says_of_every_node_what_it_says_of_its_path(
-    kind: str, pass_rows: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, lends: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "PASS_ROWS", pass_rows)
+    monkeypatch.setattr(walk, "PASS_ROWS", rows)
+    monkeypatch.setitem(dense.MOST_ROWS, "cpu", rows)
+    monkeypatch.setattr(losses, "LOGITS_ON_CPU", 5 * MODEL.vocab_size)
+    target = tiny_target(MODEL, backend="eager") if lends else target_of()
     head = draft_head(kind)
     examples = random_examples([14, 7, 5])
     batch, signals = batch_and_signals(examples, FrozenTarget.of(target_of(), head))
     roots = [[2, 3, 12], [4], []]
     filled = [[2, 3, 12], [4, 1, 1], [1, 1, 1]]
     trees = [trees_below(each, batch, signals, filled, DraftBeam(3, 7, 3)) for each in (head, moved(head))]
-    verified = verify_trees(target_of(), [each.token_ids.tolist() for each in examples], roots, trees)
+    verified = verify_trees(target, [each.token_ids.tolist() for each in examples], roots, trees)
     for tree, said in zip(trees, verified, strict=True):
         for row, number, root in ((0, 0, 2), (0, 2, 12), (1, 0, 4)):
             tokens, parents = tree.tokens[row, number].tolist(), tree.parents[row, number].tolist()
@@ -98,14 +107,99 @@ def test_the_target_says_of_every_node_what_it_says_of_its_path(
                 assert int(said.choices[row, number, node]) == int(said_behind(target_of(), text).argmax())
                 wanted = float(said_behind(target_of(), text[:-1])[tokens[node]].exp()) if node else 1.0
                 assert float(said.probs[row, number, node]) == pytest.approx(wanted, abs=1e-5)
+        assert said.choices[1, 1:].unique().tolist() == said.choices[2].unique().tolist() == [NO_CHOICE]
+        assert bool((said.probs[2] == 1.0).all())
     assert target_of().can_open(target_of().num_slots)
 
 
+def trees_of(*trees: tuple[list[int], list[int]]) -> DraftTrees:
+    """One text; of every root tokens and parents."""
+    depths = []
+    for _, parents in trees:
+        own = [0]
+        for parent in parents[1:]:
+            own.append(own[parent] + 1)
+        depths.append(own)
+    parts = [tokens for tokens, _ in trees], [parents for _, parents in trees], depths
+    return DraftTrees(*(torch.tensor([part]) for part in parts))
+
+
 def test_merged_trees_share_their_nodes() -> None:
-    merged = merge([([-1, 5, 7, 5], [0, 0, 0, 1]), ([-1, 7, 5, 9], [0, 0, 0, 2])])
-    assert merged.tokens == [-1, 5, 7, 5, 9]
-    assert merged.parents == [-1, 0, 0, 1, 1]
-    assert [own.tolist() for own in merged.numbers] == [[0, 1, 2, 3], [0, 2, 1, 4]]
+    first = trees_of(([-1, 5, 7, 5], [0, 0, 0, 1]), ([-1, 1, 2, 3], [0, 0, 1, 2]))
+    second = trees_of(([-1, 7, 5, 9], [0, 0, 0, 2]), ([-1, 1, 2, 3], [0, 0, 1, 2]))
+    merged = merge([first, second])
+    assert merged.tokens[0].tolist() == [[-1, 5, 7, 5, 9], [-1, 1, 2, 3, -1]]
+    assert merged.parents[0].tolist() == [[0, 0, 0, 1, 1], [0, 0, 1, 2, 0]]
+    assert merged.is_node[0].tolist() == [[True] * 5, [True] * 4 + [False]]
+    assert [own[0].tolist() for own in merged.numbers] == [
+        [[0, 1, 2, 3], [0, 1, 2, 3]],
+        [[0, 2, 1, 4], [0, 1, 2, 3]],
+    ]
+    assert merged.height == 3
+
+
+Tree = tuple[list[int], list[int]]
+
+
+def random_tree(seed: int, size: int = 7) -> Tree:
+    """Tokens and parents; of few tokens, so that trees have much in common. No node has two children alike."""
+    rng = np.random.default_rng(seed)
+    tokens, parents, known = [-1], [0], set()
+    while len(tokens) < size:
+        place = int(rng.integers(len(tokens))), int(rng.integers(4))
+        if place not in known:
+            known.add(place)
+            parents.append(place[0])
+            tokens.append(place[1])
+    return tokens, parents
+
+
+@given(st.integers(1, 3), st.integers(0, 1 << 20))
+def test_merged_trees_have_every_path_once(num_roots: int, seed: int) -> None:
+    roots = [[random_tree(seed + 3 * root + number) for number in range(3)] for root in range(num_roots)]
+    merged = merge([trees_of(*(own[number] for own in roots)) for number in range(3)])
+    for root, own in enumerate(roots):
+        is_node = merged.is_node[0, root].tolist()
+        size = sum(is_node)
+        assert is_node == [True] * size + [False] * (len(is_node) - size)
+        tokens, parents = merged.tokens[0, root].tolist()[:size], merged.parents[0, root].tolist()[:size]
+        assert all(parent < node for node, parent in enumerate(parents) if node)
+        assert len(paths_of(tokens, parents)) == size
+        assert paths_of(tokens, parents) == set().union(*(paths_of(*tree) for tree in own))
+        for number, tree in enumerate(own):
+            places = merged.numbers[number][0, root].tolist()
+            assert [tokens[place] for place in places] == tree[0]
+            assert [parents[place] for place in places[1:]] == [places[parent] for parent in tree[1][1:]]
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 1 << 20), st.integers(1, 3), st.integers(1, 3))
+def test_nodes_attend_over_the_text_so_far_and_their_path(seed: int, kv_heads: int, group: int) -> None:
+    _, parents = random_tree(seed)
+    found = ancestors_of(torch.tensor([[parents, parents]]), len(parents))
+    for node in range(len(parents)):
+        path = [node]
+        while path[-1]:
+            path.append(parents[path[-1]])
+        assert found[0, 1, node].nonzero()[:, 0].tolist() == sorted(path)
+    last, size, dim = torch.tensor([[1, 3]]), len(parents), 4
+    generator = torch.Generator().manual_seed(size)
+    query = torch.randn(1, 2, size, kv_heads * group, dim, generator=generator)
+    text = tuple(torch.randn(2, 1, 5, kv_heads, dim, generator=generator))
+    nodes = tuple(torch.randn(2, 1, 2, size, kv_heads, dim, generator=generator))
+    mixed = tree_attention(query, text, nodes, unseen_by(last, 5, found))  # type: ignore[arg-type]
+    for root in range(2):
+        for node in range(size):
+            sees = found[0, root, node]
+            key, value = (
+                torch.cat([text[part][0, : last[0, root] + 1], nodes[part][0, root, sees]]) for part in range(2)
+            )
+            key, value = (rows.repeat_interleave(group, dim=1) for rows in (key, value))  # [n, heads, D]
+            scores = torch.einsum("hd,nhd->hn", query[0, root, node], key) / math.sqrt(dim)
+            wanted = torch.einsum("hn,nhd->hd", scores.softmax(dim=-1), value)
+            torch.testing.assert_close(mixed[0, root, node], wanted)
 
 
 # -- a tree by hand --------------------------------------------------------------------------------------------------

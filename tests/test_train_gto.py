@@ -117,6 +117,19 @@ def test_the_objective_is_that_of_a_loop_over_trees(kind: str, debias: bool) -> 
 
 
 @both_kinds
+def test_a_target_that_lends_its_layers_judges_alike(kind: str) -> None:
+    head = moved(trained_head(kind), 0.0).requires_grad_(True)
+    lending = FrozenTarget.of(tiny_target(MODEL, backend="eager"), head)
+    methods = gto(head), GtoMethod(GtoOptions(**SMALL), head, lending)
+    head.load_state_dict(moved(head, 0.02).state_dict())
+    first, second = (losses_of(method, written_examples(count=2)) for method in methods)
+    assert float(first.parts["accepted"]) == float(second.parts["accepted"]) > 0
+    for name in ("reward", "reward_gain", "ratio_away"):
+        assert float(second.parts[name]) == pytest.approx(float(first.parts[name]), rel=1e-3, abs=1e-4)
+    assert float(second.parts["reward_gain"]) != 0.0
+
+
+@both_kinds
 def test_without_a_step_ratios_are_one_and_the_loss_is_nothing(kind: str) -> None:
     examples = written_examples(count=2)
     for debias in (True, False):

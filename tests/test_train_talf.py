@@ -87,7 +87,7 @@ def test_blocks_and_checkpoints_change_nothing(kind: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(run, "MOST_SCORES", 300)
     method.checkpoints, method.block = True, 3
     for name, found in gradients(method, examples).items():
-        torch.testing.assert_close(found, usual[name], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found, usual[name], atol=2e-4, rtol=1e-3)
 
 
 @both_kinds
@@ -208,6 +208,26 @@ def test_trees_are_grown_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(type(method.frozen.target), "forward", refuse)
     assert torch.equal(method.losses(batch, signals).total, first)
+
+
+def test_a_target_that_lends_its_layers_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the loss is the same; nor is it less exact in the precision that heads are trained in."""
+    examples = random_examples([14, 9, 3], seed=2)
+    head = draft_head("eagle3")
+    wanted = losses_of(talf(head), examples).total.detach()
+    method = TalfMethod(TalfOptions(), head, FrozenTarget.of(tiny_target(MODEL, backend="eager"), head))
+    batch, signals = batch_and_signals(examples, method.frozen)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the target runs a pass")
+
+    monkeypatch.setattr(type(method.frozen.target), "forward", refuse)
+    torch.testing.assert_close(method.losses(batch, signals).total.detach(), wanted, atol=1e-3, rtol=1e-3)
+    kept = next(iter(method.store._held.values()))
+    again = TalfMethod(TalfOptions(), head, method.frozen)
+    with torch.autocast("cpu", torch.bfloat16):
+        again.losses(batch, signals)
+    assert all(torch.equal(*each) for each in zip(kept, next(iter(again.store._held.values())), strict=True))
 
 
 def test_without_room_trees_are_grown_again() -> None:

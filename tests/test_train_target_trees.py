@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draftwood.target.native.config import ModelConfig, Rope
+from draftwood.target.native.target import NativeTarget
 from draftwood.target.tiny import tiny_target
-from draftwood.train.trees import walk
-from draftwood.train.trees.grow import Beam, TextTrees, grow_trees
+from draftwood.train.trees import dense, walk
+from draftwood.train.trees.dense import as_target
+from draftwood.train.trees.grow import grow_trees
+from draftwood.train.trees.grow_walk import grow_walking
 from draftwood.train.trees.labels import Labels, _losses_of, read_labels, vocabulary_of
 from draftwood.train.trees.roots import drawn_roots
+from draftwood.train.trees.target_trees import Beam, TextTrees
 
 from .train_tools import MODEL, random_examples, target_of
 from .tree_tools import (
@@ -24,6 +33,12 @@ from .tree_tools import (
 )
 
 # -- growing ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def lending_target(model: ModelConfig = MODEL, dtype: torch.dtype = torch.float32) -> NativeTarget:
+    """One that lends its layers."""
+    return tiny_target(model, dtype=dtype, backend="eager")
 
 
 def beam_by_hand(text: list[int], root: int, beam: Beam, vocabulary: list[int]) -> list[list[tuple[list[int], float]]]:
@@ -56,20 +71,94 @@ def check_tree(trees: TextTrees, number: int, text: list[int], beam: Beam, vocab
 
 
 @both_kinds
-@pytest.mark.parametrize("pass_rows", [6, 1024])
-def test_trees_are_those_of_a_beam_for_every_root(kind: str, pass_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "PASS_ROWS", pass_rows)
+@pytest.mark.parametrize("lends", [False, True])
+@pytest.mark.parametrize("rows", [6, 1024])
+def test_trees_are_those_of_a_beam_for_every_root(
+    kind: str, lends: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walk, "PASS_ROWS", rows)
+    monkeypatch.setitem(dense.MOST_ROWS, "cpu", rows)
     head = draft_head(kind)
     beam = Beam(width=3, depth=3, num_kept=9)
     vocabulary = vocabulary_of(head)
     texts = [example.token_ids.tolist() for example in random_examples([7, 11])]
     roots = [[1, 2, 3, 4, 5], [4, 9, 10]]
-    grown = grow_trees(target_of(), texts, roots, beam, vocabulary)
+    grown = grow_trees(lending_target() if lends else target_of(), texts, roots, beam, vocabulary)
     ids = list(range(MODEL.vocab_size)) if vocabulary is None else vocabulary.tolist()
     for text, own, trees in zip(texts, roots, grown, strict=True):
         assert trees.roots.tolist() == own
         for number in range(0, len(own), 2):
             check_tree(trees, number, text, beam, ids)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_kv_heads": 1},
+        {"num_kv_heads": 4, "qk_norm": True},
+        {"qkv_bias": True, "o_bias": True, "tied_embeddings": True},
+        {"rope": Rope(kind="llama3", factor=4.0, original_context=16)},
+    ],
+)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), beam=st.builds(Beam, *map(st.just, (2, 3, 4))))
+@settings(max_examples=5)
+def test_lent_layers_say_what_the_target_says(changes: dict[str, Any], sizes: list[int], beam: Beam) -> None:
+    model = replace(MODEL, **changes)
+    texts = [example.token_ids.tolist() for example in random_examples([size + 3 for size in sizes])]
+    roots = [list(range(1, size)) for size in sizes]
+    found, wanted = (grow_trees(target, texts, roots, beam) for target in (lending_target(model), target_of(model)))
+    for own, other in zip(found, wanted, strict=True):
+        assert all(torch.equal(*each) for each in zip(own[:4], other[:4], strict=True))
+        torch.testing.assert_close(own.probs, other.probs, atol=1e-3, rtol=1e-2)
+        torch.testing.assert_close(own.rest, other.rest, atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_lent_layers_round_as_the_target_does() -> None:
+    """In half precision neither is exact; the fused decoder, which rounds less on its way, stands for that."""
+    text = random_examples([60])[0].token_ids.tolist()
+    beam, roots = Beam(1, 2, MODEL.vocab_size), list(range(1, 59))
+    lending, fused = lending_target(dtype=torch.bfloat16), tiny_target(MODEL, dtype=torch.bfloat16)
+    with as_target(lending):
+        passes = grow_walking(lending, [text], [roots], beam, None)
+    grown = [*grow_trees(lending, [text], [roots], beam), *passes, *grow_trees(fused, [text], [roots], beam)]
+    # Labels of the roots: below them paths part where two tokens are about as good.
+    own, own_passes, exact = (
+        torch.zeros(len(roots), MODEL.vocab_size).scatter(1, trees.ids[:, 0].long(), trees.probs[:, 0].float())
+        for trees in grown
+    )
+    assert 0.0 < float((own - exact).abs().sum()) < 1.1 * float((own_passes - exact).abs().sum())
+
+
+def test_who_lends_layers() -> None:
+    assert target_of().layers() is None  # the fused decoder has packed them
+    assert lending_target().layers() is not None
+    assert tiny_target(replace(MODEL, sliding_window=8), backend="eager").layers() is None
+
+
+def test_what_is_computed_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By rows and by bytes; all roots come up once, whatever the bounds."""
+    texts = [example.token_ids.tolist() for example in random_examples([30, 12, 25, 8, 3])]
+    roots = [list(range(1, 29)), [2, 5], list(range(4, 20)), [], [1]]
+    layers = lending_target().layers()
+    assert layers is not None
+    wanted = [(text, root) for text, own in enumerate(roots) for root in own]
+    shapes = []
+    for rows, most_bytes in ((10_000, 1 << 28), (120, 1 << 28), (1, 1 << 28), (10_000, 1 << 19)):
+        monkeypatch.setitem(dense.MOST_ROWS, "cpu", rows)
+        monkeypatch.setattr(dense, "MOST_BYTES", most_bytes)
+        found = []
+        shapes.append([])
+        for each in dense.slices(layers, texts, roots, 4):
+            shapes[-1].append(each.roots.numel() * 4)
+            for text, own, size, is_root in zip(each.texts, each.roots, each.sizes, each.is_root, strict=True):
+                assert is_root.tolist() == [True] * size + [False] * (len(own) - size)
+                found += [(text, root) for root in own.tolist()[:size]]
+        assert sorted(found) == wanted
+    assert len(shapes[0]) == 1
+    assert max(shapes[1]) <= 120
+    assert set(shapes[2]) == {4}
+    assert len(shapes[3]) > 1
 
 
 def test_some_labels_of_a_small_vocabulary_do_not_count() -> None:
@@ -81,7 +170,8 @@ def test_some_labels_of_a_small_vocabulary_do_not_count() -> None:
 
 def test_a_text_without_roots_has_no_trees_and_the_cache_is_free_again() -> None:
     texts = [example.token_ids.tolist() for example in random_examples([5, 9])]
-    target = tiny_target(MODEL, cache_tokens=4096, backend="eager")
+    target = tiny_target(MODEL, cache_tokens=4096)
+    assert [len(trees.roots) for trees in grow_trees(lending_target(), texts, [[], [3]], Beam(2, 3, 4))] == [0, 1]
     first, second = grow_trees(target, texts, [[], [3]], Beam(2, 3, 4))
     assert [len(part) for part in first] == [0] * 7
     assert [part.shape[1:] for part in first] == [part.shape[1:] for part in second]

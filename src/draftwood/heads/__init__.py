@@ -7,10 +7,10 @@ from draftwood.heads.eagle import EagleHead
 from draftwood.heads.eagle3 import Eagle3Head
 from draftwood.heads.formats import FORMATS, LoadedHead, load_head, save_head
 from draftwood.heads.hydra import HydraHead
-from draftwood.heads.layers import Attend
 from draftwood.heads.medusa import MedusaHead
 from draftwood.heads.shipped import ShippedHead, find_head, shipped_for, shipped_heads
 from draftwood.target.base import TargetParts
+from draftwood.target.native.eager import Attend
 
 __all__ = [
     "FORMATS",

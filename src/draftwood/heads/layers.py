@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,12 +9,8 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 from draftwood.heads.config import HeadConfig
-from draftwood.target.native.eager import HEAD_ROWS, rms_norm, rotate
+from draftwood.target.native.eager import HEAD_ROWS, Attend, rms_norm, rotate
 from draftwood.target.native.rope import inverse_frequencies
-
-# (layer, query [..., N, heads, D], key [..., N, kv_heads, D], value [..., N, kv_heads, D]) -> [..., N, heads, D].
-# Queries and keys come rotated. The caller keeps the cache and decides who sees whom; the scale is D ** -0.5.
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Angles(NamedTuple):

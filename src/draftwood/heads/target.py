@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from draftwood.errors import ModelError
+from draftwood.errors import CapabilityError, ModelError
 from draftwood.heads.config import HeadConfig
 from draftwood.target.base import Target
 from draftwood.target.load import BUILT_IN, is_entry_name, read_json_config, resolve
@@ -57,6 +57,17 @@ def fingerprint(norm: torch.Tensor) -> str:
     """
     bits = norm.detach().to(device="cpu", dtype=torch.bfloat16).contiguous().view(torch.int16)
     return hashlib.sha256(bits.numpy().astype("<i2").tobytes()).hexdigest()[:16]
+
+
+def identity(target: Target) -> str:
+    """Which model a target runs, wherever its files lie: shape and fingerprint; its name where it lends no norm."""
+    info = target.info
+    try:
+        told = fingerprint(target.parts().norm)
+    except CapabilityError:
+        told = info.name
+    sizes = f"{info.vocab_size}x{info.hidden_size}x{info.num_layers}"
+    return f"{info.architecture} {sizes}, {info.num_parameters} parameters, {told}"
 
 
 def fingerprint_if_here(name: str) -> str:

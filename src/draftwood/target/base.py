@@ -33,6 +33,7 @@ import torch
 from draftwood.errors import CapabilityError
 
 if TYPE_CHECKING:
+    from draftwood.target.native.eager import Layers
     from draftwood.target.store import Progress
     from draftwood.target.toprows import TopRows
 
@@ -199,6 +200,10 @@ class Target(ABC):
             got=self.info.backend,
             next_step="Use a drafter without a head.",
         )
+
+    def layers(self) -> Layers | None:
+        """Its layers for those who run many rows apart from its cache, as training does; None: it lends none."""
+        return None
 
     def set_top(self, k: int) -> None:
         """How many of the best entries of every row a forward should find by the way, 0: none. It is said before every

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from draftwood.heads import (
     default_head_config,
     load_head,
 )
-from draftwood.heads.target import native_shape
+from draftwood.heads.target import fingerprint, native_shape
 from draftwood.target.base import Target
 from draftwood.target.build import load_target, pick_device
 from draftwood.target.native.config import ModelConfig
@@ -92,8 +92,10 @@ def head_shape(config: TrainConfig, shape: object) -> HeadConfig:
         name: tuple(value) if isinstance(value, list) else value for name, value in config.head.changes.items()
     }
     size = config.head.draft_vocab_size or None
+    here = Path(config.model.name)  # a path says where a model lies, not what it is called
+    name = here.stem if here.exists() else config.model.name
     try:
-        return default_head_config(kind, shape, draft_vocab_size=size, target_name=config.model.name, **own)
+        return default_head_config(kind, shape, draft_vocab_size=size, target_name=name, **own)
     except TypeError as error:
         raise OptionError("head.changes has what no head has", got=dict(config.head.changes)) from error
 
@@ -115,7 +117,7 @@ def prepare(config: TrainConfig, processes: Processes | None = None, progress: P
     )
     if not target.info.can_tap:
         raise CapabilityError("The target does not show its hidden states", got=target.info.backend)
-    texts.check_model(target.info)
+    texts.check_model(target)
     longest = max((int(data.lengths.max()) for data in (texts, held_out) if len(data)), default=0)
     if longest > target.num_slots:
         raise OptionError(
@@ -145,7 +147,8 @@ def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple
     if config.head.start:
         head = _started(config, target)
     else:
-        head = build_head(head_shape(config, native_shape(target)))
+        shape = head_shape(config, native_shape(target))
+        head = build_head(replace(shape, target_fingerprint=fingerprint(target.parts().norm)))
         if isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary:
             ends = target.info.eos_token_ids
             chosen = draft_vocabulary(texts, head.config.draft_vocab_size, head.config.vocab_size, ends)

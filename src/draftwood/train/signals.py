@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from draftwood.drafters.memory import model_fingerprint
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.files import new_file
+from draftwood.heads.target import identity
 from draftwood.target.store import Progress, readable_size, report
 from draftwood.train.base import Batch, Example, Signals
 from draftwood.train.frozen import FrozenTarget
@@ -41,7 +41,7 @@ class KeptSignals:
         self._num_taps = len(taps)
         self._width = info.hidden_size
         self._dtype = info.dtype
-        self._of = {"model": model_fingerprint(info), "taps": list(taps), "dtype": str(info.dtype)}
+        self._of = {"model": identity(frozen.target), "taps": list(taps), "dtype": str(info.dtype)}
         self._starts: dict[str, int] = {}
         self._states: npt.NDArray[Any] | None = None
 

@@ -6,7 +6,7 @@ calls of torch it has no slow corner for grouped heads under an arbitrary mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -23,70 +23,36 @@ from draftwood.tree.layout import ancestor_mask
 HEAD_ROWS = 16_384  # rows of a half-precision head expanded to float32 at a time
 
 
-class EagerDecoder(Decoder):
-    name = "eager"
+# (layer, query [..., N, heads, D], key [..., N, kv_heads, D], value [..., N, kv_heads, D]) -> [..., N, heads, D].
+# Queries and keys come rotated. The caller keeps keys and values and decides who sees whom; the scale is D ** -0.5.
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache, device: torch.device) -> None:
-        self._config = config
+
+class Layers:
+    """The layers of a model for any rows: who sees whom is the caller's business, and so are keys and values."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.dtype, self.device = weights.embed.dtype, weights.embed.device
         self._weights = weights
-        self._cache = cache
-        self._device = device
-        self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim).to(device)
+        self._inverse_frequencies = inverse_frequencies(config.rope, config.head_dim).to(self.device)
 
-    @torch.inference_mode()
-    def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
-        config = self._config
-        ids = torch.tensor(batch.token_ids, device=self._device)  # [N]
-        cos, sin = self._rotation(batch.positions())  # [N, 1, D] each
-        attend = CacheAttention(self._cache, batch.segments, config.sliding_window)
-        taps: dict[int, torch.Tensor] = {}
-        hidden = F.embedding(ids, self._weights.embed)  # [N, H]
+    def states(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> Iterator[torch.Tensor]:
+        """The hidden states ``[..., N, H]`` of tokens ``[..., N]`` that stand at ``positions [..., N]``: before every
+        layer, and behind the last."""
+        eps = self.config.norm_eps
+        cos, sin = self._rotation(positions)  # [..., N, 1, D] each
+        hidden = F.embedding(token_ids, self._weights.embed)
+        yield hidden
         for index, layer in enumerate(self._weights.layers):
-            if index in tap_layers:
-                taps[index] = hidden
-            hidden = hidden + self._attention(index, layer, hidden, cos, sin, attend)
-            hidden = hidden + _feed_forward(layer, hidden, config.norm_eps)
-        if config.num_layers in tap_layers:
-            taps[config.num_layers] = hidden
-        rows = torch.tensor(batch.logit_rows(), device=self._device, dtype=torch.int64)  # [R]
-        logits = self._logits(hidden[rows])  # [R, V]
-        tapped = torch.cat([taps[index] for index in tap_layers], dim=-1) if tap_layers else None  # [N, T*H]
-        return ForwardOutput(logits, logits.argmax(dim=-1), tapped)
+            hidden = hidden + self._attention(index, layer, rms_norm(hidden, layer.input_norm, eps), cos, sin, attend)
+            hidden = hidden + _feed_forward(layer, rms_norm(hidden, layer.post_norm, eps))
+            yield hidden
 
-    def move_rows(self, sources: list[int], first: int) -> None:
-        self._cache.move_rows(sources, first)
-
-    def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attend: CacheAttention,
-    ) -> torch.Tensor:
-        config = self._config
-        normed = rms_norm(hidden, layer.input_norm, config.norm_eps)
-        qkv = F.linear(normed, dense(layer.qkv, normed.dtype), layer.qkv_bias).view(len(hidden), -1, config.head_dim)
-        query, key, value = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query = rms_norm(query, layer.q_norm, config.norm_eps)
-            key = rms_norm(key, layer.k_norm, config.norm_eps)
-        query = rotate(query, cos, sin)  # [N, heads, D]
-        key = rotate(key, cos, sin)  # [N, kv_heads, D]
-        mixed = attend(index, query, key, value)
-        return F.linear(mixed.flatten(1), dense(layer.o, mixed.dtype), layer.o_bias)
-
-    def _rotation(self, positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        at = torch.tensor(positions, device=self._device, dtype=torch.float32)  # [N]
-        angles = torch.outer(at, self._inverse_frequencies)  # [N, D/2]
-        angles = torch.cat([angles, angles], dim=-1)[:, None]  # [N, 1, D]
-        dtype = self._weights.embed.dtype
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 logits from weights of any type: half-precision logits tie where the model does not."""
-        normed = rms_norm(hidden, self._weights.norm, self._config.norm_eps)  # [R, H]
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Behind last states ``[R, H]``. Float32 from weights of any type: half-precision logits tie where the model
+        does not."""
+        normed = rms_norm(hidden, self._weights.norm, self.config.norm_eps)  # [R, H]
         head = dense(self._weights.head, normed.dtype)
         if head.dtype == torch.float32:
             return F.linear(normed, head)
@@ -94,6 +60,57 @@ class EagerDecoder(Decoder):
             return torch.mm(normed, head.t(), out_dtype=torch.float32)
         parts = [F.linear(normed.float(), rows.float()) for rows in torch.split(head, HEAD_ROWS)]
         return torch.cat(parts, dim=-1)
+
+    def _attention(
+        self,
+        index: int,
+        layer: LayerWeights,
+        normed: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: Attend,
+    ) -> torch.Tensor:
+        config = self.config
+        qkv = F.linear(normed, dense(layer.qkv, normed.dtype), layer.qkv_bias)
+        qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
+        query, key, value = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=-2)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query = rms_norm(query, layer.q_norm, config.norm_eps)
+            key = rms_norm(key, layer.k_norm, config.norm_eps)
+        query = rotate(query, cos, sin)  # [..., N, heads, D]
+        key = rotate(key, cos, sin)  # [..., N, kv_heads, D]
+        mixed = attend(index, query, key, value)
+        return F.linear(mixed.flatten(-2), dense(layer.o, mixed.dtype), layer.o_bias)
+
+    def _rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = positions.float()[..., None] * self._inverse_frequencies  # [..., N, D/2]
+        angles = torch.cat([angles, angles], dim=-1)[..., None, :]  # [..., N, 1, D]
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+
+class EagerDecoder(Decoder):
+    name = "eager"
+
+    def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache, device: torch.device) -> None:
+        self._layers = Layers(config, weights)
+        self._cache = cache
+        self._device = device
+
+    @torch.inference_mode()
+    def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
+        ids, positions = (torch.tensor(each, device=self._device) for each in (batch.token_ids, batch.positions()))
+        attend = CacheAttention(self._cache, batch.segments, self._layers.config.sliding_window)
+        taps: dict[int, torch.Tensor] = {}
+        for index, hidden in enumerate(self._layers.states(ids, positions, attend)):  # [N, H]
+            if index in tap_layers:
+                taps[index] = hidden
+        rows = torch.tensor(batch.logit_rows(), device=self._device, dtype=torch.int64)  # [R]
+        logits = self._layers.logits(hidden[rows])  # [R, V]
+        tapped = torch.cat([taps[index] for index in tap_layers], dim=-1) if tap_layers else None  # [N, T*H]
+        return ForwardOutput(logits, logits.argmax(dim=-1), tapped)
+
+    def move_rows(self, sources: list[int], first: int) -> None:
+        self._cache.move_rows(sources, first)
 
 
 class CacheAttention:
@@ -162,7 +179,6 @@ def grouped_attention(
     return mixed.view(kv_heads, -1, size, dim).permute(2, 0, 1, 3).reshape(size, heads, dim)
 
 
-def _feed_forward(layer: LayerWeights, hidden: torch.Tensor, eps: float) -> torch.Tensor:
-    normed = rms_norm(hidden, layer.post_norm, eps)
+def _feed_forward(layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
     gate, up = F.linear(normed, dense(layer.gate_up, normed.dtype)).chunk(2, dim=-1)
     return F.linear(F.silu(gate) * up, dense(layer.down, normed.dtype))

@@ -29,7 +29,7 @@ from draftwood.target.native import cuda
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cpu import CpuDecoder
 from draftwood.target.native.decoder import Decoder, pack
-from draftwood.target.native.eager import EagerDecoder
+from draftwood.target.native.eager import EagerDecoder, Layers
 from draftwood.target.native.quantize import Matrix, dense, format_of
 from draftwood.target.native.weights import LayersRead, Weights, load_parts, load_weights
 from draftwood.target.store import Progress, report
@@ -54,6 +54,7 @@ class NativeTarget(Target):
         self._parts = read_parts or partial(_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
         self._decoder = _decoder(config, weights, self._cache, backend)
+        self._layers = Layers(config, weights) if weights.layers else None  # None: the decoder has packed its own
         self._taps: tuple[int, ...] = ()
         self.num_lanes = self._decoder.num_lanes
         self.config = config
@@ -138,6 +139,9 @@ class NativeTarget(Target):
 
     def parts(self) -> TargetParts:
         return self._parts()
+
+    def layers(self) -> Layers | None:
+        return None if self.config.sliding_window else self._layers
 
     def set_top(self, k: int) -> None:
         self._decoder.num_best = k if k <= min(KERNEL_MOST, self.info.vocab_size) else 0

@@ -2,6 +2,6 @@
 
 make_data(prepare(settings, folder), loaded)           # make.py: answers prompts, goes on where it was stopped
 data = TrainingData.open(folder)                       # read.py: examples, splits, batches
-data.check_model(target.info)                          # the target that trains is the one that wrote the data
+data.check_model(target)                               # the target that trains is the one that wrote the data
 vocabulary = draft_vocabulary(data, 8192, vocab_size)  # vocabulary.py: the tokens that a small head should know
 """

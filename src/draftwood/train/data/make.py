@@ -115,7 +115,7 @@ def _rules(settings: DataSettings, loaded: Loaded) -> Rules:
 def _begin(prepared: Prepared, rules: Rules, loaded: Loaded) -> Manifest:
     """The manifest of this run, in its folder; refuses a folder of another run."""
     manifest = Manifest(
-        model=about_model(loaded.target.info),
+        model=about_model(loaded.target),
         settings={**prepared.settings.recorded(), "max_length": rules.max_length},
         sources=[source._asdict() for source in prepared.sources],
         prompts=prepared.total,

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from draftwood.drafters.memory import model_fingerprint
 from draftwood.errors import OptionError
 from draftwood.files import new_file
-from draftwood.target.base import TargetInfo
+from draftwood.heads.target import identity
+from draftwood.target.base import Target
 from draftwood.train.data.shards import FORMAT, VERSION, Counts, DataError
 
 MANIFEST = "manifest.json"
@@ -46,21 +46,22 @@ class Manifest:
     def num_shards(self) -> int:
         return -(-self.prompts // int(self.settings["shard_size"]))
 
-    def check_model(self, info: TargetInfo) -> None:
+    def check_model(self, target: Target) -> None:
         """Refuses a target other than the one that wrote the data: a head would learn to guess somebody else."""
-        if self.model["fingerprint"] != model_fingerprint(info):
+        if self.model["fingerprint"] != identity(target):
             raise DataError(
                 "The training data was written by another model",
-                got=model_fingerprint(info),
-                allowed=self.model["fingerprint"],
+                got=f"{target.info.name} ({identity(target)})",
+                allowed=f"{self.model['name']} ({self.model['fingerprint']})",
                 next_step="Make data with this model: draftwood train data ... --model NAME --out FOLDER",
             )
 
 
-def about_model(info: TargetInfo) -> dict[str, Any]:
+def about_model(target: Target) -> dict[str, Any]:
+    info = target.info
     return {
         "name": info.name,
-        "fingerprint": model_fingerprint(info),
+        "fingerprint": identity(target),
         "dtype": str(info.dtype).removeprefix("torch."),
         "vocab_size": info.vocab_size,
     }

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood.errors import OptionError
-from draftwood.target.base import TargetInfo
+from draftwood.target.base import Target
 from draftwood.train.base import Example
 from draftwood.train.data.manifest import Manifest, read_manifest
 from draftwood.train.data.shards import DataError, Shard, damaged, read_shard, shard_name
@@ -112,10 +112,10 @@ class TrainingData:
         ids: list[int] = token_ids[: int(answered.argmax())].tolist()
         return ids
 
-    def check_model(self, info: TargetInfo) -> None:
+    def check_model(self, target: Target) -> None:
         """Refuses a target other than the one that wrote the texts."""
         for manifest in self.manifests:
-            manifest.check_model(info)
+            manifest.check_model(target)
 
     def split(self, validation: float, seed: int = 0) -> tuple[TrainingData, TrainingData]:
         """Texts to train on, and others to measure on: a share of the prompts (0.05) or a number of them (200).

@@ -16,18 +16,19 @@ from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.drafters.checks import check_flag, check_whole
 from draftwood.heads import Head
 from draftwood.train.base import Batch, Losses, Method, Signals
 from draftwood.train.frozen import FrozenTarget
 from draftwood.train.methods.unrolled import zero_of
-from draftwood.train.trees.grow import Beam, TextTrees, grow_trees
+from draftwood.train.trees.dense import spread
+from draftwood.train.trees.grow import grow_trees
 from draftwood.train.trees.labels import Labels, node_losses, vocabulary_of
 from draftwood.train.trees.roots import counted_roots, drawn_roots, padded, texts_of
 from draftwood.train.trees.run import DraftHead, HeadRun
 from draftwood.train.trees.store import TreeStore
+from draftwood.train.trees.target_trees import Beam, TextTrees
 from draftwood.train.trees.walk import Texts
 
 MOST_WIDTH = 1 << 14  # parents are kept in 16 bits
@@ -73,33 +74,34 @@ class TalfMethod(Method):
         if self.options.roots:
             pairs = zip(texts, roots, strict=True)
             roots = [drawn_roots(own, self.options.roots, text, self.seed) for text, own in pairs]
-        trees = _side_by_side(self.store.trees(texts, roots), device)
+        trees = _joined(self.store.trees(texts, roots), device)  # of M roots
         places, is_root = padded(roots, 1, device)  # [B, R]
+        where = is_root.flatten().nonzero()[:, 0]  # [M]
         run = HeadRun(head, batch, signals, places, detach=self.options.detach, checkpoints=self.checkpoints)
-        hidden = self._follow(run, trees)
-        counts = trees.counts & is_root[..., None]  # [B, R, nodes]
-        labels = Labels(*(part[counts] for part in (trees.ids, trees.probs.float(), trees.rest, trees.counts)))
-        found = node_losses(head, hidden[counts], labels, self.block)
+        hidden = self._follow(run, trees, where, is_root.shape)  # [B, R, nodes, H]
+        num_nodes = hidden.shape[2]
+        counted = trees.counts.flatten().nonzero()[:, 0]  # [N] among all nodes of the M roots
+        nodes = where[counted // num_nodes] * num_nodes + counted % num_nodes
+        labels = Labels(*(part.flatten(0, 1)[counted] for part in (trees.ids, trees.probs, trees.rest, trees.counts)))
+        found = node_losses(head, hidden.flatten(0, 2).index_select(0, nodes), labels, self.block)
         num_roots = is_root.sum().float()
         loss = found.cross_entropy.sum() if len(found.cross_entropy) else zero_of(head)
         total = loss / num_roots.clamp(min=1.0)
-        parts = self._parts(found.cross_entropy, found.is_right, counts)
+        parts = self._parts(found.cross_entropy, found.is_right, counted % num_nodes)
         return Losses(total, {"loss": total.detach(), **parts}, num_roots)
 
-    def _follow(self, run: HeadRun, trees: TextTrees) -> Tensor:
-        """The head's outputs behind all nodes, [B, R, nodes, H]."""
+    def _follow(self, run: HeadRun, trees: TextTrees, where: Tensor, shape: torch.Size) -> Tensor:
+        """The head's outputs behind all nodes, [B, R, nodes, H]. The roots stand at ``where`` of B x R."""
         outputs = [run.at_roots()]
-        for tokens, parents in zip(trees.tokens.unbind(2), trees.parents.unbind(2), strict=True):
-            outputs.append(run.step(tokens.long(), parents.long()))
+        for level in zip(trees.tokens.long().unbind(1), trees.parents.long().unbind(1), strict=True):  # [M, k] each
+            outputs.append(run.step(*(spread(each, where, shape) for each in level)))
         return torch.cat(outputs, dim=2)
 
-    def _parts(self, cross_entropy: Tensor, is_right: Tensor, counts: Tensor) -> dict[str, Tensor]:
-        """Means by depth."""
-        width = self._beam.width
-        numbers = torch.arange(counts.shape[2], device=counts.device)
-        depths = ((numbers + width - 1) // width).expand(counts.shape)[counts]  # [N]
+    def _parts(self, cross_entropy: Tensor, is_right: Tensor, numbers: Tensor) -> dict[str, Tensor]:
+        """Means by depth; ``numbers [N]`` are those of the nodes in their trees."""
+        depths = (numbers + self._beam.width - 1) // self._beam.width
         sizes, losses, right = (
-            torch.zeros(self._beam.depth, device=counts.device).index_add_(0, depths, each.detach().float())
+            torch.zeros(self._beam.depth, device=depths.device).index_add_(0, depths, each.detach().float())
             for each in (torch.ones_like(cross_entropy), cross_entropy, is_right)
         )
         sizes = sizes.clamp(min=1.0)
@@ -122,11 +124,16 @@ class TalfMethod(Method):
         return f"{info.name} {info.num_parameters} {info.dtype} {tuple(self._beam)} {content.hexdigest()}"
 
 
-def _side_by_side(trees: Sequence[TextTrees], device: torch.device) -> TextTrees:
-    """The trees of several texts, [B, R, ...] on the device; padded with zeros."""
-    parts = [pad_sequence(_at_least_one(part), batch_first=True) for part in zip(*trees, strict=True)]
-    return TextTrees(*(part.to(device) for part in parts))
+def _joined(trees: Sequence[TextTrees], device: torch.device) -> TextTrees:
+    """The trees of all roots of several texts, [M, ...] on the device."""
+    with torch.autocast(device.type, enabled=False):  # which has no float16 among bfloat16
+        return TextTrees(*(_sent(parts, device) for parts in zip(*trees, strict=True)))
 
 
-def _at_least_one(parts: Sequence[Tensor]) -> list[Tensor]:
-    return [part if len(part) else part.new_zeros(1, *part.shape[1:]) for part in parts]
+def _sent(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Joined in memory that a GPU reads by itself, and nobody waits for that."""
+    if device.type != "cuda":
+        return torch.cat(list(parts)).to(device)
+    shape = sum(map(len, parts)), *parts[0].shape[1:]
+    joined = torch.empty(shape, dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat(list(parts), out=joined).to(device, non_blocking=True)

@@ -19,16 +19,16 @@ def branch_log_probs(head: DraftHead, run: HeadRun, branch: Branch, is_root: Ten
     ``is_root [B, R]`` says is none. ``run`` has not left its roots. All tokens of a branch are tokens of the head."""
     length = torch.where(is_root, branch.length, 0)  # [B, R]
     longest = int(length.amax()) if length.numel() else 0
-    total = torch.zeros(length.shape, device=length.device)
+    total = torch.zeros(length.numel(), device=length.device)
     parents = torch.zeros_like(length)[..., None]
     hidden = run.at_roots()  # [B, R, 1, H]
     for depth in range(longest):
         if depth:
             hidden = run.step(branch.tokens[..., depth - 1 : depth], parents)
-        counts = length > depth
-        found = _log_probs(head, hidden[:, :, 0][counts], head.draft_ids(branch.tokens[..., depth][counts]))
-        total = total.masked_scatter(counts, total[counts] + found)
-    return total
+        where = (length.flatten() > depth).nonzero()[:, 0]
+        own = head.draft_ids(branch.tokens[..., depth].flatten()[where])
+        total = total.index_add(0, where, _log_probs(head, hidden.flatten(0, 2).index_select(0, where), own))
+    return total.view_as(length)
 
 
 def _log_probs(head: DraftHead, hidden: Tensor, own_ids: Tensor) -> Tensor:

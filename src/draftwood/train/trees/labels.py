@@ -45,11 +45,13 @@ def vocabulary_of(head: DraftHead) -> Tensor | None:
 def read_labels(logits: Tensor, vocabulary: Tensor | None, num_kept: int, width: int) -> tuple[Labels, Children]:
     """From the target's logits [n, V]: ``num_kept`` entries of a label, ``width`` children."""
     own = logits if vocabulary is None else logits[:, vocabulary]  # [n, Vd]
+    total = logits.logsumexp(dim=-1, keepdim=True)  # [n, 1]
     best = own.topk(min(max(num_kept, width), own.shape[1]))
-    probs = (best.values - own.logsumexp(dim=-1, keepdim=True)).exp()[:, :num_kept]
+    own_total = total if vocabulary is None else own.logsumexp(dim=-1, keepdim=True)
+    probs = (best.values - own_total).exp()[:, :num_kept]
     ids = best.indices
     tokens = (ids if vocabulary is None else vocabulary[ids])[:, :width]
-    log_probs = best.values[:, :width] - logits.logsumexp(dim=-1, keepdim=True)
+    log_probs = best.values[:, :width] - total
     rest = (1.0 - probs.sum(dim=-1)).clamp(min=0.0) if num_kept < own.shape[1] else torch.zeros_like(probs[:, 0])
     counts = best.values[:, 0] == logits.amax(dim=-1)
     return Labels(ids[:, :num_kept], probs, rest, counts), Children(tokens, log_probs)

@@ -21,11 +21,11 @@ from torch.utils.checkpoint import checkpoint
 
 from draftwood.heads import Attend, Eagle3Head, EagleHead
 from draftwood.train.base import Batch, Signals
+from draftwood.train.trees.attention import Rows, children_of, tree_attention, unseen_by
 
 MOST_SCORES = 1 << 26  # attention weights that are held at once
 
 DraftHead = EagleHead | Eagle3Head
-Rows = tuple[Tensor, Tensor]  # keys and values
 
 
 class HeadRun:
@@ -64,8 +64,7 @@ class HeadRun:
         """The head's output behind the nodes one deeper, [B, R, k, H]: their ``tokens [B, R, k]``, and which of the
         nodes of the last step are their ``parents [B, R, k]``."""
         depth = len(self._ancestors)
-        above = torch.take_along_dim(self._ancestors[-1], parents[..., None], dim=2)
-        self._ancestors.append(_with_themselves(above))
+        self._ancestors.append(children_of(self._ancestors[-1], parents))
         positions = (self._pairs[..., None] + depth).expand(tokens.shape)
         given = self._hidden.detach() if self._detach else self._hidden
         features = torch.take_along_dim(given, parents[..., None], dim=2)
@@ -107,45 +106,12 @@ class HeadRun:
             rows = slice(first, first + size)
             seen = max(self._reach[rows])
             given = (
-                query[:, rows], text_key[:, :seen], text_value[:, :seen], self._pairs[:, rows],
-                key[:, rows], value[:, rows], self._ancestors[depth][:, rows],
+                query[:, rows], (text_key[:, :seen], text_value[:, :seen]), (key[:, rows], value[:, rows]),
+                unseen_by(self._pairs[:, rows], seen, self._ancestors[depth][:, rows]),
             )  # fmt: skip
             if torch.is_grad_enabled() and num_roots > size:
-                again = checkpoint(_tree_attention, *given, use_reentrant=False, preserve_rng_state=False)
+                again = checkpoint(tree_attention, *given, use_reentrant=False, preserve_rng_state=False)
                 mixed.append(cast(Tensor, again))
             else:
-                mixed.append(_tree_attention(*given))
+                mixed.append(tree_attention(*given))
         return torch.cat(mixed, dim=1)
-
-
-def _with_themselves(ancestors: Tensor) -> Tensor:
-    """Nodes that see ``ancestors [B, R, k, m]``, and themselves: [B, R, k, m + k]."""
-    own = torch.eye(ancestors.shape[2], dtype=torch.bool, device=ancestors.device)
-    return torch.cat([ancestors, own.expand(*ancestors.shape[:2], -1, -1)], dim=-1)
-
-
-def _tree_attention(
-    query: Tensor, text_key: Tensor, text_value: Tensor, pairs: Tensor, key: Tensor, value: Tensor, ancestors: Tensor
-) -> Tensor:
-    """``query [B, R, k, heads, D]`` over the text's pairs up to ``pairs [B, R]`` and over those of ``key, value
-    [B, R, m, kv_heads, D]`` that are ``ancestors [B, R, k, m]``."""
-    num_texts, num_roots, width, heads, dim = query.shape
-    num_pairs, kv_heads = text_key.shape[1:3]
-    group = heads // kv_heads
-    query = query.view(num_texts, num_roots, width, kv_heads, group, dim).permute(0, 3, 1, 2, 4, 5)
-    query = query.reshape(num_texts, kv_heads, num_roots, width * group, dim)
-    on_text = query.flatten(2, 3) @ text_key.permute(0, 2, 3, 1)  # [B, KV, R*k*G, S]
-    unseen = torch.arange(num_pairs, device=pairs.device) > pairs[..., None]  # [B, R, S]
-    on_text = _wide(on_text.view(*query.shape[:-1], num_pairs)).masked_fill(unseen[:, None, :, None], float("-inf"))
-    hidden = ~ancestors.repeat_interleave(group, dim=2)  # [B, R, k*G, m]
-    on_nodes = _wide(query @ key.permute(0, 3, 1, 4, 2)).masked_fill(hidden[:, None], float("-inf"))
-    weights = (torch.cat([on_text, on_nodes], dim=-1) * dim**-0.5).softmax(dim=-1).to(value.dtype)
-    of_text, of_nodes = weights.split_with_sizes([num_pairs, key.shape[2]], dim=-1)  # [B, KV, R, k*G, S or m]
-    mixed: Tensor = (of_text.flatten(2, 3) @ text_value.transpose(1, 2)).view_as(query)
-    mixed = mixed + of_nodes @ value.permute(0, 3, 1, 2, 4)
-    by_node = mixed.view(num_texts, kv_heads, num_roots, width, group, dim).permute(0, 2, 3, 1, 4, 5)
-    return by_node.reshape(num_texts, num_roots, width, heads, dim)
-
-
-def _wide(scores: Tensor) -> Tensor:
-    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from draftwood.errors import DraftwoodError
 from draftwood.files import new_file
-from draftwood.train.trees.grow import TextTrees
+from draftwood.train.trees.target_trees import TextTrees
 from draftwood.train.trees.walk import Texts
 
 Grow = Callable[[Texts, Texts], list[TextTrees]]  # (texts, roots of each) -> their trees

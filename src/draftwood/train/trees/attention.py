@@ -1,0 +1,64 @@
+"""Who sees whom below the positions of texts: nodes of trees over the text up to their root, and over their ancestors.
+
+Shapes: B texts, R roots in each, k nodes below a root that look, m nodes below it that are looked at.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Rows = tuple[Tensor, Tensor]  # keys and values
+
+
+def children_of(ancestors: Tensor, parents: Tensor) -> Tensor:
+    """What the next nodes see, [B, R, k, m + k]: what their ``parents [B, R, k]``, numbers of the rows of ``ancestors
+    [B, R, nodes, m]``, see, and themselves."""
+    above = torch.take_along_dim(ancestors, parents[..., None], dim=2)
+    own = torch.eye(parents.shape[2], dtype=torch.bool, device=parents.device)
+    return torch.cat([above, own.expand(*above.shape[:2], -1, -1)], dim=-1)
+
+
+def ancestors_of(parents: Tensor, height: int) -> Tensor:
+    """Of whole trees ``parents [..., N]`` of this height, whose node 0 is the root and its own parent: [..., N, N]
+    bool, the nodes themselves among them."""
+    own = torch.eye(parents.shape[-1], dtype=torch.bool, device=parents.device)
+    found = own.expand(*parents.shape, -1)
+    for _ in range(height):
+        found = own | torch.take_along_dim(found, parents[..., None], dim=-2)
+    return found
+
+
+def unseen_by(last: Tensor, num_text: int, ancestors: Tensor) -> Tensor:
+    """What nodes do not see, [B, R, k, S + m]: the first ``num_text`` positions of the text from behind ``last
+    [B, R]``, and nodes that are no ``ancestors [B, R, k, m]``."""
+    behind = torch.arange(num_text, device=last.device) > last[..., None]  # [B, R, S]
+    return torch.cat([behind[:, :, None].expand(-1, -1, ancestors.shape[2], -1), ~ancestors], dim=-1)
+
+
+def tree_attention(query: Tensor, text: Rows, nodes: Rows, unseen: Tensor) -> Tensor:
+    """``query [B, R, k, heads, D]`` over the ``text [B, S, kv_heads, D]`` and over the ``nodes [B, R, m, kv_heads, D]``
+    but for what is ``unseen [B, R, k, S + m]``. The text lies there once for all roots."""
+    num_texts, num_roots, width, heads, dim = query.shape
+    num_text, kv_heads = text[0].shape[1:3]
+    group = heads // kv_heads
+    by_head = query.reshape(num_texts, num_roots, width, kv_heads, group, dim).permute(0, 3, 1, 2, 4, 5).contiguous()
+    over_text = by_head.view(num_texts * kv_heads, -1, dim)  # [B*KV, R*k*G, D]
+    over_nodes = over_text.view(-1, width * group, dim)  # [B*KV*R, k*G, D]
+    text_key, text_value = (rows.transpose(1, 2).flatten(0, 1) for rows in text)  # [B*KV, S, D]
+    key, value = (rows.permute(0, 3, 1, 2, 4).flatten(0, 2) for rows in nodes)  # [B*KV*R, m, D]
+    scores = torch.cat(
+        [_scores(over_text, text_key).view(*over_nodes.shape[:2], num_text), _scores(over_nodes, key)], dim=-1
+    )  # [B*KV*R, k*G, S + m]
+    in_parts = scores.view(num_texts, kv_heads, num_roots, width, group, -1)
+    in_parts.masked_fill_(unseen[:, None, :, :, None], float("-inf"))
+    weights = scores.softmax(dim=-1).to(value.dtype)
+    of_text, of_nodes = weights.split_with_sizes([num_text, key.shape[1]], dim=-1)
+    mixed = (of_text.reshape(*over_text.shape[:2], num_text) @ text_value).view_as(over_nodes) + of_nodes @ value
+    return mixed.view(by_head.shape).permute(0, 2, 3, 1, 4, 5).reshape(query.shape)
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    """Products of ``query [n, q, D]`` and ``key [n, s, D]``, scaled before they are rounded."""
+    scale = query.shape[-1] ** -0.5
+    return torch.baddbmm(query.new_empty(1), query, key.transpose(1, 2), beta=0.0, alpha=scale)
