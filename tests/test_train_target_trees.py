@@ -15,6 +15,8 @@ from torch import Tensor
 from draftwood.target.native.config import ModelConfig, Rope
 from draftwood.target.native.target import NativeTarget
 from draftwood.target.tiny import tiny_target
+from draftwood.train.base import Batch
+from draftwood.train.frozen import FrozenTarget
 from draftwood.train.trees import dense, walk
 from draftwood.train.trees.dense import as_target
 from draftwood.train.trees.grow import grow_trees
@@ -128,6 +130,16 @@ def test_lent_layers_round_as_the_target_does() -> None:
         for trees in grown
     )
     assert 0.0 < float((own - exact).abs().sum()) < 1.1 * float((own_passes - exact).abs().sum())
+
+
+@pytest.mark.parametrize("most", [8, 1 << 16])
+def test_lent_layers_say_along_texts_what_passes_say(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.train.frozen.LAYER_TOKENS", most)
+    batch = Batch.of(random_examples([9, 5, 7]))
+    taps = (0, 1, MODEL.num_layers)
+    found, wanted = (FrozenTarget(target, taps).signals(batch) for target in (lending_target(), target_of()))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 def test_who_lends_layers() -> None:

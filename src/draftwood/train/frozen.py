@@ -10,10 +10,12 @@ from torch import Tensor
 from draftwood.heads import Head
 from draftwood.heads.layers import float_logits
 from draftwood.target.base import Segment, Target, TargetParts, chain_parents
-from draftwood.target.native.eager import rms_norm
+from draftwood.target.native.eager import Layers, rms_norm
+from draftwood.train.attention import causal_attention
 from draftwood.train.base import Batch, Signals
 
 CHUNK = 4096  # tokens that one pass of the target takes
+LAYER_TOKENS = 65536  # that go through its layers side by side, padding included
 
 
 class FrozenTarget:
@@ -34,7 +36,38 @@ class FrozenTarget:
 
     @torch.no_grad()
     def signals(self, batch: Batch) -> Signals:
-        """Runs all texts through the target, several to a pass."""
+        """Runs all texts through the target."""
+        layers = self.target.layers()
+        states = self._by_passes(batch) if layers is None else self._by_layers(layers, batch)
+        width = self.target.info.hidden_size
+        return Signals(states[..., : -width or None], states[..., -width:])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the target says behind ``hidden [..., H]``, float32 ``[..., V]``; no gradients."""
+        with torch.no_grad():
+            return float_logits(rms_norm(hidden, self.parts.norm, self.parts.norm_eps), self.parts.head)
+
+    def _by_layers(self, layers: Layers, batch: Batch) -> Tensor:
+        """The hidden states [B, L, (T+1)*H] from a target that lends its layers: large products over texts side by
+        side, which the host neither packs nor waits for."""
+        size = max(1, LAYER_TOKENS // batch.token_ids.shape[1])  # texts that go together
+        with torch.autocast(batch.token_ids.device.type, enabled=False):
+            found = [
+                self._tapped(layers, ids, positions)
+                for ids, positions in zip(
+                    torch.split(batch.token_ids, size), torch.split(batch.positions(), size), strict=True
+                )
+            ]
+        return torch.cat(found).masked_fill_(~batch.is_text()[..., None], 0.0)
+
+    def _tapped(self, layers: Layers, token_ids: Tensor, positions: Tensor) -> Tensor:
+        states = layers.states(token_ids, positions, lambda _, query, key, value: causal_attention(query, key, value))
+        wanted = (*self._taps, self._last)
+        found = {index: hidden for index, hidden in enumerate(states) if index in wanted}
+        return torch.cat([found[index] for index in wanted], dim=-1)
+
+    def _by_passes(self, batch: Batch) -> Tensor:
+        """The same from the target's own passes, several texts to one."""
         lengths = batch.lengths.tolist()
         rows = [ids[:length] for ids, length in zip(batch.token_ids.tolist(), lengths, strict=True)]
         layers = (*self._taps, self._last)
@@ -46,17 +79,11 @@ class FrozenTarget:
                 found += self._run([rows[index] for index in group])
         finally:
             self.target.set_taps(())
-        width = self.target.info.hidden_size
-        shape = (*batch.token_ids.shape, len(layers) * width)
+        shape = (*batch.token_ids.shape, len(layers) * self.target.info.hidden_size)
         states = torch.zeros(shape, dtype=found[0].dtype, device=batch.token_ids.device)
         for row, state in zip(states, found, strict=True):
             row[: len(state)] = state
-        return Signals(states[..., : -width or None], states[..., -width:])
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """What the target says behind ``hidden [..., H]``, float32 ``[..., V]``; no gradients."""
-        with torch.no_grad():
-            return float_logits(rms_norm(hidden, self.parts.norm, self.parts.norm_eps), self.parts.head)
+        return states
 
     def _run(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """Of each text its hidden states [n, (T+1)*H]."""

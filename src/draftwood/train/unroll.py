@@ -18,11 +18,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from draftwood.heads import Attend
+from draftwood.train.attention import causal_attention
 
 # (embeds [B, n, Ht], features [B, n, H], positions [B, n], attend) -> [B, n, H]: the forward pass of EAGLE heads.
 Forward = Callable[[Tensor, Tensor, Tensor, Attend], Tensor]
@@ -43,7 +43,7 @@ class UnrolledAttention:
         query, key = query.to(value.dtype), key.to(value.dtype)
         self._rows[step, layer] = key, value
         if step == 0:
-            return _causal(query, key, value)
+            return causal_attention(query, key, value)
         size = query.shape[-3]
         steps = [self._rows[index, layer] for index in range(step + 1)]
         keys, values = ([rows[..., :size, :, :] for rows in kind] for kind in zip(*steps, strict=True))
@@ -82,13 +82,6 @@ def unroll(
         outputs.append(output)
         features = output.detach() if detach else output
     return outputs
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Every position sees itself and those before it: ``query [..., N, heads, D]``."""
-    query, key, value = (x.transpose(-2, -3) for x in (query, key, value))  # [..., heads, N, D]
-    grouped = query.shape[-3] != key.shape[-3]
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped).transpose(-2, -3)
 
 
 def _along(query: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from draftwood.target.base import Target
 from draftwood.target.native.eager import Attend, Layers
+from draftwood.train.attention import causal_attention
 from draftwood.train.losses import most_logits
 from draftwood.train.trees.attention import Rows, tree_attention, unseen_by
 from draftwood.train.trees.roots import padded
@@ -48,9 +49,7 @@ class TextRun:
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Plain causal order; padding comes last and is seen by nobody."""
         self.rows.append((key, value.contiguous()))  # of a joint matrix; nobody needs the rest of it
-        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
-        grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+        return causal_attention(query, key, value)
 
 
 class TreeRun:

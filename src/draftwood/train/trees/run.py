@@ -15,11 +15,11 @@ from functools import partial
 from typing import cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from draftwood.heads import Attend, Eagle3Head, EagleHead
+from draftwood.train.attention import causal_attention
 from draftwood.train.base import Batch, Signals
 from draftwood.train.trees.attention import Rows, children_of, tree_attention, unseen_by
 
@@ -88,9 +88,7 @@ class HeadRun:
         """Plain causal order; padding comes last and is seen by nobody."""
         query, key = query.to(value.dtype), key.to(value.dtype)
         self._text[layer] = key, value
-        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
-        grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped).transpose(1, 2)
+        return causal_attention(query, key, value)
 
     def _attend_nodes(self, depth: int, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Blocks of roots; where gradients are wanted the weights are computed again for them."""
