@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,6 +16,7 @@ from draftwood.display import ticks
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
 from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.config import OptimSection
+from draftwood.train.distributed import Processes
 from draftwood.train.logs import Board, Log, read_log
 from draftwood.train.plot import plot_log, thinned
 from draftwood.train.schedule import RunningMean, learning_rate
@@ -120,6 +122,41 @@ def test_epochs_follow_one_another_and_nothing_to_train_on_is_told() -> None:
     assert places == [(0, 2), (1, 1), (1, 3), (2, 2)]
     with pytest.raises(OptionError, match="nothing to train on"):
         plain_trainer([]).step()
+
+
+def rates(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, seconds: float = 3.0) -> list[float]:
+    """The rates of a run whose every step takes so long."""
+    step = trainer._step
+    monkeypatch.setattr(trainer, "_step", lambda: replace(step(), seconds=seconds))
+    found = []
+    while not trainer.is_done:
+        found.append(trainer.step().lr)
+    return found
+
+
+def test_a_run_of_some_minutes_ends_when_they_are_over_and_its_rate_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = ("optim.steps=0", "optim.minutes=1")
+    timed = rates(plain_trainer(PARTS, *changes), monkeypatch)
+    assert timed == pytest.approx(rates(plain_trainer(PARTS, steps=20), monkeypatch))
+    assert len(rates(plain_trainer(PARTS, *changes), monkeypatch, seconds=500.0)) == 1
+
+
+def test_minutes_go_on_where_they_were_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = ("optim.steps=0", "optim.minutes=1")
+    first, second = (plain_trainer(PARTS, *changes) for _ in range(2))
+    whole = rates(plain_trainer(PARTS, *changes), monkeypatch)
+    step = first._step
+    monkeypatch.setattr(first, "_step", lambda: replace(step(), seconds=3.0))
+    for _ in range(7):
+        first.step()
+    second.restore(first.snapshot())
+    assert rates(second, monkeypatch) == pytest.approx(whole[7:])
+
+
+def test_several_processes_have_no_common_clock() -> None:
+    trainer = plain_trainer(PARTS, "optim.steps=0", "optim.minutes=1")
+    with pytest.raises(OptionError, match="no common clock"):
+        Trainer(trainer.config, trainer.method, trainer._texts, trainer._source, 0, Processes(world_size=2))
 
 
 # -- schedules -------------------------------------------------------------------------------------------------------

@@ -25,8 +25,8 @@ _HEAD = (
 )
 _DETAILS = """\
 The configuration has the tables [model], [data], [head], [method], [optim], [validate] and [run];
-every key can be given on the command line instead. data.folder, run.out and one of optim.steps and
-optim.epochs have to be said. The run's folder gets the resolved configuration, log.jsonl, the last
+every key can be given on the command line instead. data.folder, run.out and one of optim.steps,
+optim.epochs and optim.minutes have to be said. The run's folder gets the resolved configuration, log.jsonl, the last
 checkpoints, the best head, the head at the end and a plot.
 
 eagle, hass   EAGLE heads; talf and griffin too, and those train EAGLE-3 heads as well

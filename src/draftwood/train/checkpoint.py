@@ -45,6 +45,7 @@ class Progress:
     step: int = 0  # steps that are done
     place: Place = field(default_factory=Place)
     best: float | None = None  # the best score so far: higher is better
+    seconds: float = 0.0  # that the steps took
 
 
 class Checkpoints:
@@ -135,6 +136,7 @@ class Snapshot(NamedTuple):
             "step": progress.step,
             "place": list(progress.place),
             "best": progress.best,
+            "seconds": progress.seconds,
             "optimizer": moments,
             "mean": None if mean is None else [_host(value) for value in mean],
             "random": list(random_states),
@@ -153,7 +155,8 @@ class Snapshot(NamedTuple):
                 }
         for value, kept in zip(mean or (), self.state["mean"] or (), strict=True):
             fill(value, kept)
-        return Progress(self.state["step"], Place(*self.state["place"]), self.state["best"])
+        state = self.state
+        return Progress(state["step"], Place(*state["place"]), state["best"], state["seconds"])
 
 
 def whole_head(head: HeadModule, parameters: Sequence[Tensor] | None = None) -> HeadModule:

@@ -112,6 +112,7 @@ class OptimSection:
     warmup_steps: int = 100
     steps: int = 0  # 0: as many as the epochs have
     epochs: int = 0  # 0: as many as the steps take
+    minutes: float = 0.0  # instead of both: as many steps as fit, in one process; the rate then follows the clock
     clip: float = 0.5  # norm of all gradients together; 0: off
     accumulate: int = 1  # micro-batches of a step, in each process
     ema: float = 0.0  # decay of a running mean of the weights, which is then what is validated and kept; 0: off
@@ -124,15 +125,16 @@ class OptimSection:
             ("weight_decay", 0.0, 1.0),
             ("clip", 0.0, 1e9),
             ("ema", 0.0, 0.999999),
+            ("minutes", 0.0, 1e6),
         ):
             object.__setattr__(self, name, _number("optim", self, name, low, high))
         _whole("optim", self, 0, "warmup_steps", "steps", "epochs")
         _whole("optim", self, 1, "accumulate")
-        if bool(self.steps) == bool(self.epochs):
+        if sum(map(bool, (self.steps, self.epochs, self.minutes))) != 1:
             raise OptionError(
-                "How long to train is said by a number of steps or of epochs",
-                got=f"optim.steps = {self.steps}, optim.epochs = {self.epochs}",
-                next_step="Set one of the two.",
+                "How long to train is said by a number of steps, of epochs or of minutes",
+                got=f"optim.steps = {self.steps}, optim.epochs = {self.epochs}, optim.minutes = {self.minutes:g}",
+                next_step="Set one of the three.",
             )
 
 

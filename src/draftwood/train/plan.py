@@ -45,7 +45,7 @@ class Plan:
     tokens: int  # of an epoch
     batches: int  # of an epoch and process
     tokens_per_step: int
-    steps: int
+    steps: int  # 0: as many as there is time for, if that is not measured
     epochs: float
     memory: dict[str, int]  # bytes
     signal_bytes: int  # on disk, if hidden states are kept there
@@ -65,14 +65,15 @@ class Plan:
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         seconds = self.seconds_per_step
         memory = ", ".join(f"{name} {readable_size(size)}" for name, size in self.memory.items())
-        timed = "not measured (add --time)" if seconds is None else f"{duration(seconds * self.steps)}"
+        timed = "not measured (add --time)" if seconds is None else duration(seconds * self.steps)
         pace = "" if seconds is None else f", {seconds:.3f} s a step, {self.tokens_per_step / seconds:,.0f} tokens/s"
+        steps = f"{self.steps:,} ({self.epochs:.1f} epochs)" if self.steps else "as many as there is time for,"
         return [
             ("method", f"{self.method}: {options}"),
             ("head", f"{self.kind}, {self.head_parameters / 1e6:,.1f} million parameters"),
             ("vocabulary", f"{self.draft_vocab_size:,} tokens"),
             ("texts", f"{self.texts:,} of {self.tokens:,} tokens, {self.held_out:,} held out"),
-            ("steps", f"{self.steps:,} of about {self.tokens_per_step:,} tokens, {self.epochs:.1f} epochs"),
+            ("steps", f"{steps} of about {self.tokens_per_step:,} tokens"),
             ("runs on", f"{self.device} in {self.dtype}"),
             ("memory", f"about {readable_size(self.total_memory)}: {memory}"),
             ("kept on disk", f"{readable_size(self.signal_bytes)} if run.cache_signals is set"),
@@ -120,7 +121,13 @@ def make_plan(
         memory=memory_estimate(config, head, shape, dtype, device, int(getattr(options, "steps", 1) or 1), world_size),
         signal_bytes=signal_bytes(head, dtype, texts),
     )
-    return replace(plan, seconds_per_step=seconds_per_step(config, progress)) if timed else plan
+    if not timed:
+        return plan
+    pace = seconds_per_step(config, progress)
+    if config.optim.minutes:
+        steps = max(1, round(60.0 * config.optim.minutes / pace))
+        plan = replace(plan, steps=steps, epochs=steps * config.optim.accumulate / max(1, len(batches)))
+    return replace(plan, seconds_per_step=pace)
 
 
 def signal_bytes(head: HeadConfig, dtype: torch.dtype, texts: TrainingData) -> int:

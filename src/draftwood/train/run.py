@@ -130,9 +130,9 @@ class Run:
         """All steps that are left, and the end."""
         run, progress, stop = self.config.run, self.trainer.progress, Stop()
         with stop.listening():
-            while progress.step < self.setup.num_steps:
+            while not self.trainer.is_done:
                 self._note(self.trainer.step())
-                is_last = progress.step == self.setup.num_steps
+                is_last = self.trainer.is_done
                 stopping = self._agreed(stop.asked)
                 due = is_last or stopping or progress.step % run.checkpoint_every == 0
                 if due:
@@ -157,9 +157,9 @@ class Run:
         values["tokens_per_second"] = result.tokens / max(result.seconds, 1e-9)
         self._record("train", values)
         self._pace = SMOOTHING * self._pace + (1 - SMOOTHING) * result.seconds if self._pace else result.seconds
-        left = self._pace * (self.setup.num_steps - result.step)
-        shown = {**values, "steps": self.setup.num_steps, "left": left}
-        due = result.step % self.config.run.log_every == 0 or result.step in (1, self.setup.num_steps)
+        num_steps = self.trainer.num_steps
+        shown = {**values, "steps": num_steps, "left": self._pace * (num_steps - result.step)}
+        due = result.step % self.config.run.log_every == 0 or result.step in (1, num_steps)
         self.console.step(shown, passing=not due)
 
     def _validate(self) -> None:
@@ -215,7 +215,7 @@ class Run:
         seconds, target = (sum(line[name] for line in trained) for name in ("seconds", "target_seconds"))
         tokens = sum(line["tokens"] for line in trained)
         self.console.note(
-            f"{self.folder / 'head'}: {self.setup.num_steps} steps in {duration(seconds)}, "
+            f"{self.folder / 'head'}: {self.trainer.progress.step} steps in {duration(seconds)}, "
             f"{tokens / max(seconds, 1e-9):,.0f} tokens/s, {target / max(seconds, 1e-9):.0%} of it in the target"
         )
 

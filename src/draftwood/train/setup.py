@@ -71,7 +71,8 @@ def open_texts(config: TrainConfig) -> tuple[TrainingData, TrainingData]:
 
 
 def count_steps(config: TrainConfig, texts: TrainingData, world_size: int = 1) -> int:
-    if config.optim.steps:
+    """0: as many as there is time for."""
+    if config.optim.steps or config.optim.minutes:
         return config.optim.steps
     run, epochs = config.run, range(config.optim.epochs)
     sizes = [len(texts.batches(run.max_tokens, seed=run.seed, epoch=e, world_size=world_size)) for e in epochs]

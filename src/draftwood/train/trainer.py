@@ -26,6 +26,7 @@ from draftwood.train.config import TrainConfig
 from draftwood.train.distributed import Processes, gather_objects, gradients_meet, shared_module, whole
 from draftwood.train.schedule import RunningMean, learning_rate, make_optimizer
 
+FIRST_GUESS = 1000  # steps, before the first is timed
 # All but cuDNN, which makes a new plan for every shape; texts have hundreds, and a plan takes longer than a step.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -131,8 +132,14 @@ class Trainer:
         self.config = config
         self.method = method
         self.head: HeadModule = method.head  # type: ignore[assignment]
-        self.num_steps = num_steps
+        self._num_steps = num_steps
         self.processes = processes or Processes()
+        if config.optim.minutes and self.processes.world_size > 1:
+            raise OptionError(
+                "Several processes have no common clock",
+                got=f"optim.minutes with {self.processes.world_size} of them",
+                next_step="Set optim.steps or optim.epochs.",
+            )
         self.progress = Progress()
         self.device = next(self.head.parameters()).device
         self._texts = texts
@@ -147,22 +154,39 @@ class Trainer:
         self._clock = TargetClock(self.device)
         self._stream = self._stream_from(Place())
 
+    @property
+    def num_steps(self) -> int:
+        """Of the whole run; where a time was set, as many as there seems to be time for."""
+        progress, limit = self.progress, 60.0 * self.config.optim.minutes
+        if not limit:
+            return self._num_steps
+        if progress.seconds >= limit:
+            return progress.step
+        return max(progress.step + 1, round(progress.step * limit / progress.seconds)) if progress.step else FIRST_GUESS
+
+    @property
+    def is_done(self) -> bool:
+        return self.progress.step >= self.num_steps
+
     def step(self) -> StepResult:
         """One step of the optimiser over ``accumulate`` micro-batches of every process."""
         with sdpa_kernel(ATTENTION):
-            return self._step()
+            result = self._step()
+        self.progress.seconds += result.seconds
+        return result
 
     def _step(self) -> StepResult:
         started, optim, step = time.perf_counter(), self.config.optim, self.progress.step
         self.head.train()
-        self.method.begin_step(step, self.num_steps)
+        num_steps = self.num_steps
+        self.method.begin_step(step, num_steps)
         self.optimizer.zero_grad(set_to_none=True)
         done = [self._backward(last=index == optim.accumulate - 1) for index in range(optim.accumulate)]
         loss, weight, tokens = self._joined(done)
         norm = self._divide_gradients(weight)
         if not torch.isfinite(norm):
             self._stop_at(done, "The gradients are not finite")
-        rate = learning_rate(optim, step, self.num_steps)
+        rate = learning_rate(optim, step, num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
