@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from draftwood.heads import save_head
+from draftwood.heads import load_head, save_head
 from draftwood.train.command import main as module_main
 from draftwood.train.config import write_toml
 
@@ -125,9 +126,12 @@ def test_data_of_another_model_is_refused(draftwood_command: Command, tmp_path: 
 def test_a_head_can_be_trained_further_by_another_method(draftwood_command: Command, tmp_path: Path) -> None:
     first = draftwood_command(*TRAIN, "--method", "eagle", *wanted(tmp_path / "first"))
     assert first.code == 0, first.err
-    start = f"head.start={tmp_path / 'first' / 'head'}"
+    head, config, _ = load_head(tmp_path / "first" / "head")
+    head.config = replace(config, target_fingerprint="of another model")
+    start = f"head.start={save_head(head, tmp_path / 'moved')}"
     further = draftwood_command(*TRAIN, "--method", "hass", *wanted(tmp_path / "second", start))
     assert further.code == 0, further.err
+    assert load_head(tmp_path / "second" / "head").config.target_fingerprint == config.target_fingerprint != ""
 
 
 def test_help_has_examples(draftwood_command: Command) -> None:

@@ -261,6 +261,20 @@ def test_a_prompt_that_was_answered_twice_stays_on_one_side(tmp_path: Path) -> N
     assert not prompts[0] & prompts[1]
 
 
+def test_all_texts_of_a_prompt_that_was_answered_twice_stay_on_one_side() -> None:
+    """A chat template may make several texts of one conversation; those behind the first begin with its answer."""
+    rng = np.random.default_rng(0)
+    firsts = texts([6] * 12)
+    owners, examples = [], []
+    for prompt in range(24):
+        second = Example(rng.integers(0, VOCAB_SIZE, 10).astype(np.int32), np.arange(10) >= 5)
+        owners += [prompt] * 2
+        examples += [firsts[prompt % 12], second]
+    train, validation = data_of(examples, owners).split(4)
+    assert [len(train), len(validation)] == [32, 16]
+    assert not set(train.prompts.tolist()) & set(validation.prompts.tolist())
+
+
 # -- batches ---------------------------------------------------------------------------------------------------------
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=60)

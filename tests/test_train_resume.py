@@ -151,6 +151,16 @@ def test_a_run_goes_on_with_the_configuration_it_was_started_with(tmp_path: Path
     assert len(losses(run(small(tmp_path / "run", "validate.prompts=2", "run.keep=1"), resume=True))) == 4
 
 
+def test_a_checkpoint_that_does_not_say_how_long_its_steps_took_is_one(tmp_path: Path) -> None:
+    config = small(tmp_path / "run")
+    run(config)
+    path = tmp_path / "run" / "checkpoints" / "step-00000004" / "state.pt"
+    state = torch.load(path, weights_only=True)
+    assert state.pop("seconds") > 0.0
+    torch.save(state, path)
+    assert len(losses(run(config, resume=True))) == 4
+
+
 def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
     config = small(tmp_path / "run")
     run(config)

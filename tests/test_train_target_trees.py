@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 from draftwood.target.native.config import ModelConfig, Rope
 from draftwood.target.native.target import NativeTarget
 from draftwood.target.tiny import tiny_target
+from draftwood.train.attention import causal_attention
 from draftwood.train.base import Batch
 from draftwood.train.frozen import FrozenTarget
 from draftwood.train.trees import dense, walk
@@ -143,6 +145,31 @@ def test_lent_layers_say_along_texts_what_passes_say(most: int, monkeypatch: pyt
     found, wanted = (FrozenTarget(target, taps).signals(batch) for target in (lending_target(), target_of()))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gib", [16, 24, 141])
+def test_as_many_tokens_go_together_as_fit_on_a_gpu(gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model of eight billion parameters; more do not help, however large the GPU is."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    layers: Any = SimpleNamespace(config=replace(MODEL, **sizes), dtype=torch.bfloat16, device=torch.device("cuda", 0))
+    total = gib << 30
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
+    frozen = FrozenTarget(lending_target(), (0, 1, 2))
+    between_two_products = (4 * sizes["hidden_size"] + 4 * sizes["intermediate_size"]) * layers.dtype.itemsize
+    assert total // 64 < frozen._most_tokens(layers) * between_two_products < total // 16
+    monkeypatch.setattr("draftwood.train.frozen.LAYER_TOKENS", 100)
+    assert frozen._most_tokens(layers) == 100
+
+
+def test_heads_share_keys_and_values_with_and_without_a_kernel_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value = (torch.randn(2, 9, heads, 8, requires_grad=True) for heads in (6, 2, 2))
+    found = []
+    for can in (True, False):
+        monkeypatch.setattr("draftwood.train.attention._takes_groups", lambda *_, can=can: can)
+        mixed = causal_attention(query, key, value)
+        found.append((mixed, *torch.autograd.grad(mixed.square().sum(), (query, key, value))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_who_lends_layers() -> None:

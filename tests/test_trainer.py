@@ -14,16 +14,19 @@ from hypothesis import strategies as st
 
 from draftwood.display import ticks
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
+from draftwood.target.tiny import tiny_target
 from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.config import OptimSection
 from draftwood.train.distributed import Processes
+from draftwood.train.frozen import FrozenTarget
 from draftwood.train.logs import Board, Log, read_log
 from draftwood.train.plot import plot_log, thinned
 from draftwood.train.schedule import RunningMean, learning_rate
+from draftwood.train.setup import head_shape
 from draftwood.train.signals import KeptSignals
 from draftwood.train.trainer import NotFiniteError, Trainer
 
-from .train_tools import random_examples
+from .train_tools import MODEL, random_examples
 from .trainer_tools import PlainMethod, Texts, configuration, losses, plain_trainer, run, same, state_of
 
 PARTS = [[0, 1], [2], [3, 4, 5]]  # batches with different numbers of positions that count
@@ -218,6 +221,26 @@ def test_kept_signals_are_those_of_the_target(tmp_path: Path, monkeypatch: pytes
     assert torch.equal(kept.signals(unknown).hidden, frozen.signals(unknown).hidden)
     with pytest.raises(OptionError, match="are of something else"):
         KeptSignals(frozen, tmp_path / "kept", taps[:1]).open()
+
+
+def test_kept_signals_of_a_model_are_not_those_of_its_8_bits(tmp_path: Path) -> None:
+    examples, taps = random_examples([6, 9]), (0, 1, 2)
+    for quantize in (None, "int8"):
+        frozen = FrozenTarget(tiny_target(MODEL, backend="eager", quantize=quantize), taps)
+        kept = KeptSignals(frozen, tmp_path, taps)
+        if quantize is None:
+            kept.fill([examples], torch.device("cpu"), None)
+        else:
+            with pytest.raises(OptionError, match="are of something else"):
+                kept.fill([examples], torch.device("cpu"), None)
+
+
+@pytest.mark.parametrize("place", ["Tiny-0.6B", "Tiny-0.6B.gguf"])
+def test_a_head_says_what_its_target_is_called_and_not_where_it_lies(place: str, tmp_path: Path) -> None:
+    there = tmp_path / place
+    there.touch() if there.suffix == ".gguf" else there.mkdir()
+    config = configuration(tmp_path / "run", f"model.name={there}", method="eagle")
+    assert head_shape(config, MODEL).target_name == "Tiny-0.6B"
 
 
 def test_kept_signals_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

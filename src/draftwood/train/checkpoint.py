@@ -156,7 +156,8 @@ class Snapshot(NamedTuple):
         for value, kept in zip(mean or (), self.state["mean"] or (), strict=True):
             fill(value, kept)
         state = self.state
-        return Progress(state["step"], Place(*state["place"]), state["best"], state["seconds"])
+        seconds = state.get("seconds", 0.0)  # older checkpoints do not say
+        return Progress(state["step"], Place(*state["place"]), state["best"], seconds)
 
 
 def whole_head(head: HeadModule, parameters: Sequence[Tensor] | None = None) -> HeadModule:

@@ -13,9 +13,10 @@ from draftwood.target.base import Segment, Target, TargetParts, chain_parents
 from draftwood.target.native.eager import Layers, rms_norm
 from draftwood.train.attention import causal_attention
 from draftwood.train.base import Batch, Signals
+from draftwood.train.room import part_of_gpu, state_bytes
 
 CHUNK = 4096  # tokens that one pass of the target takes
-LAYER_TOKENS = 65536  # that go through its layers side by side, padding included
+LAYER_TOKENS = 65536  # that go through its layers side by side, padding included; on a GPU those that fit
 
 
 class FrozenTarget:
@@ -50,7 +51,7 @@ class FrozenTarget:
     def _by_layers(self, layers: Layers, batch: Batch) -> Tensor:
         """The hidden states [B, L, (T+1)*H] from a target that lends its layers: large products over texts side by
         side, which the host neither packs nor waits for."""
-        size = max(1, LAYER_TOKENS // batch.token_ids.shape[1])  # texts that go together
+        size = max(1, self._most_tokens(layers) // batch.token_ids.shape[1])  # texts that go together
         with torch.autocast(batch.token_ids.device.type, enabled=False):
             found = [
                 self._tapped(layers, ids, positions)
@@ -59,6 +60,13 @@ class FrozenTarget:
                 )
             ]
         return torch.cat(found).masked_fill_(~batch.is_text()[..., None], 0.0)
+
+    def _most_tokens(self, layers: Layers) -> int:
+        """That go together: what a layer holds of them, and the states that are wanted until they stand together."""
+        if layers.device.type != "cuda":
+            return LAYER_TOKENS
+        wanted = 2 * (len(self._taps) + 1) * layers.config.hidden_size * layers.dtype.itemsize
+        return min(LAYER_TOKENS, part_of_gpu(layers.device) // (state_bytes(layers) + wanted))
 
     def _tapped(self, layers: Layers, token_ids: Tensor, positions: Tensor) -> Tensor:
         states = layers.states(token_ids, positions, lambda _, query, key, value: causal_attention(query, key, value))

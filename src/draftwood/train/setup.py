@@ -93,8 +93,8 @@ def head_shape(config: TrainConfig, shape: object) -> HeadConfig:
         name: tuple(value) if isinstance(value, list) else value for name, value in config.head.changes.items()
     }
     size = config.head.draft_vocab_size or None
-    here = Path(config.model.name)  # a path says where a model lies, not what it is called
-    name = here.stem if here.exists() else config.model.name
+    here = Path(config.model.name).expanduser().absolute()  # a path says where a model lies, not what it is called
+    name = here.name if here.is_dir() else here.stem if here.exists() else config.model.name
     try:
         return default_head_config(kind, shape, draft_vocab_size=size, target_name=name, **own)
     except TypeError as error:
@@ -173,6 +173,7 @@ def _started(config: TrainConfig, target: Target) -> HeadModule:
         )
     if config.head.kind and config.head.kind != head_config.kind:
         raise OptionError("The head to start from is of another kind", got=head_config.kind, allowed=config.head.kind)
+    head.config = replace(head_config, target_fingerprint=fingerprint(target.parts().norm))  # it learns this one now
     return head
 
 

@@ -41,7 +41,9 @@ class KeptSignals:
         self._num_taps = len(taps)
         self._width = info.hidden_size
         self._dtype = info.dtype
-        self._of = {"model": identity(frozen.target), "taps": list(taps), "dtype": str(info.dtype)}
+        # The name as well: files of one model in different numbers of bits are told apart by nothing else.
+        of_model = {"model": identity(frozen.target), "name": info.name}
+        self._of = {**of_model, "taps": list(taps), "dtype": str(info.dtype)}
         self._starts: dict[str, int] = {}
         self._states: npt.NDArray[Any] | None = None
 

@@ -192,10 +192,15 @@ class TrainingData:
         return batches
 
     def _prompt_numbers(self) -> Int64s:
-        """Of each text the number of its prompt, which is one for prompts that are the same to the token."""
+        """Of each text the number of its prompt, which is one for prompts that are the same to the token. A prompt may
+        have several texts: those behind its first, which may begin in any way, go where that goes."""
         first: dict[tuple[int, ...], int] = {}
-        found = [first.setdefault(tuple(self.prompt_ids(i)), int(self.prompts[i])) for i in range(len(self))]
-        return np.array(found, dtype=np.int64)
+        numbers: dict[int, int] = {}
+        for place, prompt in enumerate(self.prompts.tolist()):
+            begins = tuple(self.prompt_ids(place))
+            number = numbers.setdefault(prompt, first.get(begins, prompt))
+            first.setdefault(begins, number)
+        return np.array([numbers[prompt] for prompt in self.prompts.tolist()], dtype=np.int64)
 
     def _cut(self, max_length: int) -> TrainingData:
         if max_length < 1:

@@ -20,13 +20,13 @@ from draftwood.target.base import Target
 from draftwood.target.native.eager import Attend, Layers
 from draftwood.train.attention import causal_attention
 from draftwood.train.losses import most_logits
+from draftwood.train.room import part_of_gpu, state_bytes
 from draftwood.train.trees.attention import Rows, tree_attention, unseen_by
 from draftwood.train.trees.roots import padded
 from draftwood.train.trees.walk import Texts
 
 MOST_ROWS = {"cpu": 1 << 13, "cuda": 1 << 16}  # positions and nodes that are computed together
 MOST_BYTES = 1 << 28  # that they take, about; of a GPU a part of what it has
-PART_OF_GPU = 16
 ALIGNED = 8  # rows of products begin where a GPU likes them to
 
 
@@ -150,13 +150,12 @@ def _room(device: torch.device) -> tuple[int, int]:
     rows = MOST_ROWS.get(device.type, MOST_ROWS["cpu"])
     if device.type != "cuda":
         return rows, MOST_BYTES
-    return rows, int(torch.cuda.get_device_properties(device).total_memory) // PART_OF_GPU
+    return rows, part_of_gpu(device)
 
 
 def _row_bytes(layers: Layers, num_seen: int) -> int:
     """Of one row that sees so many: scores, before and behind their sum; what a layer holds; keys and values of all."""
     config = layers.config
-    scores = 3 * config.num_heads * num_seen
-    states = 8 * config.hidden_size + 4 * config.intermediate_size + 4 * (config.q_size + config.kv_size)
     itemsize = layers.dtype.itemsize
-    return (scores + states) * itemsize + config.cache_bytes_per_token(itemsize)
+    scores = 3 * config.num_heads * num_seen * itemsize
+    return scores + state_bytes(layers) + config.cache_bytes_per_token(itemsize)

@@ -1,0 +1,21 @@
+"""How many rows go through the target's layers together: as many as take a part of a GPU's memory."""
+
+from __future__ import annotations
+
+import torch
+
+from draftwood.target.native.eager import Layers
+
+PART_OF_GPU = 16
+
+
+def part_of_gpu(device: torch.device) -> int:
+    """Bytes that the rows which are computed together may take."""
+    return int(torch.cuda.get_device_properties(device).total_memory) // PART_OF_GPU
+
+
+def state_bytes(layers: Layers) -> int:
+    """What a layer holds of one row, about."""
+    config = layers.config
+    states = 8 * config.hidden_size + 4 * config.intermediate_size + 4 * (config.q_size + config.kv_size)
+    return states * layers.dtype.itemsize
