@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from unittest import mock
@@ -104,6 +105,24 @@ def test_requests_of_all_kinds_draw_together_what_each_draws_alone(
     for event in engine.events(ids):
         found[event.request_id] += event.token_ids
     assert list(found.values()) == [list(c.token_ids) for c in alone]
+
+
+def test_those_who_draw_pay_for_the_time_that_it_takes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, drawing = 0.0, draws.tokens_at
+
+    def slowly(probs: torch.Tensor, numbers: Sequence[float]) -> list[int]:
+        nonlocal now
+        now += 3.0
+        return drawing(probs, numbers)
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(draws, "tokens_at", slowly)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    engine, factory = llm._engine, make_factory("plain", None, llm._engine.target, codec=llm.tokenizer)
+    kinds = [SamplingParams(max_tokens=5, ignore_eos=True, temperature=t, seed=1) for t in (0.9, 0.0, 0.9)]
+    ids = [engine.submit([65], params, factory)[0] for params in kinds]
+    stats = {event.request_id: event.stats for event in engine.events(ids)}
+    assert [stats[request_id].accept_seconds for request_id in ids] == [7.5, 0.0, 7.5]
 
 
 def test_what_the_target_found_in_its_pass_is_not_looked_for_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_a_draft_model_that_cannot_run_trees(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("drafter", NEURAL)
 def test_facts_about_a_model_do_not_do(drafter: str) -> None:
     with pytest.raises(CapabilityError, match="needs the model itself"):
-        make_factory(drafter, {"model" if drafter == "sps" else "head": "somewhere"}, tiny_target().info)
+        make_factory(drafter, {"model" if drafter == "sps" else "head": "."}, tiny_target().info)
 
 
 @pytest.mark.parametrize(

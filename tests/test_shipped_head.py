@@ -18,7 +18,7 @@ from draftwood import LLM, SamplingParams
 from draftwood.cli.head import SHIPPED
 from draftwood.config import DEFAULT_MODEL
 from draftwood.drafters import check_drafter, make_factory
-from draftwood.errors import OptionError
+from draftwood.errors import ModelError, OptionError
 from draftwood.heads import check_fit, find_head, load_head, save_head, shipped_for, shipped_heads
 from draftwood.heads import shipped as shipping
 from draftwood.heads.target import fingerprint, fingerprint_if_here, is_its_target, target_shape
@@ -213,6 +213,11 @@ def test_a_shipped_head_goes_by_its_name(shipped: Path, tmp_path: Path, monkeypa
     assert head_of(llm_with(head=f"./{NAME}")).config.draft_vocab_size == 50
 
 
+def test_a_name_that_is_nobodys_is_told_before_a_model_is_loaded(shipped: Path) -> None:
+    with pytest.raises(ModelError, match=f"no head of this name ships(.|\n)*tiny-eagl\n(.|\n)*{NAME}"):
+        LLM("no-such-model", drafter="eagle3", drafter_options={"head": "tiny-eagl"})
+
+
 def test_what_is_no_head_does_not_ship(place: Path) -> None:
     (place / "notes").mkdir()
     (place / "readme.txt").write_text("")
@@ -285,6 +290,13 @@ def test_from_a_trained_head_to_a_shipped_one(place: Path, draftwood_command: Co
     (head,) = shipped_heads("eagle3")
     assert (head.config.target_name, head.config.target_fingerprint) == ("tiny", fingerprint_if_here("tiny"))
     assert head_of(llm_with()).config == head.config
+
+
+def test_export_forgets_no_fingerprint(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert draftwood_command("export", NAME, str(out), "--to", "draftwood", "--model", "nobody/knows-it").code == 0
+    config = load_head(out).config
+    assert (config.target_name, config.target_fingerprint) == ("nobody/knows-it", fingerprint_if_here("tiny"))
 
 
 def test_export_keeps_the_number_format_unless_told(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     if misfits:
         raise OptionError("The head was made for another model", got="; ".join(misfits), next_step="Check --model.")
     if args.model:
-        head.config = replace(config, target_fingerprint=fingerprint_if_here(args.model))
+        known = fingerprint_if_here(args.model) or config.target_fingerprint
+        head.config = replace(config, target_fingerprint=known)
     folder = save_head(head, args.out, to=args.to, target_name=args.model, model=model, force=args.force)
     files = sorted(path.name for path in folder.iterdir())
     content = {"path": folder, "format": args.to, "from_format": layout, "kind": config.kind, "files": files}

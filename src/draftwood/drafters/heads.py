@@ -37,7 +37,9 @@ class HeadDrafter(NeuralDrafter):
 
     @classmethod
     def check(cls, options: HeadOptions) -> None:
-        if not options.head and not cls._shipped():
+        if options.head:
+            find_head(options.head)
+        elif not cls._shipped():
             raise cls._without_head()
 
     @classmethod

@@ -121,8 +121,8 @@ class Session:
         self.stats.reused_tokens = reused
         self._note_committed(reused)
         self._admitted = time.perf_counter()
-        if self._sizer is not None and self.request.params.is_greedy:  # draws must not depend on the clock
-            self._sizer.begin()
+        if self._sizer is not None:
+            self._sizer.begin(pausing=self.request.params.is_greedy)  # draws must not depend on the clock
         seed = self.request.params.seed
         spawn_key = (self.request.index, DRAFTER_STREAM)
         rng = np.random.default_rng(None if seed is None else np.random.SeedSequence(seed, spawn_key=spawn_key))

@@ -6,8 +6,8 @@ is plain decoding, where guesses do not pay. Guesses that were offered and not v
 emitted tokens tell.
 
 Drafting itself costs time, next to nothing from tables, and more than a pass where a draft model runs. Where that does
-not pay, the drafter is not asked for a while, then tried again, and left alone for longer if it was in vain. The next
-request begins with the pause that the last one came to.
+not pay, the drafter is not asked for a while, then tried again, and left alone for longer if it was in vain. A new
+request goes on with the pause that the last one is in, so that short requests come to its end as well.
 
 Drawn children must not be dropped for the token they carry. A tree that has some is cut behind a number of nodes that
 was settled before it was drawn, from how often the 1st, 2nd, ... node of such trees was accepted so far.
@@ -67,13 +67,10 @@ class Experience:
         self.record = AcceptanceRecord(DRAFTER_DECAY)
         self.draft_seconds = 0.0  # of a cycle, running mean: paid whatever the size
         self.pause = 1  # cycles that drafting is left out for when it is next found not to pay
-        self._last_draft_seconds = 0.0
+        self.pause_left = 0  # of the pause that a request was last seen in
 
     def note_draft(self, seconds: float) -> None:
-        # Not the first time, nor a single slow one: a draft model reads its prompt then, or kernels are compiled.
-        steady = min(seconds, self._last_draft_seconds)
-        self._last_draft_seconds = seconds
-        self.draft_seconds += (1.0 - DRAFT_DECAY) * (steady - self.draft_seconds)
+        self.draft_seconds += (1.0 - DRAFT_DECAY) * (seconds - self.draft_seconds)
 
 
 class Sizer:
@@ -88,11 +85,15 @@ class Sizer:
         self._known_seconds: dict[tuple[int, int], array[float]] = {}
         self.expected = 1.0  # tokens of the cycle that was cut last
         self._wanted = FEWEST_WANTED
+        self._last_draft_seconds = 0.0
         self._pause = 0  # cycles without drafts that are left
+        self._next_pause = 1
 
-    def begin(self) -> None:
-        """The request starts to run: with a pause, if drafting did not pay last."""
-        self._pause = self._drafter.pause - 1
+    def begin(self, *, pausing: bool = True) -> None:
+        """The request starts to run; ``pausing``: with what is left of a pause, if drafting did not pay last."""
+        self._last_draft_seconds = self._drafter.draft_seconds
+        self._next_pause = self._drafter.pause
+        self._pause = self._drafter.pause_left if pausing else 0
 
     @property
     def wanted(self) -> int:
@@ -113,14 +114,17 @@ class Sizer:
             # Where all of them paid, more might; else some more than was used, so that it can grow.
             whole = len(kept) == len(tree)
             self._wanted = self._largest if whole else max(FEWEST_WANTED, 3 * len(kept))
-        self._drafter.note_draft(draft_seconds)
+        # Not its first one, nor a single slow one: a draft model reads its prompt then, or kernels are compiled.
+        self._drafter.note_draft(min(draft_seconds, self._last_draft_seconds))
+        self._last_draft_seconds = draft_seconds
         if not tree.proposals:
             self._weigh_drafting(len(kept), context, load)
         return tree.part(kept)
 
     def note(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> None:
         """Counts one cycle: the tree the drafter offered, the part that was verified, and what was emitted."""
-        self._pause = max(0, self._pause - 1)
+        if self._pause:
+            self._pause = self._drafter.pause_left = self._pause - 1
         if offered.proposals:
             self._note_places(offered, len(verified), emitted)
         elif len(offered) > 1:
@@ -133,9 +137,10 @@ class Sizer:
         drafting, drafter = self._drafter.draft_seconds, self._drafter
         drafted = (self.expected + load.tokens) / (seconds[load.positions + size - 1] + drafting)
         if drafting < DEAR * plain or drafted >= (1.0 + load.tokens) / plain:
-            drafter.pause = 1
+            self._next_pause, drafter.pause_left = 1, 0
         else:
-            self._pause, drafter.pause = drafter.pause + 1, min(2 * drafter.pause, LONGEST_PAUSE)
+            self._pause, self._next_pause = self._next_pause + 1, min(2 * self._next_pause, LONGEST_PAUSE)
+        drafter.pause = self._next_pause
 
     def _choice(self, tree: DraftTree, context: int, load: Load) -> Choice:
         if not tree.proposals:

@@ -65,7 +65,7 @@ def finish(target: Target, begun: Round) -> list[TokenEvent]:
     _charge(begun.running, begun.seconds + time.perf_counter() - started)
     events = []
     row = 0
-    drawn = draw_together(output.logits, [(session, segment.num_logits) for session, segment in begun.running])
+    drawn = _drawn(output, begun.running)
     parts = _parts(output, begun.running, drawn)
     for (session, segment), part, tokens in zip(begun.running, parts, drawn, strict=True):
         started = time.perf_counter()
@@ -86,6 +86,18 @@ def finish(target: Target, begun: Round) -> list[TokenEvent]:
             session.stats.accept_seconds += time.perf_counter() - started
             events.append(event)
     return events
+
+
+def _drawn(output: ForwardOutput, running: Sequence[tuple[Session, Segment]]) -> list[list[int] | None]:
+    """The tokens that requests draw together. Each of them is charged its share of the time."""
+    started = time.perf_counter()
+    drawn = draw_together(output.logits, [(session, segment.num_logits) for session, segment in running])
+    seconds = time.perf_counter() - started
+    num_rows = sum(len(tokens) for tokens in drawn if tokens is not None)
+    for (session, _), tokens in zip(running, drawn, strict=True):
+        if tokens is not None:
+            session.stats.accept_seconds += seconds * len(tokens) / num_rows
+    return drawn
 
 
 def _parts(

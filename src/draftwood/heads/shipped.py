@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from draftwood.errors import ModelError
 from draftwood.heads.config import HeadConfig, TargetShape, check_fit
 from draftwood.heads.formats.draftwood import DraftwoodLayout
 from draftwood.heads.formats.files import CONFIG, read_config_file
@@ -41,7 +42,14 @@ def find_head(head: str | os.PathLike[str]) -> Path:
     """The folder of a head. A shipped one goes by its name; a folder of one's own that is called so is ``./NAME``."""
     name = os.fspath(head)
     shipped = {each.name: each.folder for each in shipped_heads()}
-    return shipped.get(name) or Path(name).expanduser()
+    folder = shipped.get(name) or Path(name).expanduser()
+    if not folder.exists():
+        raise ModelError(
+            "There is no such folder, and no head of this name ships",
+            got=name,
+            allowed=["the folder of a head", *shipped],
+        )
+    return folder
 
 
 def shipped_for(kind: str, target: TargetShape, fingerprint: str) -> ShippedHead | None:

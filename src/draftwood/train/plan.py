@@ -14,7 +14,7 @@ import torch
 
 from draftwood.display import duration
 from draftwood.errors import OptionError
-from draftwood.heads import HeadConfig, build_head, load_head
+from draftwood.heads import HeadConfig, build_head, find_head, load_head
 from draftwood.heads.target import target_shape
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.weights import tensor_shapes
@@ -90,7 +90,7 @@ def make_plan(
     shape = target_shape(config.model.name, progress)
     if config.head.start:
         model = shape if isinstance(shape, ModelConfig) else None
-        head = load_head(config.head.start, model=model).config
+        head = load_head(find_head(config.head.start), model=model).config
     else:
         head = head_shape(config, shape)
     if head.kind not in cls.kinds:

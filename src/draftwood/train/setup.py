@@ -17,6 +17,7 @@ from draftwood.heads import (
     build_head,
     check_fit,
     default_head_config,
+    find_head,
     load_head,
 )
 from draftwood.heads.target import fingerprint, native_shape
@@ -163,7 +164,7 @@ def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple
 def _started(config: TrainConfig, target: Target) -> HeadModule:
     info = target.info
     model = native_shape(target)
-    head, head_config, _ = load_head(Path(config.head.start), info.device, torch.float32, model=model)
+    head, head_config, _ = load_head(find_head(config.head.start), info.device, torch.float32, model=model)
     problems = check_fit(head_config, info)
     if problems:
         raise ModelError(
