@@ -54,8 +54,8 @@ def test_every_row_of_every_step_is_what_a_drafter_computes(kind: str, num_layer
 
 @given(size=st.integers(1, 9), steps=st.integers(1, 5), seed=st.integers(0, 99))
 def test_any_size(size: int, steps: int, seed: int) -> None:
-    head = a_head("eagle")
-    ids, features = texts(1, size, torch.float32, seed)
+    head = a_head("eagle", torch.float64)
+    ids, features = texts(1, size, torch.float64, seed)
     outputs = run(head, ids, features, steps)
     assert len(outputs) == min(steps, size)
     root = seed % size
