@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from draftwood.errors import DraftwoodError
-from draftwood.files import new_file
+from draftwood.files import new_file, write_json
 from draftwood.target.store import cache_home
 
 FORMAT, VERSION = "draftwood-bench", 1
@@ -147,9 +147,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
-    with new_file(folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / MANIFEST, {"format": FORMAT, "version": VERSION, **asdict(manifest)})
 
 
 def read_manifest(folder: Path) -> Manifest:

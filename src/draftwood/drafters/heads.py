@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 
 from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
-from draftwood.errors import CapabilityError, ModelError, OptionError
-from draftwood.heads import ShippedHead, check_fit, find_head, load_head, shipped_for, shipped_heads
-from draftwood.heads.target import fingerprint, native_shape
+from draftwood.errors import CapabilityError, OptionError
+from draftwood.heads import ShippedHead, find_head, shipped_for, shipped_heads
+from draftwood.heads.target import fingerprint, load_fitting
 from draftwood.sources.head import head_model
 from draftwood.target.base import Target, TargetInfo, TargetParts
 from draftwood.target.tokenizer import TextCodec
@@ -55,16 +55,9 @@ class HeadDrafter(NeuralDrafter):
         folder = find_head(options.head) if options.head else cls._shipped_for(info, parts)
         # Half precision is slow in torch on a CPU, where it is the target's kernels that are made for it.
         dtype = info.dtype if info.device.type == "cuda" else torch.float32
-        head, config, _ = load_head(folder, info.device, dtype, model=native_shape(target))
+        head, config, _ = load_fitting(folder, target, dtype)
         if config.kind not in cls.kinds:
             raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
-        problems = check_fit(config, info)
-        if problems:
-            raise ModelError(
-                f"The head does not fit {info.name}",
-                got="; ".join(problems),
-                next_step=f"See: draftwood inspect head {folder} --model ...",
-            )
         head.bind(parts)
         model = head_model(head, info.num_layers, MORE_SLOTS * target.num_slots)
         return cls.sharing(model, options, info)

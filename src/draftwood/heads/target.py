@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from draftwood.errors import CapabilityError, ModelError
-from draftwood.heads.config import HeadConfig
+from draftwood.heads.config import HeadConfig, check_fit
+from draftwood.heads.formats import LoadedHead, load_head
 from draftwood.target.base import Target
 from draftwood.target.load import BUILT_IN, is_entry_name, read_json_config, resolve
 from draftwood.target.native.config import ModelConfig, is_native, parse_config, whole_number
@@ -46,6 +47,20 @@ def shape_if_here(name: str) -> ModelConfig | TargetSizes | None:
     if folder is None:
         return TINY_CONFIG if name == BUILT_IN else None
     return _shape(folder)
+
+
+def load_fitting(folder: Path, target: Target, dtype: torch.dtype) -> LoadedHead:
+    """A head on the target's device; refuses one that was made for a target of another shape."""
+    info = target.info
+    loaded = load_head(folder, info.device, dtype, model=native_shape(target))
+    problems = check_fit(loaded.config, info)
+    if problems:
+        raise ModelError(
+            f"The head in {folder} does not fit {info.name}",
+            got="; ".join(problems),
+            next_step=f"See: draftwood inspect head {folder} --model ...",
+        )
+    return loaded
 
 
 def fingerprint(norm: torch.Tensor) -> str:

@@ -9,18 +9,16 @@ from typing import Any
 import torch
 
 from draftwood.config import from_mapping
-from draftwood.errors import CapabilityError, ModelError, OptionError
+from draftwood.errors import CapabilityError, OptionError
 from draftwood.heads import (
     Eagle3Head,
     HeadConfig,
     HeadModule,
     build_head,
-    check_fit,
     default_head_config,
     find_head,
-    load_head,
 )
-from draftwood.heads.target import fingerprint, native_shape
+from draftwood.heads.target import fingerprint, load_fitting, native_shape
 from draftwood.target.base import Target
 from draftwood.target.build import load_target, pick_device
 from draftwood.target.native.config import ModelConfig
@@ -162,16 +160,7 @@ def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple
 
 
 def _started(config: TrainConfig, target: Target) -> HeadModule:
-    info = target.info
-    model = native_shape(target)
-    head, head_config, _ = load_head(find_head(config.head.start), info.device, torch.float32, model=model)
-    problems = check_fit(head_config, info)
-    if problems:
-        raise ModelError(
-            f"The head to start from does not fit {info.name}",
-            got="; ".join(problems),
-            next_step=f"See: draftwood inspect head {config.head.start} --model {config.model.name}",
-        )
+    head, head_config, _ = load_fitting(find_head(config.head.start), target, torch.float32)
     if config.head.kind and config.head.kind != head_config.kind:
         raise OptionError("The head to start from is of another kind", got=head_config.kind, allowed=config.head.kind)
     head.config = replace(head_config, target_fingerprint=fingerprint(target.parts().norm))  # it learns this one now

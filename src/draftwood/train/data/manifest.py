@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import OptionError
-from draftwood.files import new_file
+from draftwood.files import write_json
 from draftwood.heads.target import identity
 from draftwood.target.base import Target
 from draftwood.train.data.shards import FORMAT, VERSION, Counts, DataError
@@ -68,9 +68,7 @@ def about_model(target: Target) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
-    with new_file(folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / MANIFEST, {"format": FORMAT, "version": VERSION, **asdict(manifest)})
 
 
 def read_manifest(folder: Path) -> Manifest:
