@@ -175,7 +175,7 @@ def verdict(ours: Acceptance, *, proven: bool) -> str:
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("head", metavar="HEAD", help="the folder of an EAGLE-3 head, in any layout")
+    parser.add_argument("head", metavar="HEAD", help="the folder of an EAGLE-3 head, or the name of one that ships")
     parser.add_argument("--prompts", required=True, metavar="FILE", help="a file of prompts, see draftwood.prompts")
     parser.add_argument("--limit", type=int, default=20, help="only the first so many prompts (default: 20)")
     parser.add_argument("--max-tokens", type=int, default=96, help="of an answer (default: 96)")

@@ -64,6 +64,23 @@ def test_a_plan_can_time_steps(draftwood_command: Command, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
+def test_times_are_for_plans(draftwood_command: Command, tmp_path: Path) -> None:
+    refused = draftwood_command(*TRAIN, "--method", "medusa", "--time", *wanted(tmp_path / "run"))
+    assert refused.code == 2
+    assert "Add --plan" in refused.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_counts_all_guesses_of_a_position(draftwood_command: Command, tmp_path: Path) -> None:
+    def activations(method: str, *changes: str) -> int:
+        asked = (*TRAIN, "--method", method, "--plan", "--json", *wanted(tmp_path / "run", "head.kind=eagle", *changes))
+        return int(json.loads(draftwood_command(*asked).out)["memory"]["activations"])
+
+    one = activations("eagle")
+    assert activations("hass", "method.steps=4") == 4 * one
+    assert activations("talf", "method.width=2", "method.depth=3") == 5 * one
+
+
 def test_the_module_takes_the_same_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my.toml"
     path.write_text(write_toml(configuration(tmp_path / "run", method="eagle").tables()), encoding="utf-8")

@@ -19,7 +19,7 @@ _HEAD = (
     "draftwood train head --method eagle3 --config my.toml",
     "draftwood train head --method eagle3 --config my.toml --plan --time",
     "draftwood train head --method eagle3 data.folder=data run.out=runs/first optim.epochs=2",
-    "draftwood train head --method gto head.start=runs/first/best data.folder=data run.out=runs/gto optim.steps=500",
+    "draftwood train head --method gto --config my.toml head.start=runs/first/best run.out=runs/gto optim.lr=5e-6",
     "draftwood train head --method eagle3 --config my.toml --resume",
     "torchrun --nproc-per-node 4 -m draftwood.train --method eagle3 --config my.toml run.strategy=fsdp",
 )
@@ -53,10 +53,8 @@ def _head(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from draftwood.train.config import load_config
-    from draftwood.train.plan import make_plan
+    from draftwood.train.command import planned
 
     screen = Screen(args.color)
-    config = load_config(args.config, args.changes, args.method)
-    plan = make_plan(config, timed=args.time, progress=screen.progress)
+    plan = planned(args, screen.progress)
     return show(args, plan.content(), table(screen.out, plan.rows()))

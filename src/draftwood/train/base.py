@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import OptionError
-from draftwood.heads import Head
+from draftwood.heads import Head, HeadConfig
 
 if TYPE_CHECKING:
     from draftwood.train.frozen import FrozenTarget
@@ -96,16 +96,23 @@ class Method(ABC):
     block: int | None = None  # positions whose logits over the vocabulary are computed together; None: as many as fit
 
     def __init__(self, options: Any, head: Head, frozen: FrozenTarget, seed: int = 0) -> None:
-        if head.config.kind not in self.kinds:
-            raise OptionError(
-                f"The method {self.name!r} does not train heads of this kind", got=head.config.kind, allowed=self.kinds
-            )
+        self.check_kind(head.config.kind)
         self.options = options
         self.head = head
         self.frozen = frozen
         self.seed = seed
         self.step = 0
         self.num_steps = 0  # 0: not known
+
+    @classmethod
+    def check_kind(cls, kind: str) -> None:
+        if kind not in cls.kinds:
+            raise OptionError(f"The method {cls.name!r} does not train heads of this kind", got=kind, allowed=cls.kinds)
+
+    @classmethod
+    def guesses_a_position(cls, options: Any, head: HeadConfig) -> int:
+        """Outputs of the head that a position leads to, for estimates of memory."""
+        return 1
 
     def begin_step(self, step: int, num_steps: int) -> None:
         """What changes as training goes on follows from this: optimiser step ``step``, from 0, of ``num_steps``."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from draftwood.heads import HeadModule, HydraHead, MedusaHead
@@ -118,11 +119,12 @@ class _Probe:
         children = {index: said.ids[row, :RANKS].tolist() for row, index in enumerate(chosen)}
         deeper = self._guess(children)
         choices = self._choices(roots, children)
+        probs, deeper_probs = said.probs(), deeper.probs()
         row = 0
         for place, index in enumerate(chosen):
-            first.append(_guess(said, place, choices[index][0]))
+            first.append(_guess(said.ids[place], probs[place], choices[index][0]))
             for rank in range(len(children[index])):
-                below[rank].append(_guess(deeper, row, choices[index][1 + rank]))
+                below[rank].append(_guess(deeper.ids[row], deeper_probs[row], choices[index][1 + rank]))
                 row += 1
 
     def _read(self, roots: dict[int, int]) -> TopRows:
@@ -179,13 +181,14 @@ class _Probe:
         return sequence
 
 
-def _guess(top: TopRows, row: int, choice: int) -> Guess:
-    probs = top.probs()[row]
-    among = np.flatnonzero(top.ids[row] == choice)
-    return Guess(int(top.ids[row, 0]) == choice, float(probs[0]), float(probs[among[0]]) if len(among) else 0.0)
+def _guess(ids: npt.NDArray[np.int32], probs: npt.NDArray[np.float32], choice: int) -> Guess:
+    """From the best tokens of a row [k] and their probabilities."""
+    among = np.flatnonzero(ids == choice)
+    return Guess(int(ids[0]) == choice, float(probs[0]), float(probs[among[0]]) if len(among) else 0.0)
 
 
 def _model(head: HeadModule, num_layers: int, num_slots: int) -> HeadModel:
+    """Without graphs, unlike `sources.head.head_model`: the passes are few, and no two are alike."""
     taps = head.config.taps_for(num_layers)
     if isinstance(head, (MedusaHead, HydraHead)):
         return AheadModel(head, taps, num_slots)

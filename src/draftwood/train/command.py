@@ -7,8 +7,13 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from draftwood.errors import DraftwoodError
+from draftwood.errors import DraftwoodError, OptionError
+
+if TYPE_CHECKING:
+    from draftwood.target.store import Progress
+    from draftwood.train.plan import Plan
 
 NAMES = ("eagle", "hass", "eagle3", "griffin", "talf", "gto", "medusa", "hydra")
 PATIENCE = 3.0  # seconds
@@ -29,6 +34,8 @@ def train(args: argparse.Namespace) -> Path:
     from draftwood.train.distributed import joined_processes
     from draftwood.train.run import train_head
 
+    if args.time:
+        raise OptionError("--time times a few steps for a plan", next_step="Add --plan, or leave it out.")
     config = load_config(args.config, args.changes, args.method)
     with joined_processes() as processes:
         return train_head(config, resume=args.resume, processes=processes)
@@ -43,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.plan:
             if is_first:
-                print_plan(args)
+                sys.stdout.write("".join(f"{name:14}{text}\n" for name, text in planned(args).rows()))
             return 0
         train(args)
     except DraftwoodError as error:
@@ -56,10 +63,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def print_plan(args: argparse.Namespace) -> None:
+def planned(args: argparse.Namespace, progress: Progress | None = None) -> Plan:
+    """What the arguments ask for, in as many processes as there are."""
     from draftwood.train.config import load_config
     from draftwood.train.plan import make_plan
 
     config = load_config(args.config, args.changes, args.method)
-    plan = make_plan(config, world_size=int(os.environ.get("WORLD_SIZE", "1")), timed=args.time)
-    sys.stdout.write("".join(f"{name:14}{text}\n" for name, text in plan.rows()))
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    return make_plan(config, world_size=num_processes, timed=args.time, progress=progress)

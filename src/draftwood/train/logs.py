@@ -19,7 +19,7 @@ _COLUMNS = (("step", 13), ("loss", 9), ("accuracy", 9), ("lr", 9), ("norm", 8), 
 
 
 class Log:
-    """``log.jsonl`` of a run. Lines have a ``kind``: train, validate or note."""
+    """``log.jsonl`` of a run. Lines have a ``kind``: train or validate."""
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
         self.path = path

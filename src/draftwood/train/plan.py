@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from draftwood.display import duration
-from draftwood.errors import OptionError
 from draftwood.heads import HeadConfig, build_head, find_head, load_head
 from draftwood.heads.target import target_shape
+from draftwood.target.build import pick_device
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.weights import tensor_shapes
 from draftwood.target.room import default_cache_tokens
@@ -93,11 +93,9 @@ def make_plan(
         head = load_head(find_head(config.head.start), model=model).config
     else:
         head = head_shape(config, shape)
-    if head.kind not in cls.kinds:
-        raise OptionError(
-            f"The method {cls.name!r} does not train heads of this kind", got=head.kind, allowed=cls.kinds
-        )
-    device = _device(config)
+    cls.check_kind(head.kind)
+    guesses = cls.guesses_a_position(options, head)
+    device = pick_device(config.model.device)
     dtype = compute_dtype(config.run.dtype, device)
     batches = texts.batches(config.run.max_tokens, seed=config.run.seed, world_size=world_size)
     tokens = int(texts.lengths.sum())
@@ -118,7 +116,7 @@ def make_plan(
         tokens_per_step=round(per_step),
         steps=steps,
         epochs=steps * config.optim.accumulate / max(1, len(batches)),
-        memory=memory_estimate(config, head, shape, dtype, device, int(getattr(options, "steps", 1) or 1), world_size),
+        memory=memory_estimate(config, head, shape, dtype, device, guesses, world_size),
         signal_bytes=signal_bytes(head, dtype, texts),
     )
     if not timed:
@@ -182,9 +180,3 @@ def seconds_per_step(config: TrainConfig, progress: Progress | None = None) -> f
     trainer = Trainer(config, setup.method, setup.texts, setup.frozen, setup.num_steps)
     times = [trainer.step().seconds for _ in range(WARMING_STEPS + TIMED_STEPS)]
     return sum(times[WARMING_STEPS:]) / TIMED_STEPS
-
-
-def _device(config: TrainConfig) -> torch.device:
-    from draftwood.target.build import pick_device
-
-    return pick_device(config.model.device)

@@ -6,6 +6,7 @@ RUN/checkpoints/     the last few; --resume goes on from the last one
 RUN/best/            the head that validated best
 RUN/head/            the head at the end
 RUN/course.svg       loss and tau over the steps
+RUN/tensorboard/     the same for TensorBoard, where that is installed
 """
 
 from __future__ import annotations

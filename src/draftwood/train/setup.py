@@ -53,8 +53,8 @@ def check_method(config: TrainConfig) -> tuple[type[Method], Any]:
     cls = method_class(config.method.name)
     options = from_mapping(cls.Options, config.method.options, f"The method {config.method.name!r}")
     kind = config.head.kind
-    if kind and kind not in cls.kinds:
-        raise OptionError(f"The method {cls.name!r} does not train heads of this kind", got=kind, allowed=cls.kinds)
+    if kind:
+        cls.check_kind(kind)
     if cls.goes_on and not config.head.start:
         raise OptionError(
             f"The method {cls.name!r} makes a trained head better",

@@ -7,12 +7,13 @@ tokens between, which are those of the text here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftwood.drafters.checks import check_flag, check_share
-from draftwood.heads import HydraHead, MedusaHead
+from draftwood.heads import HeadConfig, HydraHead, MedusaHead
 from draftwood.train.base import Batch, Losses, Method, Signals
 from draftwood.train.losses import Marker, Places
 from draftwood.train.methods.unrolled import Recipe, joined, zero_of
@@ -51,6 +52,10 @@ class AheadMethod(Method):
         attend = UnrolledAttention().attend(0)
         hidden = self.head(features[:, :num_roots], batch.positions()[:, :num_roots], attend)  # [B, N, H]
         return places.guesses([hidden] * num_depths, num_depths)
+
+    @classmethod
+    def guesses_a_position(cls, options: Any, head: HeadConfig) -> int:
+        return head.num_heads_ahead
 
     def _say(self, hidden: Tensor, path_ids: Tensor) -> Tensor:
         embeds = self.head.embed(path_ids).to(hidden.dtype)  # [C, S, H]

@@ -17,9 +17,10 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from draftwood.config import from_mapping
 from draftwood.drafters.checks import check_choice, check_flag, check_share, check_whole
 from draftwood.errors import OptionError
-from draftwood.heads import Head, build_head
+from draftwood.heads import Head, HeadConfig, build_head
 from draftwood.train.base import Batch, Losses, Method, Signals
 from draftwood.train.frozen import FrozenTarget
 from draftwood.train.methods import method_class
@@ -83,15 +84,15 @@ class GtoMethod(Method):
 
     def __init__(self, options: GtoOptions, head: Head, frozen: FrozenTarget, seed: int = 0) -> None:
         super().__init__(options, head, frozen, seed)
-        name = USUAL_TOKEN_LOSS[head.config.kind] if options.token_loss == "auto" else options.token_loss
-        cls = method_class(name)
-        try:
-            token_options = cls.Options(**options.token)
-        except TypeError as error:
-            raise OptionError(f"The method {name!r} has no such options", got=dict(options.token)) from error
+        cls, token_options = _token_method(options, head.config.kind)
         self.token_method = cls(token_options, head, frozen, seed)
         self.reference = frozen_copy(head)
         self._beam = DraftBeam(options.width, options.nodes, options.depth)
+
+    @classmethod
+    def guesses_a_position(cls, options: GtoOptions, head: HeadConfig) -> int:
+        token, token_options = _token_method(options, head.kind)
+        return token.guesses_a_position(token_options, head)
 
     def begin_step(self, step: int, num_steps: int) -> None:
         super().begin_step(step, num_steps)
@@ -156,6 +157,13 @@ class GtoMethod(Method):
             "clipped": (away > options.epsilon).float(),
         }
         return loss, {name: (each * is_root).sum() / count for name, each in logged.items()}
+
+
+def _token_method(options: GtoOptions, kind: str) -> tuple[type[Method], Any]:
+    """That goes along, for a head of this kind, and its options."""
+    name = USUAL_TOKEN_LOSS[kind] if options.token_loss == "auto" else options.token_loss
+    cls = method_class(name)
+    return cls, from_mapping(cls.Options, options.token, f"The method {name!r}")
 
 
 def frozen_copy(head: Head) -> DraftHead:

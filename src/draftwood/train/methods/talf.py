@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from draftwood.drafters.checks import check_flag, check_whole
-from draftwood.heads import Head
+from draftwood.heads import Head, HeadConfig
+from draftwood.heads.target import identity
 from draftwood.train.base import Batch, Losses, Method, Signals
 from draftwood.train.frozen import FrozenTarget
 from draftwood.train.methods.unrolled import zero_of
@@ -66,6 +67,10 @@ class TalfMethod(Method):
         self._beam = Beam(min(options.width, tokens), options.depth, min(options.labels, tokens))
         folder = Path(options.folder) if options.folder else None
         self.store = TreeStore(self._setting(), self._grow, folder, options.memory_mb << 20)
+
+    @classmethod
+    def guesses_a_position(cls, options: TalfOptions, head: HeadConfig) -> int:
+        return 1 + options.width * (options.depth - 1)
 
     def losses(self, batch: Batch, signals: Signals) -> Losses:
         head = cast(DraftHead, self.head)
@@ -117,11 +122,9 @@ class TalfMethod(Method):
 
     def _setting(self) -> str:
         """What the trees of a text depend on besides the text: the target, the beam and the head's vocabulary."""
-        info, norm = self.frozen.target.info, self.frozen.parts.norm
-        content = hashlib.sha256(norm.detach().float().cpu().numpy().tobytes())
-        if self._vocabulary is not None:
-            content.update(self._vocabulary.cpu().numpy().tobytes())
-        return f"{info.name} {info.num_parameters} {info.dtype} {tuple(self._beam)} {content.hexdigest()}"
+        target, own = self.frozen.target, self._vocabulary
+        tokens = "all" if own is None else hashlib.sha256(own.cpu().numpy().tobytes()).hexdigest()
+        return f"{identity(target)} {target.info.name} {target.info.dtype} {tuple(self._beam)} {tokens}"
 
 
 def _joined(trees: Sequence[TextTrees], device: torch.device) -> TextTrees:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import OptionError
-from draftwood.heads import Eagle3Head, EagleHead, Head
+from draftwood.heads import Eagle3Head, EagleHead, Head, HeadConfig
 from draftwood.train.base import Batch, Losses, Method, Signals
 from draftwood.train.losses import Marker, Marks, Places, share, smooth_l1
 from draftwood.train.unroll import unroll
@@ -38,6 +38,10 @@ class UnrolledMethod(Method):
 
     kinds: ClassVar[tuple[str, ...]] = ("eagle",)
     head: EagleHead | Eagle3Head
+
+    @classmethod
+    def guesses_a_position(cls, options: Any, head: HeadConfig) -> int:
+        return int(getattr(options, "steps", 1))  # EAGLE has no such option: it takes one
 
     @abstractmethod
     def recipe(self) -> Recipe: ...
