@@ -6,6 +6,7 @@ the smallest models and a few passes, a GPU gets all shapes.
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
 from functools import lru_cache
@@ -288,6 +289,25 @@ def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in sizes:
         logits = Question(prompts=(9,), trees=(size,), num_logits=(size,)).ask(target).logits
         assert error(logits, answers_by_size.setdefault(size, logits)) < 1e-2
+
+
+@on_gpu
+def test_garbage_of_another_target_ends_no_capture() -> None:
+    """Its graphs and pinned buffers hang in a cycle until Python collects it, which it would do at any moment."""
+    left = gc.get_threshold()
+    for size in (1, 8, 16, 64):
+        question = Question(prompts=(9,), trees=(size,), num_logits=(size,))
+        gone = new_target()
+        question.ask(gone)
+        gone.itself = gone  # type: ignore[attr-defined]
+        target = new_target()
+        del gone
+        gc.set_threshold(1)
+        try:
+            first, again = (question.ask(target) for _ in range(2))
+        finally:
+            gc.set_threshold(*left)
+        assert error(again.logits, first.logits) < 1e-2
 
 
 @on_gpu

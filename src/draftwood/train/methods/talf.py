@@ -9,7 +9,6 @@ of features. With k = 1 it is HASS without that regression, along the target's c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, cast
@@ -29,7 +28,7 @@ from draftwood.train.trees.labels import Labels, node_losses, vocabulary_of
 from draftwood.train.trees.roots import counted_roots, drawn_roots, padded, texts_of
 from draftwood.train.trees.run import DraftHead, HeadRun
 from draftwood.train.trees.store import TreeStore
-from draftwood.train.trees.target_trees import Beam, TextTrees
+from draftwood.train.trees.target_trees import Beam, TextTrees, joined
 from draftwood.train.trees.walk import Texts
 
 MOST_WIDTH = 1 << 14  # parents are kept in 16 bits
@@ -79,7 +78,7 @@ class TalfMethod(Method):
         if self.options.roots:
             pairs = zip(texts, roots, strict=True)
             roots = [drawn_roots(own, self.options.roots, text, self.seed) for text, own in pairs]
-        trees = _joined(self.store.trees(texts, roots), device)  # of M roots
+        trees = _sent(joined(self.store.trees(texts, roots)), device)  # of M roots
         places, is_root = padded(roots, 1, device)  # [B, R]
         where = is_root.flatten().nonzero()[:, 0]  # [M]
         run = HeadRun(head, batch, signals, places, detach=self.options.detach, checkpoints=self.checkpoints)
@@ -127,16 +126,8 @@ class TalfMethod(Method):
         return f"{identity(target)} {target.info.name} {target.info.dtype} {tuple(self._beam)} {tokens}"
 
 
-def _joined(trees: Sequence[TextTrees], device: torch.device) -> TextTrees:
-    """The trees of all roots of several texts, [M, ...] on the device."""
-    with torch.autocast(device.type, enabled=False):  # which has no float16 among bfloat16
-        return TextTrees(*(_sent(parts, device) for parts in zip(*trees, strict=True)))
-
-
-def _sent(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Joined in memory that a GPU reads by itself, and nobody waits for that."""
+def _sent(trees: TextTrees, device: torch.device) -> TextTrees:
+    """To the device; a GPU reads them by itself meanwhile."""
     if device.type != "cuda":
-        return torch.cat(list(parts)).to(device)
-    shape = sum(map(len, parts)), *parts[0].shape[1:]
-    joined = torch.empty(shape, dtype=parts[0].dtype, pin_memory=True)
-    return torch.cat(list(parts), out=joined).to(device, non_blocking=True)
+        return TextTrees(*(part.to(device) for part in trees))
+    return TextTrees(*(part.pin_memory().to(device, non_blocking=True) for part in trees))

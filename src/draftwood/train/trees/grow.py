@@ -13,7 +13,7 @@ from draftwood.train.trees.attention import children_of
 from draftwood.train.trees.dense import Slice, as_target, blocks_of, slices, spread
 from draftwood.train.trees.grow_walk import grow_walking
 from draftwood.train.trees.labels import Children, Labels, read_labels
-from draftwood.train.trees.target_trees import Beam, TextTrees, best_of, by_root, no_trees, packed
+from draftwood.train.trees.target_trees import Beam, TextTrees, best_of, by_root, joined, no_trees, packed
 from draftwood.train.trees.walk import Texts
 
 
@@ -35,7 +35,7 @@ def _grow_densely(layers: Layers, texts: Texts, roots: Texts, beam: Beam, vocabu
     for each in slices(layers, texts, roots, max(1, beam.width * (beam.depth - 1))):
         for text, trees in zip(each.texts, _grow_slice(layers, each, beam, vocabulary), strict=True):
             parts[text].append(trees)
-    return [TextTrees(*map(torch.cat, zip(*own, strict=True))) if own else no_trees(beam) for own in parts]
+    return [joined(own) if own else no_trees(beam) for own in parts]
 
 
 def _grow_slice(layers: Layers, those: Slice, beam: Beam, vocabulary: Tensor | None) -> Iterator[TextTrees]:

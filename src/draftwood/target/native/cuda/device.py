@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -49,9 +50,22 @@ def capture(launch: Callable[[], None], stream: torch.cuda.Stream, device: torch
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
     # Other threads may use the GPU meanwhile: what they do is none of the graph's business.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    with _no_collection(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         launch()
     return graph
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """What garbage holds of the GPU, graphs of an engine that is gone among it, must not be given back in the midst of
+    a capture: that would end it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def rotation_table(
