@@ -4,6 +4,10 @@ For root positions of a text the target grows a tree once (`trees/grow.py`); its
 labels, in every epoch. The head follows every path and reads its own features on the way, all nodes of a depth of all
 roots together (`trees/run.py`). The loss is the cross-entropy, summed over the nodes of a tree; there is no regression
 of features. With k = 1 it is HASS without that regression, along the target's choices instead of the text.
+
+In the paper all nodes of a tree count alike: the root is one of 1 + k * (depth - 1), and a node that the target would
+hardly ever reach weighs as much. With ``weights = "path"`` a node counts as often as the target would get there: the
+loss is then what is to be expected along its own continuations, and less of the head goes to rare branches.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from draftwood.drafters.checks import check_flag, check_whole
+from draftwood.drafters.checks import check_choice, check_flag, check_whole
+from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig
 from draftwood.heads.target import identity
 from draftwood.train.base import Batch, Losses, Method, Signals
@@ -32,6 +37,7 @@ from draftwood.train.trees.target_trees import Beam, TextTrees, joined
 from draftwood.train.trees.walk import Texts
 
 MOST_WIDTH = 1 << 14  # parents are kept in 16 bits
+WEIGHTS = ("even", "path")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +46,7 @@ class TalfOptions:
     depth: int = 3  # steps of the head: the root, and depth - 1 rows of nodes below it
     roots: int = 0  # positions of a text that trees hang off, drawn once for all epochs; 0: all that count
     labels: int = 64  # tokens of a label that are kept; all others are one class
+    weights: str = "even"  # of the nodes of a tree: all alike, or (path) the target's probability of the way there
     folder: str = ""  # where trees are kept from one run to the next; empty: nowhere
     memory_mb: int = 8192  # of trees that are held; the others are read, or grown, again
 
@@ -50,6 +57,13 @@ class TalfOptions:
         check_whole(self, 1, "depth", "labels")
         check_whole(self, 0, "roots", "memory_mb")
         check_flag(self, "detach")
+        check_choice(self, "weights", WEIGHTS)
+        if self.weights == "path" and self.labels < self.width:
+            raise OptionError(
+                "The weights of paths need every child among the labels",
+                got=f"labels = {self.labels}, width = {self.width}",
+                allowed="labels of width or more",
+            )
 
 
 class TalfMethod(Method):
@@ -89,7 +103,10 @@ class TalfMethod(Method):
         labels = Labels(*(part.flatten(0, 1)[counted] for part in (trees.ids, trees.probs, trees.rest, trees.counts)))
         found = node_losses(head, hidden.flatten(0, 2).index_select(0, nodes), labels, self.block)
         num_roots = is_root.sum().float()
-        loss = found.cross_entropy.sum() if len(found.cross_entropy) else zero_of(head)
+        weighted = found.cross_entropy
+        if self.options.weights == "path":
+            weighted = weighted * self._reach(trees).flatten()[counted]
+        loss = weighted.sum() if len(weighted) else zero_of(head)
         total = loss / num_roots.clamp(min=1.0)
         parts = self._parts(found.cross_entropy, found.is_right, counted % num_nodes)
         return Losses(total, {"loss": total.detach(), **parts}, num_roots)
@@ -100,6 +117,20 @@ class TalfMethod(Method):
         for level in zip(trees.tokens.long().unbind(1), trees.parents.long().unbind(1), strict=True):  # [M, k] each
             outputs.append(run.step(*(spread(each, where, shape) for each in level)))
         return torch.cat(outputs, dim=2)
+
+    def _reach(self, trees: TextTrees) -> Tensor:
+        """The target's probability of the way to every node, [M, nodes], among the tokens that the head has."""
+        reached = torch.ones_like(trees.rest[:, :1])
+        rows, above = [reached], 0  # the number of the first node of the row above
+        for tokens, parents in zip(trees.tokens.unbind(1), trees.parents.long().unbind(1), strict=True):  # [M, k]
+            ids, probs = (
+                torch.take_along_dim(part, above + parents[..., None], 1) for part in (trees.ids, trees.probs)
+            )
+            said = (probs.float() * (ids == self.head.draft_ids(tokens.long())[..., None])).sum(dim=-1)
+            above += reached.shape[1]
+            reached = reached.gather(1, parents) * said
+            rows.append(reached)
+        return torch.cat(rows, dim=1)
 
     def _parts(self, cross_entropy: Tensor, is_right: Tensor, numbers: Tensor) -> dict[str, Tensor]:
         """Means by depth; ``numbers [N]`` are those of the nodes in their trees."""
