@@ -54,7 +54,7 @@ def test_data_out_of_files_and_self_made(draftwood_command: Command, prompts: st
     assert "answering prompts" in result.err
     data = TrainingData.open(out)
     assert len(data) == 7
-    assert data.manifests[0].licence == "CC0"
+    assert data.folders[0].manifest.licence == "CC0"
 
 
 def test_the_same_in_json(draftwood_command: Command, prompts: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from draftwood.heads.vocabulary import checked_vocabulary
 from draftwood.target.tiny import EOS, VOCAB_SIZE, tiny_target
 from draftwood.train.base import Batch, Example
 from draftwood.train.data.manifest import Manifest, about_model, read_manifest, write_manifest
-from draftwood.train.data.read import TrainingData
+from draftwood.train.data.read import Folder, TrainingData
 from draftwood.train.data.shards import DataError, Shard, read_shard, shard_name, write_shard
 from draftwood.train.data.vocabulary import draft_vocabulary
 
@@ -46,11 +46,13 @@ def texts(lengths: Sequence[int], seed: int = 0) -> list[Example]:
 def data_of(examples: Sequence[Example], prompts: Sequence[int] | None = None) -> TrainingData:
     owners = range(len(examples)) if prompts is None else prompts
     shard = Shard.of(list(zip(owners, examples, strict=True)), {})
-    return TrainingData._joined(manifest_of(len(examples), 10_000), [shard])
+    return TrainingData._joined(Folder(Path("texts"), manifest_of(len(examples), 10_000)), [shard])
 
 
-def stored(folder: Path, examples: Sequence[Example], shard_size: int = 2) -> Path:
+def stored(folder: Path, examples: Sequence[Example], shard_size: int = 2, *, fingerprint: str | None = None) -> Path:
     manifest = manifest_of(len(examples), shard_size)
+    if fingerprint:
+        manifest.model["fingerprint"] = fingerprint
     for number in range(manifest.num_shards):
         begin = number * shard_size
         part = [(begin + place, example) for place, example in enumerate(examples[begin : begin + shard_size])]
@@ -241,11 +243,11 @@ def test_several_folders_are_read_as_one(tmp_path: Path) -> None:
 
 
 def test_every_model_of_several_folders_is_checked(tmp_path: Path) -> None:
-    folders = [stored(tmp_path / name, texts([4])) for name in ("one", "two")]
-    other = read_manifest(folders[1])
-    other.model["fingerprint"] = "another"
-    write_manifest(folders[1], other)
-    with pytest.raises(DraftwoodError):
+    folders = [
+        stored(tmp_path / name, texts([4]), fingerprint=fingerprint)
+        for name, fingerprint in (("one", None), ("two", "another"))
+    ]
+    with pytest.raises(DraftwoodError, match="two was written by another model"):
         TrainingData.open(*folders).check_model(TARGET)
 
 

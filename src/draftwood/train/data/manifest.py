@@ -46,11 +46,11 @@ class Manifest:
     def num_shards(self) -> int:
         return -(-self.prompts // int(self.settings["shard_size"]))
 
-    def check_model(self, target: Target) -> None:
+    def check_model(self, target: Target, folder: Path) -> None:
         """Refuses a target other than the one that wrote the data: a head would learn to guess somebody else."""
         if self.model["fingerprint"] != identity(target):
             raise DataError(
-                "The training data was written by another model",
+                f"The training data in {folder} was written by another model",
                 got=f"{target.info.name} ({identity(target)})",
                 allowed=f"{self.model['name']} ({self.model['fingerprint']})",
                 next_step="Make data with this model: draftwood train data ... --model NAME --out FOLDER",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +21,26 @@ SPREAD = 0.1  # of a length: so far apart may be what is batched together, or ba
 Int64s = npt.NDArray[np.int64]
 
 
+class Folder(NamedTuple):
+    """Where texts come from."""
+
+    place: Path
+    manifest: Manifest
+
+
 class TrainingData:
     """Texts that the target wrote, all in memory: five bytes a token."""
 
     def __init__(
         self,
-        manifests: Sequence[Manifest],
+        folders: Sequence[Folder],
         token_ids: npt.NDArray[np.int32],
         answered: npt.NDArray[np.bool_],
         starts: Int64s,
         lengths: Int64s,
         prompts: Int64s,
     ) -> None:
-        self.manifests = tuple(manifests)  # of the folders
+        self.folders = tuple(folders)
         self.lengths = lengths  # [n] tokens of each text
         self.prompts = prompts  # [n] which prompt of the folders each text comes from
         self._token_ids = token_ids  # [total]
@@ -57,17 +65,17 @@ class TrainingData:
                 next_step="Give the command that made it again: it goes on from where it was stopped.",
             )
         shards = [read_shard(place / shard_name(n), n, manifest.run_id) for n in range(manifest.num_shards)]
-        data = cls._joined(manifest, shards)
+        data = cls._joined(Folder(place, manifest), shards)
         if data._token_ids.size and not 0 <= data._token_ids.min() <= data._token_ids.max() < data.vocab_size:
             raise damaged(place, "it has tokens outside the vocabulary")
         return data
 
     @classmethod
-    def _joined(cls, manifest: Manifest, shards: list[Shard]) -> TrainingData:
+    def _joined(cls, folder: Folder, shards: list[Shard]) -> TrainingData:
         offsets = [shard.offsets for shard in shards]
         begins = np.cumsum([0, *(part[-1] for part in offsets)])  # of the shards
         return cls(
-            [manifest],
+            [folder],
             np.concatenate([shard.token_ids for shard in shards]),
             np.concatenate([shard.answered for shard in shards]).view(np.bool_),
             np.concatenate([begin + part[:-1] for begin, part in zip(begins, offsets, strict=False)]),
@@ -78,9 +86,9 @@ class TrainingData:
     @classmethod
     def _together(cls, parts: Sequence[TrainingData]) -> TrainingData:
         tokens = np.cumsum([0, *(len(part._token_ids) for part in parts)])  # before each part
-        prompts = np.cumsum([0, *(part.manifests[0].prompts for part in parts)])
+        prompts = np.cumsum([0, *(part.folders[0].manifest.prompts for part in parts)])
         return cls(
-            [manifest for part in parts for manifest in part.manifests],
+            [folder for part in parts for folder in part.folders],
             np.concatenate([part._token_ids for part in parts]),
             np.concatenate([part._answered for part in parts]),
             np.concatenate([before + part._starts for before, part in zip(tokens, parts, strict=False)]),
@@ -91,7 +99,7 @@ class TrainingData:
     @property
     def vocab_size(self) -> int:
         """Of the target that wrote the texts."""
-        return int(self.manifests[0].model["vocab_size"])
+        return int(self.folders[0].manifest.model["vocab_size"])
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -114,8 +122,8 @@ class TrainingData:
 
     def check_model(self, target: Target) -> None:
         """Refuses a target other than the one that wrote the texts."""
-        for manifest in self.manifests:
-            manifest.check_model(target)
+        for place, manifest in self.folders:
+            manifest.check_model(target, place)
 
     def split(self, validation: float, seed: int = 0) -> tuple[TrainingData, TrainingData]:
         """Texts to train on, and others to measure on: a share of the prompts (0.05) or a number of them (200).
@@ -208,12 +216,12 @@ class TrainingData:
         lengths = np.minimum(self.lengths, max_length)
         before = np.concatenate(([0], np.cumsum(self._answered)))  # answered tokens before each place
         has_answer = before[self._starts + lengths] > before[self._starts]
-        parts = (self.manifests, self._token_ids, self._answered, self._starts, lengths, self.prompts)
+        parts = (self.folders, self._token_ids, self._answered, self._starts, lengths, self.prompts)
         return TrainingData(*parts)._selected(np.flatnonzero(has_answer))
 
     def _selected(self, indices: Int64s) -> TrainingData:
         return TrainingData(
-            self.manifests,
+            self.folders,
             self._token_ids,
             self._answered,
             self._starts[indices],
