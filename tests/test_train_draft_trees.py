@@ -15,7 +15,7 @@ from draftwood.train import losses
 from draftwood.train.base import Batch, Signals
 from draftwood.train.frozen import FrozenTarget
 from draftwood.train.trees import dense, walk
-from draftwood.train.trees.attention import ancestors_of, tree_attention, unseen_by
+from draftwood.train.trees.attention import ancestors_of, tree_attention
 from draftwood.train.trees.beam import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.branch import branch_log_probs
 from draftwood.train.trees.merge import merge
@@ -189,7 +189,7 @@ def test_nodes_attend_over_the_text_so_far_and_their_path(seed: int, kv_heads: i
     query = torch.randn(1, 2, size, kv_heads * group, dim, generator=generator)
     text = tuple(torch.randn(2, 1, 5, kv_heads, dim, generator=generator))
     nodes = tuple(torch.randn(2, 1, 2, size, kv_heads, dim, generator=generator))
-    mixed = tree_attention(query, text, nodes, unseen_by(last, 5, found))  # type: ignore[arg-type]
+    mixed = tree_attention(query, text, nodes, last, found)  # type: ignore[arg-type]
     for root in range(2):
         for node in range(size):
             sees = found[0, root, node]

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.train.base import Batch
-from draftwood.train.losses import Places, calibration_error, share, smooth_l1, top_k_cross_entropy
+from draftwood.train.entropy import cross_entropies
+from draftwood.train.losses import Places, calibration_error, share, smooth_l1
 
 from .train_tools import random_examples
 
@@ -40,7 +41,7 @@ def test_the_likeliest_tokens_make_a_part_of_the_cross_entropy(k: int, seed: int
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randn(5, 7, generator=generator).softmax(dim=-1)
     logits = torch.randn(2, 5, 7, generator=generator)
-    part = top_k_cross_entropy(labels, logits, logits.logsumexp(dim=-1), k)
+    part = cross_entropies(logits, labels, torch.ones(5, dtype=torch.bool), k).top_k
     each = -(labels * logits.log_softmax(dim=-1))  # [S, C, V]
     order = labels.argsort(dim=-1, descending=True)
     for step in range(2):

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
-from draftwood.heads import HeadModule
 from draftwood.target.tiny import ByteTokenizer
 from draftwood.train.base import Example
-from draftwood.train.calibration import expected_calibration_error, measure_ranks
+from draftwood.train.calibration import measure_ranks
 from draftwood.train.config import ValidateSection
 from draftwood.train.validate import TreeNotes, _watched, greedy_path, prompts_of, score, validate_head
 from draftwood.tree import DraftTree
 
-from .conftest import logits_after
 from .neural_tools import clock_target, clock_text, following, knowing_head, saved_head
-from .train_tools import new_head, random_examples, target_of
 from .trainer_tools import configuration, run
 
 
@@ -51,70 +45,7 @@ def test_medusa_does_not_see_its_own_guess() -> None:
     assert [each["accuracy"] for each in found["ranks"]] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_below_a_guess_head_and_target_are_asked_the_same(kind: str) -> None:
-    """One place of one text, by hand: the n-th guess is put there, and the target reads the text anew."""
-    target, head = target_of(), new_head(kind).eval()
-    (example,) = random_examples([9], prompt=7)  # the target wrote tokens 7 and 8: places 6 and 7
-    asked: list[int] = []
-    found = measure_ranks(head, _Listening(target, asked), [example], positions=2)
-    ids = example.token_ids.tolist()
-    for place in (6, 7):
-        assert asked.pop(0) == int(logits_after(target, ids[: place + 1])[-1].argmax())
-        first = asked[:5]
-        del asked[:5]
-        guesses = _guesses(head, example, place)
-        assert first == [int(logits_after(target, [*ids[: place + 1], guess])[-1].argmax()) for guess in guesses]
-    assert not asked
-    assert found["ranks"][0]["count"] == 2
-
-
-class _Listening:
-    """A target that writes down what it is asked below texts."""
-
-    def __init__(self, target: Any, asked: list[int]) -> None:
-        self._target, self._asked = target, asked
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)
-
-    def forward(self, segments: Any) -> Any:
-        output = self._target.forward(segments)
-        self._asked += output.greedy_ids.tolist()
-        return output
-
-
-@torch.no_grad()
-def _guesses(head: HeadModule, example: Example, place: int) -> list[int]:
-    from draftwood.train.base import Batch
-    from draftwood.train.frozen import FrozenTarget
-    from draftwood.train.unroll import unroll
-
-    batch = Batch.of([example])
-    signals = FrozenTarget.of(target_of(), head).signals(batch)
-    embeds, features = head.embed(batch.token_ids[:, 1:]), head.fuse(signals.taps[:, :-1])
-    (hidden,) = unroll(head, embeds, features, batch.positions()[:, :-1], 1)
-    ids: list[int] = head.target_ids(head.logits(hidden[0, place - 1]).topk(5).indices).tolist()
-    return ids
-
-
 # -- figures ---------------------------------------------------------------------------------------------------------
-
-
-def test_calibration_error_of_known_guesses() -> None:
-    assert expected_calibration_error([], []) == 0.0
-    assert expected_calibration_error([1.0, 1.0], [True, True]) == 0.0
-    assert expected_calibration_error([1.0, 1.0], [True, False]) == 0.5
-    assert expected_calibration_error([0.5] * 4, [True, True, False, False]) == 0.0  # right as often as it says
-    assert expected_calibration_error([0.9, 0.1], [False, True]) == pytest.approx(0.9)  # in bins of their own
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans()), min_size=1))
-def test_calibration_error_lies_between_bias_and_distance(guesses: list[tuple[float, bool]]) -> None:
-    sure, right = [each[0] for each in guesses], [each[1] for each in guesses]
-    error = expected_calibration_error(sure, right)
-    gaps = np.array(right, dtype=float) - np.array(sure)
-    assert abs(gaps.mean()) - 1e-9 <= error <= np.abs(gaps).mean() + 1e-9
 
 
 def tree(parents: list[int], probs: list[float]) -> DraftTree:

@@ -3,193 +3,200 @@
 At a place of a text the head names its best guesses for the next token. Each of them is put there in turn, whatever the
 target would have said; head and target then both say what follows it. A head that has only ever seen the target's own
 words does well below its first guess and worse below the others, which are most of a draft tree.
+
+Places are roots of draft trees, and the guesses are their children: all those of many texts go together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from draftwood.heads import HeadModule, HydraHead, MedusaHead
-from draftwood.sources.head import AheadModel, EagleModel, HeadModel
-from draftwood.sources.neural import DraftSegment
-from draftwood.target.base import Segment, Target, chain_parents
-from draftwood.target.toprows import KERNEL_MOST, TopRows
-from draftwood.train.base import Batch, Example
-from draftwood.train.frozen import FrozenTarget, groups_within
+from draftwood.target.base import Target
+from draftwood.train.base import Batch, Example, Signals
+from draftwood.train.frozen import FrozenTarget
 from draftwood.train.losses import calibration_error
+from draftwood.train.trees.beam import DraftTrees
+from draftwood.train.trees.dense import blocks_of
+from draftwood.train.trees.roots import padded, texts_of
+from draftwood.train.trees.run import DraftHead, HeadRun
+from draftwood.train.trees.verify import verify_trees
+from draftwood.train.unroll import UnrolledAttention
 
 RANKS = 5
-BINS = 15
-TOGETHER = 8  # texts in a pass
-_ROOM = RANKS + 1  # nodes below a text
+MOST_ROWS = 1 << 14  # positions of texts, padding included, and guesses below them that go together
 
 
-class Guess(NamedTuple):
-    """What the head said where the target said ``choice``."""
+class Rooted(NamedTuple):
+    """A text and where it is looked at."""
 
-    right: bool
-    confidence: float  # in its own likeliest token
-    target_prob: float  # in the target's; 0 where it is not among the head's 64 best
+    text: Example
+    roots: list[int]  # ascending, 1 or more
 
 
+class Below(NamedTuple):
+    """What the head says behind each of its k guesses at N places."""
+
+    right: Tensor  # [N, k] bool: its likeliest token is what the target says there
+    confidence: Tensor  # [N, k] float32: its probability of its own likeliest token
+    target_prob: Tensor  # [N, k] float32: its probability of what the target says; 0 where it has no such token
+
+
+@torch.no_grad()
 def measure_ranks(head: HeadModule, target: Target, texts: Sequence[Example], positions: int) -> dict[str, Any]:
     """Top-1 accuracy on the texts, then accuracy and calibration below the head's guesses of rank 1 to 5.
 
     ``head`` is bound to the target and has its type. ``positions`` of each text are looked at, evenly spread over what
-    the target wrote.
+    the target wrote. Below the guesses of a head that sees one token ahead there is nothing to measure.
     """
     frozen = FrozenTarget.of(target, head)
-    first: list[Guess] = []
-    below: list[list[Guess]] = [[] for _ in range(RANKS)]
-    rooms = [len(text.token_ids) + _ROOM for text in texts]
-    groups = groups_within(rooms, target.num_slots)
-    for some in (group[start : start + TOGETHER] for group in groups for start in range(0, len(group), TOGETHER)):
-        probe = _Probe(head, frozen, [texts[index] for index in some], positions)
-        try:
-            for _ in range(positions):
-                probe.advance(first, below)
-        finally:
-            probe.close()
-    ranks = [{"rank": rank, **_summary(guesses)} for rank, guesses in enumerate(below, start=1) if guesses]
-    return {"accuracy": _summary(first)["accuracy"] if first else 0.0, "ranks": ranks}
+    rooted = [Rooted(text, roots) for text in texts if (roots := spread_roots(text, positions))]
+    found = [_look(head, frozen, some) for some in _together(rooted, positions)]
+    if not found:
+        return {"accuracy": 0.0, "ranks": []}
+    first = torch.cat([right for right, _ in found])  # [N]
+    below = Below(*(torch.cat(part).cpu() for part in zip(*(own for _, own in found), strict=True)))
+    ranks = [{"rank": rank + 1, **_summary(below, rank)} for rank in range(below.right.shape[1])]
+    return {"accuracy": _share(first), "ranks": ranks}
 
 
-def _summary(guesses: Sequence[Guess]) -> dict[str, Any]:
-    right = [guess.right for guess in guesses]
+def spread_roots(text: Example, positions: int) -> list[int]:
+    """At most so many places whose next token the target wrote. A head reads what is before a root, so 0 is none."""
+    written = np.flatnonzero(text.answered[2:]) + 1
+    if not len(written):
+        return []
+    spread = np.linspace(0, len(written) - 1, positions).round().astype(int)
+    return sorted({int(written[index]) for index in spread})
+
+
+def _together(rooted: Sequence[Rooted], positions: int) -> Iterator[list[Rooted]]:
+    """Texts of similar lengths."""
+    waiting = sorted(rooted, key=lambda each: -len(each.text.token_ids))
+    while waiting:
+        longest = len(waiting[0].text.token_ids)
+        size = max(1, MOST_ROWS // (longest + RANKS * min(positions, longest)))
+        yield waiting[:size]
+        waiting = waiting[size:]
+
+
+def _look(head: HeadModule, frozen: FrozenTarget, rooted: Sequence[Rooted]) -> tuple[Tensor, Below]:
+    """At N places: whether the head's best guess is right [N], and what is below its guesses."""
+    device = frozen.target.info.device
+    batch = Batch.of([each.text for each in rooted], device)
+    rows = [each.roots for each in rooted]
+    roots, is_root = padded(rows, 1, device)  # [B, R]
+    asked = _asked(head, batch, frozen.signals(batch), roots)
+    path = batch.token_ids.gather(1, roots)[..., None, None]  # [B, R, 1, 1]
+    tokens = _best_tokens(head, asked, path)  # [B, R, k]
+    (said,) = verify_trees(frozen.target, texts_of(batch), rows, [_trees(tokens)])
+    choices = said.choices[is_root]  # [N, 1 + k]
+    first = tokens[is_root][:, 0] == choices[:, 0]
+    if head.config.num_heads_ahead == 1:
+        return first, Below(*[torch.empty(len(first), 0)] * 3)
+    paths = torch.cat([path.expand(*tokens.shape, 1), tokens[..., None]], dim=-1)  # [B, R, k, 2]
+    return first, _below(head, asked, paths, is_root, choices[:, 1:])
+
+
+def _best_tokens(head: HeadModule, asked: _Asked, paths: Tensor) -> Tensor:
+    """The best guesses behind the roots, the only nodes of ``paths [B, R, 1, 1]``: [B, R, k], best first."""
+    size = head.config.draft_vocab_size
+    states, each_path = asked.states(paths).flatten(0, 2), paths.flatten(0, 2)
+    found = []
+    for rows, path in zip(blocks_of(states, size), blocks_of(each_path, size), strict=True):
+        best = asked.logits(rows, path).topk(min(RANKS, size)).indices  # [n, k]
+        found.append(head.target_ids(best))
+    return torch.cat(found).view(*paths.shape[:2], -1)
+
+
+def _trees(tokens: Tensor) -> DraftTrees:
+    """Roots and their children ``tokens [B, R, k]``."""
+    is_child = torch.ones_like(tokens)
+    depths = torch.cat([torch.zeros_like(tokens[..., :1]), is_child], dim=-1)
+    return DraftTrees(torch.cat([-is_child[..., :1], tokens], dim=-1), torch.zeros_like(depths), depths)
+
+
+def _below(head: HeadModule, asked: _Asked, paths: Tensor, is_root: Tensor, choices: Tensor) -> Below:
+    """Of children ``paths [B, R, k, 2]``, and what the target says behind them, ``choices [N, k]``."""
+    size = head.config.draft_vocab_size
+    given = asked.states(paths)[is_root], paths[is_root], choices[..., None]  # [N, k, H], [N, k, 2], [N, k, 1]
+    found = []
+    for rows, path, choice in zip(*(blocks_of(each.flatten(0, 1), size) for each in given), strict=True):
+        logits = asked.logits(rows, path)  # [n, Vd]
+        best, own = logits.max(dim=-1, keepdim=True)  # [n, 1]
+        total = logits.logsumexp(dim=-1, keepdim=True)
+        wanted = head.draft_ids(choice)  # -1: not in its vocabulary
+        prob = (logits.gather(1, wanted.clamp_min(0)) - total).exp()
+        found.append(Below(own == wanted, (best - total).exp(), torch.where(wanted >= 0, prob, 0.0)))
+    return Below(*(torch.cat(part).view_as(choices) for part in zip(*found, strict=True)))
+
+
+def _summary(below: Below, rank: int) -> dict[str, Any]:
+    right, confidence, target_prob = (each[:, rank] for each in below)
     return {
-        "accuracy": sum(right) / len(right),
-        "ece": expected_calibration_error([guess.confidence for guess in guesses], right),
+        "accuracy": _share(right),
+        "ece": float(calibration_error(confidence.double(), right)),
         # As the TALF paper has it: sure of what the target says, not of what the head itself would say.
-        "ece_target": expected_calibration_error([guess.target_prob for guess in guesses], right),
+        "ece_target": float(calibration_error(target_prob.double(), right)),
         "count": len(right),
     }
 
 
-def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool]) -> float:
-    """How far confidence and share of right guesses are apart, in the mean over bins of equal width (Guo et al.)."""
-    sure, hits = torch.tensor(confidences, dtype=torch.float64), torch.tensor(right, dtype=torch.bool)
-    return float(calibration_error(sure, hits, BINS))
+def _share(right: Tensor) -> float:
+    return int(right.sum()) / len(right)
 
 
-class _Text:
-    """One text under way: how far head and target have read it."""
+class _Asked(ABC):
+    """A head at the roots of texts, then at their children. ``paths``: the tokens from the root to a node."""
 
-    def __init__(self, example: Example, taps: torch.Tensor, positions: int) -> None:
-        self.ids: list[int] = example.token_ids.tolist()
-        self.taps = taps  # [n, T*H]
-        written = np.flatnonzero(example.answered[1:])  # places whose next token the target wrote
-        written = written[written >= 1]  # a head reads what is before the root
-        spread = np.linspace(0, len(written) - 1, positions).round().astype(int) if len(written) else []
-        self.roots: list[int] = sorted({int(written[index]) for index in spread}, reverse=True)  # the next one last
-        self.read = 1  # tokens that the head has read; the first has nothing before it
-        self.committed = 0  # tokens that the target has
+    @abstractmethod
+    def states(self, paths: Tensor) -> Tensor:
+        """What the head has computed at nodes ``paths [B, R, k, d]`` of depth d - 1, [B, R, k, H]."""
+
+    @abstractmethod
+    def logits(self, states: Tensor, paths: Tensor) -> Tensor:
+        """What it says behind some of them, from ``states [n, H]`` and ``paths [n, d]``: [n, Vd] float32."""
 
 
-class _Probe:
-    """Several texts side by side, one place of each after the other."""
+class _Eagle(_Asked):
+    """EAGLE and EAGLE-3: a pass of the head for every depth."""
 
-    def __init__(self, head: HeadModule, frozen: FrozenTarget, texts: Sequence[Example], positions: int) -> None:
-        self._target = frozen.target
-        device = self._target.info.device
-        taps = frozen.signals(Batch.of(texts, device)).taps
-        self._texts = [
-            _Text(text, own[: len(text.token_ids)], positions) for text, own in zip(texts, taps, strict=True)
-        ]
-        rooms = [len(text.ids) + _ROOM for text in self._texts]
-        self._model = _model(head, self._target.info.num_layers, sum(rooms))
-        self._sequences = [self._target.open(room) for room in rooms]
-        self._drafts = [self._model.open(room) for room in rooms]
+    def __init__(self, head: DraftHead, batch: Batch, signals: Signals, roots: Tensor) -> None:
+        self._head = head
+        self._run = HeadRun(head, batch, signals, roots)
 
-    def close(self) -> None:
-        for sequence in self._sequences:
-            self._target.close(sequence)
+    def states(self, paths: Tensor) -> Tensor:
+        if paths.shape[3] == 1:
+            return self._run.at_roots()
+        tokens = paths[..., -1]
+        return self._run.step(tokens, torch.zeros_like(tokens))
 
-    def advance(self, first: list[Guess], below: list[list[Guess]]) -> None:
-        """To the next place of every text that has one."""
-        chosen = [index for index, text in enumerate(self._texts) if text.roots]
-        if not chosen:
-            return
-        roots = {index: self._texts[index].roots.pop() for index in chosen}
-        said = self._read(roots)  # behind every root
-        children = {index: said.ids[row, :RANKS].tolist() for row, index in enumerate(chosen)}
-        deeper = self._guess(children)
-        choices = self._choices(roots, children)
-        probs, deeper_probs = said.probs(), deeper.probs()
-        row = 0
-        for place, index in enumerate(chosen):
-            first.append(_guess(said.ids[place], probs[place], choices[index][0]))
-            for rank in range(len(children[index])):
-                below[rank].append(_guess(deeper.ids[row], deeper_probs[row], choices[index][1 + rank]))
-                row += 1
-
-    def _read(self, roots: dict[int, int]) -> TopRows:
-        """Lets the head read up to the roots; what it says behind them."""
-        segments = []
-        for index, root in roots.items():
-            text = self._texts[index]
-            tokens = text.ids[text.read : root + 1]
-            segment = Segment(self._draft(index), tokens, chain_parents(len(tokens)), 1)
-            segments.append(DraftSegment(segment, text.taps[text.read - 1 : root]))
-            text.read = root + 1
-        top = self._model.forward(segments, KERNEL_MOST)
-        for segment, _ in segments:
-            self._model.keep(segment.sequence, range(len(segment.token_ids)))
-        return top
-
-    def _guess(self, children: dict[int, list[int]]) -> TopRows:
-        """What it says behind each of its own guesses."""
-        segments = [
-            DraftSegment(Segment(self._draft(index), tokens, [-1] * len(tokens), len(tokens)))
-            for index, tokens in children.items()
-        ]
-        return self._model.forward(segments, KERNEL_MOST)
-
-    def _choices(self, roots: dict[int, int], children: dict[int, list[int]]) -> dict[int, list[int]]:
-        """What the target says behind the root and behind every child."""
-        before = []
-        for index, root in roots.items():
-            text = self._texts[index]
-            if root > text.committed:
-                tokens = text.ids[text.committed : root]
-                before.append(Segment(self._sequences[index], tokens, chain_parents(len(tokens)), 0))
-        if before:
-            self._target.forward(before)
-            for segment in before:
-                self._target.keep(segment.sequence, range(len(segment.token_ids)))
-        trees = [
-            Segment(
-                self._sequences[index], [self._texts[index].ids[root], *below], [-1] + [0] * len(below), 1 + len(below)
-            )
-            for (index, root), below in zip(roots.items(), children.values(), strict=True)
-        ]
-        greedy: list[int] = self._target.forward(trees).greedy_ids.tolist()
-        choices = {}
-        for (index, root), tree in zip(roots.items(), trees, strict=True):
-            choices[index], greedy = greedy[: tree.num_logits], greedy[tree.num_logits :]
-            self._target.keep(tree.sequence, [0])
-            self._texts[index].committed = root + 1
-        return choices
-
-    def _draft(self, index: int) -> int:
-        sequence = self._drafts[index]
-        assert sequence is not None
-        return sequence
+    def logits(self, states: Tensor, paths: Tensor) -> Tensor:
+        return self._head.logits(states)
 
 
-def _guess(ids: npt.NDArray[np.int32], probs: npt.NDArray[np.float32], choice: int) -> Guess:
-    """From the best tokens of a row [k] and their probabilities."""
-    among = np.flatnonzero(ids == choice)
-    return Guess(int(ids[0]) == choice, float(probs[0]), float(probs[among[0]]) if len(among) else 0.0)
+class _Ahead(_Asked):
+    """Medusa and Hydra: all depths read what the head has before the root, and Hydra the tokens of the path."""
+
+    def __init__(self, head: MedusaHead | HydraHead, batch: Batch, signals: Signals, roots: Tensor) -> None:
+        self._head = head
+        features = head.fuse(signals.taps.to(next(head.parameters()).dtype))  # [B, L, H]
+        hidden = head(features, batch.positions(), UnrolledAttention().attend(0))
+        self._hidden = torch.take_along_dim(hidden, roots[..., None] - 1, dim=1)  # [B, R, H]
+
+    def states(self, paths: Tensor) -> Tensor:
+        return self._hidden[:, :, None].expand(-1, -1, paths.shape[2], -1)
+
+    def logits(self, states: Tensor, paths: Tensor) -> Tensor:
+        return self._head.logits_at(paths.shape[1], states, self._head.embed(paths).to(states.dtype))
 
 
-def _model(head: HeadModule, num_layers: int, num_slots: int) -> HeadModel:
-    """Without graphs, unlike `sources.head.head_model`: the passes are few, and no two are alike."""
-    taps = head.config.taps_for(num_layers)
+def _asked(head: HeadModule, batch: Batch, signals: Signals, roots: Tensor) -> _Asked:
     if isinstance(head, (MedusaHead, HydraHead)):
-        return AheadModel(head, taps, num_slots)
-    return EagleModel(head, taps, num_slots)
+        return _Ahead(head, batch, signals, roots)
+    return _Eagle(head, batch, signals, roots)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from draftwood.heads import Head
 from draftwood.train.base import Batch
+from draftwood.train.entropy import cross_entropies, hard_cross_entropy
 from draftwood.train.frozen import FrozenTarget
 
 LOGITS_ON_CPU = 2**24  # that are computed together, of all steps and of the target, where nobody asks for a block
@@ -118,25 +119,25 @@ class Marker:
         return Marks(*(torch.cat(part, dim=1) for part in zip(*found, strict=True)))
 
     def _mark(self, hidden: Tensor, states: Tensor, token_ids: Tensor, path_ids: Tensor) -> Marks:
+        """Gradients first: a checkpoint that comes here again leaves as soon as it has what they need."""
         logits = self._say(hidden, path_ids).float()  # [S, C, Vd]
         own_ids = self._head.draft_ids(token_ids)  # [C], -1: not in its vocabulary
-        with torch.no_grad():
-            said = self._head.target_ids(logits.argmax(dim=-1))  # [S, C]
-            close = torch.zeros_like(said, dtype=torch.bool)
-            if self._close_k:
-                better = (logits > _pick(logits, own_ids)[..., None]).sum(dim=-1)
-                close = (better < self._close_k) & (own_ids >= 0)
-        total = logits.logsumexp(dim=-1)  # [S, C]
         if self._hard:
-            cross_entropy = torch.where(own_ids >= 0, total - _pick(logits, own_ids), 0.0)
-            return Marks(cross_entropy, torch.zeros_like(cross_entropy), said == token_ids, close)
-        labels, best = self._labels(states)  # [C, Vd], [C]
-        known = self._head.draft_ids(best) >= 0
-        cross_entropy = torch.where(known, total - (labels * logits).sum(dim=-1), 0.0)
-        top = torch.zeros_like(cross_entropy)
-        if self._top_k:
-            top = torch.where(known, top_k_cross_entropy(labels, logits, total, self._top_k), 0.0)
-        return Marks(cross_entropy, top, said == best, close)
+            wanted, whole = token_ids, hard_cross_entropy(logits, own_ids)
+            top = torch.zeros_like(whole)
+        else:
+            labels, wanted = self._labels(states)  # [C, Vd], [C]
+            whole, top = cross_entropies(logits, labels, self._head.draft_ids(wanted) >= 0, self._top_k)
+        return Marks(whole, top, *self._hits(logits, wanted, own_ids))
+
+    @torch.no_grad()
+    def _hits(self, logits: Tensor, wanted: Tensor, own_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether the likeliest token is the ``wanted`` one, and whether that of the text is close: ``[S, C]`` each."""
+        right = self._head.target_ids(logits.argmax(dim=-1)) == wanted
+        if not self._close_k:
+            return right, torch.zeros_like(right)
+        better = (logits > _pick(logits, own_ids)[..., None]).sum(dim=-1)
+        return right, (better < self._close_k) & (own_ids >= 0)
 
     @torch.no_grad()
     def _labels(self, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,14 +166,6 @@ def most_logits(device: torch.device) -> int:
     if device.type != "cuda":
         return LOGITS_ON_CPU
     return int(torch.cuda.get_device_properties(device).total_memory) // BYTES_A_LOGIT
-
-
-def top_k_cross_entropy(labels: Tensor, logits: Tensor, total: Tensor, k: int) -> Tensor:
-    """The part of the cross-entropy that the ``k`` likeliest tokens of ``labels [C, V]`` make; neither side is scaled
-    up to them. ``logits [S, C, V]`` and their log-sum-exp ``total [S, C]`` -> ``[S, C]``."""
-    probs, ids = labels.topk(min(k, labels.shape[-1]), dim=-1)  # [C, K]
-    found = logits.gather(-1, ids.expand(*logits.shape[:-1], -1))  # [S, C, K]
-    return -(probs * (found - total[..., None])).sum(dim=-1)
 
 
 def smooth_l1(guessed: Tensor, true: Tensor) -> Tensor:

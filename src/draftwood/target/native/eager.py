@@ -26,6 +26,7 @@ HEAD_ROWS = 16_384  # rows of a half-precision head expanded to float32 at a tim
 # (layer, query [..., N, heads, D], key [..., N, kv_heads, D], value [..., N, kv_heads, D]) -> [..., N, heads, D].
 # Queries and keys come rotated. The caller keeps keys and values and decides who sees whom; the scale is D ** -0.5.
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Turns = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [..., N, 1, D], the second half as the first
 
 
 class Layers:
@@ -40,19 +41,21 @@ class Layers:
     def states(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> Iterator[torch.Tensor]:
         """The hidden states ``[..., N, H]`` of tokens ``[..., N]`` that stand at ``positions [..., N]``: before every
         layer, and behind the last."""
-        eps = self.config.norm_eps
-        cos, sin = self._rotation(positions)  # [..., N, 1, D] each
-        hidden = F.embedding(token_ids, self._weights.embed)
-        yield hidden
-        for index, layer in enumerate(self._weights.layers):
-            hidden = hidden + self._attention(index, layer, rms_norm(hidden, layer.input_norm, eps), cos, sin, attend)
-            hidden = hidden + _feed_forward(layer, rms_norm(hidden, layer.post_norm, eps))
+        weights = self._weights
+        norms = [*(layer.input_norm for layer in weights.layers), weights.norm]
+        rotation = self._rotation(positions)
+        hidden = F.embedding(token_ids, weights.embed)
+        normed = self._norm(hidden, norms[0])
+        for index, layer in enumerate(weights.layers):
             yield hidden
+            hidden, normed = self._add(hidden, self._attention(index, layer, normed, rotation, attend), layer.post_norm)
+            hidden, normed = self._add(hidden, self._feed_forward(layer, normed), norms[index + 1])
+        yield hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Behind last states ``[R, H]``. Float32 from weights of any type: half-precision logits tie where the model
         does not."""
-        normed = rms_norm(hidden, self._weights.norm, self.config.norm_eps)  # [R, H]
+        normed = self._norm(hidden, self._weights.norm)  # [R, H]
         head = dense(self._weights.head, normed.dtype)
         if head.dtype == torch.float32:
             return F.linear(normed, head)
@@ -62,30 +65,52 @@ class Layers:
         return torch.cat(parts, dim=-1)
 
     def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        normed: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attend: Attend,
+        self, index: int, layer: LayerWeights, normed: torch.Tensor, rotation: Turns, attend: Attend
     ) -> torch.Tensor:
-        config = self.config
         qkv = F.linear(normed, dense(layer.qkv, normed.dtype), layer.qkv_bias)
-        qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
-        query, key, value = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=-2)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query = rms_norm(query, layer.q_norm, config.norm_eps)
-            key = rms_norm(key, layer.k_norm, config.norm_eps)
-        query = rotate(query, cos, sin)  # [..., N, heads, D]
-        key = rotate(key, cos, sin)  # [..., N, kv_heads, D]
-        mixed = attend(index, query, key, value)
+        mixed = attend(index, *self._turn(layer, qkv, rotation))
         return F.linear(mixed.flatten(-2), dense(layer.o, mixed.dtype), layer.o_bias)
 
-    def _rotation(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _feed_forward(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
+        gate_up = F.linear(normed, dense(layer.gate_up, normed.dtype))
+        return F.linear(self._gate(gate_up), dense(layer.down, normed.dtype))
+
+    def _rotation(self, positions: torch.Tensor) -> Turns:
         angles = positions.float()[..., None] * self._inverse_frequencies  # [..., N, D/2]
         angles = torch.cat([angles, angles], dim=-1)[..., None, :]  # [..., N, 1, D]
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+    def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Views: queries ``[..., N, heads, D]``, keys and values ``[..., N, kv_heads, D]``."""
+        config = self.config
+        sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        query, key, value = torch.split(qkv.view(*qkv.shape[:-1], sum(sizes), config.head_dim), sizes, dim=-2)
+        return query, key, value
+
+    # What lies between the products: small steps, each of which others may do at one go.
+
+    def _norm(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(hidden, weight, self.config.norm_eps)
+
+    def _add(
+        self, hidden: torch.Tensor, change: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """New hidden states, and these normed."""
+        hidden = hidden + change
+        return hidden, self._norm(hidden, weight)
+
+    def _turn(
+        self, layer: LayerWeights, qkv: torch.Tensor, rotation: Turns
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries and keys, normed where the model does that, and turned; values as they are."""
+        query, key, value = self._split(qkv)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
+        return rotate(query, *rotation), rotate(key, *rotation), value
+
+    def _gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
 
 
 class EagerDecoder(Decoder):
@@ -177,8 +202,3 @@ def grouped_attention(
     weights = scores.softmax(dim=-1).to(values.dtype).view(kv_heads, -1, keys.shape[1])
     mixed = torch.bmm(weights, values)  # [KV, G*n, D]
     return mixed.view(kv_heads, -1, size, dim).permute(2, 0, 1, 3).reshape(size, heads, dim)
-
-
-def _feed_forward(layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
-    gate, up = F.linear(normed, dense(layer.gate_up, normed.dtype)).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, dense(layer.down, normed.dtype))

@@ -54,7 +54,7 @@ class NativeTarget(Target):
         self._parts = read_parts or partial(_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
         self._decoder = _decoder(config, weights, self._cache, backend)
-        self._layers = Layers(config, weights) if weights.layers else None  # None: the decoder has packed its own
+        self._layers = _layers(config, weights, self._decoder)
         self._taps: tuple[int, ...] = ()
         self.num_lanes = self._decoder.num_lanes
         self.config = config
@@ -189,3 +189,10 @@ def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str
                 next_step="Let the backend be 'auto' or 'eager'.",
             )
     return EagerDecoder(config, weights, cache, device)
+
+
+def _layers(config: ModelConfig, weights: Weights, decoder: Decoder) -> Layers | None:
+    """What is lent, as fast as the decoder; None if that has packed the weights for itself."""
+    if not weights.layers:
+        return None
+    return cuda.new_layers(config, weights) if decoder.name == "fused-cuda" else Layers(config, weights)

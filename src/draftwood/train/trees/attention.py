@@ -5,10 +5,18 @@ Shapes: B texts, R roots in each, k nodes below a root that look, m nodes below 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import torch
 from torch import Tensor
 
+from draftwood.target.native.cuda import why_not_on
+
 Rows = tuple[Tensor, Tensor]  # keys and values
+
+FUSED_DTYPES = (torch.bfloat16, torch.float16)
+MOST_FUSED_DIM = 256
 
 
 def children_of(ancestors: Tensor, parents: Tensor) -> Tensor:
@@ -36,9 +44,43 @@ def unseen_by(last: Tensor, num_text: int, ancestors: Tensor) -> Tensor:
     return torch.cat([behind[:, :, None].expand(-1, -1, ancestors.shape[2], -1), ~ancestors], dim=-1)
 
 
-def tree_attention(query: Tensor, text: Rows, nodes: Rows, unseen: Tensor) -> Tensor:
-    """``query [B, R, k, heads, D]`` over the ``text [B, S, kv_heads, D]`` and over the ``nodes [B, R, m, kv_heads, D]``
-    but for what is ``unseen [B, R, k, S + m]``. The text lies there once for all roots."""
+def joined(steps: Sequence[Rows], spare: int = 0) -> Rows:
+    """Keys and values [B, R, k, kv_heads, D] of several steps side by side, and so many ``spare`` rows of zeros."""
+    if len(steps) == 1 and not spare:
+        return steps[0]
+    key = steps[0][0]
+    nothing = [key.new_zeros(*key.shape[:2], spare, *key.shape[3:])] if spare else []
+    keys, values = (torch.cat([*rows, *nothing], dim=2) for rows in zip(*steps, strict=True))  # [B, R, m, ...]
+    return keys, values
+
+
+def is_fused(query: Tensor, *others: Tensor) -> bool:
+    """Whether one kernel does it, without the scores in memory: in half precision, on GPUs that Triton compiles for,
+    where no gradients are wanted of any of these."""
+    if query.dtype not in FUSED_DTYPES or query.shape[-1] > MOST_FUSED_DIM:
+        return False
+    wants_gradients = torch.is_grad_enabled() and any(each.requires_grad for each in (query, *others))
+    return not wants_gradients and _has_kernels(query.device)
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    """Whether they run there; on a CPU where Triton interprets them, for tests."""
+    return not why_not_on(device)
+
+
+def tree_attention(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ancestors: Tensor) -> Tensor:
+    """``query [B, R, k, heads, D]`` over the ``text [B, S, kv_heads, D]`` up to ``last [B, R]``, and over those of the
+    ``nodes [B, R, m, kv_heads, D]`` that are ``ancestors [B, R, k, m]``. The text lies there once for all roots."""
+    if is_fused(query, *text, *nodes):
+        from draftwood.target.native.cuda.forest import forest_attention
+
+        return forest_attention(query, text, nodes, last, ancestors)
+    return _in_steps(query, text, nodes, unseen_by(last, text[0].shape[1], ancestors))
+
+
+def _in_steps(query: Tensor, text: Rows, nodes: Rows, unseen: Tensor) -> Tensor:
+    """The same with all scores in memory, but for what is ``unseen [B, R, k, S + m]``."""
     num_texts, num_roots, width, heads, dim = query.shape
     num_text, kv_heads = text[0].shape[1:3]
     group = heads // kv_heads

@@ -21,7 +21,7 @@ from draftwood.target.native.eager import Attend, Layers
 from draftwood.train.attention import causal_attention
 from draftwood.train.losses import most_logits
 from draftwood.train.room import part_of_gpu, state_bytes
-from draftwood.train.trees.attention import Rows, tree_attention, unseen_by
+from draftwood.train.trees.attention import Rows, is_fused, joined, tree_attention
 from draftwood.train.trees.roots import padded
 from draftwood.train.trees.walk import Texts
 
@@ -66,23 +66,20 @@ class TreeRun:
         ``is_node [B, R, k]``. ``ancestors [B, R, k, m]`` are among all nodes so far, themselves included."""
         where = is_node.flatten().nonzero()[:, 0]  # [n]
         positions = self._roots[..., None] + ancestors.sum(dim=-1)  # [B, R, k]
-        aligned = F.pad(ancestors, (0, -ancestors.shape[-1] % ALIGNED))
-        unseen = unseen_by(self._roots, self._text.hidden.shape[1], aligned)
-        attend = partial(self._attend, is_node.shape, where, unseen)
+        attend = partial(self._attend, is_node.shape, where, ancestors)
         return _run(self._text.layers, tokens.flatten()[where], positions.flatten()[where], attend)
 
     def _attend(
-        self, shape: torch.Size, where: Tensor, unseen: Tensor, layer: int, query: Tensor, key: Tensor, value: Tensor
+        self, shape: torch.Size, where: Tensor, ancestors: Tensor, layer: int, query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
         """Rows of nodes [n, heads, D]; side by side below their roots meanwhile."""
         query, key, value = (spread(each, where, shape) for each in (query, key, value))  # [B, R, k, heads, D]
-        steps = self._nodes[layer]
-        steps.append((key, value))
+        self._nodes[layer].append((key, value))
         text = self._text.rows[layer]
-        missing = unseen.shape[-1] - text[0].shape[1] - sum(rows[0].shape[2] for rows in steps)
-        nothing = key.new_zeros(*shape[:2], missing, *key.shape[3:])
-        keys, values = (torch.cat([*rows, nothing], dim=2) for rows in zip(*steps, strict=True))  # [B, R, m, ...]
-        mixed = tree_attention(query, text, (keys, values), unseen)
+        spare = 0 if is_fused(query) else -ancestors.shape[-1] % ALIGNED
+        nodes = joined(self._nodes[layer], spare)  # [B, R, m, kv_heads, D]
+        aligned = F.pad(ancestors, (0, spare)) if spare else ancestors
+        mixed = tree_attention(query, text, nodes, self._roots, aligned)
         return mixed.flatten(0, 2)[where]
 
 

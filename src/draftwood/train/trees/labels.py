@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from draftwood.train.entropy import class_cross_entropy, log_sum_exp
 from draftwood.train.losses import most_logits
 from draftwood.train.trees.run import DraftHead
 
@@ -45,15 +46,18 @@ def vocabulary_of(head: DraftHead) -> Tensor | None:
 def read_labels(logits: Tensor, vocabulary: Tensor | None, num_kept: int, width: int) -> tuple[Labels, Children]:
     """From the target's logits [n, V]: ``num_kept`` entries of a label, ``width`` children."""
     own = logits if vocabulary is None else logits[:, vocabulary]  # [n, Vd]
-    total = logits.logsumexp(dim=-1, keepdim=True)  # [n, 1]
     best = own.topk(min(max(num_kept, width), own.shape[1]))
-    own_total = total if vocabulary is None else own.logsumexp(dim=-1, keepdim=True)
+    own_total = log_sum_exp(own, best.indices[:, 0])[:, None]  # [n, 1]
+    total, counts = own_total, torch.ones_like(best.indices[:, 0], dtype=torch.bool)
+    if vocabulary is not None:
+        top = logits.argmax(dim=-1)  # [n]
+        total = log_sum_exp(logits, top)[:, None]
+        counts = best.values[:, 0] == logits.gather(1, top[:, None]).squeeze(1)
     probs = (best.values - own_total).exp()[:, :num_kept]
     ids = best.indices
     tokens = (ids if vocabulary is None else vocabulary[ids])[:, :width]
     log_probs = best.values[:, :width] - total
     rest = (1.0 - probs.sum(dim=-1)).clamp(min=0.0) if num_kept < own.shape[1] else torch.zeros_like(probs[:, 0])
-    counts = best.values[:, 0] == logits.amax(dim=-1)
     return Labels(ids[:, :num_kept], probs, rest, counts), Children(tokens, log_probs)
 
 
@@ -82,13 +86,8 @@ def node_losses(head: DraftHead, hidden: Tensor, labels: Labels, block: int | No
 
 def _losses_of(head: DraftHead, hidden: Tensor, ids: Tensor, probs: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
     logits = head.logits(hidden)  # [n, Vd]
-    total = logits.logsumexp(dim=-1)  # [n]
-    known = -(probs * (logits.gather(1, ids) - total[:, None])).sum(dim=-1)
-    is_right = logits.detach().argmax(dim=-1) == ids[:, 0]
-    if ids.shape[1] == logits.shape[1]:
-        return known, is_right
-    others = logits.scatter(1, ids, float("-inf")).logsumexp(dim=-1)
-    return known - rest * (others - total), is_right
+    losses = class_cross_entropy(logits, ids, probs, rest)  # first: a checkpoint that comes again leaves behind it
+    return losses, logits.detach().argmax(dim=-1) == ids[:, 0]
 
 
 def _own_ids(head: DraftHead) -> Tensor:

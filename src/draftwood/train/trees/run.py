@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from draftwood.heads import Attend, Eagle3Head, EagleHead
 from draftwood.train.attention import causal_attention
 from draftwood.train.base import Batch, Signals
-from draftwood.train.trees.attention import Rows, children_of, tree_attention, unseen_by
+from draftwood.train.trees.attention import Rows, children_of, is_fused, joined, tree_attention
 
 MOST_SCORES = 1 << 26  # attention weights that are held at once
 
@@ -91,21 +91,26 @@ class HeadRun:
         return causal_attention(query, key, value)
 
     def _attend_nodes(self, depth: int, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Blocks of roots; where gradients are wanted the weights are computed again for them."""
         query, key = query.to(value.dtype), key.to(value.dtype)
         self._nodes[depth, layer] = key, value
-        rows_of_depths = [self._nodes[above, layer] for above in range(1, depth + 1)]
-        key, value = (torch.cat(rows, dim=2) for rows in zip(*rows_of_depths, strict=True))  # [B, R, m, kv_heads, D]
-        text_key, text_value = self._text[layer]
+        nodes = joined([self._nodes[above, layer] for above in range(1, depth + 1)])  # [B, R, m, kv_heads, D]
+        text, ancestors = self._text[layer], self._ancestors[depth]
+        if is_fused(query, *text, *nodes):
+            return tree_attention(query, text, nodes, self._pairs, ancestors)
+        return self._in_blocks(query, text, nodes, ancestors)
+
+    def _in_blocks(self, query: Tensor, text: Rows, nodes: Rows, ancestors: Tensor) -> Tensor:
+        """Blocks of roots; where gradients are wanted the weights are computed again for them."""
         num_texts, num_roots, width, heads, _ = query.shape
-        size = max(1, MOST_SCORES // (num_texts * width * heads * (text_key.shape[1] + key.shape[2])))
+        num_seen = text[0].shape[1] + ancestors.shape[-1]
+        size = max(1, MOST_SCORES // (num_texts * width * heads * num_seen))
         mixed = []
         for first in range(0, num_roots, size):
             rows = slice(first, first + size)
             seen = max(self._reach[rows])
             given = (
-                query[:, rows], (text_key[:, :seen], text_value[:, :seen]), (key[:, rows], value[:, rows]),
-                unseen_by(self._pairs[:, rows], seen, self._ancestors[depth][:, rows]),
+                query[:, rows], (text[0][:, :seen], text[1][:, :seen]), (nodes[0][:, rows], nodes[1][:, rows]),
+                self._pairs[:, rows], ancestors[:, rows],
             )  # fmt: skip
             if torch.is_grad_enabled() and num_roots > size:
                 again = checkpoint(tree_attention, *given, use_reentrant=False, preserve_rng_state=False)

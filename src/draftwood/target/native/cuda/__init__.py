@@ -14,6 +14,7 @@ from draftwood.target.native.weights import Weights
 
 if TYPE_CHECKING:
     from draftwood.target.native.cuda.decoder import CudaDecoder
+    from draftwood.target.native.cuda.layers import FusedLayers
 
 LEAST_CAPABILITY = (8, 0)  # bfloat16 on matrix units
 FP8_CAPABILITY = (8, 9)
@@ -49,6 +50,13 @@ def new_decoder(config: ModelConfig, weights: Weights, cache: KVCache) -> CudaDe
     from draftwood.target.native.cuda.decoder import CudaDecoder
 
     return CudaDecoder(config, weights, cache)
+
+
+def new_layers(config: ModelConfig, weights: Weights) -> FusedLayers:
+    """What the decoder's target lends."""
+    from draftwood.target.native.cuda.layers import FusedLayers
+
+    return FusedLayers(config, weights)
 
 
 def _why_not_built() -> str:
