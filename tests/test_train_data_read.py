@@ -242,6 +242,15 @@ def test_several_folders_are_read_as_one(tmp_path: Path) -> None:
     assert len(TrainingData.open(*folders, max_length=4)) == 4  # of one text no answer is left
 
 
+def test_shuffled_texts_of_several_folders_are_mixed(tmp_path: Path) -> None:
+    folders = [stored(tmp_path / name, texts([length] * 8)) for name, length in (("one", 3), ("two", 5))]
+    data = TrainingData.open(*folders)
+    lengths = [len(text.token_ids) for text in data.shuffled(seed=1)]
+    assert sorted(lengths) == data.lengths.tolist()
+    assert set(lengths[:8]) == {3, 5}
+    assert lengths == [len(text.token_ids) for text in data.shuffled(seed=1)]
+
+
 def test_every_model_of_several_folders_is_checked(tmp_path: Path) -> None:
     folders = [
         stored(tmp_path / name, texts([4]), fingerprint=fingerprint)

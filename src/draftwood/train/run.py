@@ -177,7 +177,8 @@ class Run:
         best = [trainer.progress.best]
         if self.processes.is_first:
             result: dict[str, Any] = {"step": trainer.progress.step, "loss": loss, "parts": parts}
-            result |= validate_head(head, self.setup.target, self.setup.codec, texts, section)
+            mixed = self.setup.held_out.shuffled(self.config.run.seed)
+            result |= validate_head(head, self.setup.target, self.setup.codec, mixed, section)
             self._record("validate", result)
             self.console.note(validation_text(result))
             if best[0] is None or score(result) > best[0]:
@@ -233,6 +234,7 @@ def validation_text(result: dict[str, Any]) -> str:
         parts.append("tau " + ", ".join(f"{name} {each['tau']:.3f}" for name, each in result["trees"].items()))
     if "accuracy" in result:
         parts.append(f"accuracy {result['accuracy']:.3f}")
+    if result.get("ranks"):  # a head that sees one token ahead says nothing below its guesses
         below = " ".join(f"{each['accuracy']:.2f}" for each in result["ranks"])
         errors = " ".join(f"{each['ece']:.2f}" for each in result["ranks"])
         parts.append(f"below rank 1 to {len(result['ranks'])}: accuracy {below}, calibration error {errors}")

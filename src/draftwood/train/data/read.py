@@ -114,6 +114,10 @@ class TrainingData:
         """Those of one of the ``batches``."""
         return [self[index] for index in batch]
 
+    def shuffled(self, seed: int = 0) -> list[Example]:
+        """All of them, in an order that mixes the folders: the first ones are then like the rest."""
+        return self.examples(np.random.default_rng(seed).permutation(len(self)).tolist())
+
     def prompt_ids(self, index: int) -> list[int]:
         """What stands before the first answer of a text: a request that can be made again."""
         token_ids, answered = self[index]
