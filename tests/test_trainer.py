@@ -302,6 +302,11 @@ def test_ticks_are_few_and_within(low: float, span: float) -> None:
     assert all(low - 1e-6 <= value <= low + span + 1e-6 for value in found)
 
 
+def test_values_that_hardly_differ_have_one_tick() -> None:
+    assert ticks(0.0, 5e-324) == [0.0]
+    assert ticks(2.0, math.nextafter(2.0, 3.0)) == [2.0]
+
+
 def test_the_stand_in_for_texts_is_like_the_real_ones() -> None:
     """What the trainer asks of texts is what `TrainingData` has."""
     from draftwood.train.data.read import TrainingData

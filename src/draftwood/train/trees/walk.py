@@ -58,9 +58,12 @@ class Walk:
         share = PASS_ROWS // max(1, len(texts))
         # A GPU's pass has rows for all nodes of a pending tree, also for those that earlier passes have written.
         num_positions = max(1, min(share, PASS_ROWS // 4))
-        num_roots = max(1, min(share // load.branching, (PASS_ROWS - num_positions) // load.total))
+        num_roots = min(share // load.branching, (PASS_ROWS - num_positions) // load.total)
+        longest = max((own[-1] + 1 for own in roots if own), default=0)
+        fitting = (target.num_slots // max(1, len(texts)) - longest) // load.total  # beside the text in the cache
+        num_roots = max(1, min(num_roots, fitting))
         self._blocks = [_blocks(text, own, num_roots, num_positions) for text, own in enumerate(roots)]
-        self._room = num_roots * load.total
+        self._room = load.total * max((len(block.roots) for own in self._blocks for block in own), default=0)
         self._sequences: list[int] = []
         self._pending: dict[int, int] = {}  # by text: nodes that are written behind what is kept
 
