@@ -113,7 +113,8 @@ def resources(
     num_warps: int,
     num_stages: int,
 ) -> Resources:
-    """Compiles ``kernel`` for a GPU of this capability; pointers and integers are multiples of 16, as in practice."""
+    """Compiles ``kernel`` for a GPU of this capability; pointers and integers are multiples of 16, as in practice,
+    but for those that it is not made anew for."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -121,7 +122,9 @@ def resources(
     names: list[str] = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
     even = {
-        (index,): [["tt.divisibility", 16]] for index, name in enumerate(names) if types.get(name, "fp32") != "fp32"
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if types.get(name, "fp32") != "fp32" and name not in (kernel.do_not_specialize or ())
     }
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=even),

@@ -126,7 +126,7 @@ def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     if trained or not half:
         return F.linear(hidden, weight, bias).float()
     if weight.is_cuda:
-        rows = hidden.reshape(-1, hidden.shape[-1])
+        rows = hidden.reshape(-1, hidden.shape[-1]).to(weight.dtype)  # autocast does not know this product
         logits = torch.mm(rows, weight.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], len(weight))
     else:
         wide = hidden.float()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# All but cuDNN, which makes a new plan for every shape; texts have hundreds, and a plan takes longer than a step.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -15,7 +21,9 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     if group > 1 and not _takes_groups(query, key, value):
         key, value = (each.repeat_interleave(group, dim=-3) for each in (key, value))
         group = 1
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=group > 1).transpose(-2, -3)
+    with sdpa_kernel(BACKENDS) if query.is_cuda else nullcontext():
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=group > 1)
+    return mixed.transpose(-2, -3)
 
 
 def _takes_groups(query: Tensor, key: Tensor, value: Tensor) -> bool:

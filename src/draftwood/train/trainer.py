@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.heads import HeadModule
@@ -27,8 +26,6 @@ from draftwood.train.distributed import Processes, gather_objects, gradients_mee
 from draftwood.train.schedule import RunningMean, learning_rate, make_optimizer
 
 FIRST_GUESS = 1000  # steps, before the first is timed
-# All but cuDNN, which makes a new plan for every shape; texts have hundreds, and a plan takes longer than a step.
-ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Texts(Protocol):
@@ -170,8 +167,7 @@ class Trainer:
 
     def step(self) -> StepResult:
         """One step of the optimiser over ``accumulate`` micro-batches of every process."""
-        with sdpa_kernel(ATTENTION):
-            result = self._step()
+        result = self._step()
         self.progress.seconds += result.seconds
         return result
 
@@ -259,7 +255,7 @@ class Trainer:
         """Mean loss and parts over texts that are not trained on. Every process runs all of them."""
         self.head.eval()
         found = []
-        with torch.no_grad(), sdpa_kernel(ATTENTION):
+        with torch.no_grad():
             for examples in batches:
                 batch = Batch.of(examples, self.device)
                 signals = self._source.signals(batch)

@@ -143,7 +143,7 @@ class GtoMethod(Method):
         run = HeadRun(cast(DraftHead, self.head), batch, signals, roots, checkpoints=self.checkpoints)
         own = branch_log_probs(cast(DraftHead, self.head), run, branch, is_root)
         with torch.no_grad():
-            run = HeadRun(self.reference, batch, signals, roots)
+            run = HeadRun(self.reference, batch, signals, roots, fused=False)  # rounds as the head does
             reference = branch_log_probs(self.reference, run, branch, is_root)
         ratio = ratios(own, reference, branch.length)  # [B, R]
         count = is_root.sum()

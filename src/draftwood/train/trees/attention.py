@@ -57,16 +57,14 @@ def joined(steps: Sequence[Rows], spare: int = 0) -> Rows:
 def is_fused(query: Tensor, *others: Tensor) -> bool:
     """Whether one kernel does it, without the scores in memory: in half precision, on GPUs that Triton compiles for,
     where no gradients are wanted of any of these."""
-    if query.dtype not in FUSED_DTYPES or query.shape[-1] > MOST_FUSED_DIM:
-        return False
     wants_gradients = torch.is_grad_enabled() and any(each.requires_grad for each in (query, *others))
-    return not wants_gradients and _has_kernels(query.device)
+    return not wants_gradients and has_kernel(query.dtype, query.shape[-1], query.device)
 
 
 @cache
-def _has_kernels(device: torch.device) -> bool:
-    """Whether they run there; on a CPU where Triton interprets them, for tests."""
-    return not why_not_on(device)
+def has_kernel(dtype: torch.dtype, dim: int, device: torch.device) -> bool:
+    """For heads of this kind; on a CPU where Triton interprets it, for tests."""
+    return dtype in FUSED_DTYPES and dim <= MOST_FUSED_DIM and not why_not_on(device)
 
 
 def tree_attention(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ancestors: Tensor) -> Tensor:
@@ -76,11 +74,12 @@ def tree_attention(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ancesto
         from draftwood.target.native.cuda.forest import forest_attention
 
         return forest_attention(query, text, nodes, last, ancestors)
-    return _in_steps(query, text, nodes, unseen_by(last, text[0].shape[1], ancestors))
+    return attention_in_steps(query, text, nodes, last, ancestors)
 
 
-def _in_steps(query: Tensor, text: Rows, nodes: Rows, unseen: Tensor) -> Tensor:
-    """The same with all scores in memory, but for what is ``unseen [B, R, k, S + m]``."""
+def attention_in_steps(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ancestors: Tensor) -> Tensor:
+    """The same with all scores in memory, as gradients want it."""
+    unseen = unseen_by(last, text[0].shape[1], ancestors)
     num_texts, num_roots, width, heads, dim = query.shape
     num_text, kv_heads = text[0].shape[1:3]
     group = heads // kv_heads

@@ -21,7 +21,7 @@ from draftwood.target.native.eager import Attend, Layers
 from draftwood.train.attention import causal_attention
 from draftwood.train.losses import most_logits
 from draftwood.train.room import part_of_gpu, state_bytes
-from draftwood.train.trees.attention import Rows, is_fused, joined, tree_attention
+from draftwood.train.trees.attention import Rows, has_kernel, is_fused, joined, tree_attention
 from draftwood.train.trees.roots import padded
 from draftwood.train.trees.walk import Texts
 
@@ -151,8 +151,10 @@ def _room(device: torch.device) -> tuple[int, int]:
 
 
 def _row_bytes(layers: Layers, num_seen: int) -> int:
-    """Of one row that sees so many: scores, before and behind their sum; what a layer holds; keys and values of all."""
+    """Of one row that sees so many: scores, before and behind their sum, if they are held; what a layer holds; keys and
+    values of all."""
     config = layers.config
     itemsize = layers.dtype.itemsize
-    scores = 3 * config.num_heads * num_seen * itemsize
+    fused = has_kernel(layers.dtype, config.head_dim, layers.device)
+    scores = 0 if fused else 3 * config.num_heads * num_seen * itemsize
     return scores + state_bytes(layers) + config.cache_bytes_per_token(itemsize)

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from draftwood.heads import Attend, Eagle3Head, EagleHead
 from draftwood.train.attention import causal_attention
 from draftwood.train.base import Batch, Signals
-from draftwood.train.trees.attention import Rows, children_of, is_fused, joined, tree_attention
+from draftwood.train.trees.attention import Rows, attention_in_steps, children_of, is_fused, joined, tree_attention
 
 MOST_SCORES = 1 << 26  # attention weights that are held at once
 
@@ -32,7 +32,7 @@ class HeadRun:
     """``roots [B, R]`` are positions from 1 on; gradients flow where they are enabled.
 
     ``detach``: none from a node back into the output that it reads. ``checkpoints``: what lies between is computed
-    again on the way back.
+    again on the way back. ``fused``: by one kernel where no gradients are wanted, which rounds less than what has them.
     """
 
     def __init__(
@@ -44,8 +44,10 @@ class HeadRun:
         *,
         detach: bool = False,
         checkpoints: bool = False,
+        fused: bool = True,
     ) -> None:
         self._head = head
+        self._fused = fused
         self._detach = detach
         self._checkpoints = checkpoints
         self._pairs = roots - 1  # [B, R] by number of the pair
@@ -95,7 +97,7 @@ class HeadRun:
         self._nodes[depth, layer] = key, value
         nodes = joined([self._nodes[above, layer] for above in range(1, depth + 1)])  # [B, R, m, kv_heads, D]
         text, ancestors = self._text[layer], self._ancestors[depth]
-        if is_fused(query, *text, *nodes):
+        if self._fused and is_fused(query, *text, *nodes):
             return tree_attention(query, text, nodes, self._pairs, ancestors)
         return self._in_blocks(query, text, nodes, ancestors)
 
@@ -113,8 +115,8 @@ class HeadRun:
                 self._pairs[:, rows], ancestors[:, rows],
             )  # fmt: skip
             if torch.is_grad_enabled() and num_roots > size:
-                again = checkpoint(tree_attention, *given, use_reentrant=False, preserve_rng_state=False)
+                again = checkpoint(attention_in_steps, *given, use_reentrant=False, preserve_rng_state=False)
                 mixed.append(cast(Tensor, again))
             else:
-                mixed.append(tree_attention(*given))
+                mixed.append(attention_in_steps(*given))
         return torch.cat(mixed, dim=1)

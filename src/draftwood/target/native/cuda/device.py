@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -13,6 +14,7 @@ from draftwood.target.native.cuda.products import Gpu
 from draftwood.target.native.rope import inverse_frequencies
 
 INTERPRETED = Gpu(num_processors=4, shared_bytes=100_000)  # where kernels are tried without a GPU
+_ONE_AT_A_TIME = threading.Lock()
 LEAST_SHARED = 99 << 10  # bytes that a program may have on every GPU of the family
 
 
@@ -59,13 +61,14 @@ def capture(launch: Callable[[], None], stream: torch.cuda.Stream, device: torch
 def _no_collection() -> Iterator[None]:
     """What garbage holds of the GPU, graphs of an engine that is gone among it, must not be given back in the midst of
     a capture: that would end it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    with _ONE_AT_A_TIME:  # who is done with his own lets collections begin again
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def rotation_table(
