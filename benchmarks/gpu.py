@@ -19,6 +19,7 @@ import argparse
 import gc
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -47,6 +48,8 @@ TINY = "tiny"  # a shape, and the name of the built-in model
 PARTS = ("forward", "context", "cycle", "speed", "batch")
 PASSES, RUNS = PARTS[:2], PARTS[2:]  # of random models; of --model
 PREFILL = 512  # positions per chunk
+WARM_SECONDS = 1.0  # of work before anything is timed: a GPU that has rested is not at its usual clock
+WARM_SIZE = 8192
 WARM_UP = 3  # untimed passes of each size: the first ones compile and capture
 AHEAD_CYCLES = 4_000_000  # of the device, a few ms: the host has issued a pass before the device begins with it
 COPY_BYTES, CPU_COPY_BYTES, COPIES = 1 << 31, 1 << 26, 20
@@ -87,6 +90,8 @@ class Report:
         yield f"{device}, torch {torch.__version__}; GB/s of copies, read and write: {copies}"
         for name, model in self.facts["models"].items():
             yield f"{name}: {model['parameters'] / 1e6:,.0f}M parameters, {model['backend']}, {model['dtype']}"
+        for name, found in self.facts.get("clocks", {}).items():
+            yield f"{name}: clocks of processors and memory {found}"
         yield "\n| part | model | case | ms | device ms | tokens/s | beside it |\n" + "| --- " * 7 + "|"
         for row in self.rows:
             numbers = (_number(row.ms, 3), _number(row.device_ms, 3), _number(row.tokens_per_second, 1))
@@ -122,6 +127,8 @@ def run_passes(args: argparse.Namespace, device: torch.device, report: Report) -
         target = random_target(name, getattr(torch, args.dtype), device, slots, args.quantize)
         report.facts["models"][target.info.name] = model_facts(target.info)
         report.add(*pass_rows(target, contexts, args, bandwidth))
+        if device.type == "cuda":
+            report.facts.setdefault("clocks", {})[name] = clocks(device)
         del target  # the next one needs its memory
         gc.collect()
         if device.type == "cuda":
@@ -138,6 +145,7 @@ def pass_rows(target: NativeTarget, contexts: list[int], args: argparse.Namespac
     for context in contexts:
         _tell(f"{info.name}: passes behind {context} positions")
         _fill(target, sequence, context)
+        warm_up(info.device)
         passes = {n: partial(target.forward, [_tree(sequence, n, info.vocab_size)]) for n in args.sizes}
         reads = {n: partial(_read, run) for n, run in passes.items()}
         host = median_seconds(reads, _host_seconds, args.repeats)
@@ -153,6 +161,25 @@ def pass_rows(target: NativeTarget, contexts: list[int], args: argparse.Namespac
             row = Row(part=PASSES[context != contexts[0]], model=info.name, case=f"n={n}, context {context}")
             device_ms = 1e3 * on_device[n] if on_device else None
             yield replace(row, ms=1e3 * seconds, device_ms=device_ms, figures=figures)
+
+
+def warm_up(device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    matrix = torch.ones(WARM_SIZE, WARM_SIZE, dtype=torch.bfloat16, device=device)
+    end = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < end:
+        matrix @ matrix
+        torch.cuda.synchronize(device)
+
+
+def clocks(device: torch.device) -> str:
+    """Of processors and memory right now, if the driver's tool tells."""
+    command = ["nvidia-smi", f"--id={device.index or 0}", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "not known"
 
 
 def run_model(args: argparse.Namespace, report: Report) -> None:
