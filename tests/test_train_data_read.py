@@ -1,9 +1,8 @@
-"""Reading training data: what is opened and what is refused, splits, batches, draft vocabularies."""
+"""Reading training data: what is opened, what is refused, and what is held out."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,48 +16,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
 
 from draftwood.errors import DraftwoodError, OptionError
-from draftwood.heads.vocabulary import checked_vocabulary
-from draftwood.target.tiny import EOS, VOCAB_SIZE, tiny_target
+from draftwood.target.tiny import VOCAB_SIZE, tiny_target
 from draftwood.train.base import Batch, Example
-from draftwood.train.data.manifest import Manifest, about_model, read_manifest, write_manifest
-from draftwood.train.data.read import Folder, TrainingData
+from draftwood.train.data.manifest import read_manifest
+from draftwood.train.data.read import TrainingData
 from draftwood.train.data.shards import DataError, Shard, read_shard, shard_name, write_shard
-from draftwood.train.data.vocabulary import draft_vocabulary
 
+from .train_data_store import TARGET, data_of, manifest_of, stored, texts
 from .train_data_tools import make
-
-TARGET = tiny_target(cache_tokens=64)
-
-
-def manifest_of(num_prompts: int, shard_size: int) -> Manifest:
-    settings = {"shard_size": shard_size, "seed": 0}
-    return Manifest(model=about_model(TARGET), settings=settings, sources=[], prompts=num_prompts, complete=True)
-
-
-def texts(lengths: Sequence[int], seed: int = 0) -> list[Example]:
-    """Random ones; the second half of each was written by the target."""
-    rng = np.random.default_rng(seed)
-    return [
-        Example(rng.integers(0, VOCAB_SIZE, size).astype(np.int32), np.arange(size) >= size // 2) for size in lengths
-    ]
-
-
-def data_of(examples: Sequence[Example], prompts: Sequence[int] | None = None) -> TrainingData:
-    owners = range(len(examples)) if prompts is None else prompts
-    shard = Shard.of(list(zip(owners, examples, strict=True)), {})
-    return TrainingData._joined(Folder(Path("texts"), manifest_of(len(examples), 10_000)), [shard])
-
-
-def stored(folder: Path, examples: Sequence[Example], shard_size: int = 2, *, fingerprint: str | None = None) -> Path:
-    manifest = manifest_of(len(examples), shard_size)
-    if fingerprint:
-        manifest.model["fingerprint"] = fingerprint
-    for number in range(manifest.num_shards):
-        begin = number * shard_size
-        part = [(begin + place, example) for place, example in enumerate(examples[begin : begin + shard_size])]
-        write_shard(folder / shard_name(number), Shard.of(part, {}), number, manifest.run_id)
-    write_manifest(folder, manifest)
-    return folder
 
 
 def as_lists(examples: Sequence[Example]) -> list[tuple[list[int], list[bool]]]:
@@ -284,118 +249,3 @@ def test_all_texts_of_a_prompt_that_was_answered_twice_stay_on_one_side() -> Non
     train, validation = data_of(examples, owners).split(4)
     assert [len(train), len(validation)] == [32, 16]
     assert not set(train.prompts.tolist()) & set(validation.prompts.tolist())
-
-
-# -- batches ---------------------------------------------------------------------------------------------------------
-
-LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=60)
-
-
-@given(LENGTHS, st.integers(60, 300), st.integers(0, 5), st.integers(0, 5))
-def test_batches_have_every_text_once_and_no_more_than_fits(
-    lengths: list[int], max_tokens: int, seed: int, epoch: int
-) -> None:
-    data = data_of(texts(lengths))
-    batches = data.batches(max_tokens, seed=seed, epoch=epoch)
-    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
-    assert all(len(batch) * max(lengths[index] for index in batch) <= max_tokens for batch in batches)
-    assert batches == data.batches(max_tokens, seed=seed, epoch=epoch)
-    assert batches[2:] == data.batches(max_tokens, seed=seed, epoch=epoch, start=2)
-
-
-@given(LENGTHS, st.integers(1, 4))
-def test_processes_take_the_same_batches_in_turns(lengths: list[int], world_size: int) -> None:
-    data = data_of(texts(lengths))
-    alone = data.batches(80, seed=1)
-    shares = [data.batches(80, seed=1, rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert len({len(share) for share in shares}) == 1
-    in_turns = [batch for step in zip(*shares, strict=True) for batch in step]
-    assert in_turns == alone[: len(in_turns)]
-    assert len(alone) - len(in_turns) < world_size
-
-
-def test_epochs_and_seeds_shuffle_and_lengths_stay_together() -> None:
-    lengths = list(range(10, 1000))  # no two alike: sorted by length alone they would always be batched in the same way
-    data = data_of(texts(lengths))
-    batches = data.batches(4000)
-    others = [data.batches(4000, epoch=1), data.batches(4000, seed=1)]
-    members = [{frozenset(batch) for batch in each} for each in (batches, *others)]
-    assert len(members[0] & members[1]) < len(batches) / 10  # not the same batches in another order
-    assert len(members[0] & members[2]) < len(batches) / 10
-    padded = sum(len(batch) * max(lengths[index] for index in batch) for batch in batches)
-    assert padded < 1.25 * sum(lengths)
-    means = [np.mean([lengths[index] for index in batch]) for batch in batches]
-    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3  # short ones do not all come first
-
-
-def test_pools_keep_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood.train.data.read.POOL", 7)
-    data = data_of(texts([3] * 23))
-    assert Counter(index for batch in data.batches(9) for index in batch) == Counter(range(23))
-
-
-def test_batches_that_cannot_be_are_refused() -> None:
-    data = data_of(texts([5, 50]))
-    with pytest.raises(OptionError, match="no room for the longest text"):
-        data.batches(49)
-    with pytest.raises(OptionError, match="no such process"):
-        data.batches(100, rank=2, world_size=2)
-    train, nothing = data.split(0)
-    assert nothing.batches(10) == []
-    assert len(train.batches(50)) == 2
-
-
-# -- draft vocabularies ----------------------------------------------------------------------------------------------
-
-
-def counted_texts() -> list[Example]:
-    """The target wrote 7 three times, 5 twice, 9 and 3 once; 3 is in the prompt too, as are many 100s."""
-    ids = np.array([100, 100, 100, 100, 3, 7, 7, 7, 5, 5, 9, 3], np.int32)
-    return [Example(ids, np.arange(len(ids)) >= 5)]
-
-
-def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
-    data = data_of(counted_texts())
-    assert draft_vocabulary(data, 2, VOCAB_SIZE).token_ids.tolist() == [5, 7]
-    assert draft_vocabulary(data, 2, VOCAB_SIZE).coverage == pytest.approx(5 / 7)
-    assert draft_vocabulary(data, 3, VOCAB_SIZE).token_ids.tolist() == [3, 5, 7]  # 3 before 9: it occurs more often
-    found = draft_vocabulary(data, 3, VOCAB_SIZE, always=[EOS, 200, EOS])
-    assert found.token_ids.tolist() == [7, 200, EOS]
-    assert found.coverage == pytest.approx(3 / 7)
-    assert draft_vocabulary(data, 6, VOCAB_SIZE).token_ids.tolist() == [0, 3, 5, 7, 9, 100]
-    everything = draft_vocabulary(data, VOCAB_SIZE, VOCAB_SIZE)
-    assert (everything.token_ids.tolist(), everything.coverage) == (list(range(VOCAB_SIZE)), 1.0)
-
-
-def test_the_draft_vocabulary_counts_its_own_part_only() -> None:
-    data = data_of([*counted_texts(), *texts([100])])
-    alone = data._selected(np.array([0]))
-    assert draft_vocabulary(alone, 2, VOCAB_SIZE).token_ids.tolist() == [5, 7]
-
-
-@given(st.integers(1, VOCAB_SIZE), st.sets(st.integers(0, VOCAB_SIZE - 1), max_size=5))
-def test_no_other_vocabulary_of_that_size_covers_more(size: int, always: set[int]) -> None:
-    data = data_of(texts([40, 60]))
-    if size < len(always):
-        with pytest.raises(OptionError, match="cannot have that size"):
-            draft_vocabulary(data, size, VOCAB_SIZE, always)
-        return
-    token_ids, coverage = draft_vocabulary(data, size, VOCAB_SIZE, always)
-    checked_vocabulary(torch.from_numpy(token_ids), size, VOCAB_SIZE)
-    assert token_ids.tolist() == sorted(token_ids.tolist())
-    assert always <= set(token_ids.tolist())
-    written = Counter(token for ids, answered in (data[0], data[1]) for token in ids[answered].tolist())
-    rest = sorted((count for token, count in written.items() if token not in always), reverse=True)
-    best = sum(written[token] for token in always) + sum(rest[: size - len(always)])
-    assert coverage == pytest.approx(best / written.total())
-
-
-def test_vocabularies_that_cannot_be_are_refused() -> None:
-    data = data_of(counted_texts())
-    for size in (0, VOCAB_SIZE + 1):
-        with pytest.raises(OptionError, match="cannot have that size"):
-            draft_vocabulary(data, size, VOCAB_SIZE)
-    with pytest.raises(OptionError, match="not in the vocabulary"):
-        draft_vocabulary(data, 5, VOCAB_SIZE, [VOCAB_SIZE])
-    with pytest.raises(OptionError, match="another vocabulary"):
-        draft_vocabulary(data, 5, 1000)
