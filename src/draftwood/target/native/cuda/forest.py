@@ -26,7 +26,6 @@ from draftwood.target.native.cuda.products import Gpu
 Rows = tuple[Tensor, Tensor]  # keys and values
 
 LEAST_DIM = 16  # that matrix units take
-HOPPER_SHARED = 200 << 10  # from there on, matrix units take keys and values from shared memory, not from registers
 MOST_STAGES = 3
 BEYOND = tl.constexpr(0x7FFFFFFF)
 
@@ -175,15 +174,15 @@ def forest_attention(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ances
 
 
 def choose(num_rows: int, num_walks: int, dim: int, gpu: Gpu) -> Tiles:
-    """For ``num_rows`` rows in each of so many texts and key heads: large tiles where they keep all processors busy,
-    and steps that stay in registers; as many of them ahead as there is room for."""
+    """For ``num_rows`` rows in each of so many texts and key heads: large tiles where they keep all processors busy and
+    stay in registers, of whichever version of the compiler; as many steps ahead as there is room for."""
     size = padded_dim(dim)
-    large = size <= 128 and triton.cdiv(num_rows, 128) * num_walks >= gpu.num_processors
+    large = size <= 64 and triton.cdiv(num_rows, 128) * num_walks >= gpu.num_processors
     block_m = 128 if large else 64
-    block_s = 64 if size <= 64 or (size <= 128 and gpu.shared_bytes >= HOPPER_SHARED) else 32
+    block_s = 64 if size <= 64 else 32 if size <= 128 else 16
     ahead = (gpu.shared_bytes // (2 * size) - block_m) // (2 * block_s)
     return Tiles(
-        block_m, block_s, num_warps=8 if large or size > 128 else 4, num_stages=max(1, min(ahead, MOST_STAGES))
+        block_m, block_s, num_warps=8 if large or size > 64 else 4, num_stages=max(1, min(ahead, MOST_STAGES))
     )
 
 
