@@ -181,9 +181,7 @@ def choose(num_rows: int, num_walks: int, dim: int, gpu: Gpu) -> Tiles:
     block_m = 128 if large else 64
     block_s = 64 if size <= 64 else 32 if size <= 128 else 16
     ahead = (gpu.shared_bytes // (2 * size) - block_m) // (2 * block_s)
-    return Tiles(
-        block_m, block_s, num_warps=8 if large or size > 64 else 4, num_stages=max(1, min(ahead, MOST_STAGES))
-    )
+    return Tiles(block_m, block_s, num_warps=8 if large or size > 64 else 4, num_stages=max(1, min(ahead, MOST_STAGES)))
 
 
 def padded_dim(dim: int) -> int:
