@@ -40,6 +40,13 @@ def test_a_file_is_there_when_the_block_ends(tmp_path: Path) -> None:
     assert names(final.parent) == ["table.bin"]
 
 
+def test_others_may_read_what_they_may_read_of_any_new_file(tmp_path: Path) -> None:
+    usual = tmp_path / "usual"
+    usual.touch()
+    write(tmp_path / "table.safetensors", lambda path: save_file({"a": np.ones(3)}, path))
+    assert (tmp_path / "table.safetensors").stat().st_mode == usual.stat().st_mode
+
+
 def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     final = tmp_path / "table.bin"
     final.write_bytes(b"old")

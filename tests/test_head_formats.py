@@ -79,6 +79,7 @@ def test_round_trip(tmp_path: Path, kind: str, to: str, changes: dict[str, Any])
     assert all(torch.equal(before[key], after[key]) and before[key].dtype == after[key].dtype for key in before)
     assert same_answers(head, loaded)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head"]  # nothing temporary is left
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # who may read one file may read all
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,6 +14,9 @@ from typing import Any
 from safetensors import SafetensorError
 
 from draftwood.errors import DraftwoodError, OptionError
+
+_UMASK = os.umask(0o077)  # there is no way to read it without setting it
+os.umask(_UMASK)
 
 
 def check_place(path: Path, *, force: bool) -> None:
@@ -42,6 +46,8 @@ def new_file(final: Path) -> Iterator[Path]:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
+        if temporary.is_file():
+            with_usual_mode(temporary)
         temporary.replace(final)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk with an error of its own
         raise DraftwoodError(
@@ -52,6 +58,11 @@ def new_file(final: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def with_usual_mode(path: Path) -> None:
+    """That of every new file of this user; safetensors writes files which nobody else may read."""
+    path.chmod(0o666 & ~_UMASK)
 
 
 def write_json(final: Path, content: Any) -> None:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from draftwood.errors import ModelError, OptionError
-from draftwood.files import new_file
+from draftwood.files import new_file, with_usual_mode
 
 CONFIG = "config.json"
 # In the order they are looked for; an index names the shards.
@@ -122,6 +122,7 @@ def write_folder(
 def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
     if path.suffix == ".safetensors":
         save_file(tensors, path)
+        with_usual_mode(path)
         return
     try:
         torch.save(tensors, path)
