@@ -77,11 +77,25 @@ def test_prompts_end_where_the_target_begins() -> None:
 # -- together --------------------------------------------------------------------------------------------------------
 
 
+def assert_told(told: list[tuple[str, int, int]], section: ValidateSection) -> None:
+    """Every part from its beginning on, and what is done grows; a target may say less than it may."""
+    for growth in section.growths:
+        of_growth = [(done, total) for label, done, total in told if label == f"drafting with {growth}"]
+        assert of_growth == sorted(of_growth)
+        assert of_growth[0][0] == 0 < of_growth[-1][0]
+        assert all(done <= total == section.prompts * section.max_tokens for done, total in of_growth)
+    assert ("looking below guesses", 0, len(clock_examples())) in told
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "hydra"])
 def test_a_head_that_knows_has_trees_that_are_accepted(kind: str) -> None:
     section = ValidateSection(prompts=2, max_tokens=24, budget=10, growths=("chain", "beam", "salf"), positions=2)
     head = knowing_head(kind)
-    result = validate_head(head, clock_target(), ByteTokenizer(), clock_examples(), section)
+    told: list[tuple[str, int, int]] = []
+    result = validate_head(
+        head, clock_target(), ByteTokenizer(), clock_examples(), section, lambda *at: told.append(at)
+    )
+    assert_told(told, section)
     depth = {"medusa": 4, "hydra": 4}.get(kind, 7)
     assert result["trees"]["chain"]["tau"] >= min(depth, 6)
     assert score(result) == result["tau"] == pytest.approx(sum(t["tau"] for t in result["trees"].values()) / 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.head_options import DEFAULTS, MAX_LENGTH, SECTION
@@ -36,14 +36,9 @@ def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) ->
         dtype = str(compute_dtype(dtype, device)).removeprefix("torch.")
     target, codec = load_target(args.model, dtype=dtype, device=str(device), max_batch=BATCH, progress=screen.progress)
     data.check_model(target)
-    trees: dict[str, Any] = {}
-    found: dict[str, Any] = {}
-    parts = _parts(section)
-    for done, (label, part) in enumerate(parts):
-        screen.progress(label, done, len(parts))
-        result = validate_head(head, target, codec, texts, part)
-        trees |= result.pop("trees", {})
-        found |= {name: value for name, value in result.items() if name != "tau"}  # a mean over what is one part's
+    found = validate_head(head, target, codec, texts, section, screen.progress)
+    trees = found.pop("trees", {})
+    found.pop("tau", None)  # a mean over growths, by which training chooses
     screen.progress.clear()
     used = {"texts": len(texts), "texts_there": len(data), "prompts": len(prompts_of(texts, section.prompts))}
     ran = {"dtype": dtype, "device": str(device)}
@@ -55,13 +50,6 @@ def _section(args: argparse.Namespace) -> ValidateSection:
 
     given = {SECTION.get(name, name): getattr(args, name) for name in (*DEFAULTS, "growth")}
     return ValidateSection(**{name: value for name, value in given.items() if value is not None})
-
-
-def _parts(section: ValidateSection) -> list[tuple[str, ValidateSection]]:
-    """One after the other, so that it can be told which one takes its time."""
-    growths = section.growths if section.prompts else ()
-    parts = [(f"drafting with {growth}", replace(section, growths=(growth,), positions=0)) for growth in growths]
-    return [*parts, ("looking below guesses", replace(section, growths=()))] if section.positions else parts
 
 
 def _chosen(data: TrainingData, limit: int, seed: int) -> list[Example]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftwood.heads import HeadModule, HydraHead, MedusaHead
 from draftwood.target.base import Target
+from draftwood.target.store import Progress, report
 from draftwood.train.base import Batch, Example, Signals
 from draftwood.train.frozen import FrozenTarget
 from draftwood.train.losses import calibration_error
@@ -49,7 +50,9 @@ class Below(NamedTuple):
 
 
 @torch.no_grad()
-def measure_ranks(head: HeadModule, target: Target, texts: Sequence[Example], positions: int) -> dict[str, Any]:
+def measure_ranks(
+    head: HeadModule, target: Target, texts: Sequence[Example], positions: int, progress: Progress | None = None
+) -> dict[str, Any]:
     """Top-1 accuracy on the texts, then accuracy and calibration below the head's guesses of rank 1 to 5.
 
     ``head`` is bound to the target and has its type. ``positions`` of each text are looked at, evenly spread over what
@@ -57,7 +60,11 @@ def measure_ranks(head: HeadModule, target: Target, texts: Sequence[Example], po
     """
     frozen = FrozenTarget.of(target, head)
     rooted = [Rooted(text, roots) for text in texts if (roots := spread_roots(text, positions))]
-    found = [_look(head, frozen, some) for some in _together(rooted, positions)]
+    found, done = [], 0
+    for some in _together(rooted, positions):
+        report(progress, "looking below guesses", done, len(rooted))
+        found.append(_look(head, frozen, some))
+        done += len(some)
     if not found:
         return {"accuracy": 0.0, "ranks": []}
     first = torch.cat([right for right, _ in found])  # [N]

@@ -178,7 +178,7 @@ class Run:
         if self.processes.is_first:
             result: dict[str, Any] = {"step": trainer.progress.step, "loss": loss, "parts": parts}
             mixed = self.setup.held_out.shuffled(self.config.run.seed)
-            result |= validate_head(head, self.setup.target, self.setup.codec, mixed, section)
+            result |= validate_head(head, self.setup.target, self.setup.codec, mixed, section, self.console.progress)
             self._record("validate", result)
             self.console.note(validation_text(result))
             if best[0] is None or score(result) > best[0]:

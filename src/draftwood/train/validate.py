@@ -8,7 +8,7 @@ accepted lies on that path (of cycles that accepted anything).
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,7 @@ from draftwood.growth.neural_ranked import BEAM_DEPTH
 from draftwood.heads import HeadModule, save_head
 from draftwood.llm import LLM
 from draftwood.target.base import Target
+from draftwood.target.store import Progress, report
 from draftwood.target.tokenizer import TextCodec
 from draftwood.train.base import Example
 from draftwood.train.calibration import measure_ranks
@@ -78,15 +79,16 @@ def measure_trees(
     codec: TextCodec,
     prompts: Sequence[Sequence[int]],
     section: ValidateSection,
+    progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
     """tau under each growth policy, greedy, with the head in ``folder``."""
     found = {}
     for growth in section.growths:
-        notes = TreeNotes()
+        notes, written = TreeNotes(), _counted(progress, f"drafting with {growth}", len(prompts) * section.max_tokens)
         llm = LLM.from_target(
             target,
             codec,
-            drafter=_watched(DRAFTERS[kind], notes),
+            drafter=_watched(DRAFTERS[kind], notes, written),
             drafter_options={"head": str(folder), "growth": growth},
             budget=section.budget,
             max_batch=BATCH,
@@ -101,7 +103,12 @@ def measure_trees(
 
 
 def validate_head(
-    head: HeadModule, target: Target, codec: TextCodec, texts: Sequence[Example], section: ValidateSection
+    head: HeadModule,
+    target: Target,
+    codec: TextCodec,
+    texts: Sequence[Example],
+    section: ValidateSection,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Everything that needs no method: trees, accuracy, calibration by rank. ``head`` is a whole one on the host."""
     result: dict[str, Any] = {}
@@ -110,13 +117,13 @@ def validate_head(
     if prompts and section.growths:
         with TemporaryDirectory(prefix="draftwood-head-") as place:
             folder = save_head(head, Path(place) / "head")
-            trees = measure_trees(folder, head.config.kind, target, codec, prompts, section)
+            trees = measure_trees(folder, head.config.kind, target, codec, prompts, section, progress)
         _free_memory()
         result |= {"tau": sum(each["tau"] for each in trees.values()) / len(trees), "trees": trees}
     if section.positions and texts:
         with torch.no_grad():
             ready = deepcopy(head).to(info.device, info.dtype)
-            result |= measure_ranks(ready, target, texts[: section.texts], section.positions)
+            result |= measure_ranks(ready, target, texts[: section.texts], section.positions, progress)
     return result
 
 
@@ -133,7 +140,20 @@ def score(result: dict[str, Any]) -> float:
     return float(tau) if tau is not None else -float(result["loss"])
 
 
-def _watched(name: str, notes: TreeNotes) -> type[NeuralDrafter]:
+def _counted(progress: Progress | None, label: str, total: int) -> Callable[[int], None]:
+    """Told of tokens that were written, it tells how many there are of ``total``, the most there can be."""
+    done = 0
+
+    def add(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        report(progress, label, done, total)
+
+    add(0)
+    return add
+
+
+def _watched(name: str, notes: TreeNotes, written: Callable[[int], None] = lambda tokens: None) -> type[NeuralDrafter]:
     base = drafter_class(name)
     assert issubclass(base, NeuralDrafter)
 
@@ -149,6 +169,7 @@ def _watched(name: str, notes: TreeNotes) -> type[NeuralDrafter]:
             if self._left > depth:  # else the tree was cut at the end of the answer
                 notes.add(verified.tree, verified.path, depth)
             self._left -= len(verified.emitted)
+            written(len(verified.emitted))
             super().observe(verified)
 
     Watched.name = base.name
