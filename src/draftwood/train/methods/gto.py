@@ -74,6 +74,14 @@ class Judged(NamedTuple):
     branch: Branch  # [B, R, D]
 
 
+class Terms(NamedTuple):
+    """The two things that are learned from."""
+
+    token: Losses
+    tree: Tensor | None  # what is to go down for the sake of trees; None: no text is long enough for a group
+    found: dict[str, Tensor]  # about the trees, for the log
+
+
 class GtoMethod(Method):
     name: ClassVar[str] = "gto"
     kinds: ClassVar[tuple[str, ...]] = ("eagle", "eagle3")
@@ -99,17 +107,22 @@ class GtoMethod(Method):
         self.token_method.begin_step(step, num_steps)
 
     def losses(self, batch: Batch, signals: Signals) -> Losses:
+        token, tree, found = self.terms(batch, signals)
+        parts = {**token.parts, "token": token.total.detach()}
+        if tree is None:
+            return Losses(token.total, parts, token.weight)
+        total = token.total + self.options.weight * tree
+        return Losses(total, {**parts, **found, "gto": tree.detach(), "loss": total.detach()}, token.weight)
+
+    def terms(self, batch: Batch, signals: Signals) -> Terms:
         self.token_method.checkpoints, self.token_method.block = self.checkpoints, self.block
         token = self.token_method.losses(batch, signals)
         rows = self._groups(batch)
-        parts = {**token.parts, "token": token.total.detach()}
         if not any(rows):
-            return Losses(token.total, parts, token.weight)
+            return Terms(token, None, {})
         roots, is_root = padded(rows, 1, batch.token_ids.device)  # [B, R]
         judged = self._judge(batch, signals, roots, rows)
-        loss, found = self._objective(batch, signals, roots, is_root, judged)
-        total = token.total + self.options.weight * loss
-        return Losses(total, {**parts, **found, "gto": loss.detach(), "loss": total.detach()}, token.weight)
+        return Terms(token, *self._objective(batch, signals, roots, is_root, judged))
 
     def _groups(self, batch: Batch) -> list[list[int]]:
         """The members of the groups of each text; other ones at every step."""

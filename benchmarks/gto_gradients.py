@@ -1,0 +1,110 @@
+"""How much of GTO's gradient, and of the token loss beside it, do batches have in common?
+
+    python benchmarks/gto_gradients.py head.start=HEAD 'data.folder=["d/self"]' run.max_tokens=2048 optim.lr=1e-4
+
+What points elsewhere in every batch is noise; what adds up over the steps of a run is what gradients share. The mean
+cosine between those of two batches is the share of it in the squared length of one. At the start the head and its
+reference are the same and GTO has nothing to compare, so ``--drift`` steps of the token loss alone come first. The
+arguments are those of ``draftwood train head --method gto``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import combinations
+from statistics import mean, stdev
+
+import torch
+
+from draftwood.cli.terminal import Screen
+from draftwood.errors import DraftwoodError, OptionError
+from draftwood.train.base import Batch
+from draftwood.train.config import load_config
+from draftwood.train.distributed import Processes
+from draftwood.train.methods.gto import GtoMethod
+from draftwood.train.setup import prepare, signal_source
+from draftwood.train.trainer import Stream, Trainer
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="as for draftwood train head")
+    parser.add_argument("--batches", type=int, default=14, help="whose gradients are compared (default: 14)")
+    parser.add_argument("--drift", type=int, default=24, help="steps of the token loss before (default: 24)")
+    args = parser.parse_args(arguments)
+    if args.batches < 3 or args.drift < 0:
+        raise OptionError("--batches wants 3 or more, --drift 0 or more", got=f"{args.batches}, {args.drift}")
+    return args
+
+
+def flat_gradient(loss: torch.Tensor, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
+    """[P]"""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat(
+        [
+            (torch.zeros_like(parameter) if gradient is None else gradient).flatten().float().cpu()
+            for gradient, parameter in zip(found, parameters, strict=True)
+        ]
+    )
+
+
+def summary(gradients: list[torch.Tensor]) -> tuple[float, float, float]:
+    """Mean length, then mean and deviation of the cosines between any two."""
+    cosines = [float(torch.cosine_similarity(a, b, dim=0)) for a, b in combinations(gradients, 2)]
+    return mean(float(gradient.norm()) for gradient in gradients), mean(cosines), stdev(cosines)
+
+
+def measure(args: argparse.Namespace, screen: Screen) -> dict[str, list[torch.Tensor]]:
+    config = load_config(None, ["run.out=nowhere", *args.settings, f"optim.steps={max(args.drift, 1)}"], "gto")
+    setup = prepare(config, Processes(), screen.progress)
+    method = setup.method
+    assert isinstance(method, GtoMethod)
+    source = signal_source(config, setup, Processes(), screen.progress)
+    trainer = Trainer(config, method.token_method, setup.texts, source, args.drift)
+    for step in range(args.drift):
+        screen.progress("token loss alone", step, args.drift)
+        trainer.step()
+    method.head.train()
+    stream = Stream(setup.texts, config.run.max_tokens, config.run.seed, Processes(), trainer.progress.place)
+    parameters = [parameter for parameter in method.head.parameters() if parameter.requires_grad]
+    token: list[torch.Tensor] = []
+    tree: list[torch.Tensor] = []
+    for index in range(args.batches):
+        screen.progress("gradients of batches", index, args.batches)
+        _, examples = stream.take()
+        batch = Batch.of(examples, trainer.device)
+        method.begin_step(args.drift + index, args.drift + args.batches)
+        with trainer.autocast():
+            terms = method.terms(batch, source.signals(batch))
+        token.append(flat_gradient(terms.token.total, parameters))
+        if terms.tree is not None and terms.tree.requires_grad:  # else no tree had anything accepted
+            tree.append(flat_gradient(terms.tree, parameters))
+    screen.progress.clear()
+    if len(tree) < 3:
+        raise OptionError(
+            "Too few batches have trees of which something is accepted",
+            got=f"{len(tree)} of {args.batches}",
+            next_step="Raise run.max_tokens or --batches, or lower method.group_size.",
+        )
+    return {"token loss": token, "GTO's term": tree}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    screen = Screen("auto")
+    try:
+        found = measure(parsed(arguments), screen)
+    except DraftwoodError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("| | batches | mean length | mean cosine of two | deviation |")
+    print("| --- | --- | --- | --- | --- |")
+    for name, gradients in found.items():
+        length, cosine, deviation = summary(gradients)
+        print(f"| {name} | {len(gradients)} | {length:.3g} | {cosine:.4f} | {deviation:.4f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

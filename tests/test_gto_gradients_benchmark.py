@@ -1,0 +1,51 @@
+"""``benchmarks/gto_gradients.py`` on a tiny model: it runs, and its figures are what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from .trainer_tools import configuration, data_folder, run
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gto_gradients.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmark_gto_gradients", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_gradients_have_in_common(script: ModuleType) -> None:
+    shared, own = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.eye(4)[1:]
+    length, cosine, deviation = script.summary([shared + one for one in own])
+    assert (length, cosine, deviation) == pytest.approx((2.0**0.5, 0.5, 0.0))
+
+
+def test_both_terms_have_their_row(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(configuration(tmp_path / "start"))
+    wanted = [
+        f"head.start={tmp_path / 'start' / 'head'}", "model.name=tiny", f"data.folder={data_folder()}",
+        "data.held_out=0", "run.max_tokens=400", "method.group_size=2", "method.nodes=40", "method.depth=2",
+        "method.width=30", "method.token.steps=1",
+    ]  # fmt: skip
+    assert script.main([*wanted, "--batches", "3", "--drift", "2"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [(row[0], row[1]) for row in rows] == [("| token loss", "3"), ("| GTO's term", "3")]
+    assert all(float(row[2]) > 0.0 and -1.0 <= float(row[3]) <= 1.0 for row in rows)
+
+
+def test_mistakes_are_told(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script.main(["--batches", "2"]) == 2
+    assert "--batches" in capsys.readouterr().err
+    assert script.main(["data.folder=there", "method.nothing=1"]) == 2
+    assert "nothing" in capsys.readouterr().err
