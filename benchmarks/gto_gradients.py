@@ -34,8 +34,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=14, help="whose gradients are compared (default: 14)")
     parser.add_argument("--drift", type=int, default=24, help="steps of the token loss before (default: 24)")
     args = parser.parse_args(arguments)
-    if args.batches < 3 or args.drift < 0:
-        raise OptionError("--batches wants 3 or more, --drift 0 or more", got=f"{args.batches}, {args.drift}")
+    if args.batches < 3 or args.drift < 1:
+        raise OptionError("--batches wants 3 or more, --drift 1 or more", got=f"{args.batches}, {args.drift}")
     return args
 
 
@@ -57,10 +57,11 @@ def summary(gradients: list[torch.Tensor]) -> tuple[float, float, float]:
 
 
 def measure(args: argparse.Namespace, screen: Screen) -> dict[str, list[torch.Tensor]]:
-    config = load_config(None, ["run.out=nowhere", *args.settings, f"optim.steps={max(args.drift, 1)}"], "gto")
+    config = load_config(None, ["run.out=nowhere", *args.settings, f"optim.steps={args.drift}"], "gto")
     setup = prepare(config, Processes(), screen.progress)
     method = setup.method
-    assert isinstance(method, GtoMethod)
+    if not isinstance(method, GtoMethod):
+        raise OptionError("This is about GTO", got=f"method.name={method.name}", next_step="Leave method.name out.")
     source = signal_source(config, setup, Processes(), screen.progress)
     trainer = Trainer(config, method.token_method, setup.texts, source, args.drift)
     for step in range(args.drift):

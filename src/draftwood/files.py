@@ -62,7 +62,8 @@ def new_file(final: Path) -> Iterator[Path]:
 
 def with_usual_mode(path: Path) -> None:
     """That of every new file of this user; safetensors writes files which nobody else may read."""
-    path.chmod(0o666 & ~_UMASK)
+    with suppress(OSError):  # some file systems know no modes
+        path.chmod(0o666 & ~_UMASK)
 
 
 def write_json(final: Path, content: Any) -> None:
