@@ -31,7 +31,7 @@ BY_TRAJECTORIES = "by_trajectories"
 METRICS = ("tau", "speedup", "tokens_per_second", BY_TRAJECTORIES)  # as in summary.Cell
 USERS = ("model", "dtype", "quantize", "device", "target", "data")  # settings that are the user's alone
 NEEDS = {
-    "head": "a trained draft head (a folder, or one that ships: smollm2-eagle3)",
+    "head": "a trained draft head: its folder, or the name of one that ships",
     "draft-model": "a small model with the same tokenizer",
     "datastore": "a file of `draftwood datastore build`",
     "training": "heads that were trained for this comparison",
