@@ -99,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DraftwoodError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # nothing was written
+        print("\ninterrupted", file=sys.stderr)
+        return 130
     print("| | batches | mean length | mean cosine of two | deviation |")
     print("| --- | --- | --- | --- | --- |")
     for name, gradients in found.items():

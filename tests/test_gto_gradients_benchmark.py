@@ -49,3 +49,14 @@ def test_mistakes_are_told(script: ModuleType, capsys: pytest.CaptureFixture[str
     assert "--batches" in capsys.readouterr().err
     assert script.main(["data.folder=there", "method.nothing=1"]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+def test_an_interruption_is_no_error_of_the_program(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, "measure", interrupted)
+    assert script.main([]) == 130
+    assert capsys.readouterr().err.strip() == "interrupted"
