@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +30,6 @@ from draftwood.tree.layout import ancestor_mask, is_chain
 from .conftest import random_parents
 from .triton_tools import Resources, resources
 
-if TYPE_CHECKING:
-    from draftwood.target.native.cuda.attention import Rotation
-
 SPARE_ROWS = 3  # behind the last packed row: nobody may write there
 
 
@@ -46,8 +43,6 @@ class Case:
     dtype: torch.dtype = torch.float16
     window: int = 0
     num_words: int = 3  # of a row
-    rotates: bool = False  # whether the kernel turns queries and keys itself
-    qk_norm: bool = False
 
 
 def random_segments(
@@ -91,14 +86,9 @@ class Launch:
             unused[segment.base : segment.base + segment.prefix_len + len(segment.parents)] = False
         keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
         keys[:, unused] = values[:, unused] = float("nan")
-        columns = self.width + 2 * case.num_kv_heads * case.head_dim
+        columns = self.width + 2 * case.num_kv_heads * case.head_dim  # the projection's: queries are the first ones
         query = 3 * torch.randn(self.num_rows, columns, generator=generator)  # one key stands out
         self.query, self.keys, self.values = (x.to(device, case.dtype) for x in (query, keys, values))
-        self.rotation = self._rotation(generator, slots) if case.rotates else None
-        if case.rotates:  # the kernel has to put them there
-            for segment in segments:
-                nodes = slice(segment.first_slot, segment.first_slot + segment.size)
-                self.keys[:, nodes] = self.values[:, nodes] = float("nan")
 
         num_tiles = most_tiles(self.num_rows, len(segments), config.nodes_per_tile) + 1
         tiles = np.full((num_tiles, TILE_FIELDS), 7, dtype=np.int32)
@@ -109,7 +99,7 @@ class Launch:
         self.tiles = torch.from_numpy(tiles).to(device)
         self.words = torch.from_numpy(words).to(device) if case.num_words else None
         self.places = torch.tensor(self.positions, dtype=torch.int32, device=device)
-        if not case.window and not case.rotates:
+        if not case.window:
             self.places = None
         self.parts = torch.full((num_floats,), float("nan"), device=device) if num_floats else None
         self.arrivals = torch.zeros(num_counters, dtype=torch.int32, device=device) if num_counters else None
@@ -123,47 +113,14 @@ class Launch:
         )
         tree_attention(
             self.query, self.keys, self.values, self.tiles, self.words, self.places, out, self.parts, self.arrivals,
-            config=self.case.config, rotation=self.rotation, window=self.case.window, pdl=pdl,
+            config=self.case.config, window=self.case.window, pdl=pdl,
         )  # fmt: skip
         return out
 
     def expected(self) -> torch.Tensor:
         """``[N, heads * D]`` in float64, from keys and values that lie in the cache."""
         query = self.query[:, : self.width].double()
-        if self.rotation is not None:
-            query = self._turned(query, self.rotation.q_norm).to(self.case.dtype).double()
         return torch.cat([self._expected(segment, query) for segment in self.segments])
-
-    def expected_nodes(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys, turned, and values of all nodes, ``[N, kv_heads * D]`` in float64."""
-        assert self.rotation is not None
-        keys, values = self.query[:, self.width :].double().chunk(2, dim=1)
-        return self._turned(keys, self.rotation.k_norm), values
-
-    def nodes_in_cache(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same as they lie in the cache."""
-        slots = [s.first_slot + node for s in self.segments for node in range(s.size)]
-        keys, values = (x[:, slots].transpose(0, 1).flatten(1) for x in (self.keys, self.values))
-        return keys, values
-
-    def _rotation(self, generator: torch.Generator, num_positions: int) -> Rotation:
-        from draftwood.target.native.cuda.attention import Rotation
-
-        dim, device = self.case.head_dim, self.query.device
-        angles = 6.0 * torch.rand(num_positions, dim // 2, generator=generator)
-        norms = 1.0 + 0.3 * torch.randn(2, dim, generator=generator)
-        cos, sin, norms = (x.to(device, self.case.dtype) for x in (angles.cos(), angles.sin(), norms))
-        return Rotation(cos, sin, norms[0], norms[1], 1e-5) if self.case.qk_norm else Rotation(cos, sin)
-
-    def _turned(self, flat: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
-        """``[N, heads * D]`` in float64."""
-        assert self.rotation is not None
-        heads = flat.view(self.num_rows, -1, self.case.head_dim)
-        if norm is not None:
-            heads = heads * torch.rsqrt(heads.square().mean(dim=-1, keepdim=True) + self.rotation.eps) * norm.double()
-        cos, sin = (x[self.positions].double()[:, None] for x in (self.rotation.cos, self.rotation.sin))
-        first, second = heads.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(1)
 
     def _expected(self, segment: PackedSegment, query: torch.Tensor) -> torch.Tensor:
         size, prefix, dim = segment.size, segment.prefix_len, self.case.head_dim
@@ -201,17 +158,13 @@ def attention_resources(
         "BITS": WORD_BITS,
         "WINDOW": 0,
         "FIELDS": TILE_FIELDS,
-        "ROTATES": True,
-        "QK_NORM": False,
-        "q_norm": None,
-        "k_norm": None,
         "LAST_MERGES": config.splits > 1 and config.merge == "last",
         "MERGE_ROWS": config.merge_rows(head_dim),
         "PDL": capability >= 90,
     }
-    types = dict.fromkeys(("query", "keys", "values", "cos", "sin", "out"), f"*{dtype}")
+    types = dict.fromkeys(("query", "keys", "values", "out"), f"*{dtype}")
     types |= dict.fromkeys(("query_stride", "out_stride", "head_stride", "slot_stride"), "i32")
-    types |= {"tiles": "*i32", "positions": "*i32", "scale": "fp32", "eps": "fp32"}
+    types |= {"tiles": "*i32", "positions": "*i32", "scale": "fp32"}
     optional = {"words": ("*i32", num_words)}
     optional |= {"parts": ("*fp32", config.splits - 1), "arrivals": ("*i32", config.splits - 1)}
     for name, (kind, there) in optional.items():

@@ -15,10 +15,21 @@ from .triton_tools import DEVICE, INTERPRETED, run_interpreted, runs_kernels
 pytest.importorskip("triton")
 
 from draftwood.target.native.cuda import rows
-from draftwood.target.native.cuda.attention import Rotation
 from draftwood.target.native.cuda.inputs import MOST_MOVES
-from draftwood.target.native.cuda.products import HALF_SCALE, HEAD_BLOCK, Gpu, Hidden, Kind, Product
+from draftwood.target.native.cuda.products import (
+    HALF_SCALE,
+    HEAD_BLOCK,
+    Gpu,
+    Heads,
+    Hidden,
+    Kind,
+    Product,
+    Rotation,
+    Turned,
+)
 from draftwood.target.native.cuda.top import new_scratch
+
+from .product_tools import HOPPER, MODELS, product_resources, products_of
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 GPU = Gpu(num_processors=8, shared_bytes=100_000)  # few: so that small products are shared
@@ -62,8 +73,16 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 class Work:
     """A product with all it needs around it. Rows beyond its own are NaN, and have to stay so."""
 
-    def __init__(self, num_in: int, num_out: int, num_rows: int, dtype: torch.dtype, kind: Kind = Kind.PLAIN) -> None:
-        self.product = Product(num_in, num_out, num_rows, GPU, kind, dtype=dtype, eps=EPS)
+    def __init__(
+        self,
+        num_in: int,
+        num_out: int,
+        num_rows: int,
+        dtype: torch.dtype,
+        kind: Kind = Kind.PLAIN,
+        heads: Heads | None = None,
+    ) -> None:
+        self.product = Product(num_in, num_out, num_rows, GPU, kind, dtype=dtype, eps=EPS, heads=heads)
         floats, counters = self.product.scratch
         self.parts = torch.full((floats,), float("nan"), device=DEVICE)
         self.counters = torch.zeros(counters, dtype=torch.int32, device=DEVICE)
@@ -191,39 +210,86 @@ def test_embeddings_are_ready_for_the_first_norm(dtype: torch.dtype) -> None:
     assert_near(hidden.squares[0, :4], exact.double().square().sum(dim=1))
 
 
+class TurningHeads:
+    """Three query heads and two of keys and values that have to turn. The last of several rows only fills up a pass."""
+
+    def __init__(self, num_rows: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
+        self.heads = Heads(3, 2, dim, normed)
+        self.num_rows, self.num_slots = num_rows, num_rows + 7
+        generator = torch.Generator().manual_seed(num_rows)
+        slots = torch.randperm(self.num_slots, generator=generator)[:num_rows].to(torch.int32)
+        if num_rows > 1:
+            slots[-1] = -1
+        positions = torch.randint(9, (num_rows,), generator=generator, dtype=torch.int32)
+        shape = (2, self.num_slots, dim)
+        keys, values = (torch.full(shape, 9.0, dtype=dtype, device=DEVICE) for _ in range(2))
+        angles = torch.outer(torch.arange(9).float(), inverse_frequencies(SMALL.rope, dim)).to(DEVICE)
+        norms = [noise(dim, dtype=dtype, seed=seed) for seed in (1, 2)] if normed else [None, None]
+        rotation = Rotation(angles.cos().to(dtype), angles.sin().to(dtype), *norms, EPS)
+        self.turned = Turned(rotation, positions.to(DEVICE), slots.to(DEVICE), keys, values)
+
+    def assert_right(self, projected: torch.Tensor, out: torch.Tensor, steps: float) -> None:
+        """``projected [N, heads, D]`` in float64; ``out [N, heads, D]``, of which the queries count."""
+        rotation, positions, slots, keys, values = self.turned
+        used = slots >= 0
+        heads = projected[used].clone()
+        if rotation.q_norm is not None and rotation.k_norm is not None:
+            heads[:, :3] = norm(heads[:, :3], rotation.q_norm)
+            heads[:, 3:5] = norm(heads[:, 3:5], rotation.k_norm)
+        c, s = (part[positions[used].long()].double().repeat(1, 2)[:, None] for part in rotation[:2])
+        low, high = heads.chunk(2, dim=-1)
+        turned = heads * c + torch.cat([-high, low], dim=-1) * s
+        assert_near(out[used, :3], turned[:, :3], steps)
+        where = slots[used].long()
+        assert_near(keys[:, where].transpose(0, 1), turned[:, 3:5], steps)
+        assert_near(values[:, where].transpose(0, 1), projected[used, 5:], steps)
+        others = torch.ones(self.num_slots, dtype=torch.bool, device=DEVICE)
+        others[where] = False
+        assert (keys[:, others] == 9.0).all()
+        assert (values[:, others] == 9.0).all()
+
+
 @runs_kernels
 @pytest.mark.parametrize("dim", [16, 96])
 @pytest.mark.parametrize("normed", [False, True])
 def test_queries_turn_and_keys_go_to_their_slots(dim: int, normed: bool, dtype: torch.dtype) -> None:
-    """The last row only fills up the pass."""
-    num_heads, num_kv_heads, num_slots = 3, 2, 12
-    positions = torch.tensor([0, 7, 3, 5], dtype=torch.int32, device=DEVICE)
-    slots = torch.tensor([4, 11, 0, -1], dtype=torch.int32, device=DEVICE)
-    qkv = noise(4, (num_heads + 2 * num_kv_heads) * dim, dtype=dtype)
-    keys, values = (torch.full((num_kv_heads, num_slots, dim), 9.0, dtype=dtype, device=DEVICE) for _ in range(2))
-    angles = torch.outer(torch.arange(9).float(), inverse_frequencies(SMALL.rope, dim)).to(DEVICE)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    weights = [noise(dim, dtype=dtype, seed=seed) for seed in (1, 2)] if normed else [None, None]
-    before = qkv.view(4, -1, dim).clone()
-    rows.rotate_and_store(
-        qkv, Rotation(cos, sin, *weights, EPS), positions, slots, keys, values, num_heads=num_heads, pdl=False
-    )
-    heads = before[:3].double()
-    if normed:
-        heads[:, :num_heads] = norm(before[:3, :num_heads], weights[0])
-        heads[:, num_heads:-num_kv_heads] = norm(before[:3, num_heads:-num_kv_heads], weights[1])
-    c, s = (part[positions[:3].long()].double().repeat(1, 2)[:, None] for part in (cos, sin))
-    low, high = heads.chunk(2, dim=-1)
-    turned = heads * c + torch.cat([-high, low], dim=-1) * s
-    after = qkv.view(4, -1, dim)
-    assert_near(after[:3, :num_heads], turned[:, :num_heads], 4.0)
+    case = TurningHeads(4, dim, normed, dtype)
+    qkv = noise(4, 7 * dim, dtype=dtype)
+    before = qkv.view(4, 7, dim).clone()
+    rows.rotate_and_store(qkv, case.turned, num_heads=3, pdl=False)
+    after = qkv.view(4, 7, dim)
+    case.assert_right(before.double(), after, 4.0)
     assert torch.equal(after[3], before[3])
-    where = slots[:3].long()
-    assert_near(keys[:, where].transpose(0, 1), turned[:, num_heads:-num_kv_heads], 4.0)
-    assert torch.equal(values[:, where].transpose(0, 1), before[:3, -num_kv_heads:])
-    others = [slot for slot in range(num_slots) if slot not in where.tolist()]
-    assert (keys[:, others] == 9.0).all()
-    assert (values[:, others] == 9.0).all()
+
+
+@runs_kernels
+@pytest.mark.parametrize("num_rows", NUM_ROWS)
+@pytest.mark.parametrize("dim", [16, 24, 64] if INTERPRETED else [16, 24, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_product_turns_its_heads(num_rows: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
+    """Heads of sizes that no block is a multiple of, too. A long input is shared by several programs."""
+    case = TurningHeads(num_rows, dim, normed, dtype)
+    if not case.heads.can_turn:
+        pytest.skip("these are turned by a kernel of their own")
+    for num_in in (64, 1536):
+        work = Work(num_in, 7 * dim, num_rows, dtype, heads=case.heads)
+        x, bias = noise(num_rows, num_in, dtype=dtype, seed=2), noise(7 * dim, dtype=dtype, seed=3)
+        out = work.run(x, turned=case.turned, bias=bias)
+        assert out[:, 3 * dim :].isnan().all()
+        projected = x.double() @ work.weight.double().t() + bias.double()
+        case.assert_right(projected.view(num_rows, 7, dim), out.view(num_rows, 7, dim), 12.0 if normed else 6.0)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("model", MODELS)
+def test_no_registers_are_spilled_on_hopper(model: str, dtype: torch.dtype) -> None:
+    if dtype == torch.float16:
+        pytest.skip("one is enough")
+    for rows_of_pass in (16, 64):
+        product = next(product for name, product, _ in products_of(model, rows_of_pass) if name == "qkv")
+        found = product_resources(product)
+        assert found.stack == 0
+        assert found.shared <= HOPPER.shared_bytes
 
 
 @runs_kernels

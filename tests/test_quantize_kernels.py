@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,14 +11,15 @@ from draftwood.target.base import Segment, chain_parents
 from draftwood.target.native.quantize import FORMATS, Quantized, dense, quantized
 from draftwood.target.tiny import TINY_CONFIG, tiny_target
 
-from .triton_tools import DEVICE, INTERPRETED, resources, run_interpreted, runs_kernels
+from .triton_tools import DEVICE, INTERPRETED, run_interpreted, runs_kernels
 
 pytest.importorskip("triton")
 
 from draftwood.target.native.cuda import decoder, passes
-from draftwood.target.native.cuda.product_kernel import product_kernel
 from draftwood.target.native.cuda.products import Gpu, Kind, Product, choose_tiling
 from draftwood.target.native.cuda.rows import EXPAND_BLOCK, expand
+
+from .product_tools import product_resources
 
 NAMES = sorted(FORMATS)
 on_host = pytest.mark.skipif(INTERPRETED, reason="has nothing to interpret")
@@ -134,16 +134,7 @@ def test_no_registers_are_spilled_on_hopper(kind: str, rows: int, name: str, dty
         4096, {"plain": 4096, "gated": 14336, "head": 128_256}[kind], rows, Gpu(132, shared), Kind(kind),
         dtype=torch.bfloat16, weight_bytes=1, pdl=True,
     )  # fmt: skip
-    launch = ("num_warps", "num_stages", "launch_pdl")
-    constants: dict[str, Any] = {key: value for key, value in product._constants.items() if key not in launch}
-    constants |= {"COUNT": 64, "PAD": 64, "QUANTIZED": True, "NORMED": True, "RESIDUAL": False, "PEAKS": False}
-    constants |= dict.fromkeys(("bias", "scaled", "next_norm", "block_squares", "peaks")) | {"BIAS": False}
-    types = dict.fromkeys(("scales", "squares", "parts"), "*fp32") | {"counters": "*i32", "num_rows": "i32"}
-    types |= {"x": f"*{dtype}", "out": f"*{dtype}", "weight": f"*{name}", "eps": "fp32"}
-    found = resources(
-        product_kernel, types, constants,
-        capability=90, num_warps=product.tiling.num_warps, num_stages=product.tiling.num_stages,
-    )  # fmt: skip
+    found = product_resources(product, dtype, name)
     assert found.stack == 0
     together = 1 if product.num_blocks * product.tiling.splits <= 132 else 2  # programs on a processor
     assert found.shared * together <= shared

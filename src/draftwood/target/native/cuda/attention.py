@@ -6,21 +6,16 @@ part inside its window); among the nodes it sees those in its ancestor bits, in 
 topological order: nothing behind the tile's last node matters. Nodes of the tree that earlier passes have written lie
 in the cache, between the prefix and the others.
 
-Where it is told how (``Rotation``), it takes queries, keys and values as the projection left them, turns them by their
-positions, and puts the keys and values of its own nodes into the cache. Else they lie there already, and queries have
-been turned.
-
 Long contexts are cut into ranges. How many are in use follows from the tile's own length, read on the GPU: one captured
 launch serves every context. The parts are merged in the order of the ranges, so the same input gives the same bits.
 """
 
-# ruff: noqa: N803, N806 - compile-time arguments are in capitals
+# ruff: noqa: N803 - compile-time arguments are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -32,16 +27,6 @@ from draftwood.target.native.cuda.common import prefetch, wait_for_input
 MERGE_WARPS = 2
 MERGE_ROWS = 4  # of a program of the merging kernel; the last of a tile's programs takes more at a time
 AHEAD_BLOCKS = tl.constexpr(8)  # steps of a range that are asked for before the queries are there
-
-
-class Rotation(NamedTuple):
-    """How queries and keys are turned."""
-
-    cos: torch.Tensor  # [positions, D / 2]
-    sin: torch.Tensor  # [positions, D / 2]
-    q_norm: torch.Tensor | None = None  # [D] weights of the norms of queries and keys, where a model has them
-    k_norm: torch.Tensor | None = None
-    eps: float = 0.0
 
 
 @triton.jit
@@ -63,35 +48,6 @@ def _ranges(first, last, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr):
     wanted = tl.minimum(tl.maximum((last - first) // MIN_BLOCKS, 1), SPLITS)
     size = tl.maximum(tl.cdiv(last - first, wanted), 1)  # of a tile without nodes too
     return size, tl.cdiv(last - first, size)
-
-
-@triton.jit
-def _angles(cos, sin, place, there, depth, D: tl.constexpr):
-    """Cosines and sines for rows at the positions ``place``, [rows, BLOCK_D]."""
-    HALF: tl.constexpr = D // 2
-    where = place.to(tl.int64)[:, None] * HALF + (depth % HALF)[None, :]
-    mask = there[:, None] & (depth < D)[None, :]
-    return tl.load(cos + where, mask=mask, other=0.0), tl.load(sin + where, mask=mask, other=0.0)
-
-
-@triton.jit
-def _turned(rows, there, depth, c, s, norm, eps, D: tl.constexpr, QK_NORM: tl.constexpr):
-    """The rows at these addresses [rows, 1], normed where the model does that, and turned; [rows, BLOCK_D]."""
-    HALF: tl.constexpr = D // 2
-    mask = there[:, None] & (depth < D)[None, :]
-    other = tl.where(depth < HALF, depth + HALF, depth - HALF)  # the partner of each dimension
-    x = tl.load(rows + depth[None, :], mask=mask, other=0.0)
-    partner = tl.load(rows + other[None, :], mask=mask, other=0.0)
-    kind = x.dtype
-    if QK_NORM:
-        wide = x.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / D + eps)[:, None]  # the partners are the same dimensions
-        mine = tl.load(norm + depth, mask=depth < D, other=0.0).to(tl.float32)[None, :]
-        theirs = tl.load(norm + other, mask=depth < D, other=0.0).to(tl.float32)[None, :]
-        x = ((wide * scale).to(kind).to(tl.float32) * mine).to(kind)
-        partner = ((partner.to(tl.float32) * scale).to(kind).to(tl.float32) * theirs).to(kind)
-    across = tl.where((depth < HALF)[None, :], -partner.to(tl.float32), partner.to(tl.float32))
-    return (x.to(tl.float32) * c.to(tl.float32) + across * s.to(tl.float32)).to(kind)
 
 
 @triton.jit
@@ -178,11 +134,11 @@ def _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S: tl.con
 
 @triton.jit
 def _attend(
-    query, keys, values, tiles, words, positions, cos, sin, q_norm, k_norm, out, parts, arrivals,
-    scale, eps, query_stride, out_stride, head_stride, slot_stride,
+    query, keys, values, tiles, words, positions, out, parts, arrivals,
+    scale, query_stride, out_stride, head_stride, slot_stride,
     D: tl.constexpr, BLOCK_D: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, W: tl.constexpr, SPAN: tl.constexpr,
-    BITS: tl.constexpr, WINDOW: tl.constexpr, FIELDS: tl.constexpr, ROTATES: tl.constexpr, QK_NORM: tl.constexpr,
+    BITS: tl.constexpr, WINDOW: tl.constexpr, FIELDS: tl.constexpr,
     LAST_MERGES: tl.constexpr, MERGE_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile, one key head, one range of keys."""
@@ -220,16 +176,11 @@ def _attend(
     values += offset
     if PDL:
         _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S, D)
-    if WINDOW > 0 or ROTATES:
+    if WINDOW > 0:
         place = tl.load(positions + row, mask=used, other=0)  # [BLOCK_M]
     lines = query + row.to(tl.int64)[:, None] * query_stride + head * (G * D) + column
-    if ROTATES:
-        c, s = _angles(cos, sin, place, used, depth, D)
-        wait_for_input(PDL)
-        rows = _turned(lines, used, depth, c, s, q_norm, eps, D, QK_NORM)  # [BLOCK_M, BLOCK_D]
-    else:
-        wait_for_input(PDL)
-        rows = tl.load(lines + depth[None, :], mask=inside, other=0.0)
+    wait_for_input(PDL)
+    rows = tl.load(lines + depth[None, :], mask=inside, other=0.0)  # [BLOCK_M, BLOCK_D]
 
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -259,27 +210,12 @@ def _attend(
     for block in range(tl.maximum(low, cached_blocks), high):
         first_node = (block - cached_blocks) * BLOCK_N
         at = first_node + tl.arange(0, BLOCK_N)
-        there = at < before + nodes
-        if WINDOW > 0 or ROTATES:
-            at_place = tl.load(positions + segment_row + at, mask=there, other=0)
-        if ROTATES:
-            # Behind the queries of all heads stand the keys, then the values.
-            raw = query + (segment_row + at).to(tl.int64)[:, None] * query_stride
-            raw += (tl.num_programs(1) * G + head) * D
-            key_c, key_s = _angles(cos, sin, at_place, there, depth, D)
-            key = _turned(raw, there, depth, key_c, key_s, k_norm, eps, D, QK_NORM)
-            raw_values = raw + tl.num_programs(1) * D + depth[None, :]
-            value = tl.load(raw_values, mask=there[:, None] & (depth < D)[None, :], other=0.0)
-            own = (there & (at >= before))[:, None] & (depth < D)[None, :]  # each tile keeps its own nodes
-            slots = (cached + at)[:, None] * slot_stride + depth[None, :]
-            tl.store(keys + slots, key, mask=own)
-            tl.store(values + slots, value, mask=own)
-        else:
-            key = _rows(keys, cached + at, cached + before + nodes, depth, slot_stride, D)
-            value = _rows(values, cached + at, cached + before + nodes, depth, slot_stride, D)
+        key = _rows(keys, cached + at, cached + before + nodes, depth, slot_stride, D)
+        value = _rows(values, cached + at, cached + before + nodes, depth, slot_stride, D)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
         seen = _seen_nodes(words, first_node, at, before + node, used, row, chain, W, SPAN, BITS)
         if WINDOW > 0:
+            at_place = tl.load(positions + segment_row + at, mask=at < before + nodes, other=0)
             seen = seen & (place[:, None] - at_place[None, :] < WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
@@ -344,7 +280,6 @@ def tree_attention(
     arrivals: torch.Tensor | None,
     *,
     config: AttentionConfig,
-    rotation: Rotation | None = None,
     window: int = 0,
     pdl: bool = False,
 ) -> None:
@@ -353,12 +288,11 @@ def tree_attention(
     ``query [N, >= heads * D]`` (the first columns of wider rows will do) over ``keys, values [kv_heads, slots, D]``,
     both with the same strides, into ``out [N, heads * D]``. ``tiles [T, TILE_FIELDS]``, ``words [N, W]`` and
     ``positions [N]`` are int32, as ``attention_plan`` writes them. ``words`` may be missing where all segments are
-    chains, ``positions`` without a window and a rotation, ``parts`` and ``arrivals`` (see ``scratch_size``) with
-    ``splits`` of 1. With a ``rotation``, rows of ``query`` are queries, keys and values as the projection left them.
+    chains, ``positions`` without a window, ``parts`` and ``arrivals`` (see ``scratch_size``) with ``splits`` of 1.
+    Queries have been turned, and the nodes' keys and values lie in their slots.
     """
     num_kv_heads, _, dim = keys.shape
     num_words = 0 if words is None else words.shape[1]
-    cos, sin, q_norm, k_norm, eps = rotation or (None, None, None, None, 0.0)
     shape = {
         "D": dim,
         "BLOCK_D": triton.next_power_of_2(dim),
@@ -375,10 +309,9 @@ def tree_attention(
     }
     last_merges = config.splits > 1 and config.merge == "last"
     _attend[(len(tiles), num_kv_heads, config.splits)](
-        query, keys, values, tiles, words, positions, cos, sin, q_norm, k_norm, out, parts, arrivals,
-        dim**-0.5 * math.log2(math.e), eps, query.stride(0), out.stride(0), keys.stride(0), keys.stride(1),
+        query, keys, values, tiles, words, positions, out, parts, arrivals,
+        dim**-0.5 * math.log2(math.e), query.stride(0), out.stride(0), keys.stride(0), keys.stride(1),
         W=num_words, SPAN=min(num_words, max(1, config.block_n // WORD_BITS)), BITS=WORD_BITS,
-        ROTATES=rotation is not None, QK_NORM=q_norm is not None,
         LAST_MERGES=last_merges, MERGE_ROWS=config.merge_rows(dim),
         num_warps=config.num_warps, num_stages=config.num_stages, **shape,
     )  # fmt: skip

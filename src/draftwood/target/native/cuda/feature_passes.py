@@ -15,7 +15,7 @@ import torch
 from draftwood.target.native.cuda import feature_rows, rows
 from draftwood.target.native.cuda.feature_weights import FeatureWeights
 from draftwood.target.native.cuda.passes import Model, NarrowPass, Pass, Shape, WidePass
-from draftwood.target.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Kind, Product
+from draftwood.target.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Heads, Kind, Product
 from draftwood.target.native.cuda.top import block_size, launch_top_rows
 from draftwood.target.native.cuda.workspace import Workspace
 from draftwood.target.native.quantize import dense
@@ -84,15 +84,17 @@ class NarrowFeaturePass(FeaturePass, NarrowPass):
         how, config = self._how, self._how.config
         width, qkv = config.hidden_size, config.q_size + 2 * config.kv_size
 
-        def product(num_in: int, num_out: int, kind: Kind = Kind.PLAIN, eps: float = 0.0) -> Product:
+        def product(
+            num_in: int, num_out: int, kind: Kind = Kind.PLAIN, eps: float = 0.0, heads: Heads | None = None
+        ) -> Product:
             dtype = self._left.dtype
             return Product(
-                num_in, num_out, self._shape.num_rows, self._model.gpu, kind,
+                num_in, num_out, self._shape.num_rows, self._model.gpu, kind, heads=heads,
                 dtype=dtype, weight_bytes=dtype.itemsize, eps=eps, pdl=self._model.overlap,
             )  # fmt: skip
 
         self._fc = product(how.joined_size, width)
-        self._first_qkv = product(how.joined_size if how.fc is None else width, qkv)
+        self._first_qkv = product(how.joined_size if how.fc is None else width, qkv, heads=self._heads)
         self._logits = product(width, config.vocab_size, Kind.HEAD, how.norm_eps)
         demands = [demand, self._fc.scratch, self._first_qkv.scratch]
         return max(floats for floats, _ in demands), max(counters for _, counters in demands)
@@ -104,7 +106,10 @@ class NarrowFeaturePass(FeaturePass, NarrowPass):
         if how.fc is not None:
             x = self._buffers.hidden.states
             self._fc.launch(self._joined, how.fc, x, bias=how.fc_bias, parts=parts, counters=counters)
-        self._first_qkv.launch(x, first.qkv, self._buffers.qkv, bias=first.qkv_bias, parts=parts, counters=counters)
+        self._first_qkv.launch(
+            x, first.qkv, self._buffers.qkv,
+            bias=first.qkv_bias, turned=self._turned(0, first) if self._heads else None, parts=parts, counters=counters,
+        )  # fmt: skip
 
     def _head(self) -> bool:
         if self._how.has_norm:

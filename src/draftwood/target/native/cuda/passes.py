@@ -1,7 +1,7 @@
 """One pass of a fixed shape through the model: all it launches, in order, over memory that stays where it is.
 
-*Narrow* passes (up to 64 rows: trees, short chunks) are bound by the weights' way from memory; five or six kernels
-make a layer. *Wide* ones (prompts, large batches) take their products from the vendor's library. Both end with the
+*Narrow* passes (up to 64 rows: trees, short chunks) are bound by the weights' way from memory; five kernels make a
+layer. *Wide* ones (prompts, large batches) take their products from the vendor's library. Both end with the
 best entries of every row of logits, which travel to the host in one copy.
 """
 
@@ -16,17 +16,24 @@ import torch
 from draftwood.target.cache import KVCache
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.cuda import rows
-from draftwood.target.native.cuda.attention import Rotation, tree_attention
+from draftwood.target.native.cuda.attention import tree_attention
 from draftwood.target.native.cuda.attention_plan import choose, most_tiles, scratch_size
 from draftwood.target.native.cuda.inputs import Inputs
-from draftwood.target.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Gpu, Kind, Product
+from draftwood.target.native.cuda.products import (
+    HEAD_BLOCK,
+    MOST_ROWS,
+    Gpu,
+    Heads,
+    Kind,
+    Product,
+    Rotation,
+    Turned,
+)
 from draftwood.target.native.cuda.top import block_size, launch_top_rows, new_scratch, new_words
 from draftwood.target.native.cuda.workspace import Workspace
 from draftwood.target.native.quantize import Matrix, Quantized, row_blocks, stored
 from draftwood.target.native.weights import LayerWeights, Weights
 from draftwood.target.toprows import TopRows
-
-ROTATED_INSIDE = 16  # rows at most that attention turns by itself
 
 
 class Model(NamedTuple):
@@ -55,7 +62,7 @@ class Pass(ABC):
     """``inputs`` is filled, ``launch`` runs it all (a graph may have captured it), then ``best`` is the answer."""
 
     selects_rows: bool  # whether there are logits of the wanted rows alone
-    rotates_apart: bool  # whether a kernel of its own turns queries and keys: that pays where several tiles want them
+    turns_apart: bool  # whether a kernel of its own turns queries and keys
 
     def __init__(self, model: Model, shape: Shape, workspace: Workspace) -> None:
         config = model.config
@@ -130,18 +137,21 @@ class Pass(ABC):
     def _attend(self, index: int, layer: LayerWeights) -> None:
         model, config, buffers, inputs = self._model, self._model.config, self._buffers, self.inputs
         keys, values = model.cache.keys[index], model.cache.values[index]
-        rotation = Rotation(*model.rotation, layer.q_norm, layer.k_norm, config.norm_eps)
-        if self.rotates_apart:
+        if self.turns_apart:
             rows.rotate_and_store(
-                buffers.qkv, rotation, inputs.positions, inputs.slots, keys, values,
-                num_heads=config.num_heads, pdl=model.overlap,
-            )  # fmt: skip
+                buffers.qkv, self._turned(index, layer), num_heads=config.num_heads, pdl=model.overlap
+            )
         tree_attention(
             buffers.qkv, keys, values, inputs.tiles, inputs.words, inputs.positions, buffers.mixed,
             self._parts, self._counters,
-            config=self._attention, rotation=None if self.rotates_apart else rotation,
-            window=config.sliding_window or 0, pdl=model.overlap,
+            config=self._attention, window=config.sliding_window or 0, pdl=model.overlap,
         )  # fmt: skip
+
+    def _turned(self, index: int, layer: LayerWeights) -> Turned:
+        """How the queries and keys of a layer turn, and where its keys and values go."""
+        model, inputs = self._model, self.inputs
+        rotation = Rotation(*model.rotation, layer.q_norm, layer.k_norm, model.config.norm_eps)
+        return Turned(rotation, inputs.positions, inputs.slots, model.cache.keys[index], model.cache.values[index])
 
     def _tap(self, layer: int) -> None:
         """Hidden states that somebody asked for, before they change."""
@@ -158,17 +168,19 @@ class NarrowPass(Pass):
 
     def _prepare(self) -> tuple[int, int]:
         config, shape, weights = self._model.config, self._shape, self._model.weights
-        self.rotates_apart = shape.num_rows > ROTATED_INSIDE
         width, inner = config.hidden_size, config.intermediate_size
         weight_bytes = stored(weights.head)[0].itemsize
 
-        def product(num_in: int, num_out: int, kind: Kind = Kind.PLAIN) -> Product:
+        def product(num_in: int, num_out: int, kind: Kind = Kind.PLAIN, heads: Heads | None = None) -> Product:
             return Product(
-                num_in, num_out, shape.num_rows, self._model.gpu, kind,
+                num_in, num_out, shape.num_rows, self._model.gpu, kind, heads=heads,
                 dtype=weights.embed.dtype, weight_bytes=weight_bytes, eps=config.norm_eps, pdl=self._model.overlap,
             )  # fmt: skip
 
-        self._qkv = product(width, config.q_size + 2 * config.kv_size)
+        heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, config.qk_norm)
+        self._heads = heads if heads.can_turn else None
+        self.turns_apart = self._heads is None
+        self._qkv = product(width, config.q_size + 2 * config.kv_size, heads=self._heads)
         self._o = product(config.q_size, width)
         self._gate_up = product(width, inner, Kind.GATED)
         self._down = product(inner, width)
@@ -181,7 +193,8 @@ class NarrowPass(Pass):
         self._qkv.launch(
             hidden.scaled, layer.qkv, self._buffers.qkv,
             squares=hidden.squares, num_squares=self._down.num_blocks if index else 1,  # one behind the embedding
-            bias=layer.qkv_bias, parts=self._parts, counters=self._counters,
+            bias=layer.qkv_bias, turned=self._turned(index, layer) if self._heads else None,
+            parts=self._parts, counters=self._counters,
         )  # fmt: skip
 
     def _finish(self, layer: LayerWeights, next_norm: torch.Tensor) -> None:
@@ -213,7 +226,7 @@ class WidePass(Pass):
     """Many rows: the vendor's products, with small kernels between them. Weights of 8 bits are expanded before."""
 
     selects_rows = True
-    rotates_apart = True
+    turns_apart = True
 
     def _prepare(self) -> tuple[int, int]:
         width, weights = self._model.config.hidden_size, self._model.weights

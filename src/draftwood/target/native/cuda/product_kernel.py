@@ -10,6 +10,69 @@ import triton.language as tl
 
 from draftwood.target.native.cuda.common import block_peaks, prefetch
 
+# Of a block of heads: so many dimensions of a first half stand before their partners. A thread then has both.
+SLAB = tl.constexpr(8)
+
+
+@triton.jit
+def _features(block, BO: tl.constexpr, D: tl.constexpr):
+    """The output features of a block, [BO]. With heads of D dimensions that turn, dimensions and their partners."""
+    at = tl.arange(0, BO)
+    if D == 0:
+        return block * BO + at
+    pair = block * (BO // 2) + at // (2 * SLAB) * SLAB + at % SLAB
+    return pair // (D // 2) * D + pair % (D // 2) + at // SLAB % 2 * (D // 2)
+
+
+@triton.jit
+def _pairs(block, BO: tl.constexpr, D: tl.constexpr):
+    """The heads of a block's pairs of dimensions, and where in the head the first of each pair is; both [BO / 2]."""
+    pair = block * (BO // 2) + tl.arange(0, BO // 2)
+    return pair // (D // 2), pair % (D // 2)
+
+
+@triton.jit
+def _angles(cos, sin, positions, rows, num_rows, block, BO: tl.constexpr, D: tl.constexpr, TURNING: tl.constexpr):
+    """Cosines and sines of a block's pairs, [BO / 2, BM]; of heads behind the TURNING ones those of no turn."""
+    head, at = _pairs(block, BO, D)
+    place = tl.load(positions + rows, mask=rows < num_rows, other=0).to(tl.int64)
+    where = place[None, :] * (D // 2) + at[:, None]
+    mask = (head < TURNING)[:, None] & (rows < num_rows)[None, :]
+    return tl.load(cos + where, mask=mask, other=1.0), tl.load(sin + where, mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_turned(
+    acc, own_cos, own_sin, own_slots, rows, num_rows, block, out, keys, values, head_stride, q_norm, k_norm, eps,
+    OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr,
+    QK_NORM: tl.constexpr,
+):  # fmt: skip
+    """Queries go to ``out``, keys and values to their rows' slots; queries and keys are turned, and normed before."""
+    HALF: tl.constexpr = D // 2
+    KIND: tl.constexpr = out.dtype.element_ty
+    rounded = acc.to(KIND).to(tl.float32)  # as a projection of its own would have left it
+    low, high = tl.split(tl.permute(tl.reshape(rounded, (BO // (2 * SLAB), 2, SLAB, BM)), (0, 2, 3, 1)))
+    low = tl.reshape(low, (BO // 2, BM))
+    high = tl.reshape(high, (BO // 2, BM))
+    head, at = _pairs(block, BO, D)
+    if QK_NORM:  # noqa: SIM102 - this is known when it is compiled
+        if block < HEADS + KV:  # a block is a head here
+            norm = tl.where(block < HEADS, q_norm, k_norm)
+            scale = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / D + eps)[None, :]
+            low_norm = tl.load(norm + at).to(tl.float32)[:, None]
+            high_norm = tl.load(norm + HALF + at).to(tl.float32)[:, None]
+            low = ((low * scale).to(KIND).to(tl.float32) * low_norm).to(KIND).to(tl.float32)
+            high = ((high * scale).to(KIND).to(tl.float32) * high_norm).to(KIND).to(tl.float32)
+    c, s = own_cos.to(tl.float32), own_sin.to(tl.float32)
+    is_query = head < HEADS
+    base = tl.where(is_query, out, tl.where(head < HEADS + KV, keys, values))
+    start = tl.where(is_query, head * D, ((head - HEADS) % KV).to(tl.int64) * head_stride) + at
+    along = tl.where(is_query[:, None], (rows * OUT)[None, :], (own_slots * D)[None, :])
+    where = base[:, None] + (start[:, None] + along)  # [BO / 2, BM]
+    kept = (is_query[:, None] | (own_slots >= 0)[None, :]) & (head < OUT // D)[:, None] & (rows < num_rows)[None, :]
+    tl.store(where, (low * c - high * s).to(KIND), mask=kept)
+    tl.store(where + HALF, (high * c + low * s).to(KIND), mask=kept)
+
 
 @triton.jit
 def _squares(squares, rows, num_rows, BM: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr):
@@ -33,11 +96,13 @@ def _dot(weights, given, acc, ROW_SCALE: tl.constexpr):
 
 @triton.jit
 def _finish(
-    acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, rows, block, features, num_rows, eps,
-    out, scaled, block_squares, peaks,
+    acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, own_cos, own_sin, own_slots,
+    rows, block, features, num_rows, eps, out, scaled, block_squares, peaks, keys, values, head_stride,
+    q_norm, k_norm, head_eps,
     IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     SCALE: tl.constexpr, QUANTIZED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, PEAKS: tl.constexpr,
+    D: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, QK_NORM: tl.constexpr,
 ):  # fmt: skip
     """What happens to a finished block [BO, BM] before it is written."""
     row_inside = rows < num_rows
@@ -58,7 +123,13 @@ def _finish(
         acc = acc + own_hidden.to(tl.float32)
     where = rows[None, :] * OUT + features[:, None]
     result = acc.to(out.dtype.element_ty)
-    tl.store(out + where, result, mask=inside)
+    if D > 0:
+        _store_turned(
+            acc, own_cos, own_sin, own_slots, rows, num_rows, block, out, keys, values, head_stride,
+            q_norm, k_norm, head_eps, OUT, BM, BO, D, HEADS, KV, QK_NORM,
+        )  # fmt: skip
+    else:
+        tl.store(out + where, result, mask=inside)
     if RESIDUAL:
         hidden = tl.where(inside, result.to(tl.float32), 0.0)
         tl.store(
@@ -74,17 +145,19 @@ def _finish(
 
 @triton.jit
 def product_kernel(
-    x, weight, scales, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters, eps, num_rows,
+    x, weight, scales, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters,
+    cos, sin, positions, slots, keys, values, q_norm, k_norm, head_stride, eps, head_eps, num_rows,
     IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, SPLITS: tl.constexpr,
     COUNT: tl.constexpr, PAD: tl.constexpr, SCALE: tl.constexpr, ROW_SCALE: tl.constexpr, QUANTIZED: tl.constexpr,
     NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PEAKS: tl.constexpr,
+    D: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, QK_NORM: tl.constexpr,
     AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One block of output features over a part of the input."""
     block, part = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, BM)
     inputs = tl.arange(0, BI)
-    features = block * BO + tl.arange(0, BO)
+    features = _features(block, BO, D)
     PART: tl.constexpr = IN // SPLITS
     UP: tl.constexpr = OUT * IN  # how far behind the gates' weights those of up lie
     start = part * PART
@@ -94,6 +167,7 @@ def product_kernel(
     # What is needed in the end is asked for this early: it arrives while the weights do.
     scale, more_scale = 1.0, 1.0
     own_squares, own_bias, own_hidden, own_norm = 0.0, 0.0, 0.0, 0.0
+    own_cos, own_sin, own_slots = 0.0, 0.0, 0
     if QUANTIZED:
         scale = tl.load(scales + known)
         if GATED:
@@ -105,6 +179,9 @@ def product_kernel(
         own_bias = tl.load(bias + known)  # [BO]
     if RESIDUAL:
         own_norm = tl.load(next_norm + known)  # [BO]
+    if D > 0:
+        own_cos, own_sin = _angles(cos, sin, positions, rows, num_rows, block, BO, D, HEADS + KV)  # [BO / 2, BM]
+        own_slots = tl.load(slots + rows, mask=rows < num_rows, other=-1).to(tl.int64)  # [BM]
     if PDL:
         if AHEAD > 0:
             address = (weight + feature_rows + start).to(tl.int64)
@@ -148,7 +225,8 @@ def product_kernel(
             tl.store(counters + block, 0)
     if last:
         _finish(
-            acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, rows, block, features, num_rows,
-            eps, out, scaled, block_squares, peaks,
-            IN, OUT, BM, BO, SCALE, QUANTIZED, NORMED, GATED, BIAS, RESIDUAL, PEAKS,
+            acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, own_cos, own_sin, own_slots,
+            rows, block, features, num_rows, eps, out, scaled, block_squares, peaks,
+            keys, values, head_stride, q_norm, k_norm, head_eps,
+            IN, OUT, BM, BO, SCALE, QUANTIZED, NORMED, GATED, BIAS, RESIDUAL, PEAKS, D, HEADS, KV, QK_NORM,
         )  # fmt: skip

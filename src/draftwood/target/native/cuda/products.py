@@ -8,6 +8,8 @@ over the whole input; the rows are its narrow side. What stands around a product
 - *gated*: gate and up are computed side by side, and their SiLU product is all that is written.
 - *residual*: the result is added to the hidden states in place.
 - *scales*: weights of 8 bits widen in registers, and each feature's sum is scaled in the end.
+- *turned*: a block of heads has the pairs of dimensions that a rotation mixes. Queries are written turned; keys, turned
+  too, and values go straight into the cache.
 - *peaks*: each block of logits leaves its peak and its sum of exponentials, from which the best entries are found.
 
 Where a matrix has too few blocks to keep the GPU busy, several programs share a block along the input, and the last one
@@ -32,6 +34,7 @@ MOST_ROWS = 64  # beyond that the vendor's library is faster
 AHEAD = 256  # bytes of each weight row that are asked for before the input is there
 HALF_SCALE = 2.0**-6  # float16 has no range for hidden states that are not normed yet; a power of two loses nothing
 SMALL = 2 << 20  # bytes of a matrix that are there sooner than the programs that share them
+NORMED_DIMS = (16, 32, 64, 128)  # of heads that fit a block
 HEAD_BLOCK = 128  # logits of a block, whose peak is noted: what finding the best entries works with
 
 
@@ -66,9 +69,46 @@ class Hidden(NamedTuple):
     squares: torch.Tensor  # [blocks, padded rows] float32: sums of squares over the features of each block
 
 
-def choose_tiling(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind, weight_bytes: int = 2) -> Tiling:
+class Heads(NamedTuple):
+    """What the output features of a projection to queries, keys and values are."""
+
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    are_normed: bool
+
+    @property
+    def can_turn(self) -> bool:
+        """Whether a product can turn them: those that are normed have to fit a block, of which there are few sizes."""
+        return not self.are_normed or self.dim in NORMED_DIMS
+
+
+class Rotation(NamedTuple):
+    """How queries and keys are turned."""
+
+    cos: torch.Tensor  # [positions, D / 2]
+    sin: torch.Tensor  # [positions, D / 2]
+    q_norm: torch.Tensor | None = None  # [D] weights of the norms of queries and keys, where a model has them
+    k_norm: torch.Tensor | None = None
+    eps: float = 0.0
+
+
+class Turned(NamedTuple):
+    """How rows of heads are turned, and where their keys and values go."""
+
+    rotation: Rotation
+    positions: torch.Tensor  # [rows] int32
+    slots: torch.Tensor  # [rows] int32; below 0: a row that only fills up the pass, and leaves nothing
+    keys: torch.Tensor  # [kv_heads, slots, D]
+    values: torch.Tensor  # [kv_heads, slots, D]
+
+
+def choose_tiling(
+    num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind, weight_bytes: int = 2, head_dim: int = 0
+) -> Tiling:
     """A good cut, found by timing whole passes of three models on an H200: all processors busy, each with many bytes
-    on their way. ``rows``: the padded number; ``weight_bytes``: of one weight."""
+    on their way. ``rows``: the padded number; ``weight_bytes``: of one weight; ``head_dim``: where a block has to be
+    one head."""
     wide = rows > 16  # the rows' own way from the L2 cache takes time too
     sizes = (64, 32, 16) if kind is Kind.GATED or (kind is Kind.HEAD and wide) else (128, 64, 32, 16)
     block_in = next(size for size in sizes if num_in % size == 0)
@@ -77,6 +117,8 @@ def choose_tiling(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind, we
     widens = weight_bytes == 1  # that takes time: two programs share a processor, and one fetches meanwhile
     if kind is Kind.HEAD:
         block_out = HEAD_BLOCK
+    elif head_dim:
+        block_out = head_dim
     elif few:
         block_out = 16 if wide else 32
     else:
@@ -109,11 +151,14 @@ class Product:
         dtype: torch.dtype,
         weight_bytes: int = 2,
         eps: float = 0.0,
+        heads: Heads | None = None,
         pdl: bool = False,
     ) -> None:
-        """``num_out``: features of the result, half the weight's rows where they are gated. ``dtype``: the rows'."""
+        """``num_out``: features of the result, half the weight's rows where they are gated. ``dtype``: the rows'.
+        ``heads``: what they are, where they turn."""
         self.padded_rows = max(16, triton.next_power_of_2(rows))
-        self.tiling = choose_tiling(num_in, num_out, self.padded_rows, gpu, kind, weight_bytes)
+        head_dim = heads.dim if heads is not None and heads.are_normed else 0
+        self.tiling = choose_tiling(num_in, num_out, self.padded_rows, gpu, kind, weight_bytes, head_dim)
         self.num_blocks = triton.cdiv(num_out, self.tiling.block_out)
         self._kind = kind
         self._eps = eps
@@ -128,6 +173,10 @@ class Product:
             "SCALE": HALF_SCALE if dtype == torch.float16 else 1.0,
             "ROW_SCALE": 1.0 if dtype == torch.float16 else HALF_SCALE,
             "GATED": kind is Kind.GATED,
+            "D": heads.dim if heads else 0,
+            "HEADS": heads.num_heads if heads else 0,
+            "KV": heads.num_kv_heads if heads else 0,
+            "QK_NORM": head_dim > 0,
             "AHEAD": min(AHEAD, num_in // self.tiling.splits * weight_bytes),
             "PDL": pdl,
             "num_warps": self.tiling.num_warps,
@@ -156,6 +205,7 @@ class Product:
         hidden: Hidden | None = None,
         next_norm: torch.Tensor | None = None,
         peaks: torch.Tensor | None = None,
+        turned: Turned | None = None,
         parts: torch.Tensor | None = None,
         counters: torch.Tensor | None = None,
     ) -> None:
@@ -163,13 +213,16 @@ class Product:
 
         With ``squares [num_squares, padded rows]``, x is ``Hidden.scaled`` of hidden states that are to be normed. With
         ``hidden``, the result is added to ``hidden.states``, which is ``out``, and prepared for ``next_norm``. With
-        ``peaks``, see ``block_peaks`` in common.py.
+        ``peaks``, see ``block_peaks`` in common.py. ``turned`` goes with ``heads``: then ``out`` gets the queries.
         """
         values, scales = stored(weight)
         _, scaled, block_squares = hidden or (None, None, None)
+        _, positions, slots, keys, kept = turned or (None,) * 5
+        cos, sin, q_norm, k_norm, head_eps = turned.rotation if turned else (None, None, None, None, 0.0)
         product_kernel[(self.num_blocks, self.tiling.splits)](
             x, values, scales, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters,
-            self._eps, self._rows,
+            cos, sin, positions, slots, keys, kept, q_norm, k_norm, 0 if keys is None else keys.stride(0),
+            self._eps, head_eps, self._rows,
             COUNT=num_squares, PAD=triton.next_power_of_2(max(num_squares, 1)),
             QUANTIZED=scales is not None, NORMED=squares is not None, BIAS=bias is not None,
             RESIDUAL=hidden is not None, PEAKS=peaks is not None,

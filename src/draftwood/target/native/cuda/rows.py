@@ -1,7 +1,7 @@
 """The small kernels around products and attention: one row, or one head of a row, a program.
 
 ``embed`` and ``move_rows`` are part of every pass. The others are for passes over many rows, whose products come from
-the vendor's library; narrow passes have them inside their products and their attention.
+the vendor's library; narrow passes have them inside their products.
 """
 
 # ruff: noqa: N803 - compile-time values are in capitals
@@ -15,9 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from draftwood.target.native.cuda.attention import Rotation
 from draftwood.target.native.cuda.common import normed, wait_for_input
-from draftwood.target.native.cuda.products import HALF_SCALE, Hidden
+from draftwood.target.native.cuda.products import HALF_SCALE, Hidden, Turned
 
 MOVES_AT_ONCE = 32
 GATE_BLOCK = 1024
@@ -146,21 +145,9 @@ def embed(ids: torch.Tensor, table: torch.Tensor, norm: torch.Tensor, hidden: Hi
     )  # fmt: skip
 
 
-def rotate_and_store(
-    qkv: torch.Tensor,
-    rotation: Rotation,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    num_heads: int,
-    pdl: bool,
-) -> None:
-    """Turns the queries of ``qkv [N, (heads + 2 * kv_heads) * D]``; keys and values go to the rows' ``slots``.
-
-    A row whose slot is below 0 leaves nothing.
-    """
+def rotate_and_store(qkv: torch.Tensor, turned: Turned, *, num_heads: int, pdl: bool) -> None:
+    """Turns the queries of ``qkv [N, (heads + 2 * kv_heads) * D]``; keys and values go to the rows' slots."""
+    rotation, positions, slots, keys, values = turned
     num_kv_heads, _, dim = keys.shape
     cos, sin, q_norm, k_norm, eps = rotation
     _rotate[(len(slots), num_heads + 2 * num_kv_heads)](
