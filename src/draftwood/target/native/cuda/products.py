@@ -34,6 +34,7 @@ MOST_ROWS = 64  # beyond that the vendor's library is faster
 AHEAD = 256  # bytes of each weight row that are asked for before the input is there
 HALF_SCALE = 2.0**-6  # float16 has no range for hidden states that are not normed yet; a power of two loses nothing
 SMALL = 2 << 20  # bytes of a matrix that are there sooner than the programs that share them
+MEDIUM = 8 << 20  # bytes of a matrix that are there so soon that room for the next kernel's programs is worth more
 NORMED_DIMS = (16, 32, 64, 128)  # of heads that fit a block
 HEAD_BLOCK = 128  # logits of a block, whose peak is noted: what finding the best entries works with
 
@@ -110,11 +111,13 @@ def choose_tiling(
     on their way. ``rows``: the padded number; ``weight_bytes``: of one weight; ``head_dim``: where a block has to be
     one head."""
     wide = rows > 16  # the rows' own way from the L2 cache takes time too
-    sizes = (64, 32, 16) if kind is Kind.GATED or (kind is Kind.HEAD and wide) else (128, 64, 32, 16)
-    block_in = next(size for size in sizes if num_in % size == 0)
-    steps = num_in // block_in
-    few = num_in * num_out * weight_bytes <= SMALL
+    size = num_in * num_out * weight_bytes
+    few = size <= SMALL
+    soon = wide and kind is Kind.PLAIN and SMALL < size <= MEDIUM
     widens = weight_bytes == 1  # that takes time: two programs share a processor, and one fetches meanwhile
+    short = kind is Kind.GATED or (kind is Kind.HEAD and wide) or soon
+    block_in = next(step for step in ((64, 32, 16) if short else (128, 64, 32, 16)) if num_in % step == 0)
+    steps = num_in // block_in
     if kind is Kind.HEAD:
         block_out = HEAD_BLOCK
     elif head_dim:
@@ -125,15 +128,15 @@ def choose_tiling(
         block_out = 64 if num_out >= 2048 or kind is Kind.PLAIN else 32
     blocks = triton.cdiv(num_out, block_out)
     splits = 1
-    if kind is not Kind.HEAD and blocks < gpu.num_processors and not (few and wide):
-        most = gpu.num_processors * (2 if few or widens else 1)
-        fitting = [n for n in range(1, steps // (4 if wide else 3) + 1) if steps % n == 0 and blocks * n <= most]
-        splits = max(fitting, default=1)
+    if kind is not Kind.HEAD and blocks < gpu.num_processors:
+        least = (6 if few else 8 if soon else 4) if wide else 3  # steps of a program
+        most = gpu.num_processors * (2 if few or widens else 1)  # programs
+        splits = max((n for n in range(1, steps // least + 1) if steps % n == 0 and blocks * n <= most), default=1)
     stage = block_in * (block_out * weight_bytes * (2 if kind is Kind.GATED else 1) + rows * 2)  # bytes
-    alone = blocks * splits <= gpu.num_processors or (kind is Kind.HEAD and not widens)
+    alone = not soon and (blocks * splits <= gpu.num_processors or (kind is Kind.HEAD and not widens))
     room = gpu.shared_bytes if alone else gpu.shared_bytes // 2
-    most_stages = {Kind.GATED: 5, Kind.HEAD: 4}.get(kind, 6) * 2 // weight_bytes  # the same bytes on their way
-    num_stages = max(2, min(most_stages, room // stage))
+    bfloat_stages = {Kind.PLAIN: 7 if wide and size <= MEDIUM else 6, Kind.GATED: 5, Kind.HEAD: 4}[kind]
+    num_stages = max(2, min(bfloat_stages * 2 // weight_bytes, room // stage))  # the same bytes on their way
     return Tiling(block_out, block_in, splits, 4, num_stages)
 
 
