@@ -147,8 +147,9 @@ def test_gradients_reach_the_head_alone() -> None:
     assert not any(part.requires_grad for part in method.frozen.parts[:3])
 
 
-def test_nothing_that_counts_is_no_loss() -> None:
-    method = talf(draft_head("eagle"))
+@pytest.mark.parametrize("text", [False, True])
+def test_nothing_that_counts_is_no_loss(text: bool) -> None:
+    method = talf(draft_head("eagle"), text=text)
     losses = losses_of(method, random_examples([6, 2], prompt=6))
     assert float(losses.total.detach()) == float(losses.weight) == 0.0
     assert all(gradient is not None for gradient in gradients(method, random_examples([6], prompt=6)).values())
@@ -195,6 +196,56 @@ def test_training_lowers_the_loss_at_every_depth() -> None:
     for name in ("loss", "cross_entropy", "cross_entropy_1", "cross_entropy_2"):
         assert float(history[-1].parts[name]) < 0.9 * float(history[0].parts[name])
     assert method.store.num_grown == 2
+
+
+# -- guesses behind the text -----------------------------------------------------------------------------------------
+
+
+@both_kinds
+def test_with_all_roots_the_text_is_the_same_loss(kind: str) -> None:
+    """Labels of all tokens are what the guesses at all positions are compared with."""
+    head = draft_head(kind)
+    examples = random_examples([14, 9, 3], seed=3)
+    usual, of_text = (talf(head, width=2, labels=999, text=text) for text in (False, True))
+    close = 2e-3  # labels of trees are kept in 16 bits
+    found, wanted = losses_of(of_text, examples), losses_of(usual, examples)
+    torch.testing.assert_close(found.total, wanted.total, atol=close, rtol=close)
+    assert found.parts.keys() == wanted.parts.keys()
+    if kind == "eagle":  # of others guesses of tokens that the head does not have are wrong here, and no guesses there
+        for name, part in found.parts.items():
+            torch.testing.assert_close(part, wanted.parts[name], atol=close, rtol=close)
+    for (name, one), other in zip(
+        gradients(of_text, examples).items(), gradients(usual, examples).values(), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=close, rtol=close, msg=name)
+
+
+@pytest.mark.parametrize("weights", ["even", "path"])
+def test_texts_are_learned_where_no_tree_hangs(weights: str) -> None:
+    """Of each text: the mean over its positions in the place of that over its roots, and its nodes as before."""
+    head = draft_head("eagle")
+    options: dict[str, Any] = {"width": 2, "labels": 999, "weights": weights}
+
+    def total(examples: list[Example], **more: Any) -> Tensor:
+        return losses_of(talf(head, **options, **more), examples).total.detach()
+
+    examples = random_examples([14, 9, 4], seed=2)
+    wanted, numbers = [], []
+    for example in examples:
+        nodes = total([example], roots=3) - total([example], roots=3, depth=1)
+        wanted.append(total([example], depth=1) + nodes)
+        numbers.append(min(3, len(example.token_ids) - 2))
+    mean = sum(number * each for number, each in zip(numbers, wanted, strict=True)) / sum(numbers)
+    found = losses_of(talf(head, **options, roots=3, text=True), examples)
+    torch.testing.assert_close(found.total.detach(), mean, atol=2e-3, rtol=2e-3)
+    assert float(found.weight) == sum(numbers)
+
+
+def test_texts_of_a_small_vocabulary_count_where_the_head_has_the_choice() -> None:
+    head = draft_head("eagle3", draft_vocab_size=40)
+    examples = random_examples([20, 15], seed=5)
+    usual, of_text = (losses_of(talf(head, width=2, labels=999, text=text), examples) for text in (False, True))
+    torch.testing.assert_close(of_text.total, usual.total, atol=2e-3, rtol=2e-3)
 
 
 # -- roots and the store ---------------------------------------------------------------------------------------------

@@ -8,6 +8,10 @@ of features. With k = 1 it is HASS without that regression, along the target's c
 In the paper all nodes of a tree count alike: the root is one of 1 + k * (depth - 1), and a node that the target would
 hardly ever reach weighs as much. With ``weights = "path"`` a node counts as often as the target would get there: the
 loss is then what is to be expected along its own continuations, and less of the head goes to rare branches.
+
+In the paper a tree hangs off every position. Where ``roots`` of a text do, for the time that trees take, a guess right
+behind the text is learned at these alone. With ``text`` it is learned at all positions, which the head and the target
+read anyway, and counts as much as before: the same loss is to be expected, and less is left to chance.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from draftwood.heads import Head, HeadConfig
 from draftwood.heads.target import identity
 from draftwood.train.base import Batch, Losses, Method, Signals
 from draftwood.train.frozen import FrozenTarget
+from draftwood.train.losses import Marker, Places
 from draftwood.train.methods.unrolled import zero_of
 from draftwood.train.trees.dense import spread
 from draftwood.train.trees.grow import grow_trees
@@ -47,6 +52,7 @@ class TalfOptions:
     roots: int = 0  # positions of a text that trees hang off, drawn once for all epochs; 0: all that count
     labels: int = 64  # tokens of a label that are kept; all others are one class
     weights: str = "even"  # of the nodes of a tree: all alike, or (path) the target's probability of the way there
+    text: bool = False  # whether guesses behind the text are learned at all positions, not at those with a tree alone
     folder: str = ""  # where trees are kept from one run to the next; empty: nowhere
     memory_mb: int = 8192  # of trees that are held; the others are read, or grown, again
 
@@ -56,7 +62,7 @@ class TalfOptions:
         check_whole(self, 1, "width", high=MOST_WIDTH)
         check_whole(self, 1, "depth", "labels")
         check_whole(self, 0, "roots", "memory_mb")
-        check_flag(self, "detach")
+        check_flag(self, "detach", "text")
         check_choice(self, "weights", WEIGHTS)
         if self.weights == "path" and self.labels < self.width:
             raise OptionError(
@@ -89,6 +95,7 @@ class TalfMethod(Method):
         head = cast(DraftHead, self.head)
         device = batch.token_ids.device
         texts, roots = texts_of(batch), counted_roots(batch)
+        guesses = [len(own) for own in roots]
         if self.options.roots:
             pairs = zip(texts, roots, strict=True)
             roots = [drawn_roots(own, self.options.roots, text, self.seed) for text, own in pairs]
@@ -98,7 +105,9 @@ class TalfMethod(Method):
         run = HeadRun(head, batch, signals, places, detach=self.options.detach, checkpoints=self.checkpoints)
         hidden = self._follow(run, trees, where, is_root.shape)  # [B, R, nodes, H]
         num_nodes = hidden.shape[2]
-        counted = trees.counts.flatten().nonzero()[:, 0]  # [N] among all nodes of the M roots
+        counts = trees.counts.clone()  # [M, nodes]
+        counts[:, 0] &= not self.options.text
+        counted = counts.flatten().nonzero()[:, 0]  # [N] among all nodes of the M roots
         nodes = where[counted // num_nodes] * num_nodes + counted % num_nodes
         labels = Labels(*(part.flatten(0, 1)[counted] for part in (trees.ids, trees.probs, trees.rest, trees.counts)))
         found = node_losses(head, hidden.flatten(0, 2).index_select(0, nodes), labels, self.block)
@@ -107,9 +116,26 @@ class TalfMethod(Method):
         if self.options.weights == "path":
             weighted = weighted * self._reach(trees).flatten()[counted]
         loss = weighted.sum() if len(weighted) else zero_of(head)
-        total = loss / num_roots.clamp(min=1.0)
         parts = self._parts(found.cross_entropy, found.is_right, counted % num_nodes)
+        if self.options.text:
+            shares = [len(own) / max(all_of_them, 1) for own, all_of_them in zip(roots, guesses, strict=True)]
+            of_text, its_parts = self._behind_text(run, batch, signals, torch.tensor(shares, device=device))
+            loss, parts = loss + of_text, parts | its_parts
+        total = loss / num_roots.clamp(min=1.0)
         return Losses(total, {"loss": total.detach(), **parts}, num_roots)
+
+    def _behind_text(
+        self, run: HeadRun, batch: Batch, signals: Signals, shares: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of guesses at all positions; those of a text count together as its roots would: its share [B]."""
+        places = Places.of(batch)
+        marker = Marker(self.head, self.frozen, lambda hidden, _: cast(DraftHead, self.head).logits(hidden))
+        hidden = run.along_text()[places.text, places.last - 1]  # [P, H]
+        marks = marker.marks(hidden[None], places, batch, signals.hidden, self.block)
+        cross_entropy, right = marks.cross_entropy[0], marks.right[0]  # [P]
+        means = {"cross_entropy": cross_entropy.detach(), "accuracy": right.float()}
+        number = max(places.number, 1)
+        return (cross_entropy * shares[places.text]).sum(), {name: x.sum() / number for name, x in means.items()}
 
     def _follow(self, run: HeadRun, trees: TextTrees, where: Tensor, shape: torch.Size) -> Tensor:
         """The head's outputs behind all nodes, [B, R, nodes, H]. The roots stand at ``where`` of B x R."""

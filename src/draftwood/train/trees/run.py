@@ -1,6 +1,7 @@
 """A head along texts, and from some of their positions down trees, all nodes of a depth of all trees at once.
 
     run = HeadRun(head, batch, signals, roots)
+    hidden = run.along_text()                                # [B, L-1, H] behind every pair of the texts
     hidden = run.at_roots()                                  # [B, R, 1, H] behind the roots
     hidden = run.step(tokens, parents)                       # [B, R, k, H] behind their children, and so on
 
@@ -55,7 +56,12 @@ class HeadRun:
         self._text: dict[int, Rows] = {}  # by layer [B, L-1, kv_heads, D]
         self._nodes: dict[tuple[int, int], Rows] = {}  # by depth and layer [B, R, k, kv_heads, D]
         self._ancestors = [torch.zeros(*roots.shape, 1, 0, dtype=torch.bool, device=roots.device)]  # [B, R, k, m] each
-        self._hidden = self._read_text(batch, signals)
+        self._along = self._read_text(batch, signals)
+        self._hidden = torch.take_along_dim(self._along, self._pairs[..., None], dim=1)[:, :, None]
+
+    def along_text(self) -> Tensor:
+        """The head's output behind every pair, [B, L-1, H]: the last of a text's own has nothing to guess."""
+        return self._along
 
     def at_roots(self) -> Tensor:
         """The head's output behind the roots, [B, R, 1, H]."""
@@ -77,8 +83,7 @@ class HeadRun:
     def _read_text(self, batch: Batch, signals: Signals) -> Tensor:
         features = self._head.fuse(signals.taps[:, :-1].to(self._head.fc.weight.dtype))
         embeds = self._head.embed(batch.token_ids[:, 1:]).to(features.dtype)
-        hidden = self._run(embeds, features, batch.positions()[:, :-1], self._attend_text)  # [B, L-1, H]
-        return torch.take_along_dim(hidden, self._pairs[..., None], dim=1)[:, :, None]
+        return self._run(embeds, features, batch.positions()[:, :-1], self._attend_text)
 
     def _run(self, embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         given = embeds, features, positions, attend
