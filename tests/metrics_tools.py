@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
+from draftwood.bench.diff import Change
 from draftwood.bench.metrics import summarise
 from draftwood.bench.records import Manifest, RequestRecord, Run
 from draftwood.bench.settings import Settings
@@ -17,6 +19,8 @@ GOOSE = {"label": "goose", "kind": "drafter", "drafter": "goose", "options": {},
 PEER = {"label": "llamacpp", "kind": "peer", "drafter": "llamacpp", "options": {}, "memory": "", "budget": 1}
 MODEL = {"name": "tiny", "dtype": "float32", "backend": "cpu", "device": "cpu", "parameters": 80_000}
 MACHINE = {"processor": "Some CPU", "cores": 2}
+
+Paces = dict[str, float]  # seconds a token by method
 
 
 def manifest(**values: Any) -> Manifest:
@@ -45,12 +49,41 @@ def record(method: str, task: str, prompt: str, tokens: int, seconds: float, **v
     return RequestRecord(method=method, task=task, prompt=prompt, **{**fixed, **values})
 
 
+def measured(
+    paces: Paces,
+    tasks: str = "ab",
+    prompts: int = 10,
+    noise: float = 0.02,
+    seed: int = 0,
+    **values: Any,
+) -> list[RequestRecord]:
+    draw = random.Random(seed)
+    return [
+        record(
+            method,
+            task,
+            str(prompt),
+            20 + prompt,
+            (20 + prompt) * pace * draw.uniform(1 - noise, 1 + noise),
+            **{"stats": {"cycles": 10}, "first_token_seconds": pace, **values},
+        )
+        for prompt in range(prompts)
+        for task in tasks
+        for method, pace in paces.items()
+    ]
+
+
 def run(records: list[RequestRecord], name: str = "one", **values: Any) -> Run:
     return Run(name, manifest(**values), records)
 
 
 def summary(*runs: Run) -> Summary:
     (found,) = summarise(runs)
+    return found
+
+
+def change(changes: list[Change], method: str, task: str, metric: str) -> Change:
+    (found,) = [c for c in changes if (c.method, c.task, c.metric) == (method, task, metric)]
     return found
 
 

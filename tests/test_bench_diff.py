@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 
@@ -15,38 +14,7 @@ from draftwood.bench.records import ERROR, IDENTICAL, TIE, Lossless, RequestReco
 from draftwood.bench.report.changes import change_note, change_rows
 from draftwood.bench.summary import ALL_TASKS, Interval
 
-from .metrics_tools import GOOSE, MACHINE, PLAIN, manifest, record, run
-
-Paces = dict[str, float]  # seconds a token by method
-
-
-def measured(
-    paces: Paces,
-    tasks: str = "ab",
-    prompts: int = 10,
-    noise: float = 0.02,
-    seed: int = 0,
-    **values: Any,
-) -> list[RequestRecord]:
-    draw = random.Random(seed)
-    return [
-        record(
-            method,
-            task,
-            str(prompt),
-            20 + prompt,
-            (20 + prompt) * pace * draw.uniform(1 - noise, 1 + noise),
-            **{"stats": {"cycles": 10}, "first_token_seconds": pace, **values},
-        )
-        for prompt in range(prompts)
-        for task in tasks
-        for method, pace in paces.items()
-    ]
-
-
-def change(changes: list[Change], method: str, task: str, metric: str) -> Change:
-    (found,) = [c for c in changes if (c.method, c.task, c.metric) == (method, task, metric)]
-    return found
+from .metrics_tools import GOOSE, MACHINE, PLAIN, change, manifest, measured, record, run
 
 
 def verdicts(changes: list[Change]) -> set[str]:
@@ -113,10 +81,12 @@ def test_another_machine_is_said() -> None:
 
 
 def test_without_plain_decoding_speeds_stand_alone() -> None:
-    one = run(measured({"goose": 0.1}))
-    changes = diff_runs(one, one)
+    records = measured({"goose": 0.1})
+    one, two = run(records), run(records, "two", started="2025-01-02T00:00:00Z")
+    changes = diff_runs(one, two)
     assert "speedup" not in {found.metric for found in changes}
     assert "no plain decoding" in change(changes, "goose", "a", "tokens_per_second").note
+    assert change(diff_runs(one, one), "goose", "a", "tokens_per_second").note == ""  # one hour, one machine
 
 
 def test_noise_is_called_noise() -> None:
@@ -226,7 +196,7 @@ def test_runs_that_measured_something_else_are_told_apart() -> None:
     after = run(before.records, "two", settings={"max_tokens": 64}, methods=[PLAIN, {**GOOSE, "budget": 16}])
     changes = diff_runs(before, after)
     assert change(changes, "*", ALL_TASKS, "settings").note == "max_tokens 128 -> 64"
-    assert change(changes, "goose", "a", "tau").note == "the method's options differ"
+    assert change(changes, "goose", "a", "tau").note == "the method's options differ: budget auto -> 16"
     assert change(changes, "plain", "a", "tau").note == ""
 
 

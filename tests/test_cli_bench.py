@@ -58,6 +58,44 @@ def test_runs_are_merged_and_compared(draftwood_command: Command, tmp_path: Path
     assert {"value", "low", "high"} == set(next(one["ratio"] for one in changes if one["ratio"]))
 
 
+def test_methods_of_different_labels_are_compared(draftwood_command: Command, tmp_path: Path) -> None:
+    for name, drafters in (("a", "plain,goose:match=suffix"), ("b", "plain,pld,goose")):
+        assert draftwood_command(*BENCH, "--drafters", drafters, "--out", str(tmp_path / name)).code == 0
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    diff = draftwood_command("bench", "diff", a, b, "--pair", "suffix", "pld")
+    assert diff.code == 0, diff.err
+    names = [line.split("  ")[0] for line in diff.out.splitlines()[1:]]
+    assert set(names[:-1]) == {"goose:match=suffix -> pld"}
+    assert "speedup" in diff.out
+    line = ("bench", "diff", b, b, "--pair", "pld", "goo", "--pair", "plain", "pld", "--json")
+    content = json.loads(draftwood_command(*line).out)
+    assert content["pairs"] == [
+        {"method": "pld -> goose", "before": "pld", "after": "goose"},
+        {"method": "plain -> pld", "before": "plain", "after": "pld"},
+    ]
+    assert {one["method"] for one in content["changes"]} == {"pld -> goose", "plain -> pld"}
+    assert {one["metric"] for one in content["changes"]} >= {"speedup", "tokens_per_second", "tau", "first_token_ms"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        (("pld", "sam"), ("No method of the run after (a)", "'sam'", "'plain', 'pld'", "Give a label")),
+        (("pl", "pld"), ("Several methods of the run before (a)", "'pl'", "'plain', 'pld'", "Give a label")),
+        (("pld",), ("--pair: expected 2 arguments",)),
+    ],
+)
+def test_pairs_that_are_none(
+    draftwood_command: Command, tmp_path: Path, pair: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    a = str(tmp_path / "a")
+    assert draftwood_command(*BENCH, "--drafters", "plain,pld", "--out", a).code == 0
+    result = draftwood_command("bench", "diff", a, a, "--pair", *pair)
+    assert (result.code, result.out) == (2, "")
+    assert all(word in result.err for word in words)
+    assert "Traceback" not in result.err
+
+
 def test_several_budgets_make_a_curve(draftwood_command: Command, tmp_path: Path) -> None:
     line = (*BENCH[:-1], "4,8", "--drafters", "plain,goose", "--out", str(tmp_path / "a"))
     assert draftwood_command(*line).code == 0

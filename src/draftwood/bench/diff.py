@@ -9,6 +9,8 @@ differ by chance alone one figure in ten still counts with 5 prompts, one in twe
 Seconds differ with the mood of a machine, and the bootstrap cannot see that: a slow hour makes every prompt slow. Plain
 decoding of the same run had the same hour, so the speed-up over it is the figure to trust. It comes first, and absolute
 figures are marked where the machine, or plain decoding itself, was not the same.
+
+Methods of one label are compared, or pairs of them (versus.py): there *before* and *after* are a pair's two methods.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from draftwood.bench.metrics import VERDICTS, count, decode_row, latest, tau_row
 from draftwood.bench.pooling import MACHINE, definition, identity, is_plain
 from draftwood.bench.records import ERROR, IDENTICAL, RequestRecord, Run
 from draftwood.bench.summary import ALL_TASKS, Interval
+from draftwood.bench.versus import Versus, under_one_label
 
 CONFIDENCE = 0.99
 FLOOR = 0.01
@@ -58,7 +61,7 @@ _WORDS = {  # of a ratio above 1 and below it
 class Change:
     """One figure of one method on one task in both runs; ``ALL_TASKS`` is the mean over the tasks both have."""
 
-    method: str  # ALL_METHODS: a whole task
+    method: str  # ALL_METHODS: a whole task; of two that are compared both labels, as in pld -> goose
     task: str
     metric: str  # one of METRICS, or what is no figure: lossless, failed, settings, present
     before: float | None  # lossless, failed: numbers of requests
@@ -102,8 +105,14 @@ Records = Mapping[Request, RequestRecord]
 Pairs = Mapping[Request, Pair]
 
 
-def diff_runs(before: Run, after: Run) -> list[Change]:
-    """What got worse, every figure that both runs have, speed-ups first, then what only one of them has."""
+def diff_runs(before: Run, after: Run, versus: Sequence[Versus] = ()) -> list[Change]:
+    """What got worse, every figure that both runs have, speed-ups first, then what only one of them has.
+
+    With ``versus`` these methods alone are compared; speed-ups are still over plain decoding.
+    """
+    if versus:
+        asked = {ALL_METHODS, *(methods.label for methods in versus)}
+        return [change for change in diff_runs(*under_one_label(before, after, versus)) if change.method in asked]
     old, new = _finished(before), _finished(after)
     pairs = {label: _paired(old[label], new[label]) for label in old if label in new}
     plain = _baseline(before, after, pairs)
@@ -283,6 +292,7 @@ def _marked(changes: Sequence[Change], before: Run, after: Run, plain: str | Non
 class _Marks:
     def __init__(self, before: Run, after: Run, changes: Sequence[Change], plain: str | None) -> None:
         self.other_machine = before.manifest.machine != after.manifest.machine
+        self.one_run = _start(before) == _start(after)  # where methods took turns, on one machine
         self.plain = plain
         self.moved = {
             change.task: change.ratio.value
@@ -290,7 +300,7 @@ class _Marks:
             if change.method == plain and change.metric == SPEED and change.verdict in (FASTER, SLOWER) and change.ratio
         }
         old, new = ({str(m["label"]): definition(m) for m in run.manifest.methods} for run in (before, after))
-        self.redefined = {label for label in old.keys() & new.keys() if old[label] != new[label]}
+        self.redefined = {label: _redefined(old[label], new[label]) for label in old.keys() & new.keys()}
         one, two = before.manifest.tasks, after.manifest.tasks
         self.other_prompts = {
             task for task in one.keys() & two.keys() if one[task].get("sha256") != two[task].get("sha256")
@@ -304,12 +314,23 @@ class _Marks:
                 yield "machine may differ"
             elif change.method != self.plain and change.task in self.moved:
                 yield f"machine may differ: {self.plain} moved too, x{self.moved[change.task]:.2f}"
-            elif self.plain is None:
+            elif self.plain is None and not self.one_run:
                 yield "machine may differ: no plain decoding to hold it against"
-        if change.method in self.redefined:
-            yield "the method's options differ"
+        if self.redefined.get(change.method):
+            yield f"the method's options differ: {self.redefined[change.method]}"
         if change.task in self.other_prompts:
             yield "the prompts differ: only common ids compared"
+
+
+def _start(run: Run) -> tuple[str, str]:
+    return run.manifest.started, run.manifest.command
+
+
+def _redefined(before: str, after: str) -> str:
+    """In what a method's definition differs, of what both runs tell."""
+    old, new = json.loads(before), json.loads(after)
+    told = [part for part in old if old[part] is not None and new.get(part) is not None]
+    return ", ".join(f"{part} {old[part]} -> {new[part]}" for part in told if old[part] != new[part])
 
 
 def _one_sided(old: Mapping[str, Records], new: Mapping[str, Records]) -> list[Change]:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 _NOISE = """\
 Compared are the prompts that both runs have. A change counts if its 99%
 interval leaves out 1, it is more than 1%, and there are at least 5 prompts.
-Speed-ups over plain travel from one day to another, tokens per second do not."""
+Speed-ups over plain travel from one day to another, tokens per second do not.
+
+Methods are compared that have the same label in both runs. --pair compares two
+with different labels: two heads, say, or two methods of one and the same run."""
 
 
 def register(commands: Subparsers[Any]) -> None:
@@ -41,10 +44,21 @@ def register(commands: Subparsers[Any]) -> None:
         run_diff,
         "What got faster or slower from one run to another, and whether that is more than noise",
         "draftwood bench diff runs/before runs/after",
+        "draftwood bench diff runs/a runs/b --pair eagle2:head=r/hass/head,budget=60 eagle2:head=r/talf/head,budget=60",
+        "draftwood bench diff runs/a runs/a --pair hass talf --pair pld talf",
         details=_NOISE,
     )
     diff.add_argument("before", metavar="BEFORE", help="a folder that bench made")
-    diff.add_argument("after", metavar="AFTER", help="another")
+    diff.add_argument("after", metavar="AFTER", help="another; the same to compare two of its methods")
+    diff.add_argument(
+        "--pair",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        action="append",
+        default=[],
+        help="compare method OLD of BEFORE with method NEW of AFTER, and only these: labels, their beginnings, or a "
+        "part that one label alone has; repeatable",
+    )
     diff.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -83,8 +97,15 @@ def run_diff(args: argparse.Namespace) -> int:
     from draftwood.bench.records import read_run
     from draftwood.bench.report import as_plain
     from draftwood.bench.report.changes import change_note, change_rows
+    from draftwood.bench.versus import find_pairs
 
-    changes = diff_runs(read_run(args.before), read_run(args.after))
+    before, after = read_run(args.before), read_run(args.after)
+    pairs = find_pairs(before, after, args.pair)
+    changes = diff_runs(before, after, pairs)
     lines = figures_table(Screen(args.color).out, change_rows(changes)) if changes else []
     note = change_note(changes)
-    return show(args, {"changes": as_plain(changes)}, [*lines, *([note] if note else [])])
+    content = {
+        "changes": as_plain(changes),
+        "pairs": [{"method": pair.label, **pair._asdict()} for pair in pairs],
+    }
+    return show(args, content, [*lines, *([note] if note else [])])
