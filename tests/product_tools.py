@@ -20,6 +20,8 @@ MODELS = {  # hidden size, inner size, query heads, key heads, dimensions of a h
     "135M": (576, 1536, 9, 3, 64, False),
     "1.5B": (1536, 8960, 12, 2, 128, False),
     "8B": (4096, 14336, 32, 8, 128, False),
+    "1.7B, normed heads": (2048, 6144, 16, 8, 128, True),
+    "4B, normed heads": (2560, 9728, 32, 8, 128, True),
     "8B, normed heads": (4096, 12288, 32, 8, 128, True),
 }
 
@@ -50,7 +52,7 @@ def product_resources(
     )
 
 
-def products_of(model: str, rows: int) -> Iterator[tuple[str, Product, bool]]:
+def products_of(model: str, rows: int, weight_bytes: int = 2) -> Iterator[tuple[str, Product, bool]]:
     """Name, product and whether it is added to hidden states, of a layer of a model."""
     width, inner, num_heads, num_kv_heads, dim, normed = MODELS[model]
     heads = Heads(num_heads, num_kv_heads, dim, normed)
@@ -61,7 +63,10 @@ def products_of(model: str, rows: int) -> Iterator[tuple[str, Product, bool]]:
         "down": (inner, width, Kind.PLAIN, None),
     }
     for name, (num_in, num_out, kind, turning) in shapes.items():
-        product = Product(num_in, num_out, rows, HOPPER, kind, dtype=torch.bfloat16, heads=turning, pdl=True)
+        product = Product(
+            num_in, num_out, rows, HOPPER, kind,
+            dtype=torch.bfloat16, weight_bytes=weight_bytes, heads=turning, pdl=True,
+        )  # fmt: skip
         yield name, product, name in ("o", "down")
 
 
@@ -70,7 +75,7 @@ def main() -> None:
         for rows in (1, 32, 64):
             for name, product, residual in products_of(model, rows):
                 found = product_resources(product, residual=residual)
-                print(f"{model:17} {rows:3} rows  {name:8} {product.tiling}\n    {found}", flush=True)  # noqa: T201
+                print(f"{model:18} {rows:3} rows  {name:8} {product.tiling}\n    {found}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

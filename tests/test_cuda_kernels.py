@@ -282,14 +282,15 @@ def test_a_product_turns_its_heads(num_rows: int, dim: int, normed: bool, dtype:
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("model", MODELS)
-def test_no_registers_are_spilled_on_hopper(model: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("weight", ["bf16", "i8", "fp8e4nv"])
+def test_no_registers_are_spilled_on_hopper(model: str, weight: str, dtype: torch.dtype) -> None:
     if dtype == torch.float16:
         pytest.skip("one is enough")
-    for rows_of_pass in (16, 64):
-        product = next(product for name, product, _ in products_of(model, rows_of_pass) if name == "qkv")
-        found = product_resources(product)
-        assert found.stack == 0
-        assert found.shared <= HOPPER.shared_bytes
+    for rows_of_pass in (16, 32, 64):
+        found = products_of(model, rows_of_pass, 2 if weight == "bf16" else 1)
+        takes = product_resources(next(product for name, product, _ in found if name == "qkv"), weight=weight)
+        assert takes.stack == 0, rows_of_pass
+        assert takes.shared <= HOPPER.shared_bytes
 
 
 @runs_kernels

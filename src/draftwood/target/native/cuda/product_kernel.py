@@ -43,7 +43,7 @@ def _angles(cos, sin, positions, rows, num_rows, block, BO: tl.constexpr, D: tl.
 
 @triton.jit
 def _store_turned(
-    acc, own_cos, own_sin, own_slots, rows, num_rows, block, out, keys, values, head_stride, q_norm, k_norm, eps,
+    acc, own_cos, own_sin, own_slots, low_norm, high_norm, rows, num_rows, block, out, keys, values, head_stride, eps,
     OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr,
     QK_NORM: tl.constexpr,
 ):  # fmt: skip
@@ -57,12 +57,9 @@ def _store_turned(
     head, at = _pairs(block, BO, D)
     if QK_NORM:  # noqa: SIM102 - this is known when it is compiled
         if block < HEADS + KV:  # a block is a head here
-            norm = tl.where(block < HEADS, q_norm, k_norm)
             scale = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / D + eps)[None, :]
-            low_norm = tl.load(norm + at).to(tl.float32)[:, None]
-            high_norm = tl.load(norm + HALF + at).to(tl.float32)[:, None]
-            low = ((low * scale).to(KIND).to(tl.float32) * low_norm).to(KIND).to(tl.float32)
-            high = ((high * scale).to(KIND).to(tl.float32) * high_norm).to(KIND).to(tl.float32)
+            low = ((low * scale).to(KIND).to(tl.float32) * low_norm.to(tl.float32)[:, None]).to(KIND).to(tl.float32)
+            high = ((high * scale).to(KIND).to(tl.float32) * high_norm.to(tl.float32)[:, None]).to(KIND).to(tl.float32)
     c, s = own_cos.to(tl.float32), own_sin.to(tl.float32)
     is_query = head < HEADS
     base = tl.where(is_query, out, tl.where(head < HEADS + KV, keys, values))
@@ -97,8 +94,8 @@ def _dot(weights, given, acc, ROW_SCALE: tl.constexpr):
 @triton.jit
 def _finish(
     acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, own_cos, own_sin, own_slots,
-    rows, block, features, num_rows, eps, out, scaled, block_squares, peaks, keys, values, head_stride,
-    q_norm, k_norm, head_eps,
+    low_norm, high_norm, rows, block, features, num_rows, eps, out, scaled, block_squares, peaks,
+    keys, values, head_stride, head_eps,
     IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     SCALE: tl.constexpr, QUANTIZED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, PEAKS: tl.constexpr,
@@ -125,8 +122,8 @@ def _finish(
     result = acc.to(out.dtype.element_ty)
     if D > 0:
         _store_turned(
-            acc, own_cos, own_sin, own_slots, rows, num_rows, block, out, keys, values, head_stride,
-            q_norm, k_norm, head_eps, OUT, BM, BO, D, HEADS, KV, QK_NORM,
+            acc, own_cos, own_sin, own_slots, low_norm, high_norm, rows, num_rows, block, out, keys, values,
+            head_stride, head_eps, OUT, BM, BO, D, HEADS, KV, QK_NORM,
         )  # fmt: skip
     else:
         tl.store(out + where, result, mask=inside)
@@ -167,7 +164,7 @@ def product_kernel(
     # What is needed in the end is asked for this early: it arrives while the weights do.
     scale, more_scale = 1.0, 1.0
     own_squares, own_bias, own_hidden, own_norm = 0.0, 0.0, 0.0, 0.0
-    own_cos, own_sin, own_slots = 0.0, 0.0, 0
+    own_cos, own_sin, own_slots, low_norm, high_norm = 0.0, 0.0, 0, 0.0, 0.0
     if QUANTIZED:
         scale = tl.load(scales + known)
         if GATED:
@@ -182,6 +179,9 @@ def product_kernel(
     if D > 0:
         own_cos, own_sin = _angles(cos, sin, positions, rows, num_rows, block, BO, D, HEADS + KV)  # [BO / 2, BM]
         own_slots = tl.load(slots + rows, mask=rows < num_rows, other=-1).to(tl.int64)  # [BM]
+    if QK_NORM:  # a block is a head: of values these are read and not used
+        norm = tl.where(block < HEADS, q_norm, k_norm) + tl.arange(0, BO // 2)
+        low_norm, high_norm = tl.load(norm), tl.load(norm + BO // 2)  # [BO / 2]
     if PDL:
         if AHEAD > 0:
             address = (weight + feature_rows + start).to(tl.int64)
@@ -226,7 +226,7 @@ def product_kernel(
     if last:
         _finish(
             acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, own_cos, own_sin, own_slots,
-            rows, block, features, num_rows, eps, out, scaled, block_squares, peaks,
-            keys, values, head_stride, q_norm, k_norm, head_eps,
+            low_norm, high_norm, rows, block, features, num_rows, eps, out, scaled, block_squares, peaks,
+            keys, values, head_stride, head_eps,
             IN, OUT, BM, BO, SCALE, QUANTIZED, NORMED, GATED, BIAS, RESIDUAL, PEAKS, D, HEADS, KV, QK_NORM,
         )  # fmt: skip

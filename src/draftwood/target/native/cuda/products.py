@@ -31,6 +31,7 @@ from draftwood.target.native.cuda.product_kernel import product_kernel
 from draftwood.target.native.quantize import Matrix, stored
 
 MOST_ROWS = 64  # beyond that the vendor's library is faster
+MOST_SHARED = 512  # features of a block times programs that share it: the last one has all their sums at hand
 AHEAD = 256  # bytes of each weight row that are asked for before the input is there
 HALF_SCALE = 2.0**-6  # float16 has no range for hidden states that are not normed yet; a power of two loses nothing
 SMALL = 2 << 20  # bytes of a matrix that are there sooner than the programs that share them
@@ -131,13 +132,15 @@ def choose_tiling(
     if kind is not Kind.HEAD and blocks < gpu.num_processors:
         least = (6 if few else 8 if soon else 4) if wide else 3  # steps of a program
         most = gpu.num_processors * (2 if few or widens else 1)  # programs
-        splits = max((n for n in range(1, steps // least + 1) if steps % n == 0 and blocks * n <= most), default=1)
+        few_enough = min(steps // least, MOST_SHARED // block_out)
+        splits = max((n for n in range(1, few_enough + 1) if steps % n == 0 and blocks * n <= most), default=1)
     stage = block_in * (block_out * weight_bytes * (2 if kind is Kind.GATED else 1) + rows * 2)  # bytes
     alone = not soon and (blocks * splits <= gpu.num_processors or (kind is Kind.HEAD and not widens))
     room = gpu.shared_bytes if alone else gpu.shared_bytes // 2
     bfloat_stages = {Kind.PLAIN: 7 if wide and size <= MEDIUM else 6, Kind.GATED: 5, Kind.HEAD: 4}[kind]
     num_stages = max(2, min(bfloat_stages * 2 // weight_bytes, room // stage))  # the same bytes on their way
-    return Tiling(block_out, block_in, splits, 4, num_stages)
+    num_warps = 8 if wide and head_dim > 64 else 4  # half the registers a thread for blocks that large
+    return Tiling(block_out, block_in, splits, num_warps, num_stages)
 
 
 class Product:
@@ -218,8 +221,13 @@ class Product:
         ``hidden``, the result is added to ``hidden.states``, which is ``out``, and prepared for ``next_norm``. With
         ``peaks``, see ``block_peaks`` in common.py. ``turned`` goes with ``heads``: then ``out`` gets the queries.
         """
+        assert (turned is not None) == (self._constants["D"] > 0), "heads turn, and nothing else does"
         values, scales = stored(weight)
         _, scaled, block_squares = hidden or (None, None, None)
+        if turned is not None:
+            assert turned.keys.is_contiguous()
+            assert turned.values.is_contiguous()
+            assert (turned.rotation.q_norm is not None) == self._constants["QK_NORM"]
         _, positions, slots, keys, kept = turned or (None,) * 5
         cos, sin, q_norm, k_norm, head_eps = turned.rotation if turned else (None, None, None, None, 0.0)
         product_kernel[(self.num_blocks, self.tiling.splits)](
