@@ -119,7 +119,7 @@ def test_a_set_that_is_not_on_the_hub(hub: FakeHub) -> None:
         OptionError, match=r"no such task in the hub\n  got: spec_bench\n  allowed: aime24, .*\n.*not on the hub"
     ):
         load_tasks(["gsm8k", "spec_bench"], "hub", None)
-    with pytest.raises(OptionError, match="Did you mean gsm8k"):
+    with pytest.raises(OptionError, match="Did you mean 'gsm8k'"):
         load_tasks(["gsm8"], "hub", None)
     assert hub.asked == []  # before anything is fetched
 

@@ -264,7 +264,7 @@ FIGURE = '[[figure]]\nmethod = "pld"\ntask = "gsm8k"\nmetric = "tau"\nvalue = 2.
         (SMALL + RUN + '[[run]]\nname = "main"\n', "name of its own"),
         (SMALL + RUN.replace('"main"', '"../main"'), "name of its own"),
         (SMALL + RUN.replace("[60]", "60"), r"'budget' is a list\n.*60"),
-        (SMALL + RUN.replace("limit = 10", "limit = 0"), "limit is out of range"),
+        (SMALL + RUN.replace("limit = 10", "limit = 0"), "limit must be a whole number"),
         (SMALL + RUN.replace('"pld"', '"pld:"') + FIGURE, "belongs to no run"),
         (SMALL + RUN.replace('"pld"', '"pld:x"'), "drafter's name and its options"),
         (SMALL + 'kind = "guess"\n' + RUN, "kind is unknown"),

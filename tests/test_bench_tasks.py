@@ -228,13 +228,13 @@ def test_stems(name: str, stem: str) -> None:
 
 def test_an_unknown_task_is_answered_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(
-        OptionError, match=r"got: maths\n  allowed: chat, code, edit, math, summary\n  Did you mean math\?"
+        OptionError, match=r"got: maths\n  allowed: chat, code, edit, math, summary\n  Did you mean 'math'\?"
     ):
         load_tasks(["maths"], None, None)
     with pytest.raises(OptionError, match="do not come with the package"):
         load_tasks(["humaneval"], None, None)
     put(tmp_path / "humaneval.jsonl", lines([ONE]))
-    with pytest.raises(OptionError, match="Did you mean humaneval"):
+    with pytest.raises(OptionError, match="Did you mean 'humaneval'"):
         load_tasks(["Human-Eval"], str(tmp_path), None)
     with pytest.raises(OptionError, match="allowed: humaneval"):
         load_tasks(["chat"], str(tmp_path / "humaneval.jsonl"), None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import draftwood
+from draftwood.cli.main import build_parser
 from draftwood.cli.terminal import Paint, ProgressBar, duration, printable, quoted, width
 from draftwood.llm import LLM
 
@@ -49,6 +50,18 @@ def test_bad_options_exit_with_2_and_say_what_is_wrong(
     assert message in result.err
     assert "Traceback" not in result.err
     assert result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (("datastore", "build", "a", "--output", "x", "b", "--force", "c"), "files"),
+        (("bench", "report", "--json", "a", "--color", "never", "b", "c"), "runs"),
+        (("train", "data", "a", "b", "--out", "x", "c"), "files"),
+    ],
+)
+def test_options_may_stand_inside_a_list(argv: tuple[str, ...], name: str) -> None:
+    assert getattr(build_parser().parse_args(argv), name) == ["a", "b", "c"]
 
 
 def test_an_empty_prompt_is_refused_before_the_model_is_looked_for(draftwood_command: Command) -> None:

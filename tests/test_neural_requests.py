@@ -14,6 +14,7 @@ from .neural_tools import (
     KINDS,
     _one_thread,  # noqa: F401 - a fixture
     clock_text,
+    draft_model,
     following,
     is_empty,
     knowing_llm,
@@ -58,6 +59,15 @@ def test_samples_of_one_prompt(drafter: str) -> None:
     params = SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, seed=3, n=5)
     results = same_as_plain(llm, PROMPTS[:2], params)
     assert len({tuple(c.token_ids) for c in results}) > 5
+
+
+@pytest.mark.parametrize("drafter", KINDS)
+def test_nothing_is_read_where_nothing_is_drafted(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = neural_llm(drafter, target_on(), budget=1)
+    monkeypatch.setattr(draft_model(llm), "forward", None)  # whoever calls it fails
+    params = SamplingParams(max_tokens=4, temperature=0.8, seed=3, n=2)
+    results = same_as_plain(llm, PROMPTS[:2], params)
+    assert results[-1].stats.reused_tokens > 0  # samples share their prompt
 
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "hydra", "sps"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from draftwood import LLM, SamplingParams
 from draftwood.cli.head import SHIPPED
@@ -162,6 +162,13 @@ def test_a_fingerprint_is_not_made_up(tmp_path: Path) -> None:
     assert fingerprint_if_here(str(tmp_path)) == ""  # not a model of ours
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]} | _SIZES))
     assert fingerprint_if_here(str(tmp_path)) == ""  # no weights
+    (tmp_path / "model.safetensors").write_bytes(b"half of it")
+    with pytest.raises(ModelError, match="cannot be read"):
+        fingerprint_if_here(str(tmp_path))
+    save_file({"model.embed_tokens.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"do not fit config.json\n  got: missing: .*model\.norm\.weight"):
+        fingerprint_if_here(str(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
     config = tiny_head().config
     assert is_its_target(config, "tiny") is True
     assert is_its_target(config, str(tmp_path)) is None

@@ -92,6 +92,23 @@ def test_the_module_takes_the_same_arguments(tmp_path: Path, capsys: pytest.Capt
     assert "optim" in capsys.readouterr().err
 
 
+def test_options_may_stand_between_changes(
+    draftwood_command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *others = wanted(tmp_path / "run")
+    mixed = ["--plan", first, "--method", "eagle", *others, "--resume", "optim.steps=7"]
+    told = draftwood_command(*TRAIN, *mixed, "--json", "optim.accumulate=2")
+    assert told.code == 0, told.err
+    assert json.loads(told.out)["steps"] == 7
+    assert module_main(mixed) == 0
+    assert "7 (" in capsys.readouterr().out
+    unknown = draftwood_command(*TRAIN, *mixed, "--magic", "optim.accumulate=2")
+    assert (unknown.code, "unrecognized arguments: --magic" in unknown.err) == (2, True)
+    with pytest.raises(SystemExit):
+        module_main([*mixed, "--magic"])
+    assert "unrecognized arguments: --magic" in capsys.readouterr().err
+
+
 def test_what_has_to_be_said_is_named(draftwood_command: Command, tmp_path: Path) -> None:
     asked = (*TRAIN, "--method", "eagle", f"data.folder={tmp_path / 'x'}", f"run.out={tmp_path / 'y'}")
     assert "epochs" in draftwood_command(*asked).err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -127,33 +126,38 @@ def test_epochs_follow_one_another_and_nothing_to_train_on_is_told() -> None:
         plain_trainer([]).step()
 
 
-def rates(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, seconds: float = 3.0) -> list[float]:
+def step_taking(trainer: Trainer, seconds: float) -> float:
+    """A step that is said to take so long; its rate."""
+    before = trainer.progress.seconds
+    rate = trainer.step().lr
+    assert trainer.progress.seconds > before
+    trainer.progress.seconds = before + seconds
+    return rate
+
+
+def rates(trainer: Trainer, seconds: float = 3.0) -> list[float]:
     """The rates of a run whose every step takes so long."""
-    step = trainer._step
-    monkeypatch.setattr(trainer, "_step", lambda: replace(step(), seconds=seconds))
     found = []
     while not trainer.is_done:
-        found.append(trainer.step().lr)
+        found.append(step_taking(trainer, seconds))
     return found
 
 
-def test_a_run_of_some_minutes_ends_when_they_are_over_and_its_rate_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_some_minutes_ends_when_they_are_over_and_its_rate_at_zero() -> None:
     changes = ("optim.steps=0", "optim.minutes=1")
-    timed = rates(plain_trainer(PARTS, *changes), monkeypatch)
-    assert timed == pytest.approx(rates(plain_trainer(PARTS, steps=20), monkeypatch))
-    assert len(rates(plain_trainer(PARTS, *changes), monkeypatch, seconds=500.0)) == 1
+    timed = rates(plain_trainer(PARTS, *changes))
+    assert timed == pytest.approx(rates(plain_trainer(PARTS, steps=20)))
+    assert len(rates(plain_trainer(PARTS, *changes), seconds=500.0)) == 1
 
 
-def test_minutes_go_on_where_they_were_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minutes_go_on_where_they_were_stopped() -> None:
     changes = ("optim.steps=0", "optim.minutes=1")
     first, second = (plain_trainer(PARTS, *changes) for _ in range(2))
-    whole = rates(plain_trainer(PARTS, *changes), monkeypatch)
-    step = first._step
-    monkeypatch.setattr(first, "_step", lambda: replace(step(), seconds=3.0))
+    whole = rates(plain_trainer(PARTS, *changes))
     for _ in range(7):
-        first.step()
+        step_taking(first, 3.0)
     second.restore(first.snapshot())
-    assert rates(second, monkeypatch) == pytest.approx(whole[7:])
+    assert rates(second) == pytest.approx(whole[7:])
 
 
 def test_several_processes_have_no_common_clock() -> None:

@@ -45,19 +45,19 @@ class SamplingParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
-        _whole("max_tokens", self.max_tokens, 1)
+        whole("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, math.inf)
-        _whole("top_k", self.top_k, 0)
+        whole("top_k", self.top_k, 0)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
         _number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
         _number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
-        _whole("n", self.n, 1)
+        whole("n", self.n, 1)
         if self.seed is not None:
-            _whole("seed", self.seed, 0)
+            whole("seed", self.seed, 0)
         if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0)
+            whole("logprobs", self.logprobs, 0)
 
     @property
     def is_greedy(self) -> bool:
@@ -81,10 +81,10 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         _budget(self.budget)
-        _whole("max_batch", self.max_batch, 1)
-        _whole("prefill_chunk", self.prefill_chunk, 1)
+        whole("max_batch", self.max_batch, 1)
+        whole("prefill_chunk", self.prefill_chunk, 1)
         if self.cache_tokens is not None:
-            _whole("cache_tokens", self.cache_tokens, 1)
+            whole("cache_tokens", self.cache_tokens, 1)
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
@@ -117,9 +117,16 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def whole(name: str, value: object, low: int, high: int | None = None) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        span = f"{low} or more" if high is None else f"{low} to {high}"
+        raise OptionError(f"{name} must be a whole number", got=repr(value), allowed=span)
+    return value
+
+
 def _budget(budget: object) -> None:
-    whole = isinstance(budget, int) and not isinstance(budget, bool)
-    if budget != "auto" and not (whole and 1 <= budget <= MAX_BUDGET):  # type: ignore[operator]
+    is_whole = isinstance(budget, int) and not isinstance(budget, bool)
+    if budget != "auto" and not (is_whole and 1 <= budget <= MAX_BUDGET):  # type: ignore[operator]
         allowed = f"'auto', or 1 to {MAX_BUDGET} positions"
         raise OptionError("budget is no usable number of positions", got=repr(budget), allowed=allowed)
 
@@ -137,11 +144,6 @@ def _stop_token_ids(ids: object) -> tuple[int, ...]:
             "stop_token_ids is no list of token ids", got=repr(ids), allowed="whole numbers, as in (2, 7)"
         )
     return tuple(ids)
-
-
-def _whole(name: str, value: object, low: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise OptionError(f"{name} must be a whole number", got=repr(value), allowed=f"{low} or more")
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:

@@ -6,6 +6,7 @@ The command line prints the message without a stack trace and exits with 2.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -65,6 +66,12 @@ class MissingExtraError(DraftwoodError, ImportError):
 
 class TreeError(DraftwoodError, ValueError):
     """A draft tree breaks one of its invariants: a mistake in a drafter."""
+
+
+def did_you_mean(name: object, known: Iterable[str], *, closeness: float = 0.6) -> str | None:
+    """A next step for a name that nobody knows: the known one that is most like it, if any is."""
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=closeness)
+    return f"Did you mean {near[0]!r}?" if near else None
 
 
 def _listing(allowed: object) -> str:

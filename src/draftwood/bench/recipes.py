@@ -10,7 +10,6 @@ Files are read strictly. A key that is not known, or a figure of a method that n
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -23,7 +22,7 @@ from draftwood.bench.settings import DEFAULT_METHODS, Settings
 from draftwood.bench.summary import ALL_TASKS
 from draftwood.config import DEFAULT_MEMORY
 from draftwood.drafters import drafter_names
-from draftwood.errors import DraftwoodError, OptionError
+from draftwood.errors import DraftwoodError, OptionError, did_you_mean
 
 FOLDER = Path(__file__).with_name("recipes")
 BENCH, ANALYSIS = "bench", "analysis"
@@ -127,12 +126,11 @@ def load_recipe(name: str | Path, params: Mapping[str, str] | None = None) -> Re
     is_path = isinstance(name, Path) or name.endswith(".toml")
     path = Path(name).expanduser() if is_path else FOLDER / f"{name}.toml"
     if not is_path and name not in recipe_names():
-        near = difflib.get_close_matches(str(name), recipe_names(), n=1)
         raise OptionError(
             "There is no recipe of that name",
             got=repr(name),
             allowed=[*recipe_names(), "the path of a .toml file"],
-            next_step=f"Did you mean {near[0]!r}?" if near else None,
+            next_step=did_you_mean(name, recipe_names()),
         )
     recipe = _Reader(path).recipe()
     return _with_params(recipe, params) if params else recipe

@@ -14,6 +14,7 @@ from draftwood.config import (
     SamplingParams,
     from_mapping,
     one_of,
+    whole,
 )
 from draftwood.errors import OptionError
 
@@ -57,17 +58,15 @@ class Settings:
         if self.quantize is not None:
             one_of("quantize", self.quantize, QUANTIZE)
         for name in ("limit", "repeats", "batch"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise OptionError(f"{name} is out of range", got=repr(value), allowed="1 or more")
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 1)
         if not self.trajectories or any(type(count) is not int or count < 1 for count in self.trajectories):
             raise OptionError(
                 "trajectories are numbers of samples",
                 got=",".join(map(str, self.trajectories)) or "none",
                 allowed="as in 1,4,8,16",
             )
-        if type(self.seed) is not int or self.seed < 0:
-            raise OptionError("seed must be a whole number", got=repr(self.seed), allowed="0 or more")
+        whole("seed", self.seed, 0)
         if len(set(self.budget)) < len(self.budget):
             raise OptionError("A budget is named twice", got=",".join(map(str, self.budget)))
         if not self.budget:

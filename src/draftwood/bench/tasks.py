@@ -6,7 +6,6 @@ used the same prompts, wherever they came from.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.resources
 import json
@@ -18,7 +17,7 @@ from pathlib import Path
 from draftwood.bench import hub
 from draftwood.bench.formats import EXTENSIONS, read_rows, rows_of_lines, stem_of
 from draftwood.bench.layouts import TaskPrompt, prompts_of
-from draftwood.errors import OptionError, PromptError
+from draftwood.errors import OptionError, PromptError, did_you_mean
 from draftwood.target.store import Progress, report
 
 __all__ = ["Task", "TaskPrompt", "load_tasks"]
@@ -206,8 +205,7 @@ def _walk(folder: Path) -> Iterable[tuple[int, Path]]:
 
 
 def _unknown(name: str, found: Mapping[str, object], place: str, data: str | None) -> OptionError:
-    near = difflib.get_close_matches(name.lower().replace("-", "_"), found, n=1)
-    step = f"Did you mean {near[0]}?" if near else None
+    step = did_you_mean(name.lower().replace("-", "_"), found)
     if name in ORIGINALS and data is None:
         step = "Prompts of that set do not come with the package: give --data FOLDER or --data hub."
     elif name in ORIGINALS and data == hub.HUB:

@@ -14,7 +14,7 @@ from io import TextIOWrapper
 
 from draftwood import __version__
 from draftwood.cli import bench, chat, check, datastore, drafters, export, generate, inspect, models, train, tune
-from draftwood.cli.options import HelpFormatter, examples
+from draftwood.cli.options import CommandParser, HelpFormatter, examples
 from draftwood.errors import DraftwoodError
 
 COMMANDS = (generate, chat, bench, inspect, check, models, drafters, datastore, export, train, tune)
@@ -23,7 +23,7 @@ ISSUES = "This is a mistake in draftwood, not in what you typed. Please report i
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="draftwood",
         description="Makes a language model generate faster, and its output stays the same.",
         epilog=examples(

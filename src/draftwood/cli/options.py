@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import takewhile
 from typing import Any
 
 from draftwood.config import (
@@ -24,6 +25,19 @@ from draftwood.errors import OptionError
 Subparsers = argparse._SubParsersAction
 Group = argparse._ArgumentGroup
 HelpFormatter = argparse.RawDescriptionHelpFormatter
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Takes a list of arguments in several groups too, with options between them."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, rest = super().parse_known_args(args, namespace)
+        lists = [action.dest for action in self._actions if not action.option_strings and action.nargs in ("*", "+")]
+        if not lists:
+            return found, rest
+        more = list(takewhile(lambda text: not text.startswith("-"), rest))  # the others may belong to an option
+        setattr(found, lists[-1], [*getattr(found, lists[-1]), *more])
+        return found, rest[len(more) :]
 
 
 def examples(*lines: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftwood.config import whole
 from draftwood.errors import OptionError
 
 LONGEST_NGRAM = 64  # every size between the shortest and the longest is indexed at every token
@@ -11,11 +12,7 @@ LONGEST_NGRAM = 64  # every size between the shortest and the longest is indexed
 
 def check_whole(options: Any, low: int, *names: str, high: int | None = None) -> None:
     for name in names:
-        value = getattr(options, name)
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or value < low or (high is not None and value > high):
-            span = f"{low} or more" if high is None else f"{low} to {high}"
-            raise OptionError(f"{name} must be a whole number", got=repr(value), allowed=span)
+        whole(name, getattr(options, name), low, high)
 
 
 def check_order(options: Any, low: str, high: str) -> None:

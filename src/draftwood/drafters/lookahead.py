@@ -52,7 +52,7 @@ def window_shape(options: LookaheadOptions, budget: int) -> WindowShape:
 
 
 class LookaheadDrafter(Drafter):
-    """`lookahead`: pool candidates and the window in one tree.
+    """`lookahead`: pool candidates and the window in one tree; give it a number as budget.
 
     The columns stay as they are however many tokens a cycle accepts: after several they are guesses for places further
     ahead than they were made for. Rolling them back to those places and refilling was no better in a small trial.

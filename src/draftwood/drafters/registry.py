@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -12,7 +11,7 @@ from typing import Any
 from draftwood.config import DEFAULT_MEMORY, from_mapping
 from draftwood.drafters.base import Drafter
 from draftwood.drafters.memory import MemoryKeeper, memory_plan
-from draftwood.errors import DraftwoodError, OptionError
+from draftwood.errors import DraftwoodError, OptionError, did_you_mean
 from draftwood.target.base import Target, TargetInfo
 from draftwood.target.tokenizer import TextCodec
 
@@ -82,12 +81,11 @@ def drafter_names() -> list[str]:
 def drafter_class(name: str) -> type[Drafter]:
     entries = _entries()
     if name not in entries:
-        near = difflib.get_close_matches(name, entries, n=1)
         raise OptionError(
             "There is no drafter of that name",
             got=repr(name),
             allowed=sorted(entries),
-            next_step=f"Did you mean {near[0]!r}?" if near else None,
+            next_step=did_you_mean(name, entries),
         )
     try:
         cls = entries[name].load()

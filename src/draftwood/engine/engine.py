@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from draftwood.config import EngineOptions, SamplingParams
-from draftwood.drafters import DrafterFactory
+from draftwood.drafters import Drafter, DrafterFactory, NoOptions
+from draftwood.drafters.plain import PlainDrafter
 from draftwood.engine.costs import CostProfile, known_costs
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.scheduler import Scheduler
@@ -91,7 +92,7 @@ class Engine:
                 for index in range(params.n)
             ]
             sessions = [
-                Session(request, factory.new(group), self._codec, self.target.info, self._sizer(factory))
+                Session(request, _drafter(factory, request), self._codec, self.target.info, self._sizer(factory))
                 for request in requests
             ]
             for session in sessions:
@@ -242,3 +243,9 @@ class Engine:
             reuse=reuse,
             with_text=with_text,
         )
+
+
+def _drafter(factory: DrafterFactory, request: Request) -> Drafter:
+    """Its own. A head that is never asked for a tree need not read the text, nor the target show its hidden states."""
+    drafter = factory.new(request.group)
+    return PlainDrafter(NoOptions(), None) if request.budget == 1 and drafter.wants_taps else drafter

@@ -14,7 +14,7 @@ from draftwood.heads.formats import LoadedHead, load_head
 from draftwood.target.base import Target
 from draftwood.target.load import BUILT_IN, is_entry_name, read_json_config, resolve
 from draftwood.target.native.config import ModelConfig, is_native, parse_config, whole_number
-from draftwood.target.native.weights import load_parts
+from draftwood.target.native.weights import has_weights, load_parts
 from draftwood.target.store import Progress, models_home
 from draftwood.target.tiny import TINY_CONFIG, tiny_target
 
@@ -86,17 +86,17 @@ def identity(target: Target) -> str:
 
 
 def fingerprint_if_here(name: str) -> str:
-    """That of the model of this name; empty if its weights are not on this disk, or not ours to read."""
+    """That of the model of this name; empty if its weights are not on this disk, or not of a model that we run.
+
+    Weights that are here and cannot be read are an error.
+    """
     if name == BUILT_IN:
         return fingerprint(tiny_target().parts().norm)
     folder = _folder_here(name)
     shape = None if folder is None else _shape(folder)
-    if folder is None or not isinstance(shape, ModelConfig):
+    if folder is None or not isinstance(shape, ModelConfig) or not has_weights(folder):
         return ""
-    try:
-        return fingerprint(load_parts(folder, shape, torch.bfloat16, torch.device("cpu")).norm)
-    except ModelError:  # a configuration alone
-        return ""
+    return fingerprint(load_parts(folder, shape, torch.bfloat16, torch.device("cpu")).norm)
 
 
 def is_its_target(config: HeadConfig, name: str) -> bool | None:

@@ -6,7 +6,6 @@ What has to be fetched or converted is kept in the cache, with a note of where i
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -18,7 +17,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from draftwood.errors import ModelError
+from draftwood.errors import ModelError, did_you_mean
 from draftwood.target import fetch
 from draftwood.target.gguf.convert import CONVERTER_VERSION, convert, converted_size
 from draftwood.target.gguf.reader import MAGIC, GgufFile
@@ -288,9 +287,7 @@ def is_entry_name(name: str) -> bool:
 
 def _unknown(name: str) -> ModelError:
     cached = [path.name for path in models_home().glob("[!.]*")] if models_home().is_dir() else []
-    close = difflib.get_close_matches(name.lower(), [*KNOWN, *cached], n=1, cutoff=0.5)
     is_path = name.endswith(".gguf") or name.startswith(("/", ".", "~")) or name.count("/") > 1
-    hint = f"Did you mean {close[0]!r}?" if close else None
     return ModelError(
         "There is no such file or folder" if is_path else "There is no model of this name",
         got=repr(name),
@@ -301,7 +298,7 @@ def _unknown(name: str) -> ModelError:
             "a .gguf file",
             "a hub id (org/name)",
         ],
-        next_step=hint,
+        next_step=did_you_mean(name.lower(), [*KNOWN, *cached], closeness=0.5),
     )
 
 

@@ -114,6 +114,11 @@ class Method(ABC):
         """Outputs of the head that a position leads to, for estimates of memory."""
         return 1
 
+    @classmethod
+    def scores_a_position(cls, options: Any, head: HeadConfig, length: int) -> int:
+        """Attention scores that are held at once, by position of texts of such a length; also for estimates."""
+        return 0
+
     def begin_step(self, step: int, num_steps: int) -> None:
         """What changes as training goes on follows from this: optimiser step ``step``, from 0, of ``num_steps``."""
         self.step = step

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     """For torchrun; exit codes as those of the command line."""
     parser = argparse.ArgumentParser(prog="python -m draftwood.train", description="Train a draft head.")
     add_arguments(parser)
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     is_first = os.environ.get("RANK", "0") == "0"
     try:
         if args.plan:

@@ -1,7 +1,8 @@
 """What a run would be: parameters, memory, steps, and the time they take if some are timed.
 
 Memory is reckoned from shapes. What activations take depends on the method; the figure is for the widest part, the
-steps that a head is unrolled along, and leaves out what the caching allocator holds in reserve.
+steps that a head is unrolled along, and leaves out what the caching allocator holds in reserve. Beside what is kept for
+the way back there is *work*: what a block of positions or a step needs while it is computed, the largest of its kind.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from draftwood.train.trainer import Trainer, compute_dtype
 
 TIMED_STEPS = 5
 WARMING_STEPS = 2
-LOGIT_BYTES = 12  # of one logit while its block is computed: the head's, the target's, and a gradient
+LOGIT_BYTES, LABEL_BYTES = 12, 4  # of a logit of the head, its logarithm and a gradient; of one of the target
+SCORE_BYTES = 12  # of an attention score, masked and as a weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +97,7 @@ def make_plan(
         head = head_shape(config, shape)
     cls.check_kind(head.kind)
     guesses = cls.guesses_a_position(options, head)
+    scores = cls.scores_a_position(options, head, int(texts.lengths.max(initial=0)))
     device = pick_device(config.model.device)
     dtype = compute_dtype(config.run.dtype, device)
     batches = texts.batches(config.run.max_tokens, seed=config.run.seed, world_size=world_size)
@@ -116,7 +119,7 @@ def make_plan(
         tokens_per_step=round(per_step),
         steps=steps,
         epochs=steps * config.optim.accumulate / max(1, len(batches)),
-        memory=memory_estimate(config, head, shape, dtype, device, guesses, world_size),
+        memory=memory_estimate(config, head, shape, dtype, device, guesses, scores, world_size),
         signal_bytes=signal_bytes(head, dtype, texts),
     )
     if not timed:
@@ -140,6 +143,7 @@ def memory_estimate(
     dtype: torch.dtype,
     device: torch.device,
     unrolled: int,
+    scores: int,
     world_size: int = 1,
 ) -> dict[str, int]:
     """Bytes by what they are for, in one process."""
@@ -154,7 +158,7 @@ def memory_estimate(
     if config.optim.ema:
         found["running mean"] = 4 * parameters // parts
     found["activations"] = tokens * unrolled * _activations(head, config.run.checkpointing) * dtype.itemsize
-    found["logits"] = min(tokens * unrolled * head.draft_vocab_size, most_logits(device)) * LOGIT_BYTES
+    found["work"] = max(_logit_bytes(head, tokens, unrolled, device), tokens * scores * SCORE_BYTES)
     found["hidden states"] = tokens * (head.num_taps + 1) * head.target_hidden_size * dtype.itemsize
     if isinstance(shape, ModelConfig):
         weights = sum(prod(size) for size in tensor_shapes(shape).values())
@@ -164,6 +168,13 @@ def memory_estimate(
     return found
 
 
+def _logit_bytes(head: HeadConfig, tokens: int, unrolled: int, device: torch.device) -> int:
+    """Of the positions whose logits are computed together (`losses.Marker`)."""
+    own, labels = unrolled * head.draft_vocab_size, head.vocab_size
+    positions = min(tokens, max(1, most_logits(device) // (own + labels)))
+    return positions * (LOGIT_BYTES * own + LABEL_BYTES * labels)
+
+
 def _activations(head: HeadConfig, checkpointing: bool) -> int:
     """Numbers that are kept of one token in one step for the way back."""
     if not head.num_layers:
@@ -171,7 +182,8 @@ def _activations(head: HeadConfig, checkpointing: bool) -> int:
     if checkpointing:
         return 3 * head.hidden_size
     attention = (head.num_heads + 2 * head.num_kv_heads) * head.head_dim
-    return head.num_layers * (10 * head.hidden_size + 3 * attention + 4 * head.intermediate_size)
+    states = 16 if head.kind == "eagle3" else 10  # it norms embeddings and features, and reads them side by side
+    return head.num_layers * (states * head.hidden_size + 3 * attention + 4 * head.intermediate_size)
 
 
 def seconds_per_step(config: TrainConfig, progress: Progress | None = None) -> float:

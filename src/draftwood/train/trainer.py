@@ -167,11 +167,6 @@ class Trainer:
 
     def step(self) -> StepResult:
         """One step of the optimiser over ``accumulate`` micro-batches of every process."""
-        result = self._step()
-        self.progress.seconds += result.seconds
-        return result
-
-    def _step(self) -> StepResult:
         started, optim, step = time.perf_counter(), self.config.optim, self.progress.step
         self.head.train()
         num_steps = self.num_steps
@@ -190,7 +185,7 @@ class Trainer:
         self.progress.place = self._stream.place
         if self.mean is not None:
             self.mean.update(step)
-        return StepResult(
+        result = StepResult(
             step=self.progress.step,
             loss=loss,
             parts=mean_parts([each.losses for each in done]),
@@ -201,6 +196,8 @@ class Trainer:
             seconds=time.perf_counter() - started,
             target_seconds=self._clock.taken(),
         )
+        self.progress.seconds += result.seconds
+        return result
 
     def _backward(self, *, last: bool) -> Trained:
         place, examples = self._stream.take()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from draftwood.config import DTYPES, one_of, parse_value
-from draftwood.errors import OptionError
+from draftwood.config import DTYPES, one_of, parse_value, whole
+from draftwood.errors import OptionError, did_you_mean
 
 WORKERS = Path(__file__).parent / "workers"
 LOOKUP_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
@@ -96,12 +95,11 @@ def find_peer(name: str) -> PeerSpec:
     """The peer of this name; options follow it, as in ``transformers:assisted,model=NAME``."""
     known, *pairs = name.split(",")
     if known not in PEERS:
-        near = difflib.get_close_matches(known, PEERS, n=1)
         raise OptionError(
             "There is no peer of that name",
             got=repr(known),
             allowed=peer_names(),
-            next_step=f"Did you mean {near[0]!r}?" if near else None,
+            next_step=did_you_mean(known, PEERS),
         )
     spec = PEERS[known]
     options = dict(spec.options)
@@ -127,8 +125,4 @@ def _checked(key: str, default: object, text: str) -> object:
         if key == "dtype":
             return one_of("dtype", text, DTYPES)
         return one_of("kind", text, LOOKUP_KINDS) if key == "kind" else text
-    value = parse_value(text)
-    low = 0 if key in _MAY_BE_ZERO else 1
-    if type(value) is not int or value < low:
-        raise OptionError(f"{key} must be a whole number", got=repr(text), allowed=f"{low} or more")
-    return value
+    return whole(key, parse_value(text), low=0 if key in _MAY_BE_ZERO else 1)

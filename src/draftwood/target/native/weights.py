@@ -21,6 +21,7 @@ from draftwood.target.base import TargetParts
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.quantize import Matrix, quantized, stored
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LayersRead = Callable[[int, int], None]  # so many, of so many
 Lookup = Callable[[str], torch.Tensor]
 Store = Callable[[torch.Tensor], Matrix]  # a matrix as it is to be kept
@@ -70,12 +71,18 @@ def load_weights(
         return assemble(config, lambda name: lookup(name).to(device=device, dtype=dtype), progress, quantize)
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether there are any to read; not whether they are whole."""
+    return (folder / SINGLE).exists() or (folder / INDEX).exists()
+
+
 def load_parts(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetParts:
     """What draft heads use, read anew: the fused CPU decoder has packed its own."""
     with ExitStack() as stack:
-        lookup, _ = _open(folder, stack)
+        lookup, found = _open(folder, stack)
         names = ["model.embed_tokens.weight", "model.norm.weight"]
         names.append(names[0] if config.tied_embeddings else "lm_head.weight")
+        _check_fit(set(names) - found, set(), folder)
         embed, norm, head = (lookup(name).to(device=device, dtype=dtype) for name in names)
     return TargetParts(embed, norm, embed if config.tied_embeddings else head, config.norm_eps)
 
@@ -179,16 +186,16 @@ def _open(folder: Path, stack: ExitStack) -> tuple[Lookup, set[str]]:
 
 
 def _shards(folder: Path) -> Iterator[Path]:
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.exists():
         yield from sorted({folder / name for name in _weight_map(index).values()})
-    elif (folder / "model.safetensors").exists():
-        yield folder / "model.safetensors"
+    elif (folder / SINGLE).exists():
+        yield folder / SINGLE
     else:
         raise ModelError(
             "The model folder has no weights",
             got=folder,
-            allowed="model.safetensors, or model.safetensors.index.json with its parts",
+            allowed=f"{SINGLE}, or {INDEX} with its parts",
             next_step="Save the model with save_pretrained(..., safe_serialization=True), or name another folder.",
         )
 
@@ -213,7 +220,10 @@ def _check_names(names: set[str], config: ModelConfig, folder: Path) -> None:
     wanted = set(tensor_shapes(config))
     # A tied head may be stored all the same, and old checkpoints carry rotary buffers: neither is a weight of its own.
     extra = {n for n in names - wanted if not n.endswith("rotary_emb.inv_freq")} - {"lm_head.weight"}
-    missing = wanted - names
+    _check_fit(wanted - names, extra, folder)
+
+
+def _check_fit(missing: set[str], extra: set[str], folder: Path) -> None:
     if missing or extra:
         raise ModelError(
             f"The weights in {folder} do not fit config.json",

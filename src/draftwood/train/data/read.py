@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from draftwood.config import whole
 from draftwood.errors import OptionError
 from draftwood.target.base import Target
 from draftwood.train.base import Example
@@ -215,8 +216,7 @@ class TrainingData:
         return np.array([numbers[prompt] for prompt in self.prompts.tolist()], dtype=np.int64)
 
     def _cut(self, max_length: int) -> TrainingData:
-        if max_length < 1:
-            raise OptionError("max_length must be a whole number", got=max_length, allowed="1 or more")
+        whole("max_length", max_length, 1)
         lengths = np.minimum(self.lengths, max_length)
         before = np.concatenate(([0], np.cumsum(self._answered)))  # answered tokens before each place
         has_answer = before[self._starts + lengths] > before[self._starts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from draftwood.config import SamplingParams
+from draftwood.config import SamplingParams, whole
 from draftwood.errors import OptionError
 
 MAX_SEED = 2**63 - 1
@@ -35,11 +35,11 @@ class DataSettings:
     def __post_init__(self) -> None:
         for name in ("limit", "max_length"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
+                whole(name, getattr(self, name), 1)
         for name in ("prompt_tokens", "batch", "shard_size"):
-            _whole(name, getattr(self, name), 1)
-        _whole("self_made", self.self_made, 0)
-        _whole("seed", self.seed, 0, MAX_SEED)
+            whole(name, getattr(self, name), 1)
+        whole("self_made", self.self_made, 0)
+        whole("seed", self.seed, 0, MAX_SEED)
         if not self.files and not self.self_made:
             raise OptionError("There is nothing to answer", next_step="Name files of prompts, or add --self N.")
         if self.keep_answers and not self.files:
@@ -66,9 +66,3 @@ class DataSettings:
         """What the answers depend on, beside the model and the contents of the files."""
         beside = ("files", "batch", "licence")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in beside}
-
-
-def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    if type(value) is not int or value < low or (high is not None and value > high):
-        allowed = f"{low} or more" if high is None else f"{low} to {high}"
-        raise OptionError(f"{name} must be a whole number", got=repr(value), allowed=allowed)

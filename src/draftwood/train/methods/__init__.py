@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 
-from draftwood.errors import DraftwoodError, OptionError
+from draftwood.errors import DraftwoodError, OptionError, did_you_mean
 from draftwood.train.base import Method
 
 METHODS: dict[str, str] = {
@@ -22,12 +21,11 @@ METHODS: dict[str, str] = {
 
 def method_class(name: str) -> type[Method]:
     if name not in METHODS:
-        near = difflib.get_close_matches(str(name), METHODS, n=1)
         raise OptionError(
             "There is no training method of that name",
             got=repr(name),
             allowed=sorted(METHODS),
-            next_step=f"Did you mean {near[0]!r}?" if near else None,
+            next_step=did_you_mean(name, METHODS),
         )
     module, attribute = METHODS[name].split(":")
     try:

@@ -102,6 +102,11 @@ class GtoMethod(Method):
         token, token_options = _token_method(options, head.kind)
         return token.guesses_a_position(token_options, head)
 
+    @classmethod
+    def scores_a_position(cls, options: GtoOptions, head: HeadConfig, length: int) -> int:
+        token, token_options = _token_method(options, head.kind)
+        return token.scores_a_position(token_options, head, length)
+
     def begin_step(self, step: int, num_steps: int) -> None:
         super().begin_step(step, num_steps)
         self.token_method.begin_step(step, num_steps)

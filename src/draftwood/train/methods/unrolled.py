@@ -43,6 +43,11 @@ class UnrolledMethod(Method):
     def guesses_a_position(cls, options: Any, head: HeadConfig) -> int:
         return int(getattr(options, "steps", 1))  # EAGLE has no such option: it takes one
 
+    @classmethod
+    def scores_a_position(cls, options: Any, head: HeadConfig, length: int) -> int:
+        """Only the first step is plain causal attention, which holds none."""
+        return head.num_heads * length if cls.guesses_a_position(options, head) > 1 else 0
+
     @abstractmethod
     def recipe(self) -> Recipe: ...
 
