@@ -1,0 +1,322 @@
+"""Whole passes with one product cut otherwise, beside the cut that ``choose_tiling`` gives: good cuts for another GPU.
+
+    python benchmarks/gpu_tilings.py --shape 1.5B --rows 64 --seconds 120 --workers 4 --out tilings.json
+
+A product that is fast by itself may be slow in a pass, where the next kernel's programs want room and the one before
+has left something in the cache. So a pass of a random model is captured for every candidate, with one of the four
+products of a layer cut in that way, and is timed in turns with the pass as it is. Each of the workers has weights of
+its own and compiles for itself, which takes most of the time; a lock lets one of them time at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import queue
+import random
+import statistics
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from draftwood.errors import CapabilityError, DraftwoodError, OptionError
+from draftwood.files import write_json
+from draftwood.target.cache import KVCache
+from draftwood.target.native.config import ModelConfig
+from draftwood.target.native.cuda import products
+from draftwood.target.native.cuda.decoder import ROWS
+from draftwood.target.native.cuda.device import can_overlap, capture, gpu_of, rotation_table
+from draftwood.target.native.cuda.inputs import no_moves
+from draftwood.target.native.cuda.passes import Model, Pass, Shape, new_pass
+from draftwood.target.native.cuda.products import MOST_ROWS, Gpu, Kind, Tiling
+from draftwood.target.native.cuda.workspace import Workspace
+from draftwood.target.native.decoder import PackedBatch, PackedSegment
+from draftwood.target.native.weights import assemble, tensor_shapes
+from gpu_shapes import SHAPES
+
+CONTEXT = 1024  # positions before the tree
+NUM_BEST = 10
+BLOCKS_OUT, BLOCKS_IN, WARPS = (16, 32, 64, 128), (64, 128), (4, 8)
+LARGE = 4 << 20  # weights: narrow blocks are too many there
+MOST_STAGES = 8
+FEWEST_PROGRAMS = 0.45  # by processors: with fewer too many of them have nothing to do
+MOST_SPLIT = 2  # programs of a product that is shared along its input, by processors
+AHEAD_CYCLES = 2_000_000  # of the device: the host has issued the passes before the first begins
+WARM_UP, REPLAYS, TURNS = 5, 12, 6  # passes before, passes of a measurement, measurements of either
+SHOWN = 80  # characters of an error
+
+
+class Dims(NamedTuple):
+    """What a product of a layer is, as ``choose_tiling`` is told."""
+
+    num_in: int
+    num_out: int
+    kind: Kind
+
+
+class Found(NamedTuple):
+    product: str
+    tiling: Tiling
+    base_ms: float  # of the pass as it is, at the same time
+    ms: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ms / self.base_ms
+
+
+def layer_products(config: ModelConfig) -> dict[str, Dims]:
+    width, inner = config.hidden_size, config.intermediate_size
+    return {
+        "qkv": Dims(width, config.q_size + 2 * config.kv_size, Kind.PLAIN),
+        "o": Dims(config.q_size, width, Kind.PLAIN),
+        "gate_up": Dims(width, inner, Kind.GATED),
+        "down": Dims(inner, width, Kind.PLAIN),
+    }
+
+
+def stage_bytes(dims: Dims, block_out: int, block_in: int, rows: int) -> int:
+    """Shared memory of one stage, weights and rows in two bytes. ``rows``: the padded number."""
+    matrices = 2 if dims.kind is Kind.GATED else 1
+    return block_in * 2 * (block_out * matrices + rows)
+
+
+def candidates(dims: Dims, rows: int, gpu: Gpu) -> list[Tiling]:
+    """Cuts that can be right: steps come out even, a program's stages fit its shared memory, processors are busy."""
+    found = []
+    for block_out, block_in in itertools.product(BLOCKS_OUT, BLOCKS_IN):
+        uneven = dims.num_in % block_in or (dims.num_out % block_out and block_out > 32)
+        if uneven or (dims.num_in * dims.num_out > LARGE and block_out < 32):
+            continue
+        steps, blocks = dims.num_in // block_in, -(-dims.num_out // block_out)
+        stage = stage_bytes(dims, block_out, block_in, rows)
+        for splits in range(1, steps // 2 + 1):
+            programs = blocks * splits
+            if steps % splits or programs < FEWEST_PROGRAMS * gpu.num_processors:
+                continue
+            if splits > 1 and programs > MOST_SPLIT * gpu.num_processors:
+                continue
+            for warps, sharing in itertools.product(WARPS, (1, 2, 3)):  # so many programs on a processor
+                stages = min(MOST_STAGES, gpu.shared_bytes // sharing // stage, steps // splits + 1)
+                if stages >= 2 and (warps == WARPS[0] or block_out >= 64):
+                    found.append(Tiling(block_out, block_in, splits, warps, stages))
+    return list(dict.fromkeys(found))
+
+
+def padded(rows: int) -> int:
+    """As products see them."""
+    return max(16, int(triton.next_power_of_2(rows)))
+
+
+def trials(shape: str, rows: int, gpu: Gpu) -> list[tuple[str, Tiling]]:
+    """All of a layer in an order that is mixed, so that a run that ends early has something of each product."""
+    found = []
+    for name, dims in layer_products(SHAPES[shape]).items():
+        now = products.choose_tiling(*dims[:2], padded(rows), gpu, dims.kind)
+        found += [(name, tiling) for tiling in candidates(dims, padded(rows), gpu) if tiling != now]
+    random.Random(1).shuffle(found)
+    return found
+
+
+@contextmanager
+def cut(changes: Mapping[Dims, Tiling]) -> Iterator[None]:
+    """Products that are made meanwhile are cut so."""
+    usual = products.choose_tiling
+
+    def choose(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind, *rest: int) -> Tiling:
+        return changes.get(Dims(num_in, num_out, kind)) or usual(num_in, num_out, rows, gpu, kind, *rest)
+
+    products.choose_tiling = choose  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        products.choose_tiling = usual
+
+
+class Passes:
+    """Passes over a tree of so many nodes, of a random model."""
+
+    def __init__(self, config: ModelConfig, rows: int, device: torch.device, context: int = CONTEXT) -> None:
+        generator = torch.Generator(device).manual_seed(0)
+        shapes, dtype = tensor_shapes(config), torch.bfloat16
+
+        def weight(name: str) -> torch.Tensor:
+            mean = 1.0 if "norm" in name else 0.0
+            return torch.empty(shapes[name], dtype=dtype, device=device).normal_(mean, 0.02, generator=generator)
+
+        num_slots = context + rows
+        cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, num_slots, dtype, device)
+        for kept in (cache.keys, cache.values):  # what stands there takes as long as a text would
+            kept.normal_(generator=generator)
+        rotation = rotation_table(config, num_slots, dtype, device)
+        self._model = Model(config, assemble(config, weight), cache, rotation, gpu_of(device), can_overlap(device))
+        self._workspace = Workspace(config, dtype, device)
+        num_rows = ROWS[bisect_left(ROWS, rows)]
+        self._shape = Shape(num_rows, 1, num_rows, NUM_BEST)
+        parents = [-1, *((node - 1) // 2 for node in range(1, rows))]
+        ids = [37 * node % config.vocab_size for node in range(rows)]
+        self._batch = PackedBatch(ids, [PackedSegment(0, 0, context, parents, rows)])
+
+    @torch.inference_mode()
+    def launched(self, changes: Mapping[Dims, Tiling]) -> Pass:
+        """It has run once: its kernels are compiled."""
+        with cut(changes):
+            work = new_pass(self._model, self._shape, self._workspace)
+        work.inputs.fill(self._batch, no_moves())
+        work.launch()
+        return work
+
+
+class Timed:
+    """A captured pass."""
+
+    def __init__(self, work: Pass, stream: torch.cuda.Stream, device: torch.device) -> None:
+        self._work = work  # the graph reads its memory
+        with torch.inference_mode():
+            self._graph = capture(work.launch, stream, device)
+
+    def ms(self, count: int) -> float:
+        """Of one of so many passes, one behind the other."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
+        start.record()
+        for _ in range(count):
+            self._graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / count
+
+
+def side_by_side(base: Timed, other: Timed) -> tuple[float, float]:
+    """Medians, in turns."""
+    for each in (base, other):
+        each.ms(WARM_UP)
+    pairs = [(base.ms(REPLAYS), other.ms(REPLAYS)) for _ in range(TURNS)]
+    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+
+
+def work(args: argparse.Namespace, number: int, lock: Any, results: Any) -> None:
+    """A worker: its share of the trials, until the time is over. None is the end, a text something to tell."""
+    try:
+        device = torch.device("cuda", torch.cuda.current_device())
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        passes = Passes(SHAPES[args.shape], args.rows, device)
+        base = Timed(passes.launched({}), stream, device)
+        dims = layer_products(SHAPES[args.shape])
+        until = time.monotonic() + args.seconds
+        for name, tiling in trials(args.shape, args.rows, gpu_of(device))[number :: args.workers]:
+            if time.monotonic() > until:
+                break
+            try:
+                other = Timed(passes.launched({dims[name]: tiling}), stream, device)
+            except Exception as error:  # noqa: BLE001 - a cut that cannot be compiled is told, and the others go on
+                results.put(f"{name} {tuple(tiling)} failed: {str(error)[:SHOWN]}".replace("\n", " "))
+                torch.cuda.synchronize()  # fails where nothing goes on any more
+                continue
+            with lock:
+                base_ms, ms = side_by_side(base, other)
+            results.put(Found(name, tiling, base_ms, ms))
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # noqa: BLE001 - else nobody would hear of it
+        results.put(f"worker {number} ended: {error}")
+    finally:
+        results.put(None)
+
+
+def gather(args: argparse.Namespace, found: list[Found]) -> None:
+    """Adds what all workers find."""
+    context = multiprocessing.get_context("spawn")  # a fork cannot use CUDA
+    lock, results = context.Lock(), context.Queue()
+    workers = [context.Process(target=work, args=(args, number, lock, results)) for number in range(args.workers)]
+    for worker in workers:
+        worker.start()
+    left = len(workers)
+    try:
+        while left and (any(worker.is_alive() for worker in workers) or not results.empty()):
+            try:
+                said = results.get(timeout=1.0)
+            except queue.Empty:
+                continue
+            if said is None:
+                left -= 1
+            elif isinstance(said, str):
+                print(said, file=sys.stderr, flush=True)
+            else:
+                found.append(said)
+                print(f"{said.product} {tuple(said.tiling)}: {said.ratio:.4f}", file=sys.stderr, flush=True)
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+
+
+def lines(found: Sequence[Found], now: Mapping[str, Tiling], top: int) -> Iterator[str]:
+    """A table: of every product the cut as it is, then the best of those that were timed."""
+    yield "| product | out, in, splits, warps, stages | ms of a pass | as it is | ratio |"
+    yield "| --- " * 5 + "|"
+    for product, tiling in now.items():
+        yield f"| {product} | {', '.join(map(str, tiling))} | - | - | as it is |"
+        own = sorted((each for each in found if each.product == product), key=lambda each: each.ratio)
+        for each in own[:top]:
+            cells = (", ".join(map(str, each.tiling)), f"{each.ms:.4f}", f"{each.base_ms:.4f}", f"{each.ratio:.4f}")
+            yield f"| {product} | {' | '.join(cells)} |"
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="1.5B", help=f"one of {', '.join(SHAPES)} (default: 1.5B)")
+    parser.add_argument("--rows", type=int, default=MOST_ROWS, help=f"positions of a pass (default: {MOST_ROWS})")
+    parser.add_argument("--seconds", type=float, default=120.0, help="that every worker tries cuts for (default: 120)")
+    parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--top", type=int, default=10, help="rows of every product in the table (default: 10)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a JSON file with all that was timed")
+    args = parser.parse_args(argv)
+    if args.shape not in SHAPES:
+        raise OptionError("There is no such shape", got=args.shape, allowed=SHAPES)
+    if not 1 <= args.rows <= MOST_ROWS:
+        allowed = f"1 to {MOST_ROWS}: larger passes take their products from the vendor's library"
+        raise OptionError("--rows is out of range", got=args.rows, allowed=allowed)
+    if min(args.workers, args.top) < 1 or args.seconds <= 0.0:
+        raise OptionError("--workers, --top and --seconds count something", allowed="more than 0")
+    if not torch.cuda.is_available():
+        raise CapabilityError("There is no GPU here", next_step="Cuts are timed on the GPU that they are for.")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    found: list[Found] = []
+    code = 0
+    try:
+        args = parsed(argv)
+        gpu = gpu_of(torch.device("cuda", torch.cuda.current_device()))
+        dims = layer_products(SHAPES[args.shape])
+        now = {name: products.choose_tiling(*d[:2], padded(args.rows), gpu, d.kind) for name, d in dims.items()}
+        print(f"{len(trials(args.shape, args.rows, gpu))} cuts to try", file=sys.stderr, flush=True)
+        try:
+            gather(args, found)
+        except KeyboardInterrupt:
+            print("\ninterrupted; so far:", file=sys.stderr)
+            code = 130
+        print(f"{torch.cuda.get_device_name()}, {args.shape}, {args.rows} rows, {len(found)} cuts timed\n")
+        print("\n".join(lines(found, now, args.top)))
+        if args.out:
+            as_it_is = {name: tiling._asdict() for name, tiling in now.items()}
+            timed = [{**each._asdict(), "tiling": each.tiling._asdict(), "ratio": each.ratio} for each in found]
+            write_json(args.out, {"shape": args.shape, "rows": args.rows, "as_it_is": as_it_is, "timed": timed})
+    except DraftwoodError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
