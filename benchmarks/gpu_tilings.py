@@ -1,11 +1,12 @@
-"""Whole passes with one product cut otherwise, beside the cut that ``choose_tiling`` gives: good cuts for another GPU.
+"""Whole passes with one product, or attention, cut otherwise, beside the cut as it is: good cuts for another GPU.
 
     python benchmarks/gpu_tilings.py --shape 1.5B --rows 64 --seconds 120 --workers 4 --out tilings.json
+    python benchmarks/gpu_tilings.py --shape 8B --rows 64 --parts attention,gate_up --workers 4
 
 A product that is fast by itself may be slow in a pass, where the next kernel's programs want room and the one before
 has left something in the cache. So a pass of a random model is captured for every candidate, with one of the four
-products of a layer cut in that way, and is timed in turns with the pass as it is. Each of the workers has weights of
-its own and compiles for itself, which takes most of the time; a lock lets one of them time at a time.
+products of a layer or its attention cut in that way, and is timed in turns with the pass as it is. Each of the workers
+has weights of its own and compiles for itself, which takes most of the time; a lock lets one of them time at a time.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
@@ -31,7 +34,9 @@ from draftwood.errors import CapabilityError, DraftwoodError, OptionError
 from draftwood.files import write_json
 from draftwood.target.cache import KVCache
 from draftwood.target.native.config import ModelConfig
+from draftwood.target.native.cuda import passes as passes_module
 from draftwood.target.native.cuda import products
+from draftwood.target.native.cuda.attention_plan import AttentionConfig, choose
 from draftwood.target.native.cuda.decoder import ROWS
 from draftwood.target.native.cuda.device import can_overlap, capture, gpu_of, rotation_table
 from draftwood.target.native.cuda.inputs import no_moves
@@ -47,6 +52,15 @@ NUM_BEST = 10
 BLOCKS_OUT, BLOCKS_IN, WARPS = (16, 32, 64, 128), (64, 128), (4, 8)
 LARGE = 4 << 20  # weights: narrow blocks are too many there
 MOST_STAGES = 8
+ATTENTION = "attention"
+TILE_ROWS, KEYS, NODES, RANGES, ATTENTION_STAGES = (
+    (16, 32, 64, 128),
+    (32, 64, 128),
+    (16, 32, 64),
+    (2, 4, 8, 16),
+    (2, 3, 4),
+)
+MOST_SCORES = 32  # of a thread: more do not fit its registers beside all else
 FEWEST_PROGRAMS = 0.45  # by processors: with fewer too many of them have nothing to do
 MOST_SPLIT = 2  # programs of a product that is shared along its input, by processors
 AHEAD_CYCLES = 2_000_000  # of the device: the host has issued the passes before the first begins
@@ -62,9 +76,12 @@ class Dims(NamedTuple):
     kind: Kind
 
 
+Cut = Tiling | AttentionConfig
+
+
 class Found(NamedTuple):
-    product: str
-    tiling: Tiling
+    part: str
+    cut: Cut
     base_ms: float  # of the pass as it is, at the same time
     ms: float
 
@@ -111,34 +128,87 @@ def candidates(dims: Dims, rows: int, gpu: Gpu) -> list[Tiling]:
     return list(dict.fromkeys(found))
 
 
+def attention_candidates(config: ModelConfig, rows: int, gpu: Gpu) -> list[AttentionConfig]:
+    """The same for attention: keys and values of all stages fit beside the queries, scores fit the registers."""
+    group, dim = config.num_heads // config.num_kv_heads, config.head_dim
+    found = []
+    for block_m, block_s, block_n in itertools.product(TILE_ROWS, KEYS, NODES):
+        if block_m < group or block_m > max(TILE_ROWS[0], 2 * rows * group) or block_n > max(NODES[0], 2 * rows):
+            continue
+        for warps, stages in itertools.product(WARPS, ATTENTION_STAGES):
+            shared = 2 * dim * (2 * stages * block_s + block_m)
+            if shared > gpu.shared_bytes or block_m * max(block_s, block_n) > MOST_SCORES * 32 * warps:
+                continue
+            for splits, merge in itertools.product(RANGES, ("last", "kernel")):
+                found.append(
+                    AttentionConfig(
+                        group=group,
+                        block_m=block_m,
+                        block_s=block_s,
+                        block_n=block_n,
+                        splits=splits,
+                        min_blocks=1,
+                        num_warps=warps,
+                        num_stages=stages,
+                        merge=merge,  # type: ignore[arg-type]
+                    )
+                )
+    return found
+
+
+def as_it_is(config: ModelConfig, rows: int, gpu: Gpu) -> dict[str, Cut]:
+    """How the parts of a layer are cut now."""
+    found: dict[str, Cut] = {
+        name: products.choose_tiling(*dims[:2], padded(rows), gpu, dims.kind)
+        for name, dims in layer_products(config).items()
+    }
+    found[ATTENTION] = choose(
+        num_nodes=ROWS[bisect_left(ROWS, rows)], num_sequences=1, num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, num_processors=gpu.num_processors,
+    )  # fmt: skip
+    return found
+
+
+def told(cut: Cut) -> dict[str, Any]:
+    return cut._asdict() if isinstance(cut, Tiling) else asdict(cut)
+
+
 def padded(rows: int) -> int:
     """As products see them."""
     return max(16, int(triton.next_power_of_2(rows)))
 
 
-def trials(shape: str, rows: int, gpu: Gpu) -> list[tuple[str, Tiling]]:
-    """All of a layer in an order that is mixed, so that a run that ends early has something of each product."""
-    found = []
-    for name, dims in layer_products(SHAPES[shape]).items():
-        now = products.choose_tiling(*dims[:2], padded(rows), gpu, dims.kind)
-        found += [(name, tiling) for tiling in candidates(dims, padded(rows), gpu) if tiling != now]
-    random.Random(1).shuffle(found)
-    return found
+def trials(shape: str, rows: int, gpu: Gpu, parts: Sequence[str]) -> list[tuple[str, Cut]]:
+    """In an order that is mixed, so that a run that ends early has something of each part; the rarer come as often."""
+    config = SHAPES[shape]
+    dims, now = layer_products(config), as_it_is(config, rows, gpu)
+    mixed = []
+    for name in parts:
+        found: Sequence[Cut]
+        found = candidates(dims[name], padded(rows), gpu) if name in dims else attention_candidates(config, rows, gpu)
+        others = [(name, cut) for cut in found if cut != now[name]]
+        random.Random(1).shuffle(others)
+        mixed.append(others)
+    return [trial for each in itertools.zip_longest(*mixed) for trial in each if trial is not None]
 
 
 @contextmanager
-def cut(changes: Mapping[Dims, Tiling]) -> Iterator[None]:
-    """Products that are made meanwhile are cut so."""
+def cut(changes: Mapping[str, Cut], config: ModelConfig) -> Iterator[None]:
+    """Passes that are made meanwhile are cut so."""
     usual = products.choose_tiling
+    tilings = {dims: changes[name] for name, dims in layer_products(config).items() if name in changes}
 
-    def choose(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind, *rest: int) -> Tiling:
-        return changes.get(Dims(num_in, num_out, kind)) or usual(num_in, num_out, rows, gpu, kind, *rest)
+    def choose_product(num_in: int, num_out: int, rows: int, gpu: Gpu, kind: Kind, *rest: int) -> Cut:
+        return tilings.get(Dims(num_in, num_out, kind)) or usual(num_in, num_out, rows, gpu, kind, *rest)
 
-    products.choose_tiling = choose  # type: ignore[assignment]
-    try:
+    def choose_attention(**what: int) -> Cut:
+        return changes.get(ATTENTION) or choose(**what)
+
+    with (
+        patch.object(products, "choose_tiling", choose_product),
+        patch.object(passes_module, "choose", choose_attention),
+    ):
         yield
-    finally:
-        products.choose_tiling = usual
 
 
 class Passes:
@@ -166,9 +236,9 @@ class Passes:
         self._batch = PackedBatch(ids, [PackedSegment(0, 0, context, parents, rows)])
 
     @torch.inference_mode()
-    def launched(self, changes: Mapping[Dims, Tiling]) -> Pass:
+    def launched(self, changes: Mapping[str, Cut]) -> Pass:
         """It has run once: its kernels are compiled."""
-        with cut(changes):
+        with cut(changes, self._model.config):
             work = new_pass(self._model, self._shape, self._workspace)
         work.inputs.fill(self._batch, no_moves())
         work.launch()
@@ -210,20 +280,19 @@ def work(args: argparse.Namespace, number: int, lock: Any, results: Any) -> None
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         passes = Passes(SHAPES[args.shape], args.rows, device)
         base = Timed(passes.launched({}), stream, device)
-        dims = layer_products(SHAPES[args.shape])
         until = time.monotonic() + args.seconds
-        for name, tiling in trials(args.shape, args.rows, gpu_of(device))[number :: args.workers]:
+        for name, changed in trials(args.shape, args.rows, gpu_of(device), args.parts)[number :: args.workers]:
             if time.monotonic() > until:
                 break
             try:
-                other = Timed(passes.launched({dims[name]: tiling}), stream, device)
+                other = Timed(passes.launched({name: changed}), stream, device)
             except Exception as error:  # noqa: BLE001 - a cut that cannot be compiled is told, and the others go on
-                results.put(f"{name} {tuple(tiling)} failed: {str(error)[:SHOWN]}".replace("\n", " "))
+                results.put(f"{name} {_cells(changed)} failed: {str(error)[:SHOWN]}".replace("\n", " "))
                 torch.cuda.synchronize()  # fails where nothing goes on any more
                 continue
             with lock:
                 base_ms, ms = side_by_side(base, other)
-            results.put(Found(name, tiling, base_ms, ms))
+            results.put(Found(name, changed, base_ms, ms))
     except KeyboardInterrupt:
         pass
     except Exception as error:  # noqa: BLE001 - else nobody would hear of it
@@ -252,36 +321,45 @@ def gather(args: argparse.Namespace, found: list[Found]) -> None:
                 print(said, file=sys.stderr, flush=True)
             else:
                 found.append(said)
-                print(f"{said.product} {tuple(said.tiling)}: {said.ratio:.4f}", file=sys.stderr, flush=True)
+                print(f"{said.part} {_cells(said.cut)}: {said.ratio:.4f}", file=sys.stderr, flush=True)
     finally:
         for worker in workers:
             worker.terminate()
             worker.join()
 
 
-def lines(found: Sequence[Found], now: Mapping[str, Tiling], top: int) -> Iterator[str]:
-    """A table: of every product the cut as it is, then the best of those that were timed."""
-    yield "| product | out, in, splits, warps, stages | ms of a pass | as it is | ratio |"
-    yield "| --- " * 5 + "|"
-    for product, tiling in now.items():
-        yield f"| {product} | {', '.join(map(str, tiling))} | - | - | as it is |"
-        own = sorted((each for each in found if each.product == product), key=lambda each: each.ratio)
+def _cells(cut: Cut) -> str:
+    return ", ".join(str(value) for value in told(cut).values())
+
+
+def lines(found: Sequence[Found], now: Mapping[str, Cut], top: int) -> Iterator[str]:
+    """A table: of every part the cut as it is, then the best of those that were timed."""
+    for name, cut in now.items():
+        yield f"\n| {name}: {', '.join(told(cut))} | ms of a pass | as it is | ratio |"
+        yield "| --- " * 4 + "|"
+        yield f"| {_cells(cut)} | - | - | as it is |"
+        own = sorted((each for each in found if each.part == name), key=lambda each: each.ratio)
         for each in own[:top]:
-            cells = (", ".join(map(str, each.tiling)), f"{each.ms:.4f}", f"{each.base_ms:.4f}", f"{each.ratio:.4f}")
-            yield f"| {product} | {' | '.join(cells)} |"
+            yield f"| {_cells(each.cut)} | {each.ms:.4f} | {each.base_ms:.4f} | {each.ratio:.4f} |"
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="1.5B", help=f"one of {', '.join(SHAPES)} (default: 1.5B)")
     parser.add_argument("--rows", type=int, default=MOST_ROWS, help=f"positions of a pass (default: {MOST_ROWS})")
+    parts = (*layer_products(SHAPES["1.5B"]), ATTENTION)
+    parser.add_argument(
+        "--parts", type=lambda text: text.split(","), default=parts, help=f"some of {','.join(parts)} (default: all)"
+    )
     parser.add_argument("--seconds", type=float, default=120.0, help="that every worker tries cuts for (default: 120)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
-    parser.add_argument("--top", type=int, default=10, help="rows of every product in the table (default: 10)")
+    parser.add_argument("--top", type=int, default=10, help="rows of every part in the table (default: 10)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a JSON file with all that was timed")
     args = parser.parse_args(argv)
     if args.shape not in SHAPES:
         raise OptionError("There is no such shape", got=args.shape, allowed=SHAPES)
+    if unknown := [name for name in args.parts if name not in parts]:
+        raise OptionError("There is no such part of a layer", got=", ".join(unknown), allowed=parts)
     if not 1 <= args.rows <= MOST_ROWS:
         allowed = f"1 to {MOST_ROWS}: larger passes take their products from the vendor's library"
         raise OptionError("--rows is out of range", got=args.rows, allowed=allowed)
@@ -298,9 +376,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parsed(argv)
         gpu = gpu_of(torch.device("cuda", torch.cuda.current_device()))
-        dims = layer_products(SHAPES[args.shape])
-        now = {name: products.choose_tiling(*d[:2], padded(args.rows), gpu, d.kind) for name, d in dims.items()}
-        print(f"{len(trials(args.shape, args.rows, gpu))} cuts to try", file=sys.stderr, flush=True)
+        now = {name: as_it_is(SHAPES[args.shape], args.rows, gpu)[name] for name in args.parts}
+        print(f"{len(trials(args.shape, args.rows, gpu, args.parts))} cuts to try", file=sys.stderr, flush=True)
         try:
             gather(args, found)
         except KeyboardInterrupt:
@@ -309,9 +386,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{torch.cuda.get_device_name()}, {args.shape}, {args.rows} rows, {len(found)} cuts timed\n")
         print("\n".join(lines(found, now, args.top)))
         if args.out:
-            as_it_is = {name: tiling._asdict() for name, tiling in now.items()}
-            timed = [{**each._asdict(), "tiling": each.tiling._asdict(), "ratio": each.ratio} for each in found]
-            write_json(args.out, {"shape": args.shape, "rows": args.rows, "as_it_is": as_it_is, "timed": timed})
+            usual = {name: told(each) for name, each in now.items()}
+            timed = [{**each._asdict(), "cut": told(each.cut), "ratio": each.ratio} for each in found]
+            write_json(args.out, {"shape": args.shape, "rows": args.rows, "as_it_is": usual, "timed": timed})
     except DraftwoodError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

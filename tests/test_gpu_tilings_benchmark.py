@@ -16,10 +16,14 @@ from .triton_tools import DEVICE, INTERPRETED, run_interpreted, runs_kernels
 pytest.importorskip("triton")
 
 from draftwood.target.native.cuda import products
+from draftwood.target.native.cuda.attention_plan import AttentionConfig
 from draftwood.target.native.cuda.products import Gpu, Kind, Tiling
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu_tilings.py"
 GPUS = {"H200": Gpu(132, 227 * 1024), "a smaller one": Gpu(46, 99 * 1024)}
+ATTENTION = AttentionConfig(
+    group=2, block_m=16, block_s=32, block_n=16, splits=2, min_blocks=1, num_warps=4, num_stages=2, merge="kernel"
+)
 interpreter_aside = pytest.mark.skipif(INTERPRETED, reason="has no kernels")
 
 
@@ -63,10 +67,12 @@ def test_cuts_come_out_even_and_fit(script: ModuleType, shape: str, rows: int, g
 @interpreter_aside
 def test_every_cut_but_the_usual_is_tried_once(script: ModuleType) -> None:
     gpu = GPUS["H200"]
-    found = script.trials("1.5B", 64, gpu)
+    parts = ("qkv", "o", "gate_up", "down", "attention")
+    found = script.trials("1.5B", 64, gpu, parts)
     assert len(set(found)) == len(found) > 100
-    assert found == script.trials("1.5B", 64, gpu)  # workers share them out by number
-    assert {name for name, _ in found[:40]} == {"qkv", "o", "gate_up", "down"}
+    assert found == script.trials("1.5B", 64, gpu, parts)  # workers share them out by number
+    assert {name for name, _ in found[:5]} == set(parts)
+    assert {name for name, _ in script.trials("1.5B", 64, gpu, ("o",))} == {"o"}
     dims = script.layer_products(script.SHAPES["1.5B"])["qkv"]
     usual = products.choose_tiling(dims.num_in, dims.num_out, 64, gpu, dims.kind)
     assert usual in script.candidates(dims, 64, gpu)
@@ -77,7 +83,7 @@ def test_every_cut_but_the_usual_is_tried_once(script: ModuleType) -> None:
 def test_a_cut_holds_for_its_product_and_for_a_while(script: ModuleType) -> None:
     gpu, usual = GPUS["H200"], products.choose_tiling
     mine = Tiling(32, 64, 2, 4, 3)
-    with script.cut({script.Dims(1536, 1536, Kind.PLAIN): mine}):
+    with script.cut({"o": mine}, script.SHAPES["1.5B"]):
         assert products.choose_tiling(1536, 1536, 64, gpu, Kind.PLAIN, 2, 0) == mine
         assert products.choose_tiling(1536, 8960, 64, gpu, Kind.GATED) == usual(1536, 8960, 64, gpu, Kind.GATED)
     assert products.choose_tiling is usual
@@ -88,11 +94,27 @@ def test_the_best_of_each_product_come_first(script: ModuleType) -> None:
     now = {"o": Tiling(64, 64, 1, 4, 4), "down": Tiling(64, 128, 2, 4, 4)}
     ratios = {"o": (1.02, 0.97, 1.5), "down": (0.99,)}
     found = [script.Found(name, now[name], 2.0, 2.0 * ratio) for name, each in ratios.items() for ratio in each]
-    rows = [line.strip("| ").split(" | ") for line in script.lines(found, now, top=2)][2:]
-    assert [(row[0], row[-1]) for row in rows] == [
-        ("o", "as it is"), ("o", "0.9700"), ("o", "1.0200"), ("down", "as it is"), ("down", "0.9900"),
+    rows = [line.strip("|\n ").split(" | ") for line in script.lines(found, now, top=2)]
+    assert [row[-1] for row in rows] == [
+        "ratio", *["---"], "as it is", "0.9700", "1.0200", "ratio", "---", "as it is", "0.9900",
     ]  # fmt: skip
-    assert rows[1][1:4] == ["64, 64, 1, 4, 4", "1.9400", "2.0000"]
+    assert rows[0][0] == "o: block_out, block_in, splits, num_warps, num_stages"
+    assert rows[3][:3] == ["64, 64, 1, 4, 4", "1.9400", "2.0000"]
+
+
+@interpreter_aside
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+@pytest.mark.parametrize("shape", ["135M", "1.5B", "8B"])
+def test_cuts_of_attention_fit(script: ModuleType, shape: str, gpu: Gpu) -> None:
+    config = script.SHAPES[shape]
+    for rows in (1, 24, 64):
+        found = script.attention_candidates(config, rows, gpu)
+        assert len(set(found)) == len(found) > 10
+        for each in found:
+            assert each.nodes_per_tile >= 1
+            assert 2 * config.head_dim * (2 * each.num_stages * each.block_s + each.block_m) <= gpu.shared_bytes
+    usual = script.as_it_is(config, 64, gpu)["attention"]
+    assert usual.group == config.num_heads // config.num_kv_heads
 
 
 @interpreter_aside
@@ -101,6 +123,7 @@ def test_the_best_of_each_product_come_first(script: ModuleType) -> None:
     [
         (["--shape", "70B"], ["no such shape", "1.5B"]),
         (["--rows", "65"], ["--rows", "1 to 64"]),
+        (["--parts", "o,heads"], ["no such part", "heads", "attention"]),
         (["--workers", "0"], ["--workers"]),
         ([], ["There is no GPU here"]),
     ],
@@ -121,11 +144,10 @@ def test_what_cannot_run_is_refused(
 @runs_kernels
 def test_a_pass_says_the_same_however_it_is_cut(script: ModuleType) -> None:
     config = replace(script.SHAPES["tiny"], vocab_size=130, num_layers=1)  # the interpreter is slow
-    dims = script.layer_products(config)
     passes = script.Passes(config, 3, DEVICE, context=5)
     usual, other = (
         passes.launched(changes)
-        for changes in ({}, {dims["o"]: Tiling(16, 16, 2, 4, 2), dims["gate_up"]: Tiling(64, 32, 2, 4, 2)})
+        for changes in ({}, {"o": Tiling(16, 16, 2, 4, 2), "gate_up": Tiling(64, 32, 2, 4, 2), "attention": ATTENTION})
     )
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
