@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood import LLM
+from draftwood import LLM, Completion, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, Verified
 from draftwood.target.tiny import ByteTokenizer, tiny_target
 from draftwood.tree import DraftTree, Proposal, TreeBuilder
@@ -78,7 +78,14 @@ class OracleDrafter(Drafter):
     """Knows the plain output and drafts exactly that, beside decoys."""
 
     name = "oracle"
-    outputs: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012 - filled by the tests
+    outputs: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012 - see ``learn``
+
+    @classmethod
+    def learn(cls, llm: LLM, prompts: Sequence[str], params: SamplingParams) -> list[Completion]:
+        """The plain output of these prompts, and of no others from now on."""
+        plain = llm.generate(prompts, params, drafter="plain")
+        cls.outputs = {tuple(llm.tokenizer.encode(p)): c.token_ids for p, c in zip(prompts, plain, strict=True)}
+        return plain
 
     def begin(self, request: DraftRequest) -> None:
         self._last = request.prompt_ids[-1]

@@ -149,10 +149,7 @@ def test_penalties_follow_the_path_inside_a_tree(llm: LLM) -> None:
     params = SamplingParams(
         max_tokens=40, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, logprobs=1
     )
-    plain = llm.generate(PROMPTS, params, drafter="plain")
-    OracleDrafter.outputs = {
-        tuple(llm.tokenizer.encode(prompt)): c.token_ids for prompt, c in zip(PROMPTS, plain, strict=True)
-    }
+    plain = OracleDrafter.learn(llm, PROMPTS, params)
     oracle = llm.generate(PROMPTS, params, drafter=OracleDrafter)
     assert [c.token_ids for c in plain] == [c.token_ids for c in oracle]
     assert all(c.stats.acceptance_length > 4 for c in oracle)
@@ -161,8 +158,7 @@ def test_penalties_follow_the_path_inside_a_tree(llm: LLM) -> None:
 
 def test_oracle_accepts_everything(llm: LLM) -> None:
     params = SamplingParams(max_tokens=36, ignore_eos=True)
-    plain = llm.generate(PROMPTS[0], params, drafter="plain")[0]
-    OracleDrafter.outputs = {tuple(llm.tokenizer.encode(PROMPTS[0])): plain.token_ids}
+    (plain,) = OracleDrafter.learn(llm, PROMPTS[:1], params)
     oracle = llm.generate(PROMPTS[0], params, drafter=OracleDrafter)[0]
     assert oracle.token_ids == plain.token_ids
     assert oracle.stats.cycles == 6  # five guesses and the bonus token a cycle
@@ -243,9 +239,7 @@ def test_prefill_chunks_do_not_change_the_output(chunk: int) -> None:
 def oracle_llm(prompt: str, params: SamplingParams) -> tuple[LLM, list[int]]:
     """A model whose drafter makes every block long, and the unstopped plain output."""
     llm = make_llm(drafter=OracleDrafter, budget=24)
-    plain = llm.generate(prompt, params, drafter="plain")[0].token_ids
-    OracleDrafter.outputs = {tuple(llm.tokenizer.encode(prompt)): plain}
-    return llm, plain
+    return llm, OracleDrafter.learn(llm, [prompt], params)[0].token_ids
 
 
 @given(st.integers(1, 30))

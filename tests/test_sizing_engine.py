@@ -61,8 +61,7 @@ def oracle_run(
     """Mean tree sizes."""
     llm = auto_llm()
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    plain = llm.generate(prompts, params, drafter="plain")
-    drafter.outputs = {tuple(llm.tokenizer.encode(p)): c.token_ids for p, c in zip(prompts, plain, strict=True)}
+    plain = drafter.learn(llm, prompts, params)
     results = llm.generate(prompts, params, drafter=drafter)
     assert [c.token_ids for c in results] == [c.token_ids for c in plain]
     return [c.stats.mean_tree_size for c in results]
@@ -82,8 +81,7 @@ def test_free_positions_make_large_trees(costs: CostProfile) -> None:
 def test_good_guesses_are_verified_without_the_decoys_beside_them(costs: CostProfile) -> None:
     llm = auto_llm(drafter=OracleDrafter)
     params = SamplingParams(max_tokens=200, ignore_eos=True)
-    plain = llm.generate(PROMPTS[0], params, drafter="plain")[0]
-    OracleDrafter.outputs = {tuple(llm.tokenizer.encode(PROMPTS[0])): plain.token_ids}
+    OracleDrafter.learn(llm, PROMPTS[:1], params)
     stats = llm.generate(PROMPTS[0], params)[0].stats
     assert stats.drafted_by_source["oracle"] > 5 * stats.drafted_by_source["decoy"]
     assert stats.acceptance_length > 3
@@ -150,9 +148,11 @@ class ReadingDrafter(OracleDrafter):
 
 @pytest.mark.parametrize(("costs", "read"), [("free", True), ("steep", False)], indirect=["costs"])
 def test_prompts_are_read_where_that_pays(costs: CostProfile, read: bool) -> None:
+    llm, params = auto_llm(), SamplingParams(max_tokens=4)
+    ReadingDrafter.learn(llm, PROMPTS[:1], params)
     ReadingDrafter.rows = 0
-    auto_llm().generate(PROMPTS[:1], SamplingParams(max_tokens=4), drafter=ReadingDrafter)
+    llm.generate(PROMPTS[:1], params, drafter=ReadingDrafter)
     assert (ReadingDrafter.rows > 0) == read
     ReadingDrafter.rows = 0
-    make_llm(budget=8).generate(PROMPTS[:1], SamplingParams(max_tokens=4), drafter=ReadingDrafter)
+    make_llm(budget=8).generate(PROMPTS[:1], params, drafter=ReadingDrafter)
     assert ReadingDrafter.rows > 0  # who names a number gets all of the method
