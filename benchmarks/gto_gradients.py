@@ -19,13 +19,14 @@ from statistics import mean, stdev
 import torch
 
 from draftwood.cli.terminal import Screen
-from draftwood.errors import DraftwoodError, OptionError
+from draftwood.errors import OptionError
 from draftwood.train.base import Batch
 from draftwood.train.config import load_config
 from draftwood.train.distributed import Processes
 from draftwood.train.methods.gto import GtoMethod
 from draftwood.train.setup import prepare, signal_source
 from draftwood.train.trainer import Stream, Trainer
+from outcome import exit_code
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -92,22 +93,17 @@ def measure(args: argparse.Namespace, screen: Screen) -> dict[str, list[torch.Te
     return {"token loss": token, "GTO's term": tree}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    screen = Screen("auto")
-    try:
-        found = measure(parsed(arguments), screen)
-    except DraftwoodError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # nothing was written
-        print("\ninterrupted", file=sys.stderr)
-        return 130
+def show(arguments: Sequence[str] | None) -> None:
+    found = measure(parsed(arguments), Screen("auto"))
     print("| | batches | mean length | mean cosine of two | deviation |")
     print("| --- | --- | --- | --- | --- |")
     for name, gradients in found.items():
         length, cosine, deviation = summary(gradients)
         print(f"| {name} | {len(gradients)} | {length:.3g} | {cosine:.4f} | {deviation:.4f} |")
-    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return exit_code(lambda: show(arguments))
 
 
 if __name__ == "__main__":

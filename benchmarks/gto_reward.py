@@ -28,7 +28,7 @@ import torch
 from draftwood.bench.bootstrap import cluster_table, interval, quotient, resampled_sums
 from draftwood.bench.summary import Interval
 from draftwood.cli.terminal import Screen
-from draftwood.errors import DraftwoodError, OptionError
+from draftwood.errors import OptionError
 from draftwood.files import write_json
 from draftwood.heads import find_head
 from draftwood.heads.target import load_fitting
@@ -43,6 +43,7 @@ from draftwood.train.trees.reward import accepted_branch, is_leaf, reward
 from draftwood.train.trees.roots import counted_roots, drawn_groups, padded, texts_of
 from draftwood.train.trees.run import DraftHead, HeadRun
 from draftwood.train.trees.verify import verify_trees
+from outcome import exit_code
 
 FIGURES = ("reward", "best branch", "log leaves", "accepted")
 STEP = 0  # of training, which the places would depend on
@@ -202,25 +203,20 @@ def content(found: Measured, names: Sequence[str]) -> dict[str, Any]:
     return {"texts": len(np.unique(found.texts)), "trees": len(found.texts), "heads": heads, "along": along}
 
 
+def show(arguments: Sequence[str] | None) -> None:
+    args = parsed(arguments)
+    config = load_config(None, ["run.out=nowhere", *args.settings, "optim.steps=1"], "gto")
+    for warning in warnings(config, args.heads):
+        print(warning, file=sys.stderr)
+    found = measure(args, config, Screen("auto"))
+    names = [config.head.start, *args.heads]
+    print("\n".join(lines(found, names)))
+    if args.out:
+        write_json(args.out, content(found, names))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    screen = Screen("auto")
-    try:
-        args = parsed(arguments)
-        config = load_config(None, ["run.out=nowhere", *args.settings, "optim.steps=1"], "gto")
-        for warning in warnings(config, args.heads):
-            print(warning, file=sys.stderr)
-        found = measure(args, config, screen)
-        names = [config.head.start, *args.heads]
-        print("\n".join(lines(found, names)))
-        if args.out:
-            write_json(args.out, content(found, names))
-    except DraftwoodError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # nothing was written
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(lambda: show(arguments))
 
 
 if __name__ == "__main__":

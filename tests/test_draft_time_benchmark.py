@@ -3,29 +3,21 @@ told."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "draft_time.py"
+from .script_tools import load_script
+
 QUICK = ("--shapes", "tiny", "--context", "24", "--cycles", "3", "--warm-up", "1", "--budget", "12", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
 def draft_time() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_draft_time", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclasses look there
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as for a script
-        spec.loader.exec_module(module)
-    return module
+    return load_script("draft_time")
 
 
 def test_every_growth_has_its_row(draft_time: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -13,21 +11,15 @@ import pytest
 
 from draftwood.target.native.weights import tensor_shapes
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
+from .script_tools import load_script
+
 QUICK = ("--shapes", "tiny", "--contexts", "16,32", "--sizes", "1,4", "--repeats", "2", "--dtype", "float32")
 RUN = ("--model", "tiny", "--max-tokens", "8", "--rounds", "1", "--batch", "3", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
 def gpu() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_gpu", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # its dataclasses look there
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as for a script
-        spec.loader.exec_module(module)
-    return module
+    return load_script("gpu")
 
 
 @pytest.fixture

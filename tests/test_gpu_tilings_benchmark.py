@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from .script_tools import load_script
 from .triton_tools import DEVICE, INTERPRETED, run_interpreted, runs_kernels
 
 pytest.importorskip("triton")
@@ -19,7 +17,6 @@ from draftwood.target.native.cuda import products
 from draftwood.target.native.cuda.attention_plan import AttentionConfig
 from draftwood.target.native.cuda.products import Gpu, Kind, Tiling
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu_tilings.py"
 GPUS = {"H200": Gpu(132, 227 * 1024), "a smaller one": Gpu(46, 99 * 1024)}
 ATTENTION = AttentionConfig(
     group=2, block_m=16, block_s=32, block_n=16, splits=2, min_blocks=1, num_warps=4, num_stages=2, merge="kernel"
@@ -29,14 +26,7 @@ interpreter_aside = pytest.mark.skipif(INTERPRETED, reason="has no kernels")
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_gpu_tilings", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as for a script
-        spec.loader.exec_module(module)
-    return module
+    return load_script("gpu_tilings")
 
 
 @interpreter_aside

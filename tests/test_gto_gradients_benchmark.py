@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from .script_tools import load_script
 from .trainer_tools import configuration, data_folder, run
-
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gto_gradients.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_gto_gradients", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("gto_gradients")
 
 
 def test_what_gradients_have_in_common(script: ModuleType) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -15,19 +13,13 @@ from draftwood.train.base import Batch
 from draftwood.train.config import load_config
 from draftwood.train.setup import prepare
 
+from .script_tools import load_script
 from .trainer_tools import configuration, data_folder, run
-
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gto_reward.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_gto_reward", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("gto_reward")
 
 
 @pytest.fixture(scope="module")
