@@ -26,6 +26,7 @@ LEAST_WORDS = 5  # of a row, in passes of few rows too: bits for 128 nodes of ea
 MERGE_REGISTERS = 8192  # float32 values of partial results that a merging program holds at a time
 MERGE_IN_PLACE = 64 * 1024  # bytes of partial results that one program merges sooner than a second kernel starts
 MOST_SPLITS = 16
+BLOCK_N = 32  # nodes of a step: the last range of keys has no more to do than the others
 BLOCK_S = 64  # keys of a step: enough for the tensor cores, and three steps under way fit twice on a processor
 
 
@@ -73,7 +74,7 @@ def choose(
         group=group,
         block_m=block_m,
         block_s=2 * BLOCK_S if block_m == 16 and head_dim <= 128 else BLOCK_S,
-        block_n=next((size for size in (16, 32) if num_nodes <= size * num_sequences), BLOCK_S),
+        block_n=16 if num_nodes <= 16 * num_sequences else BLOCK_N,
         splits=splits,
         min_blocks=1,
         num_warps=4,
