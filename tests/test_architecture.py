@@ -19,7 +19,7 @@ SOURCE = Path(draftwood.__file__).parent
 # Each line may import only lines below it; names on one line do not import each other.
 LAYERS = [
     {"cli"},
-    {"bench"},
+    {"bench", "serve"},
     {"check", "train", "tune"},
     {"compare"},
     {"corpus", "prompts", "llm"},
@@ -36,7 +36,7 @@ LAYERS = [
 ]
 MAX_LINES = 400
 # The core has no further requirements; these come with an extra and are imported where they are used.
-EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow", "tensorboard"}
+EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow", "tensorboard", "uvicorn"}
 
 NEEDS_TRITON = "draftwood.target.native.cuda."  # modules of that package; the package itself says whether they can run
 

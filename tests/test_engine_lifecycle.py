@@ -51,7 +51,7 @@ def test_leaving_a_stream_frees_everything(llm: LLM) -> None:
 
 def test_cancel_waiting_running_and_leading_requests() -> None:
     llm = make_llm(max_batch=2, prefill_chunk=4)
-    engine, factory = llm._engine, llm._factory("plain")
+    engine, factory = llm._engine, llm.factory("plain")
     params = SamplingParams(max_tokens=10, n=3, temperature=1.0, seed=1)
     ids = engine.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], params, factory)
     engine.step()
@@ -115,7 +115,7 @@ def test_a_drafter_that_cannot_begin_ends_its_own_request_only(llm: LLM) -> None
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     good = llm.stream(PROMPTS[0], params)
     tokens = list(next(good).token_ids)
-    bad = llm._engine.submit([1, 2, 3], params, llm._factory(NeverReady))
+    bad = llm._engine.submit([1, 2, 3], params, llm.factory(NeverReady))
     tokens += [token for event in good for token in event.token_ids]
     assert tokens == reference(llm, PROMPTS[0], 8)
     with pytest.raises(RuntimeError, match="a mistake"):

@@ -209,7 +209,7 @@ def test_drafters_of_all_sorts_side_by_side() -> None:
     target = target_on()
     llm = neural_llm("eagle3", target)
     others = {"eagle2": "eagle", "hydra": "hydra", "medusa": "medusa"}
-    factories = [llm._default, llm._factory("pld"), llm._factory("plain")]
+    factories = [llm._default, llm.factory("pld"), llm.factory("plain")]
     factories += [
         make_factory(drafter, {"head": head_folder(kind)}, target, codec=ByteTokenizer())
         for drafter, kind in others.items()
@@ -253,7 +253,7 @@ def test_a_failing_drafter_ends_its_own_requests_alone() -> None:
     engine = llm._engine
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     failing = [engine.submit([1, 2, 3, number], params, llm._default)[0] for number in (4, 5)]
-    other = engine.submit([1, 2, 3, 4], params, llm._factory("pld"))[0]
+    other = engine.submit([1, 2, 3, 4], params, llm.factory("pld"))[0]
     tokens = [token for event in engine.events([other]) for token in event.token_ids]
     assert tokens == llm.generate([[1, 2, 3, 4]], params, drafter="plain")[0].token_ids
     for request_id in failing:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from draftwood.target.base import TargetInfo
 
 
-def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1) -> LLM:
+def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1, cache_tokens: int | None = None) -> LLM:
     """The model and drafter the options ask for; what was not given is left to the library."""
     options = drafter_options(args.drafter_option)
     from draftwood.llm import LLM  # torch: only now, a help text does not wait for it
@@ -29,6 +29,7 @@ def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1) -> LL
         device=args.device,
         target=args.target,
         max_batch=max_batch,
+        cache_tokens=cache_tokens,
         progress=screen.progress,
     )
     if _slow_on_cpu(llm.info):

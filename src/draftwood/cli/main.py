@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from draftwood import __version__
-from draftwood.cli import bench, chat, check, datastore, drafters, export, generate, inspect, models, train, tune
+from draftwood.cli import bench, chat, check, datastore, drafters, export, generate, inspect, models, serve, train, tune
 from draftwood.cli.options import CommandParser, HelpFormatter, examples
 from draftwood.errors import DraftwoodError
 
-COMMANDS = (generate, chat, bench, inspect, check, models, drafters, datastore, export, train, tune)
+COMMANDS = (generate, chat, serve, bench, inspect, check, models, drafters, datastore, export, train, tune)
 BROKEN_PIPE = 141  # what a program gets that a closed pipe ended
 ISSUES = "This is a mistake in draftwood, not in what you typed. Please report it with the lines above."
 

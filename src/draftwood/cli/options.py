@@ -86,6 +86,13 @@ def add_run_options(parser: argparse.ArgumentParser, *, own_trees: bool = False)
     _add_sampling_options(parser)
 
 
+def add_drafting_options(parser: argparse.ArgumentParser) -> None:
+    """The same without how answers are sampled: each request says that for itself."""
+    group = add_model_options(parser)
+    _add_drafter_options(group)
+    _add_draft_options(group)
+
+
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; '-' or nothing reads it from standard input")
     parser.add_argument("--file", metavar="F", help="read the prompt from this file")
@@ -131,7 +138,7 @@ def _add_draft_options(group: Group) -> None:
         metavar="SCOPE|FILE",
         default=DEFAULT_MEMORY,
         help="who shares what the drafter learns: request, prompt, process, or a file that keeps it "
-        f"(default: {DEFAULT_MEMORY}; chat: process)",
+        f"(default: {DEFAULT_MEMORY}; chat, serve: process)",
     )
     budget = _default(EngineOptions, "budget")
     group.add_argument(

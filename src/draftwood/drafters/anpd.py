@@ -29,7 +29,7 @@ class AdaptiveNgramDrafter(Drafter):
 
     def begin(self, request: DraftRequest) -> None:
         self._ngrams = AdaptiveNgrams(self.options.max_order)
-        self._ngrams.extend(request.prompt_ids)
+        self._ngrams.extend(request.known_text)
 
     def propose(self, budget: int) -> DraftTree:
         guess = self._ngrams.guess(min(self.options.max_draft, budget - 1))

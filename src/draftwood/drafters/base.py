@@ -29,11 +29,22 @@ from draftwood.target.tokenizer import TextCodec
 from draftwood.target.toprows import TopRows, top_rows
 from draftwood.tree import DraftTree
 
+PREDICTION_TAIL = 16  # tokens of the prompt once more behind a prediction: as many as any n-gram that is looked up
+
 
 class DraftRequest(NamedTuple):
     prompt_ids: Sequence[int]
     params: SamplingParams
     rng: np.random.Generator  # for drawn drafts; apart from the randomness of verification
+    prediction: Sequence[int] = ()  # what the user expects as output, to be copied from
+
+    @property
+    def known_text(self) -> Sequence[int]:
+        """What can be copied from; it ends as the prompt does. A prediction stands behind the prompt, as its output
+        would, and is what was seen last: it is found at once, and before all else."""
+        if not self.prediction:
+            return self.prompt_ids
+        return [*self.prompt_ids, *self.prediction, *self.prompt_ids[-PREDICTION_TAIL:]]
 
 
 class PromptRows(NamedTuple):

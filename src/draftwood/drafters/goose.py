@@ -80,7 +80,7 @@ class GooseDrafter(TransitionDrafter):
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
         self._context = self._new_context()
-        self._context.extend(request.prompt_ids)
+        self._context.extend(request.known_text)
         self._spine_rate = self.options.start_rate
 
     def propose(self, budget: int) -> DraftTree:

@@ -50,7 +50,7 @@ class RankedDrafter(TransitionDrafter):
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
         self._context = ContextMatch(range(self.options.min_ngram, self.options.max_ngram + 1))
-        self._context.extend(request.prompt_ids)
+        self._context.extend(request.known_text)
         self._branches = from_lookup(self.memory.successors)
 
     @abstractmethod

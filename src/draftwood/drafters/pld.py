@@ -30,7 +30,7 @@ class PromptLookupDrafter(Drafter):
     def begin(self, request: DraftRequest) -> None:
         options = self.options
         self._context = ContextMatch(range(options.min_ngram, options.max_ngram + 1))
-        self._context.extend(request.prompt_ids)
+        self._context.extend(request.known_text)
 
     def propose(self, budget: int) -> DraftTree:
         root = self._context.tokens[-1]

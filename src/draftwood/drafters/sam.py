@@ -43,7 +43,7 @@ class SuffixDrafter(Drafter):
     def begin(self, request: DraftRequest) -> None:
         options: SuffixOptions = self.options
         self._source = SuffixSource(self.shared, min_match=options.min_match, static_bias=options.static_bias)
-        self._source.extend(request.prompt_ids)
+        self._source.extend(request.known_text)
 
     def propose(self, budget: int) -> DraftTree:
         root = self._source.tokens[-1]

@@ -58,7 +58,7 @@ class SuffixRecyclingDrafter(RecyclingDrafter):
         super().begin(request)
         options: SuffixRecyclingOptions = self.options
         self._suffix = SuffixSource(self.shared.corpus, min_match=options.min_match, static_bias=options.static_bias)
-        self._suffix.extend(request.prompt_ids)
+        self._suffix.extend(request.known_text)
 
     def propose(self, budget: int) -> DraftTree:
         source = self._suffix

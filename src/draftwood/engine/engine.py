@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
@@ -78,8 +78,10 @@ class Engine:
         *,
         reuse: bool = False,
         with_text: bool = True,
+        prediction: Sequence[int] = (),
     ) -> list[int]:
         """Queues ``params.n`` samples of one prompt; returns their request ids. The prompt is prefilled once.
+        ``prediction``: the output that somebody expects; drafters that copy take it for text that was seen.
 
         Whoever submits must read ``events`` to the end, or ``cancel``. Who does not read their texts may say so: they
         are empty then, unless stop strings have to be looked for.
@@ -88,7 +90,7 @@ class Engine:
         with self._lock:
             group = self._next_id + 1
             requests = [
-                self._request(prompt_ids, params, group, index, reuse=reuse, with_text=with_text)
+                self._request(prompt_ids, params, group, index, reuse=reuse, with_text=with_text, prediction=prediction)
                 for index in range(params.n)
             ]
             sessions = [
@@ -109,6 +111,20 @@ class Engine:
                 if event.finish_reason is not None:
                     unfinished.remove(event.request_id)
                     self._inboxes.pop(event.request_id, None)
+
+    def take_ready(self, request_ids: Iterable[int]) -> list[tuple[int, TokenEvent | Exception]]:
+        """What lies in the inboxes of these requests, for one who runs cycles for many with ``step``. An error is the
+        last that is heard of its request."""
+        found: list[tuple[int, TokenEvent | Exception]] = []
+        with self._lock:
+            for request_id in request_ids:
+                inbox = self._inboxes.get(request_id, ())
+                found += [(request_id, what) for what in inbox]
+                if any(isinstance(what, Exception) or what.finish_reason is not None for what in inbox):
+                    del self._inboxes[request_id]
+                elif inbox:
+                    self._inboxes[request_id].clear()
+        return found
 
     def cancel(self, request_id: int) -> None:
         """Ends a request between two cycles; its cache slots are free at once. Unknown or finished ones are ignored."""
@@ -227,7 +243,15 @@ class Engine:
         return min(self.target.info.context_length, self.target.num_slots)
 
     def _request(
-        self, prompt_ids: Sequence[int], params: SamplingParams, group: int, index: int, *, reuse: bool, with_text: bool
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        group: int,
+        index: int,
+        *,
+        reuse: bool,
+        with_text: bool,
+        prediction: Sequence[int],
     ) -> Request:
         self._next_id += 1
         return Request(
@@ -242,6 +266,7 @@ class Engine:
             index=index,
             reuse=reuse,
             with_text=with_text,
+            prediction=tuple(prediction),
         )
 
 

@@ -47,6 +47,7 @@ class Request:
     index: int = 0  # which of them this is
     reuse: bool = False  # whether a cached prefix may stand in for prefill
     with_text: bool = True  # whether somebody reads the text of its events
+    prediction: tuple[int, ...] = ()  # the output that somebody expects
 
 
 class Drafted(NamedTuple):
@@ -127,7 +128,7 @@ class Session:
         spawn_key = (self.request.index, DRAFTER_STREAM)
         rng = np.random.default_rng(None if seed is None else np.random.SeedSequence(seed, spawn_key=spawn_key))
         try:
-            self.drafter.begin(DraftRequest(self.request.prompt_ids, self.request.params, rng))
+            self.drafter.begin(DraftRequest(self.request.prompt_ids, self.request.params, rng, self.request.prediction))
         except Exception as error:  # noqa: BLE001 - a drafter is anybody's code; its request alone ends
             self._fail(error)
 
