@@ -165,6 +165,7 @@ def as_it_is(config: ModelConfig, rows: int, gpu: Gpu) -> dict[str, Cut]:
     found[ATTENTION] = choose(
         num_nodes=ROWS[bisect_left(ROWS, rows)], num_sequences=1, num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, num_processors=gpu.num_processors,
+        shared_bytes=gpu.shared_bytes,
     )  # fmt: skip
     return found
 

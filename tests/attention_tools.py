@@ -185,6 +185,7 @@ MODELS = {
     "head 96": (32, 32, 96),
     "head 256": (8, 4, 256),
 }
+SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}  # bytes, by capability
 BATCHES = ((1, 1), (4, 1), (8, 1), (16, 1), (64, 1), (128, 1), (256, 32), (512, 1), (2048, 4))  # nodes, sequences
 
 
@@ -194,7 +195,7 @@ def main() -> None:
         for nodes, sequences in BATCHES:
             config = choose(
                 num_nodes=nodes, num_sequences=sequences, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim,
-                num_processors=132,
+                num_processors=132, shared_bytes=SHARED[90],
             )  # fmt: skip
             print(f"{model:8} {nodes:5} nodes of {sequences:2}  {config}")  # noqa: T201
             for capability in (90, 80):

@@ -27,7 +27,7 @@ MODELS = {  # hidden size, inner size, query heads, key heads, dimensions of a h
 
 
 def product_resources(
-    product: Product, dtype: str = "bf16", weight: str = "bf16", *, residual: bool = False
+    product: Product, dtype: str = "bf16", weight: str = "bf16", *, residual: bool = False, capability: int = 90
 ) -> Resources:
     """Behind a norm, or added to hidden states; with the heads that it was made for."""
     launch = ("num_warps", "num_stages", "launch_pdl")
@@ -48,11 +48,12 @@ def product_resources(
     constants |= dict.fromkeys(name for name, (_, there) in optional.items() if not there)
     tiling = product.tiling
     return resources(
-        product_kernel, types, constants, capability=90, num_warps=tiling.num_warps, num_stages=tiling.num_stages
-    )
+        product_kernel, types, constants,
+        capability=capability, num_warps=tiling.num_warps, num_stages=tiling.num_stages,
+    )  # fmt: skip
 
 
-def products_of(model: str, rows: int, weight_bytes: int = 2) -> Iterator[tuple[str, Product, bool]]:
+def products_of(model: str, rows: int, weight_bytes: int = 2, gpu: Gpu = HOPPER) -> Iterator[tuple[str, Product, bool]]:
     """Name, product and whether it is added to hidden states, of a layer of a model."""
     width, inner, num_heads, num_kv_heads, dim, normed = MODELS[model]
     heads = Heads(num_heads, num_kv_heads, dim, normed)
@@ -64,8 +65,8 @@ def products_of(model: str, rows: int, weight_bytes: int = 2) -> Iterator[tuple[
     }
     for name, (num_in, num_out, kind, turning) in shapes.items():
         product = Product(
-            num_in, num_out, rows, HOPPER, kind,
-            dtype=torch.bfloat16, weight_bytes=weight_bytes, heads=turning, pdl=True,
+            num_in, num_out, rows, gpu, kind,
+            dtype=torch.bfloat16, weight_bytes=weight_bytes, heads=turning, pdl=gpu is HOPPER,
         )  # fmt: skip
         yield name, product, name in ("o", "down")
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood.config import MAX_BUDGET
 from draftwood.errors import OptionError
 from draftwood.target.base import chain_parents, depths_of
 from draftwood.target.native.cuda.attention_plan import (
@@ -20,12 +21,13 @@ from draftwood.target.native.cuda.attention_plan import (
     choose,
     most_tiles,
     scratch_size,
+    words_per_row,
     write_plan,
 )
 from draftwood.target.native.decoder import PackedSegment
 from draftwood.tree.layout import ancestor_mask, is_chain
 
-from .attention_tools import SPARE_ROWS, Case, Launch, attention_resources, random_segments, words_needed
+from .attention_tools import SHARED, SPARE_ROWS, Case, Launch, attention_resources, random_segments, words_needed
 from .conftest import random_parents
 from .triton_tools import DEVICE, INTERPRETED, on_gpu, run_interpreted, runs_kernels
 
@@ -262,12 +264,13 @@ def test_too_little_room_is_refused() -> None:
     st.integers(1, 8),
     st.integers(1, 32),
     st.sampled_from([64, 80, 96, 128, 256]),
+    st.sampled_from(sorted(set(SHARED.values()))),
 )
-def test_choices_are_sound(nodes: int, sequences: int, group: int, kv_heads: int, dim: int) -> None:
+def test_choices_are_sound(nodes: int, sequences: int, group: int, kv_heads: int, dim: int, shared: int) -> None:
     nodes = max(nodes, sequences)
     config = choose(
         num_nodes=nodes, num_sequences=sequences, num_heads=group * kv_heads, num_kv_heads=kv_heads, head_dim=dim,
-        num_processors=132,
+        num_processors=132, shared_bytes=shared,
     )  # fmt: skip
     assert config.nodes_per_tile >= 1
     for number in (config.block_m, config.block_s, config.splits, config.merge_rows(dim)):
@@ -276,6 +279,23 @@ def test_choices_are_sound(nodes: int, sequences: int, group: int, kv_heads: int
     floats, counters = scratch_size(config, tiles, kv_heads, dim)
     assert floats * 4 <= 128 << 20
     assert (floats > 0) == (counters > 0) == (config.splits > 1)
+
+
+@given(st.integers(1, 1 << 20))
+def test_words_have_bits_for_every_tree_and_do_not_grow_with_prompts(num_rows: int) -> None:
+    bits = 32 * words_per_row(num_rows)
+    assert min(num_rows, 2 * MAX_BUDGET) <= bits <= max(num_rows + 31, 160)
+    assert bits <= 2 * MAX_BUDGET
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize(("nodes", "dim"), [(1, 96), (1, 128), (64, 128), (64, 256)])
+def test_programs_fit_gpus_with_little_shared_memory(nodes: int, dim: int) -> None:
+    config = choose(
+        num_nodes=nodes, num_sequences=1, num_heads=32, num_kv_heads=8, head_dim=dim, num_processors=84,
+        shared_bytes=SHARED[86],
+    )  # fmt: skip
+    assert attention_resources(config, dim, "bf16", 2, 86).shared <= SHARED[86]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -290,7 +310,7 @@ def test_one_node_is_shared_by_many_processors(model: str) -> None:
 def chosen(heads: int, kv_heads: int, dim: int, nodes: int, sequences: int) -> Case:
     config = choose(
         num_nodes=nodes, num_sequences=sequences, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim,
-        num_processors=132,
+        num_processors=132, shared_bytes=SHARED[90],
     )  # fmt: skip
     words = 0 if nodes == 512 else -(-(nodes // sequences) // 32)
     return Case(config=config, num_kv_heads=kv_heads, head_dim=dim, dtype=torch.bfloat16, num_words=words)

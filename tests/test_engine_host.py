@@ -15,7 +15,7 @@ from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, Verified, make_factory
 from draftwood.engine import Engine, TokenEvent
 from draftwood.engine.sizing import Load, beside
-from draftwood.target.base import ForwardOutput, Segment
+from draftwood.target.base import Flight, ForwardOutput, Segment
 from draftwood.target.build import Loaded
 from draftwood.target.native.target import NativeTarget
 from draftwood.target.tiny import VOCAB_SIZE, ByteTokenizer, tiny_target
@@ -24,6 +24,7 @@ from draftwood.train.data.dialogue import Dialogue, SelfMade
 from draftwood.train.data.prompts import Prompt
 from draftwood.tree import DraftTree
 
+from .engine_tools import make_llm
 from .train_data_tools import rules_of, user
 
 PROMPTS = ("hello hello", "a", "the cat sat on the mat")
@@ -188,3 +189,25 @@ def test_answers_are_the_same_whether_their_text_is_read_or_not(monkeypatch: pyt
     spared = transcripts(tiny_target())
     monkeypatch.setattr(Dialogue, "reads_text", True)
     assert spared == transcripts(tiny_target())
+
+
+@pytest.mark.parametrize("room", [1, 40, 100])
+def test_new_prompts_share_passes_that_stay_small(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """Many at once: those that have no room in a pass wait for the next, and nothing else changes."""
+    prompts = [letter * 30 for letter in "abcdefghij"]
+    params = SamplingParams(max_tokens=6)
+    with make_llm(max_batch=10, drafter="pld") as llm:
+        expected = [each.token_ids for each in llm.generate(prompts, params)]
+    monkeypatch.setattr("draftwood.engine.step.PREFILL_ROWS", room)
+    with make_llm(max_batch=10, drafter="pld") as llm:
+        sizes: list[int] = []
+        launch = llm.engine.target.launch
+
+        def noted(segments: Sequence[Segment], lane: int = 0) -> Flight:
+            sizes.append(sum(len(each.token_ids) for each in segments if len(each.token_ids) > llm.budget))
+            return launch(segments, lane)
+
+        monkeypatch.setattr(llm.engine.target, "launch", noted)
+        assert [each.token_ids for each in llm.generate(prompts, params)] == expected
+    assert max(sizes) < room + 31
+    assert sum(sizes) == 10 * 30  # the last token of a prompt is the first root, and one opens it

@@ -40,6 +40,7 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 25  # in which every size is timed once
 ROUNDS_SECONDS = 0.6  # of each context: no more rounds than needed after that
 WARM_UP_SECONDS = 0.2
 FORMAT, VERSION = "draftwood-costs", 2
+KERNELS = 2  # raised when passes of ours take other times than before: old profiles are left behind then
 LABEL = "timing the model on this machine"
 ALMOST_NOTHING = 1e-9  # seconds
 
@@ -186,7 +187,7 @@ def never_falling(values: Sequence[float]) -> list[float]:
 
 def profile_path(info: TargetInfo) -> Path:
     sizes = (info.vocab_size, info.hidden_size, info.num_layers, info.num_parameters)
-    what = [info.name, info.architecture, sizes, info.backend, str(info.dtype), machine(info)]
+    what = [KERNELS, info.name, info.architecture, sizes, info.backend, str(info.dtype), machine(info)]
     digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
     return cache_home() / "profiles" / f"{digest}.json"
 

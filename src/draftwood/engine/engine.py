@@ -58,7 +58,9 @@ class Engine:
         with self._lock:
             if self._costs is None:
                 self._costs = known_costs(self.target, self._progress)
-        return 1 if self._costs is None else self._costs.largest
+        largest = 1 if self._costs is None else self._costs.largest
+        self._prepare(largest)  # costs that were measured another day leave it to do
+        return largest
 
     def _prepare(self, largest: int) -> None:
         with self._lock:

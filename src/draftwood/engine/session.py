@@ -173,10 +173,14 @@ class Session:
             self._fail(error)
             return None
 
+    @property
+    def num_unread(self) -> int:
+        """Positions of the prompt that its next pass reads, while it is prefilling."""
+        return min(self.request.prefill_chunk, self._num_prompt - 1 - self._committed)
+
     def _segment(self, drafted: Drafted | None, load: Load) -> Segment:
         if drafted is None:
-            end = min(self._committed + self.request.prefill_chunk, len(self.request.prompt_ids) - 1)
-            chunk = self.request.prompt_ids[self._committed : end]
+            chunk = self.request.prompt_ids[self._committed : self._committed + self.num_unread]
             num_logits = len(chunk) if self._reads_prompt else 0
             return Segment(self.sequence, chunk, chain_parents(len(chunk)), num_logits)
         tree = self._tree = self._cut_tree(drafted, load)

@@ -22,6 +22,8 @@ from draftwood.engine.session import Session
 from draftwood.engine.sizing import ALONE, Load, beside
 from draftwood.target.base import Flight, ForwardOutput, Segment, Target
 
+PREFILL_ROWS = 8192  # positions of prompts in one pass, about: more make no GPU quicker
+
 
 class Round(NamedTuple):
     """A pass under way, and whose it is."""
@@ -40,6 +42,7 @@ def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
 
 def begin(target: Target, sessions: Sequence[Session], lane: int = 0) -> Round | None:
     """The first half of a cycle: drafts, and the pass that checks them is launched. None: nobody had anything."""
+    sessions = _together(sessions)
     loads: Iterable[Load] = repeat(ALONE, len(sessions))
     if any(session.is_sized for session in sessions):
         loads = beside([session.load for session in sessions])
@@ -55,6 +58,19 @@ def begin(target: Target, sessions: Sequence[Session], lane: int = 0) -> Round |
     started = time.perf_counter()
     flight = target.launch([segment for _, segment in running], lane)
     return Round(running, flight, taps, time.perf_counter() - started)
+
+
+def _together(sessions: Sequence[Session]) -> Sequence[Session]:
+    """Those that this pass has room for: of many new prompts the first ones, so that no pass takes memory for all of
+    them, and requests that are answered already do not wait for all of them."""
+    room, found = PREFILL_ROWS, []
+    for session in sessions:
+        if not session.is_prefilling:
+            found.append(session)
+        elif room > 0:
+            room -= session.num_unread
+            found.append(session)
+    return found
 
 
 def finish(target: Target, begun: Round) -> list[TokenEvent]:

@@ -23,10 +23,12 @@ Ints = npt.NDArray[np.int32]
 TILE_FIELDS = 7
 WORD_BITS = 32
 LEAST_WORDS = 5  # of a row, in passes of few rows too: bits for 128 nodes of earlier passes, and one word for new ones
+MOST_NODES = 2048  # of a tree: twice the largest budget
 MERGE_REGISTERS = 8192  # float32 values of partial results that a merging program holds at a time
 MERGE_IN_PLACE = 64 * 1024  # bytes of partial results that one program merges sooner than a second kernel starts
 MOST_SPLITS = 16
 BLOCK_N = 32  # nodes of a step: the last range of keys has no more to do than the others
+SPARE_BYTES = 2048  # of shared memory, for sums across warps and what compilers align
 BLOCK_S = 64  # keys of a step: enough for the tensor cores, and three steps under way fit twice on a processor
 
 
@@ -54,12 +56,19 @@ class AttentionConfig:
 
 
 def choose(
-    *, num_nodes: int, num_sequences: int, num_heads: int, num_kv_heads: int, head_dim: int, num_processors: int
+    *,
+    num_nodes: int,
+    num_sequences: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_processors: int,
+    shared_bytes: int,
 ) -> AttentionConfig:
     """A good cut for ``num_nodes`` packed nodes of ``num_sequences`` sequences, whatever their contexts.
 
     Few nodes leave the time to the keys' bandwidth: small tiles and many ranges, two programs to a processor. Many
-    nodes want large tiles, so that the keys are read by few of them.
+    nodes want large tiles, so that the keys are read by few of them. ``shared_bytes`` are what a program may have.
     """
     group = num_heads // num_kv_heads
     rows = -(-num_nodes // num_sequences) * group  # of an average sequence
@@ -70,17 +79,31 @@ def choose(
     least = 2 if num_sequences > 1 and programs < 4 * num_processors else 1  # contexts of several sequences differ
     splits = min(max(splits, least), MOST_SPLITS if block_m == 16 else MOST_SPLITS // 2)
     in_place = splits * min(rows, block_m) * head_dim * 4 <= MERGE_IN_PLACE
+    block_s, num_stages = _steps(block_m, head_dim, shared_bytes)
     return AttentionConfig(
         group=group,
         block_m=block_m,
-        block_s=2 * BLOCK_S if block_m == 16 and head_dim <= 128 else BLOCK_S,
+        block_s=block_s,
         block_n=16 if num_nodes <= 16 * num_sequences else BLOCK_N,
         splits=splits,
         min_blocks=1,
         num_warps=4,
-        num_stages=3 if head_dim <= 128 else 2,
+        num_stages=num_stages,
         merge="last" if in_place else "kernel",
     )
+
+
+def _steps(block_m: int, head_dim: int, shared_bytes: int) -> tuple[int, int]:
+    """Keys of a step through the prefix, and steps under way at once: the best of those that fit."""
+    dim = _power_of_two(head_dim)
+    wished = [(BLOCK_S, 3)] if dim <= 128 else []
+    if block_m == 16 and dim <= 128:
+        wished.insert(0, (2 * BLOCK_S, 3))
+    for block_s, num_stages in (*wished, (BLOCK_S, 2), (BLOCK_S // 2, 2)):
+        held = 2 * (num_stages - 1) * block_s * dim  # keys and values
+        if 2 * (held + block_m * (dim + block_s)) + SPARE_BYTES <= shared_bytes:  # beside queries and weights
+            return block_s, num_stages
+    return BLOCK_S // 4, 2
 
 
 def most_tiles(num_nodes: int, num_sequences: int, nodes_per_tile: int) -> int:
@@ -97,8 +120,9 @@ def scratch_size(config: AttentionConfig, num_tiles: int, num_kv_heads: int, hea
 
 
 def words_per_row(num_rows: int) -> int:
-    """Ancestor words that the rows of a pass have, if they are so many."""
-    return max(LEAST_WORDS, -(-num_rows // WORD_BITS))
+    """Ancestor words that the rows of a pass have, if they are so many. Larger passes are of prompts, which need none:
+    there is no tree of more nodes."""
+    return max(LEAST_WORDS, -(-min(num_rows, MOST_NODES) // WORD_BITS))
 
 
 def bits_needed(segment: PackedSegment) -> int:

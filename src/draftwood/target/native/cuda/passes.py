@@ -78,6 +78,7 @@ class Pass(ABC):
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             num_processors=model.gpu.num_processors,
+            shared_bytes=model.gpu.shared_bytes,
         )
         per_tile = self._attention.nodes_per_tile
         num_tiles = most_tiles(shape.num_rows, shape.num_sequences, per_tile)

@@ -29,7 +29,7 @@ def _embed(
     SCALE: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_input(PDL)
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < H
     token = tl.load(ids + row).to(tl.int64)
