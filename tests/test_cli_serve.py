@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +19,11 @@ from .cli_tools import TINY, Command, _plain_environment, draftwood_command  # n
 pytest.importorskip("uvicorn")
 
 
-def test_from_the_start_to_ctrl_c() -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_from_the_start_to_the_end(how: signal.Signals, tmp_path: Path) -> None:
+    memory = tmp_path / "learned.memory"
     command = [sys.executable, "-m", "draftwood", "serve", *TINY, "--port", "0", "--name", "mine"]
+    command += ["--memory", str(memory)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         told = ""
@@ -31,9 +35,10 @@ def test_from_the_start_to_ctrl_c() -> None:
         body = {"model": "mine", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
         with urllib.request.urlopen(f"{url}/chat/completions", json.dumps(body).encode()) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] <= 5
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         assert process.wait(30) == 0
         assert "Traceback" not in process.stderr.read()
+    assert memory.exists()
 
 
 def test_a_port_that_is_taken(draftwood_command: Command) -> None:
@@ -52,6 +57,12 @@ def test_numbers_that_make_no_sense(draftwood_command: Command, option: tuple[st
     result = draftwood_command("serve", *TINY, *option)
     assert result.code == 2
     assert option[1] in result.err
+
+
+def test_an_empty_key_lets_nobody_in(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "empty" in draftwood_command("serve", *TINY, "--api-key", "").err
+    monkeypatch.setenv("DRAFTWOOD_API_KEY", " ")
+    assert draftwood_command("serve", *TINY).code == 2
 
 
 def test_a_host_that_is_not_here(draftwood_command: Command) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 
 from draftwood import SamplingParams
+from draftwood.drafters.plain import PlainDrafter
+from draftwood.tree import DraftTree
 
 from .engine_tools import PROMPTS
 from .serve_tools import NAME, Reply, Running, eventually, said, serving
@@ -103,9 +107,18 @@ def test_log_probabilities(server: Running, client: Any) -> None:
     chunks = client.chat.completions.create(**asked, logprobs=True, stream=True)
     parts = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
     assert [each.token for each in parts] == [each.token for each in found]
-    columns = client.completions.create(model=NAME, prompt="abc", max_tokens=5, logprobs=1, temperature=0)
-    told = columns.choices[0].logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 5
+
+
+def test_log_probabilities_of_completions(client: Any) -> None:
+    asked: dict[str, Any] = {"model": NAME, "prompt": "abc", "max_tokens": 12, "temperature": 0, "logprobs": 1}
+    choice = client.completions.create(**asked).choices[0]
+    told = choice.logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 12
+    assert told.text_offset == sorted(told.text_offset)
+    assert told.text_offset[0] == 0
+    assert told.text_offset[-1] <= len(choice.text)
+    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)]
+    assert [offset for part in parts if part for offset in part.text_offset] == told.text_offset
 
 
 def test_many_at_once_are_each_their_own(server: Running, client: Any) -> None:
@@ -218,18 +231,106 @@ def test_an_api_key() -> None:
         assert server.ask("/health").status == 200
         assert server.ask("/v1/models").status == 401
         assert server.ask("/v1/models", headers={"Authorization": "Bearer wrong"}).error["code"] == "invalid_api_key"
-        assert server.ask("/v1/models", headers={"Authorization": "Bearer right"}).status == 200
+        assert server.ask("/v1/models", headers={"Authorization": "right"}).status == 401
+        assert server.ask("/v1/models", headers={"Authorization": "bearer right"}).status == 200
 
 
-def test_more_than_fit_are_told_to_come_back() -> None:
-    with serving({"most_requests": 2}) as server:
-        refused = server.chat(n=3, max_tokens=4)
+def test_more_than_fit_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving({"most_samples": 2}) as server:
+        gate, step = threading.Event(), server.llm.engine.step
+
+        def waiting() -> None:
+            gate.wait()
+            step()
+
+        monkeypatch.setattr(server.llm.engine, "step", waiting)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(server.chat, max_tokens=4)
+            assert eventually(lambda: server.llm.engine.has_work)
+            refused = server.chat(n=2, max_tokens=4)
+            gate.set()
+            assert first.result().status == 200
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert refused.error["code"] == "server_busy"
-        two_prompts = {"model": NAME, "prompt": ["a", "b"], "n": 2, "max_tokens": 4}
-        assert server.ask("/v1/completions", two_prompts).status == 503
         assert eventually(lambda: "draftwood_open_samples 0\n" in server.ask("/metrics").text)
         assert server.chat(n=2, max_tokens=4).status == 200
+
+
+def test_what_never_fits_is_not_told_to_come_back() -> None:
+    with serving({"most_samples": 2}) as server:
+        assert (server.chat(n=3).status, server.chat(n=3).error["param"]) == (400, "n")
+        prompts = server.ask("/v1/completions", {"model": NAME, "prompt": ["a"] * 1000})
+        assert (prompts.status, prompts.error["param"]) == (400, "prompt")
+
+
+class Unending(PlainDrafter):
+    """Fails when its request is over."""
+
+    name = "unending"
+
+    def end(self) -> None:
+        raise RuntimeError("a secret")
+
+
+class Failing(PlainDrafter):
+    name = "failing"
+
+    def propose(self, budget: int) -> DraftTree:
+        raise ZeroDivisionError("a secret")
+
+
+@pytest.mark.parametrize(("drafter", "status"), [(Unending, 200), (Failing, 500)])
+def test_drafters_that_fail(drafter: type[PlainDrafter], status: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Of one's own, say. They are written down, and nobody else hears of it."""
+    with serving(drafter=drafter) as server:
+        for _ in range(3):
+            found = server.chat(max_tokens=4)
+            assert found.status == status
+            assert "secret" not in found.text
+        assert server.chat(max_tokens=4, drafter="pld").status == 200
+        assert server.ask("/health").status == 200
+        assert "draftwood_open_samples 0\n" in server.ask("/metrics").text
+    assert "a secret" in caplog.text
+
+
+def test_a_runner_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as server:
+        monkeypatch.setattr("draftwood.serve.runner.Runner.is_alive", False)
+        assert server.ask("/health").status == 503
+
+
+def test_orders_that_fail_do_not_end_the_runner(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise RuntimeError
+
+    monkeypatch.setattr(server.llm.engine, "cancel", broken)
+    _hang_up(server)
+    assert eventually(lambda: "draftwood_open_samples 0\n" in server.ask("/metrics").text)
+    assert server.chat(max_tokens=4).status == 200
+
+
+def _hang_up(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    body = json.dumps({"model": NAME, "messages": said("a"), "max_tokens": 3000, "ignore_eos": True, "stream": True})
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall((head + body).encode())
+        connection.recv(100)
+
+
+def test_a_body_that_never_ends_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("draftwood.serve.server.GRACE_SECONDS", 1)
+    with serving() as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        connection = socket.create_connection((host, int(port)))
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        time.sleep(0.2)
+    with connection:
+        assert b"503" in connection.recv(1000)
+    assert "Traceback" not in caplog.text
 
 
 def test_web_pages_of_others() -> None:

@@ -98,6 +98,8 @@ def server() -> Iterator[Running]:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"drafter": "nobody"}, "drafter"),
         ({"prediction": "text"}, "prediction"),
+        ({"prediction": {"type": "content", "content": "a" * 100_000}}, "prediction"),
+        ({"temperature": 10**400}, "temperature"),
         ({"tools": [{}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"5": 100}}, "logit_bias"),
@@ -138,9 +140,28 @@ def test_another_model(server: Running) -> None:
     assert (found.status, found.error["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"\xff\xfe", b"3", b"[" * 5000], ids=repr)
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[1]", b"\xff\xfe", b"3", b"[" * 5000, b'{"n": ' + b"1" * 5000 + b"}"],
+    ids=lambda body: repr(body[:8]),
+)
 def test_bodies_that_are_no_json(server: Running, body: bytes) -> None:
     assert server.ask("/v1/chat/completions", body, method="POST").status == 400
+
+
+def test_more_alternatives_than_anybody_reads(server: Running) -> None:
+    found = server.ask("/v1/completions", {"model": NAME, "prompt": "a", "logprobs": 21})
+    assert (found.status, found.error["param"]) == (400, "logprobs")
+
+
+def test_seeds_below_nothing(server: Running) -> None:
+    found = [server.chat(seed=seed, max_tokens=8).body["choices"][0]["message"]["content"] for seed in (-1, -1, 2)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_half_a_letter(server: Running) -> None:
+    assert server.chat(messages=said("a\ud83d"), max_tokens=2).status in (200, 400)
+    assert server.chat(prediction={"type": "content", "content": "a\ud83d"}, max_tokens=2).status in (200, 400)
 
 
 def test_a_body_that_is_too_large(server: Running) -> None:

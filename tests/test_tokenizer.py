@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,18 @@ def folder_of(tmp_path: Path, pre: str = "smollm", **changes: Any) -> Path:
 @given(text=TEXT)
 def test_any_text_comes_back(pre: str, text: str) -> None:
     tokenizer = Tokenizer(TOKENIZERS[pre])
-    assert tokenizer.decode(tokenizer.encode(text, add_special=False), skip_special=False) == text
+    ids = tokenizer.encode(text, add_special=False)
+    assert tokenizer.decode(ids, skip_special=False) == text
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+
+
+def test_bytes_of_sentencepiece() -> None:
+    pieces = {"\u2581the": 0, "<0xF0>": 1, "a": 2, "<unk>": 3}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [], unk_token="<unk>"))
+    backend.decoder = tokenizers.decoders.Sequence([tokenizers.decoders.ByteFallback()])
+    backend.add_special_tokens(["<0x41>"])
+    found = [Tokenizer(backend).token_bytes(token_id) for token_id in (0, 1, 2, 4, 99)]
+    assert found == [b" the", b"\xf0", b"a", b"<0x41>", b""]
 
 
 @settings(max_examples=150, deadline=None)
@@ -219,5 +231,7 @@ def test_the_default_model_speaks(smollm2: ModelFolder) -> None:
     assert tokenizer.vocab_size == 49152
     assert tokenizer.eos_token_ids == (2,)
     assert [tokenizer.token_text(i) for i in tokenizer.encode("Year 2024")] == ["Year", " ", "2", "0", "2", "4"]
+    tree = "\U0001f333\n"
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(tree, add_special=False))) == tree.encode()
     prompt = tokenizer.decode(tokenizer.apply_chat([{"role": "user", "content": "Hi"}]), skip_special=False)
     assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ QUANTIZE = ("fp8", "int8")  # 8-bit formats of the weights
 TARGETS = ("auto", "native", "hf", "hf-plain")
 MAX_BUDGET = 1024
 PREFILL_CHUNK = 512
+MOST = sys.float_info.max  # of any number
 _WORDS = {"none": None, "true": True, "false": False}
 
 
@@ -147,7 +149,7 @@ def _stop_token_ids(ids: object) -> tuple[int, ...]:
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and -MOST <= value <= MOST  # no nan
     if not ok or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         above = f"above {low:g}" if open_low else f"{low:g}"
         bounded = f"{above} or more" if high == math.inf else f"{above} to {high:g}"

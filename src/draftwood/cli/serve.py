@@ -11,6 +11,7 @@ from draftwood.cli.loading import load_llm
 from draftwood.cli.options import Subparsers, add_command, add_drafting_options
 from draftwood.cli.terminal import Screen
 from draftwood.config import whole
+from draftwood.errors import OptionError
 
 API_KEY = "DRAFTWOOD_API_KEY"
 
@@ -54,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     screen = Screen(args.color)
     options = ServerOptions(
         names=tuple(dict.fromkeys(args.name or [args.model])),
-        api_key=args.api_key or os.environ.get(API_KEY) or None,
+        api_key=_api_key(args.api_key),
         allow_origin=args.allow_origin,
-        most_requests=args.max_batch + args.max_waiting,
+        most_samples=args.max_batch + args.max_waiting,
     )
     with (
         listen(args.host, args.port) as listener,
@@ -67,3 +68,11 @@ def run(args: argparse.Namespace) -> int:
         what = f"{llm.info.name}, drafted by {llm.drafter}"
         serve(llm, options, listener, lambda: screen.note(f"{what}, at {address(listener)}/v1. Ctrl-C ends it."))
     return 0
+
+
+def _api_key(given: str | None) -> str | None:
+    """An empty one is a slip of a script, and would let everybody in."""
+    key = os.environ.get(API_KEY) if given is None else given
+    if key is not None and not key.strip():
+        raise OptionError("The API key is empty", next_step=f"Give --api-key or {API_KEY} a value, or leave both out.")
+    return key

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 from draftwood.engine.prefix import PrefixStore
 from draftwood.engine.session import Session
 from draftwood.target.base import Target
 
 KEPT_PREFIXES = 4
+LOG = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -57,7 +60,10 @@ class Scheduler:
             self._prefixes.put(session.tokens[:length], session.sequence)
         else:
             self._target.close(session.sequence)
-        session.drafter.end()
+        try:
+            session.drafter.end()
+        except Exception:  # its request is over, and others go on
+            LOG.exception("The drafter %s failed at its end", session.drafter.name)
 
     def clear(self) -> None:
         for session in [*self._running, *self._waiting]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
@@ -17,13 +18,17 @@ class Choice:
 
     def __init__(self, index: int, prompt: int) -> None:
         self.index, self.prompt = index, prompt
-        self.texts: list[str] = []
+        self.texts: list[str] = []  # that each token made certain
+        self.latest = 0  # where in the text the latest event begins
         self.logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
         self.stats = RequestStats()
+        self._length = 0
 
     def add(self, event: TokenEvent) -> None:
-        self.texts.append(event.text)
+        self.latest = self._length
+        self._length += len(event.text)
+        self.texts += event.texts
         self.logprobs += event.logprobs
         self.finish_reason = event.finish_reason
         self.stats = event.stats
@@ -43,16 +48,19 @@ class Writer:
         for choice in choices:
             text = "".join(choice.texts)
             content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
-            written.append(self._choice(choice.index, content, choice.logprobs, choice.finish_reason))
+            told = self._logprobs(choice.logprobs, choice.texts, 0)
+            written.append(_choice(choice.index, content, told, choice.finish_reason))
         return {**self._frame, "object": self._kind, "choices": written, **usage(choices)}
 
     def opening(self, index: int) -> dict[str, Any]:
         """The first chunk of a chat's sample: who speaks."""
-        return self._chunk([self._choice(index, {"delta": {"role": "assistant", "content": ""}}, (), None)])
+        return self._chunk([_choice(index, {"delta": {"role": "assistant", "content": ""}}, None, None)])
 
-    def chunk(self, index: int, event: TokenEvent) -> dict[str, Any]:
+    def chunk(self, choice: Choice, event: TokenEvent) -> dict[str, Any]:
+        """Of the latest event of a sample."""
         content = {"delta": {"content": event.text} if event.text else {}} if self._is_chat else {"text": event.text}
-        return self._chunk([self._choice(index, content, event.logprobs, event.finish_reason)])
+        told = self._logprobs(event.logprobs, event.texts, choice.latest)
+        return self._chunk([_choice(choice.index, content, told, event.finish_reason)])
 
     def closing(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The last chunk of a stream, if it was asked for."""
@@ -61,34 +69,43 @@ class Writer:
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._frame, "object": f"{self._kind}.chunk" if self._is_chat else self._kind, "choices": choices}
 
-    def _choice(
-        self, index: int, content: dict[str, Any], logprobs: Sequence[TokenLogprobs], finish_reason: str | None
-    ) -> dict[str, Any]:
-        told = None
-        if logprobs:
-            told = {"content": [self._entry(each) for each in logprobs]} if self._is_chat else self._columns(logprobs)
-        return {"index": index, **content, "logprobs": told, "finish_reason": finish_reason}
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs], texts: Sequence[str], offset: int) -> dict[str, Any] | None:
+        """None where nobody asked for them. ``offset``: where in the answer these tokens begin."""
+        if not logprobs:
+            return None
+        return (
+            {"content": [self._entry(each) for each in logprobs]}
+            if self._is_chat
+            else self._columns(logprobs, texts, offset)
+        )
 
     def _entry(self, token: TokenLogprobs) -> dict[str, Any]:
         top = [self._token(*each) for each in token.top]
         return {**self._token(token.token_id, token.logprob), "top_logprobs": top}
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._codec.token_text(token_id)
-        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
+        raw = self._codec.token_bytes(token_id)
+        return {"token": _readable(raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
-    def _columns(self, logprobs: Iterable[TokenLogprobs]) -> dict[str, Any]:
+    def _columns(self, logprobs: Iterable[TokenLogprobs], texts: Sequence[str], offset: int) -> dict[str, Any]:
         """As completions have them."""
-        name = self._codec.token_text
+        ends = list(accumulate(map(len, texts), initial=offset))
         columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        offset = 0
-        for token in logprobs:
-            text = name(token.token_id)
-            top = {name(token_id): _finite(logprob) for token_id, logprob in token.top}
-            for column, value in zip(columns.values(), (text, _finite(token.logprob), top, offset), strict=True):
+        for token, start in zip(logprobs, ends, strict=False):
+            top = {self._name(token_id): _finite(logprob) for token_id, logprob in token.top}
+            told = (self._name(token.token_id), _finite(token.logprob), top, start)
+            for column, value in zip(columns.values(), told, strict=True):
                 column.append(value)
-            offset += len(text)
         return columns
+
+    def _name(self, token_id: int) -> str:
+        return _readable(self._codec.token_bytes(token_id))
+
+
+def _choice(
+    index: int, content: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
@@ -115,3 +132,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
 
 def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else LEAST_LOGPROB
+
+
+def _readable(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")

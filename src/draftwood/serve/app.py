@@ -10,7 +10,6 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from draftwood import __version__
@@ -35,7 +34,7 @@ from draftwood.serve.http import (
 )
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.protocol import Asked, Fields, read_messages, read_model, read_prompts, read_request
-from draftwood.serve.runner import CLOSING, BusyError, Job, Runner, Ticket
+from draftwood.serve.runner import CLOSING, BusyError, Job, RefusedError, Runner
 
 LOG = logging.getLogger("draftwood.serve")
 
@@ -43,6 +42,9 @@ CHAT, COMPLETIONS, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/mode
 HEALTH, METRICS = "/health", "/metrics"
 METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", HEALTH: "GET", METRICS: "GET"}
 RETRY_SECONDS = 1
+LETTERS = 32  # of a token: texts with more than that for every token of the context do not fit it
+MISTAKE = "The server has made a mistake"
+TOO_LONG = "context_length_exceeded"
 GONE = 499  # the status of a client that hung up, as nginx calls it
 
 Queue = asyncio.Queue[tuple[int, TokenEvent | Exception]]
@@ -53,13 +55,13 @@ class ServerOptions:
     names: tuple[str, ...]  # that the model is known by
     api_key: str | None = None  # that clients have to send
     allow_origin: str | None = None  # of web pages whose scripts may ask; "*": all
-    most_requests: int = 256  # that run or wait; more are told to come back
+    most_samples: int = 256  # that run or wait; more are told to come back
 
 
 class App:
     def __init__(self, llm: LLM, options: ServerOptions) -> None:
         self._llm, self._options = llm, options
-        self._runner = Runner(llm, options.most_requests)
+        self._runner = Runner(llm, options.most_samples)
         self._metrics = Metrics()
         self._created = int(time.time())
 
@@ -69,20 +71,22 @@ class App:
         elif scope["type"] == "http":
             await self._serve(scope, receive, send)
 
+    def close(self) -> None:
+        """Ends what still runs."""
+        self._runner.close()
+
     async def _live(self, receive: Receive, send: Send) -> None:
-        while True:
-            stage = (await receive())["type"]
-            if stage == "lifespan.startup":
-                self._runner.start()
-            else:
-                await asyncio.to_thread(self._runner.close)
-            await send({"type": f"{stage}.complete"})
-            if stage == "lifespan.shutdown":
-                return
+        with suppress(asyncio.CancelledError):  # a second Ctrl-C
+            await receive()
+            self._runner.start()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await asyncio.to_thread(self.close)
+            await send({"type": "lifespan.shutdown.complete"})
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Whatever happens is an answer: errors of the client's with what to do, ours with a line in the log."""
-        started = False
+        started, failed = False, None
         path, status = scope["path"].rstrip("/") or "/", 0
 
         async def counted(message: dict[str, Any]) -> None:
@@ -96,12 +100,14 @@ class App:
         except ClientGoneError:
             status = GONE
         except HttpError as error:
-            if not started:
-                await send_json(counted, error.status, error.body(), {**self._shared(), **error.headers})
+            failed = error
+        except asyncio.CancelledError:  # the server ends, and this has taken longer than it can wait
+            failed = _busy(BusyError(CLOSING))
         except Exception:
             LOG.exception("%s failed", path)
-            if not started:
-                await send_json(counted, 500, HttpError(500, "The server has made a mistake").body(), self._shared())
+            failed = HttpError(500, MISTAKE)
+        if failed is not None and not started:
+            await send_json(counted, failed.status, failed.body(), {**self._shared(), **failed.headers})
         self._metrics.answered(path if path in METHODS else "other", status)
 
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,7 +122,9 @@ class App:
         if method != allowed and (method, allowed) != ("HEAD", "GET"):
             raise HttpError(405, f"{path} wants {allowed}\n  got: {method}", headers={"allow": allowed})
         if path == HEALTH:
-            await send_json(send, 200, {"status": "ok", "version": __version__}, self._shared())
+            alive = self._runner.is_alive
+            told = {"status": "ok" if alive else "failed", "version": __version__}
+            await send_json(send, 200 if alive else 503, told, self._shared())
             return
         self._check_key(scope)
         if path == METRICS:
@@ -135,22 +143,26 @@ class App:
         read_model(fields, self._options.names)
         context = self._llm.info.context_length
         asked = read_request(fields, chat=chat, context=context, drafters=drafter_names())
-        try:
-            prompts = await asyncio.to_thread(self._encoded, fields, chat=chat)
-        except DraftwoodError as error:
-            code = "context_length_exceeded" if "longer" in error.what else None
-            raise HttpError(400, str(error), param="messages" if chat else "prompt", code=code) from error
+        jobs = await self._jobs(fields, asked, chat=chat)
         number = asked.params.n
-        choices = [Choice(index, index // number) for index in range(len(prompts) * number)]
+        choices = [Choice(index, index // number) for index in range(len(jobs) * number)]
         queue: Queue = asyncio.Queue()
-        gone = asyncio.create_task(until_gone(receive))
-        tickets: list[Ticket] = []
+        loop = asyncio.get_running_loop()
+
+        def deliver(index: int, what: TokenEvent | Exception) -> None:
+            with suppress(RuntimeError):  # the loop has been closed: nobody waits
+                loop.call_soon_threadsafe(queue.put_nowait, (index, what))
+
         kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
         answer_id = f"{prefix}-{uuid.uuid4().hex}"
         writer = Writer(kind, answer_id, int(time.time()), str(fields["model"]), self._llm.tokenizer)
         stream = EventStream(send, self._shared())
         try:
-            self._submit(prompts, asked, queue, tickets, reuse=chat)
+            ticket = self._runner.submit(jobs, deliver)
+        except BusyError as error:
+            raise _busy(error) from error
+        gone = asyncio.create_task(until_gone(receive))
+        try:
             events = self._events(queue, gone, choices)
             if asked.stream:
                 await self._stream(stream, writer, events, choices, asked, chat=chat)
@@ -164,39 +176,45 @@ class App:
             await stream.fail(error)
         finally:
             gone.cancel()
-            for ticket in tickets:
-                self._runner.cancel(ticket)
+            self._runner.cancel(ticket)
 
-    def _encoded(self, fields: Fields, *, chat: bool) -> list[list[int]]:
-        codec = self._llm.tokenizer
-        if chat:
-            prompts = [codec.apply_chat(read_messages(fields))]
-        else:
-            prompts = [each if isinstance(each, list) else codec.encode(each) for each in read_prompts(fields)]
-        for prompt_ids in prompts:
-            self._llm.engine.check(prompt_ids)
-        return prompts
+    async def _jobs(self, fields: Fields, asked: Asked, *, chat: bool) -> list[Job]:
+        """One for each prompt. What could never run, or would take long to find out, is refused at once."""
+        conversation = read_messages(fields) if chat else []
+        prompts = [] if chat else read_prompts(fields)
+        where = "messages" if chat else "prompt"
+        most, number = self._options.most_samples, max(len(prompts), 1) * asked.params.n
+        if number > most:
+            message = f"These are more samples than the server takes\n  got: {number}\n  allowed: at most {most}"
+            raise HttpError(400, message, param="n" if len(prompts) <= 1 else "prompt")
+        texts = [message["content"] for message in conversation] or [each for each in prompts if isinstance(each, str)]
+        most_letters = LETTERS * self._llm.info.context_length
+        for text, param in (*((text, where) for text in texts), (asked.prediction, "prediction")):
+            if len(text) > most_letters:
+                message = f"The text is longer than the context\n  got: {len(text)} letters"
+                raise HttpError(400, message, param=param, code=TOO_LONG)
 
-    def _submit(
-        self, prompts: Sequence[Sequence[int]], asked: Asked, queue: Queue, tickets: list[Ticket], *, reuse: bool
-    ) -> None:
-        """Adds to ``tickets`` what was begun: those have to be ended, also where a later one is refused."""
-        loop, prediction = asyncio.get_running_loop(), self._llm.predicted_ids(asked.prediction)
-
-        def deliver(first: int, index: int, what: TokenEvent | Exception) -> None:
-            with suppress(RuntimeError):  # the loop has been closed: nobody waits
-                loop.call_soon_threadsafe(queue.put_nowait, (first + index, what))
+        def encoded() -> list[Job]:
+            codec = self._llm.tokenizer
+            ids = (
+                [codec.apply_chat(conversation)]
+                if chat
+                else [each if isinstance(each, list) else codec.encode(each) for each in prompts]
+            )
+            for prompt_ids in ids:
+                self._llm.engine.check(prompt_ids)
+            prediction = self._llm.predicted_ids(asked.prediction)
+            return [Job(prompt_ids, asked.params, asked.drafter, chat, prediction) for prompt_ids in ids]
 
         try:
-            for number, prompt_ids in enumerate(prompts):
-                job = Job(prompt_ids, asked.params, asked.drafter, reuse, prediction)
-                tickets.append(self._runner.submit(job, partial(deliver, number * asked.params.n)))
-        except BusyError as error:
-            raise _busy(error) from error
+            return await asyncio.to_thread(encoded)
+        except DraftwoodError as error:
+            code = TOO_LONG if "longer" in error.what else None
+            raise HttpError(400, str(error), param=where, code=code) from error
 
     async def _events(
         self, queue: Queue, gone: asyncio.Task[None], choices: Sequence[Choice]
-    ) -> AsyncIterator[tuple[int, TokenEvent]]:
+    ) -> AsyncIterator[tuple[Choice, TokenEvent]]:
         """Until all samples have ended."""
         left = len(choices)
         while left:
@@ -204,34 +222,30 @@ class App:
                 index, what = await unless_gone(queue.get(), gone)
             except asyncio.CancelledError:  # the answer has taken longer than a server that ends can wait
                 raise _busy(BusyError(CLOSING)) from None
-            if isinstance(what, BusyError):
-                raise _busy(what)
-            if isinstance(what, DraftwoodError):
-                raise HttpError(400, str(what)) from what
             if isinstance(what, Exception):
-                raise HttpError(500, "The server has made a mistake") from what
+                raise _failed(what)
             choices[index].add(what)
             if what.finish_reason is not None:
                 left -= 1
                 self._metrics.finished(what.stats)
-            yield index, what
+            yield choices[index], what
 
     async def _stream(
         self,
         stream: EventStream,
         writer: Writer,
-        events: AsyncIterator[tuple[int, TokenEvent]],
+        events: AsyncIterator[tuple[Choice, TokenEvent]],
         choices: Sequence[Choice],
         asked: Asked,
         *,
         chat: bool,
     ) -> None:
         has_begun: set[int] = set()
-        async for index, event in events:
-            if chat and index not in has_begun:
-                has_begun.add(index)
-                await stream.event(writer.opening(index))
-            await stream.event(writer.chunk(index, event))
+        async for choice, event in events:
+            if chat and choice.index not in has_begun:
+                has_begun.add(choice.index)
+                await stream.event(writer.opening(choice.index))
+            await stream.event(writer.chunk(choice, event))
         if asked.usage_at_end:
             await stream.event(writer.closing(choices))
         await stream.end()
@@ -249,8 +263,9 @@ class App:
 
     def _check_key(self, scope: Scope) -> None:
         key = self._options.api_key
-        given = header(scope, "authorization").removeprefix("Bearer ").strip()
-        if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+        scheme, _, given = header(scope, b"authorization").partition(b" ")
+        is_bearer = scheme.lower() == b"bearer"
+        if key is not None and not (is_bearer and hmac.compare_digest(given.strip(), key.encode())):
             message = "The API key is wrong" if given else "An API key is wanted\n  allowed: Authorization: Bearer KEY"
             raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
@@ -268,3 +283,13 @@ class App:
 
 def _busy(error: BusyError) -> HttpError:
     return HttpError(503, str(error), code="server_busy", headers={"retry-after": str(RETRY_SECONDS)})
+
+
+def _failed(what: Exception) -> HttpError:
+    """What a client is told of an error; ours is in the log."""
+    if isinstance(what, BusyError):
+        return _busy(what)
+    if isinstance(what, RefusedError):
+        return HttpError(400, str(what))
+    LOG.error("A request failed", exc_info=what)
+    return HttpError(500, MISTAKE)

@@ -41,10 +41,9 @@ class ClientGoneError(Exception):
     """Whoever asked has hung up."""
 
 
-def header(scope: Scope, name: str) -> str:
+def header(scope: Scope, name: bytes) -> bytes:
     """The value of a header, empty if it is missing."""
-    wanted = name.lower().encode()
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key.lower() == wanted), "")
+    return next((value for key, value in scope["headers"] if key.lower() == name), b"")
 
 
 async def read_json(receive: Receive) -> dict[str, Any]:
@@ -60,7 +59,7 @@ async def read_json(receive: Receive) -> dict[str, Any]:
             break
     try:
         found = json.loads(body.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or numbers that nobody means
         raise HttpError(400, f"The request is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise HttpError(400, f"The request is no JSON object\n  got: {type(found).__name__}")

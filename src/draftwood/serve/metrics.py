@@ -58,4 +58,4 @@ def _told(name: str, values: Sequence[tuple[str, float]]) -> Iterator[str]:
     yield f"# HELP draftwood_{name} {HELP[name]}"
     yield f"# TYPE draftwood_{name} counter"
     for labels, value in values:
-        yield f"draftwood_{name}{labels} {value:g}" if isinstance(value, float) else f"draftwood_{name}{labels} {value}"
+        yield f"draftwood_{name}{labels} {value!r}"

@@ -21,11 +21,14 @@ SAMPLING = {
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos",
 }  # fmt: skip
 OURS = {"drafter"}
-COMMON = {"model", "stream", "stream_options", "max_tokens", "logprobs", "prediction"}
-CHAT = {"messages", "max_completion_tokens", "top_logprobs"}
+COMMON = {
+    "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "prediction",
+}  # fmt: skip
+CHAT = {"messages", "top_logprobs"}
 COMPLETION = {"prompt"}
 NO_EFFECT = {  # on what is answered
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prompt_cache_options", "moderation",
     "parallel_tool_calls", "tool_choice", "function_call", "verbosity", "reasoning_effort",
 }  # fmt: skip
 # Fields that we cannot obey, and the values that ask for nothing.
@@ -44,6 +47,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 ROLES = {"developer": "system"}  # that templates know by another name
 MOST_TOP_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default
+SEEDS = 2**63
 
 
 class Asked(NamedTuple):
@@ -72,7 +76,9 @@ def read_request(fields: Fields, *, chat: bool, context: int, drafters: Sequence
     values = {name: fields[name] for name in SAMPLING if fields.get(name) is not None}
     values.setdefault("temperature", 1.0)
     values["max_tokens"] = _most_tokens(fields, context if chat else COMPLETION_TOKENS)
-    values["logprobs"] = _chat_logprobs(fields) if chat else fields.get("logprobs")
+    values["logprobs"] = _chat_logprobs(fields) if chat else _top(fields, "logprobs")
+    if type(values.get("seed")) is int:
+        values["seed"] %= SEEDS  # OpenAI's may be below 0
     for name in ("stop", "stop_token_ids"):
         if isinstance(values.get(name), list):
             values[name] = tuple(values[name])
@@ -163,9 +169,15 @@ def _chat_logprobs(fields: Fields) -> int | None:
         if top:
             raise HttpError(400, "top_logprobs wants logprobs to be true", param="top_logprobs")
         return None
+    return _top(fields, "top_logprobs") or 0
+
+
+def _top(fields: Fields, name: str) -> int | None:
+    """Alternatives of every token."""
+    top = fields.get(name)
     if top is not None and (type(top) is not int or not 0 <= top <= MOST_TOP_LOGPROBS):
-        raise HttpError(400, f"top_logprobs must be a whole number, 0 to {MOST_TOP_LOGPROBS}", param="top_logprobs")
-    return top or 0
+        raise HttpError(400, f"{name} must be a whole number, 0 to {MOST_TOP_LOGPROBS}", param=name)
+    return top
 
 
 def _flag(fields: Fields, name: str) -> bool:

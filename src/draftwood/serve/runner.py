@@ -26,6 +26,10 @@ class BusyError(DraftwoodError):
     """There are too many requests already, or the server is closing."""
 
 
+class RefusedError(Exception):
+    """A job that cannot be begun; its text says why."""
+
+
 class Job(NamedTuple):
     """The samples of one prompt, which ``Engine.check`` has let pass."""
 
@@ -37,20 +41,21 @@ class Job(NamedTuple):
 
 
 class Ticket:
-    """A job that somebody waits for."""
+    """Jobs that somebody waits for: all of their samples, one after the other."""
 
-    def __init__(self, size: int, deliver: Deliver) -> None:
-        self.size, self.deliver = size, deliver
+    def __init__(self, jobs: Sequence[Job], deliver: Deliver) -> None:
+        self.jobs, self.deliver = jobs, deliver
+        self.size = sum(job.params.n for job in jobs)
         self.request_ids: list[int] = []
-        self.is_cancelled = False
+        self.is_over = False  # refused or cancelled
 
 
 class Runner:
-    """``most_requests``: that run or wait; more are refused."""
+    """``most_samples``: that run or wait; more are refused."""
 
-    def __init__(self, llm: LLM, most_requests: int) -> None:
+    def __init__(self, llm: LLM, most_samples: int) -> None:
         self._llm, self._engine = llm, llm.engine
-        self._most = most_requests
+        self._most = most_samples
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._owners: dict[int, tuple[Ticket, int]] = {}  # by request: its ticket, and which sample it is
         self._num_open = 0  # samples between submit and their end
@@ -62,43 +67,48 @@ class Runner:
     def num_open(self) -> int:
         return self._num_open
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends what still runs; whoever waits for it is told."""
+        """Ends what still runs; whoever waits for it is told. Once is as good as twice."""
         self._orders.put(self._stop)
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, job: Job, deliver: Deliver) -> Ticket:
-        number = job.params.n
+    def submit(self, jobs: Sequence[Job], deliver: Deliver) -> Ticket:
+        """All of them or none."""
+        ticket = Ticket(jobs, deliver)
         with self._lock:
-            if self._num_open + number > self._most:
-                raise BusyError("The server is busy", got=f"{self._num_open} requests", allowed=self._most)
-            self._num_open += number
-        ticket = Ticket(number, deliver)
-        self._orders.put(lambda: self._begin(ticket, job))
+            if self._num_open + ticket.size > self._most:
+                raise BusyError("The server is busy", got=f"{self._num_open} samples", allowed=self._most)
+            self._num_open += ticket.size
+        self._orders.put(lambda: self._begin(ticket))
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Ends what of it still runs; nothing more is delivered soon after. Once is as good as twice."""
-        self._orders.put(lambda: self._cancel(ticket))
+        self._orders.put(lambda: self._end(ticket))
 
     def _run(self) -> None:
-        while True:
-            self._carry_out_orders()
-            if self._is_closing:
-                return
+        while not self._is_closing:
             try:
-                self._engine.step()
+                self._carry_out_orders()
+                if not self._is_closing:
+                    self._cycle()
             except Exception as error:
                 LOG.exception("A cycle failed")
                 self._fail_all(error)
-            for request_id, what in self._engine.take_ready(list(self._owners)):
-                self._tell(request_id, what)
-            if not self._engine.has_work:
-                self._llm.keep_memory(self._llm.factory())
+
+    def _cycle(self) -> None:
+        self._engine.step()
+        for request_id, what in self._engine.take_ready(list(self._owners)):
+            self._tell(request_id, what)
+        self._llm.keep_memory(self._llm.factory())
 
     def _carry_out_orders(self) -> None:
         """All that lie there; where nothing runs, what comes next is waited for."""
@@ -109,29 +119,28 @@ class Runner:
                 return
             order()
 
-    def _begin(self, ticket: Ticket, job: Job) -> None:
-        if ticket.is_cancelled:
-            return
+    def _begin(self, ticket: Ticket) -> None:
         try:
-            factory = self._llm.factory(job.drafter)
-            ticket.request_ids = self._engine.submit(
-                job.prompt_ids, job.params, factory, reuse=job.reuse, prediction=job.prediction
-            )
+            for job in ticket.jobs if not ticket.is_over else ():
+                factory = self._llm.factory(job.drafter)
+                begun = self._engine.submit(
+                    job.prompt_ids, job.params, factory, reuse=job.reuse, prediction=job.prediction
+                )
+                for request_id in begun:
+                    self._owners[request_id] = ticket, len(ticket.request_ids)
+                    ticket.request_ids.append(request_id)
         except Exception as error:  # noqa: BLE001 - told to the one who asked
-            ticket.is_cancelled = True
-            self._forget(ticket.size)
-            ticket.deliver(0, error)
-            return
-        self._owners.update({own: (ticket, index) for index, own in enumerate(ticket.request_ids)})
+            self._end(ticket)
+            ticket.deliver(0, RefusedError(str(error)) if isinstance(error, DraftwoodError) else error)
 
-    def _cancel(self, ticket: Ticket) -> None:
-        if not ticket.request_ids and not ticket.is_cancelled:
-            self._forget(ticket.size)  # it has not begun
-        ticket.is_cancelled = True
+    def _end(self, ticket: Ticket) -> None:
+        if not ticket.is_over:
+            ticket.is_over = True
+            self._forget(ticket.size - len(ticket.request_ids))  # those that had not begun
         for request_id in ticket.request_ids:
             if self._owners.pop(request_id, None) is not None:
-                self._engine.cancel(request_id)
                 self._forget(1)
+                self._engine.cancel(request_id)
 
     def _tell(self, request_id: int, what: TokenEvent | Exception) -> None:
         owner = self._owners.get(request_id)
@@ -144,9 +153,12 @@ class Runner:
         ticket.deliver(index, what)
 
     def _fail_all(self, error: Exception) -> None:
-        self._engine.clear()
         for request_id in list(self._owners):
             self._tell(request_id, error)
+        try:
+            self._engine.clear()
+        except Exception:
+            LOG.exception("What ran could not be cleared away")
 
     def _stop(self) -> None:
         self._is_closing = True

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from draftwood.errors import MissingExtraError, OptionError
@@ -59,14 +60,30 @@ def make_server(llm: LLM, options: ServerOptions, ready: Callable[[], None]) -> 
     check_installed()
     import uvicorn
 
+    app = App(llm, options)
+
     class Server(uvicorn.Server):
+        def run(self, sockets: list[socket.socket] | None = None) -> None:
+            try:
+                super().run(sockets)
+            finally:
+                app.close()  # after a second Ctrl-C nobody else has
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             ready()
 
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """They have ended the server. Sent once more, as usual, they would end the program before it has kept what
+            was learned."""
+            with super().capture_signals():
+                yield
+                self._captured_signals.clear()
+
     return Server(
         uvicorn.Config(
-            App(llm, options),
+            app,
             log_level="warning",
             access_log=False,
             lifespan="on",

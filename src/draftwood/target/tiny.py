@@ -75,6 +75,9 @@ class ByteTokenizer:
         text = self.decode([token_id], skip_special=False)
         return text if text.isprintable() else repr(bytes((token_id,)))[2:-1]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes((token_id,)) if token_id < 256 else self.token_text(token_id).encode()
+
     def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
         text = "".join(f"{message['role']}: {message['content']}\n" for message in check_messages(messages))
         return self.encode(text + "assistant: " * add_generation_prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,17 @@ import tokenizers
 
 from draftwood.errors import ModelError, PromptError
 from draftwood.target.chat import Message, render_chat
+
+
+def _byte_letters() -> dict[str, int]:
+    """Which byte a letter of a byte-level vocabulary stands for: printable ones for themselves, the others in turn for
+    letters from 256 on."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTES = _byte_letters()
 
 
 class TextCodec(Protocol):
@@ -38,6 +50,9 @@ class TextCodec(Protocol):
 
     def token_text(self, token_id: int) -> str:
         """One token for display: never empty, on one line."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text: maybe a part of a letter."""
 
     def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
         """The ids of a conversation, ready for the model's answer."""
@@ -115,6 +130,26 @@ class Tokenizer:
         if not text or "\ufffd" in text:  # a part of a letter: the vocabulary's own spelling says more
             text = self._backend.id_to_token(token_id) or f"<{token_id}>"
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        spelled = self._backend.id_to_token(token_id) or ""
+        if token_id in self._added_ids:
+            return spelled.encode()
+        if self._is_byte_level and all(letter in BYTES for letter in spelled):
+            return bytes(BYTES[letter] for letter in spelled)
+        if one_byte := re.fullmatch("<0x([0-9A-F]{2})>", spelled):
+            return bytes.fromhex(one_byte[1])
+        return spelled.replace("\u2581", " ").encode()  # as SentencePiece writes a space
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Whether letters of the vocabulary stand for bytes."""
+        decoder = self._backend.decoder
+        return decoder is not None and b"ByteLevel" in decoder.__getstate__()
 
     def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
         if self.chat_template is None:
