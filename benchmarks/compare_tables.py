@@ -95,9 +95,10 @@ def tables(
         rows.append((each.name, *_training(each.run), *(_tau(cells.get(ALL_TASKS)) for cells in found)))
     yield from _table(["tokens a pass (95%)", "steps", "seconds", *headings], rows)
     for t in temperatures:
-        by_task = [(each.name, benches[each.name, t].cells.get(growths[0], {})) for each in entries]
-        rows = [(name, *(_tau(cells.get(task)) for task in tasks)) for name, cells in by_task]
-        yield from _table([f"T={t}, {growths[0]}", *tasks], rows)
+        for growth in growths:
+            by_task = [(each.name, benches[each.name, t].cells.get(growth, {})) for each in entries]
+            rows = [(name, *(_tau(cells.get(task)) for task in tasks)) for name, cells in by_task]
+            yield from _table([f"T={t}, {growth}", *tasks], rows)
     yield from _pairs(benches, pairs, known, headings)
     yield from _ranks(entries)
     for (name, t), bench in benches.items():
