@@ -54,6 +54,7 @@ CASES = {
     "tiny window, second kernel": Case(config=replace(BASE, merge="kernel"), window=2, head_dim=96),
 }
 GROWN = ["second kernel", "short steps in trees", "tiny window, second kernel"]
+LONGEST = 8192  # tokens before a tree
 MODELS = {"8B": (32, 8, 128), "1.5B": (12, 2, 128), "135M": (9, 3, 64)}
 
 
@@ -157,6 +158,18 @@ def test_chosen_shapes_at_all_lengths(model: str, nodes: int, sequences: int) ->
             launch = Launch(replace(case, config=config), random_segments(rng, sizes, chains=nodes == 512), DEVICE)
             assert_right(launch)
             assert torch.equal(launch.run()[: launch.num_rows], launch.run()[: launch.num_rows])
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [64, 96, 128])
+@pytest.mark.parametrize("group", range(1, 9))
+def test_all_groups_and_heads_at_random_lengths(group: int, dim: int, dtype: torch.dtype) -> None:
+    rng = random.Random(100 * dim + group)
+    for nodes in (1, rng.randint(2, 63), 64):
+        case = replace(chosen(2 * group, 2, dim, nodes, 1), dtype=dtype)
+        for longest in (1, round(2 ** rng.uniform(1.0, 13.0)), LONGEST):
+            assert_right(Launch(case, random_segments(rng, [(longest, nodes)]), DEVICE))
 
 
 @on_gpu
@@ -308,9 +321,12 @@ def test_one_node_is_shared_by_many_processors(model: str) -> None:
 
 
 def chosen(heads: int, kv_heads: int, dim: int, nodes: int, sequences: int) -> Case:
+    from draftwood.target.native.cuda.device import gpu_of  # wants Triton
+
+    shared = gpu_of(DEVICE).shared_bytes if DEVICE.type == "cuda" else SHARED[90]
     config = choose(
         num_nodes=nodes, num_sequences=sequences, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim,
-        num_processors=132, shared_bytes=SHARED[90],
+        num_processors=132, shared_bytes=shared,
     )  # fmt: skip
     words = 0 if nodes == 512 else -(-(nodes // sequences) // 32)
     return Case(config=config, num_kv_heads=kv_heads, head_dim=dim, dtype=torch.bfloat16, num_words=words)
