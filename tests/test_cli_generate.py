@@ -150,7 +150,7 @@ def test_a_drafter_that_remembers_the_answer_gains_nothing_in_a_comparison() -> 
     speeds = iter([(6, 20.0), (12, 10.0), (2, 1.0), (12, 9.0)])  # cycles and seconds: the second draft knows it all
 
     class Remembering:
-        def generate(self, *_: object, drafter: str | None) -> list[SimpleNamespace]:
+        def generate(self, *_: object, drafter: str | None, prediction: str | None) -> list[SimpleNamespace]:
             cycles, seconds = next(speeds)
             stats = RequestStats(output_tokens=12, cycles=cycles, total_seconds=seconds)
             return [SimpleNamespace(token_ids=[1, 2], stats=stats)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest
 
+from .cli_tools import SHORT, Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 from .engine_tools import CHOOSING, DRAWING, make_llm
 
 COPYING = ["anpd", "goose", "iso3", "pld", "sam", "sam+recycling"]
@@ -74,3 +77,18 @@ def test_streams_and_chats_take_one_too(llm: LLM) -> None:
         llm.stream_chat(messages, LONG, drafter="pld", prediction="abc"),
     ):
         assert sum(len(event.token_ids) for event in events) == 48
+
+
+def test_from_the_command_line(draftwood_command: Command, tmp_path: Path) -> None:
+    expected = tmp_path / "expected.txt"
+    expected.write_text("abc")
+    plain, predicted, compared = (
+        draftwood_command("generate", PROMPT, *SHORT, "--drafter", "pld", "--json", *more)
+        for more in ((), ("--prediction", str(expected)), ("--prediction", str(expected), "--compare"))
+    )
+    texts = [json.loads(result.out)["text"] for result in (plain, predicted, compared)]
+    assert len(set(texts)) == 1
+    assert json.loads(compared.out)["compare"]
+    missing = draftwood_command("generate", PROMPT, *SHORT, "--prediction", "nowhere.txt")
+    assert missing.code == 2
+    assert "nowhere.txt" in missing.err

@@ -80,8 +80,11 @@ def compare(
     params: SamplingParams,
     first: Run | None = None,
     progress: Progress | None = None,
+    *,
+    prediction: str | None = None,
 ) -> Comparison:
     """Runs both kinds in turns. ``first`` is a speculative run that was made already, after ``warm_up``.
+    ``prediction`` is what drafters are told to expect.
 
     A drafter that remembers earlier requests would find the answer in its memory when it sees the prompt again; repeats
     that need other cycles than the first run do not count.
@@ -91,7 +94,7 @@ def compare(
     for done in range(len(runs[None]), 2 * REPEATS):
         report(progress, "comparing with plain decoding", done, 2 * REPEATS)
         drafter = PLAIN if done % 2 else None
-        runs[drafter].append(_run(llm, prompt_ids, params, drafter))
+        runs[drafter].append(_run(llm, prompt_ids, params, drafter, prediction))
     report(progress, "comparing with plain decoding", 1, 1)
     drafted = runs[None]
     fair = [run for run in drafted if run.stats.cycles == drafted[0].stats.cycles]
@@ -106,8 +109,10 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
     return next((i for i, (a, b) in enumerate(together) if a != b), min(len(left), len(right)))
 
 
-def _run(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams, drafter: str | None) -> Run:
-    (completion,) = llm.generate(list(prompt_ids), params, drafter=drafter)
+def _run(
+    llm: LLM, prompt_ids: Sequence[int], params: SamplingParams, drafter: str | None, prediction: str | None
+) -> Run:
+    (completion,) = llm.generate(list(prompt_ids), params, drafter=drafter, prediction=prediction)
     return Run(completion.token_ids, completion.stats)
 
 

@@ -74,10 +74,12 @@ class Answer:
         }
 
 
-def all_answers(llm: LLM, ids: list[int], params: SamplingParams, screen: Screen | None) -> list[Answer]:
+def all_answers(
+    llm: LLM, ids: list[int], params: SamplingParams, screen: Screen | None, prediction: str | None = None
+) -> list[Answer]:
     """The ``n`` answers to a prompt; a single one shows itself on the screen as it comes, if there is one."""
     if params.n > 1:
-        return [Answer.of(completion) for completion in llm.generate(ids, params)]
+        return [Answer.of(completion) for completion in llm.generate(ids, params, prediction=prediction)]
     answer = Answer()
-    answer.take(llm.stream(ids, params), screen)
+    answer.take(llm.stream(ids, params, prediction=prediction), screen)
     return [answer]

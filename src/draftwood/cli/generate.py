@@ -28,6 +28,7 @@ def register(commands: Subparsers[Any]) -> None:
         "Answer one prompt",
         "draftwood generate 'Write a haiku about trees.'",
         "draftwood generate --file notes.txt --max-tokens 400 --compare",
+        "draftwood generate --file change_a_line.txt --prediction program.py --max-tokens 800",
         "echo 'def fibonacci(n):' | draftwood generate --raw --json",
         details="The prompt is put to the model as a user's message if the model has a chat template.",
     )
@@ -37,6 +38,9 @@ def register(commands: Subparsers[Any]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
     parser.add_argument("--compare", action="store_true", help="decode plainly too; say how much faster it was")
+    parser.add_argument(
+        "--prediction", metavar="F", help="a file with the answer that you expect: what is copied from it comes faster"
+    )
     parser.add_argument("--n", type=int, default=1, help="samples of the prompt (default: 1)")
     parser.add_argument("--logprobs", type=int, metavar="K", help="show each token's probability and K alternatives")
     add_run_options(parser)
@@ -46,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
     _check(args, params)
     prompt = read_prompt(args.prompt, args.file)
+    prediction = _prediction(args.prediction)
     screen = Screen(args.color)
     with load_llm(args, screen, max_batch=params.n) as llm:
         from draftwood.compare import Run, compare, warm_up
@@ -55,9 +60,11 @@ def run(args: argparse.Namespace) -> int:
         if args.compare:
             warm_up(llm, ids, params)
         streams = not args.json and params.n == 1 and (screen.out.is_terminal if args.stream is None else args.stream)
-        answers = all_answers(llm, ids, params, screen if streams else None)
+        answers = all_answers(llm, ids, params, screen if streams else None, prediction)
         first = Run(answers[0].token_ids, answers[0].stats)
-        comparison = compare(llm, ids, params, first, screen.progress) if args.compare else None
+        comparison = None
+        if args.compare:
+            comparison = compare(llm, ids, params, first, screen.progress, prediction=prediction)
         if args.json:
             print(json.dumps(_as_dict(llm, answers, comparison), ensure_ascii=False))
         else:
@@ -66,6 +73,14 @@ def run(args: argparse.Namespace) -> int:
             if comparison is not None:
                 screen.note(comparison_line(comparison))
     return 0
+
+
+def _prediction(path: str | None) -> str | None:
+    if path is None:
+        return None
+    from draftwood.prompts import read_text
+
+    return read_text(path)
 
 
 def _check(args: argparse.Namespace, params: SamplingParams) -> None:
