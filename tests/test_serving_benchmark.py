@@ -1,4 +1,4 @@
-"""``benchmarks/serving.py`` on a tiny model: it runs, and both ways give the same texts."""
+"""``benchmarks/serving.py`` and ``prediction.py`` on a tiny model: they run, and nothing changes a text."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ def test_both_ways_give_the_same_texts(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_makes_no_sense_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert load_script("serving").main(argv) == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_predictions(capsys: pytest.CaptureFixture[str]) -> None:
+    script = load_script("prediction")
+    assert script.main(["--model", "tiny", "--budget", "8", "--max-tokens", "8", "--drafters", "pld,sam"]) == 0
+    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert rows == ["tokens a pass", "---", "`pld`", "`sam`"]
+    assert script.changed("a b c d e", 2) == "a something c something e"
+    assert script.main(["--every", "0"]) == 2
+    assert script.main(["--model", "tiny", "--drafters", "nobody"]) == 2
