@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from draftwood.heads import load_head, save_head
 from draftwood.train.command import main as module_main
 from draftwood.train.config import write_toml
+from draftwood.train.plan import make_plan
+from draftwood.train.trainer import StepResult, Trainer
 
 from .cli_tools import Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 from .head_tools import SMALL, random_head
@@ -41,10 +44,11 @@ def test_a_head_is_trained_and_can_be_looked_at(draftwood_command: Command, tmp_
 
 
 def test_a_plan_says_what_would_run_and_writes_nothing(draftwood_command: Command, tmp_path: Path) -> None:
-    asked = (*TRAIN, "--method", "eagle3", "--plan", *wanted(tmp_path / "run", "method.steps=2", "optim.ema=0.9"))
+    more = wanted(tmp_path / "run", "method.steps=2", "optim.ema=0.9")
+    asked = (*TRAIN, "--method", "eagle3", "--plan", "--no-time", *more)
     told = draftwood_command(*asked)
     assert told.code == 0, told.err
-    for word in ("parameters", "optimiser", "target", "epochs", "run.cache_signals", "--time"):
+    for word in ("parameters", "optimiser", "target", "epochs", "run.cache_signals", "--no-time"):
         assert word in told.out
     content = json.loads(draftwood_command(*asked, "--json").out)
     head = new_head("eagle3")
@@ -57,24 +61,50 @@ def test_a_plan_says_what_would_run_and_writes_nothing(draftwood_command: Comman
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plan_can_time_steps(draftwood_command: Command, tmp_path: Path) -> None:
-    timed = draftwood_command(*TRAIN, "--method", "medusa", "--plan", "--time", "--json", *wanted(tmp_path / "run"))
-    content = json.loads(timed.out)
+def test_a_plan_times_steps(draftwood_command: Command, tmp_path: Path) -> None:
+    asked = (*TRAIN, "--method", "medusa", "--plan", *wanted(tmp_path / "run"))
+    content = json.loads(draftwood_command(*asked, "--json").out)
     assert content["seconds"] == pytest.approx(2 * content["seconds_per_step"])
+    assert "s a step" in draftwood_command(*asked, "--time").out
     assert not (tmp_path / "run").exists()
 
 
+def test_a_plan_waits_for_one_slow_step_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[float] = []
+
+    def slow(self: Trainer) -> StepResult:
+        taken.append(30.0)
+        return replace(real(self), seconds=30.0)
+
+    real = Trainer.step
+    monkeypatch.setattr(Trainer, "step", slow)
+    assert make_plan(configuration(tmp_path / "run", method="medusa")).seconds_per_step == 30.0
+    assert len(taken) == 1
+
+
+def test_a_plan_of_what_does_not_fit_is_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Trainer) -> StepResult:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Trainer, "step", failing)
+    plan = make_plan(configuration(tmp_path / "run", method="medusa"))
+    assert plan.total_memory > 0
+    assert dict(plan.rows())["time"] == "not measured: a step does not fit into the memory of cpu"
+
+
 def test_times_are_for_plans(draftwood_command: Command, tmp_path: Path) -> None:
-    refused = draftwood_command(*TRAIN, "--method", "medusa", "--time", *wanted(tmp_path / "run"))
-    assert refused.code == 2
-    assert "Add --plan" in refused.err
+    for flag in ("--time", "--no-time"):
+        refused = draftwood_command(*TRAIN, "--method", "medusa", flag, *wanted(tmp_path / "run"))
+        assert refused.code == 2
+        assert "Add --plan" in refused.err
     assert not (tmp_path / "run").exists()
 
 
 def test_a_plan_counts_all_guesses_of_a_position(draftwood_command: Command, tmp_path: Path) -> None:
     def activations(method: str, *changes: str) -> int:
-        asked = (*TRAIN, "--method", method, "--plan", "--json", *wanted(tmp_path / "run", "head.kind=eagle", *changes))
-        return int(json.loads(draftwood_command(*asked).out)["memory"]["activations"])
+        more = wanted(tmp_path / "run", "head.kind=eagle", *changes)
+        told = draftwood_command(*TRAIN, "--method", method, "--plan", "--no-time", "--json", *more)
+        return int(json.loads(told.out)["memory"]["activations"])
 
     one = activations("eagle")
     assert activations("hass", "method.steps=4") == 4 * one
@@ -84,7 +114,7 @@ def test_a_plan_counts_all_guesses_of_a_position(draftwood_command: Command, tmp
 def test_the_module_takes_the_same_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my.toml"
     path.write_text(write_toml(configuration(tmp_path / "run", method="eagle").tables()), encoding="utf-8")
-    assert module_main(["--config", str(path), "--plan"]) == 0
+    assert module_main(["--config", str(path), "--plan", "--no-time"]) == 0
     assert "million parameters" in capsys.readouterr().out
     assert module_main(["--config", str(path), "optim.steps=1"]) == 0
     assert (tmp_path / "run" / "head" / "config.json").is_file()
@@ -96,7 +126,7 @@ def test_options_may_stand_between_changes(
     draftwood_command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, *others = wanted(tmp_path / "run")
-    mixed = ["--plan", first, "--method", "eagle", *others, "--resume", "optim.steps=7"]
+    mixed = ["--plan", "--no-time", first, "--method", "eagle", *others, "--resume", "optim.steps=7"]
     told = draftwood_command(*TRAIN, *mixed, "--json", "optim.accumulate=2")
     assert told.code == 0, told.err
     assert json.loads(told.out)["steps"] == 7

@@ -140,6 +140,6 @@ def test_the_command_knows_every_method() -> None:
 
 
 def test_changes_of_a_head_are_plain_values() -> None:
-    with pytest.raises(OptionError, match=r"head\.changes\.rope") as caught:
-        TrainConfig.of({**config().tables(), "head": {"changes": {"rope": {"theta": 5e5}}}})
-    assert "no table" in str(caught.value)
+    for name, said in (("rope", "no key 'rope'"), ("num_layers", "a whole number")):
+        with pytest.raises(OptionError, match=said):
+            TrainConfig.of({**config().tables(), "head": {"changes": {name: {"theta": 5e5}}}})

@@ -280,7 +280,7 @@ def test_a_log_that_is_gone_on_with_drops_what_is_done_anew(tmp_path: Path) -> N
 
 
 def test_tensorboard_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(__import__("sys").modules, "tensorboard.compat.proto.event_pb2", None)
     Board("auto", tmp_path).add("train", {"step": 1, "loss": 2.0})
     with pytest.raises(MissingExtraError, match="tensorboard"):
         Board("on", tmp_path)

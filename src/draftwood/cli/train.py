@@ -17,7 +17,7 @@ _EXAMPLES = (
 )
 _HEAD = (
     "draftwood train head --method eagle3 --config my.toml",
-    "draftwood train head --method eagle3 --config my.toml --plan --time",
+    "draftwood train head --method eagle3 --config my.toml --plan",
     "draftwood train head --method eagle3 data.folder=data run.out=runs/first optim.epochs=2",
     "draftwood train head --method gto --config my.toml head.start=runs/first/best run.out=runs/gto optim.lr=5e-6",
     "draftwood train head --method eagle3 --config my.toml --resume",

@@ -12,6 +12,7 @@ from draftwood.cli.options import Subparsers, add_command, add_model_options
 from draftwood.cli.pace import PaceBar
 from draftwood.cli.report import show
 from draftwood.cli.terminal import Screen
+from draftwood.config import whole
 from draftwood.train.data.settings import DataSettings
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def register_data(group: Subparsers[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     given = {f.name: getattr(args, f.name) for f in fields(DataSettings)}
     settings = DataSettings(**{**given, "files": tuple(args.files)})
+    if args.cache_tokens is not None:
+        whole("cache_tokens", args.cache_tokens, 1)
     screen = Screen(args.color)
     bar = screen.progress = PaceBar(screen.err)
     from draftwood.target.build import load_target

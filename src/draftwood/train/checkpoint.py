@@ -9,7 +9,6 @@ A checkpoint is written under a temporary name and renamed when it is whole; old
 
 from __future__ import annotations
 
-import pickle
 import random
 import shutil
 import uuid
@@ -26,6 +25,7 @@ from torch import Tensor
 from draftwood.errors import DraftwoodError, ModelError
 from draftwood.heads import HeadModule, build_head, load_head, save_head
 from draftwood.train.distributed import fill, whole
+from draftwood.train.room import free_bytes
 
 VERSION = 1
 _STEP = "step-"
@@ -46,6 +46,7 @@ class Progress:
     place: Place = field(default_factory=Place)
     best: float | None = None  # the best score so far: higher is better
     seconds: float = 0.0  # that the steps took
+    validated: int = 0  # steps that were done when the head was last validated
 
 
 class Checkpoints:
@@ -94,10 +95,10 @@ class Checkpoints:
         try:
             state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
             version = state["version"]
-        except (OSError, RuntimeError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        except Exception as error:  # damaged bytes can lead an unpickler anywhere
             raise ModelError(
                 f"The checkpoint {path} is damaged",
-                got=str(error).split("\n")[0][:200],
+                got=f"state.pt: {error}".split("\n")[0][:200],
                 next_step="Remove its folder and resume from the one before it.",
             ) from error
         if version != VERSION:
@@ -106,8 +107,9 @@ class Checkpoints:
 
     def _unwritable(self, final: Path, error: Exception) -> DraftwoodError:
         steps = self.steps()
-        last = f"Free some space and go on from step {steps[-1]} with --resume." if steps else "Choose another place."
-        return DraftwoodError(f"{final} cannot be written", got=getattr(error, "got", None) or error, next_step=last)
+        last = f"Free some space and {f'go on from step {steps[-1]}' if steps else 'begin anew'} with --resume."
+        got = f"{getattr(error, 'got', None) or error}; {free_bytes(self.folder):,} bytes are free there"
+        return DraftwoodError(f"{final} cannot be written", got=got, next_step=last)
 
 
 class Snapshot(NamedTuple):
@@ -137,6 +139,7 @@ class Snapshot(NamedTuple):
             "place": list(progress.place),
             "best": progress.best,
             "seconds": progress.seconds,
+            "validated": progress.validated,
             "optimizer": moments,
             "mean": None if mean is None else [_host(value) for value in mean],
             "random": list(random_states),
@@ -156,8 +159,8 @@ class Snapshot(NamedTuple):
         for value, kept in zip(mean or (), self.state["mean"] or (), strict=True):
             fill(value, kept)
         state = self.state
-        seconds = state.get("seconds", 0.0)  # older checkpoints do not say
-        return Progress(state["step"], Place(*state["place"]), state["best"], seconds)
+        later = {name: state[name] for name in ("seconds", "validated") if name in state}  # older ones do not say
+        return Progress(state["step"], Place(*state["place"]), state["best"], **later)
 
 
 def whole_head(head: HeadModule, parameters: Sequence[Tensor] | None = None) -> HeadModule:
@@ -195,8 +198,8 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def _save(state: Mapping[str, Any], path: Path) -> None:
     try:
         torch.save(state, path)
-    except RuntimeError as error:  # torch reports a full disk so
-        raise OSError(str(error).split("\n")[0]) from error
+    except RuntimeError as error:  # torch reports a full disk so, by the line of its own code where it noticed
+        raise OSError(f"{path.name} could not be written to its end") from error
 
 
 def _host(tensor: Tensor) -> Tensor:

@@ -23,8 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("changes", nargs="*", metavar="SECTION.KEY=VALUE", help="changes to it, as in optim.lr=3e-5")
     parser.add_argument("--method", choices=NAMES, default="", help="how the head is trained (or method.name)")
     parser.add_argument("--config", metavar="FILE", help="the configuration, a TOML file")
-    parser.add_argument("--plan", action="store_true", help="say what would run and what it takes, and end")
-    parser.add_argument("--time", action="store_true", help="with --plan: time a few steps")
+    parser.add_argument("--plan", action="store_true", help="say what would run, its memory and its time, and end")
+    parser.add_argument(
+        "--time",
+        action=argparse.BooleanOptionalAction,
+        help="with --plan: whether the model is loaded and a few steps are timed (default: they are)",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in run.out")
 
 
@@ -34,8 +38,8 @@ def train(args: argparse.Namespace) -> Path:
     from draftwood.train.distributed import joined_processes
     from draftwood.train.run import train_head
 
-    if args.time:
-        raise OptionError("--time times a few steps for a plan", next_step="Add --plan, or leave it out.")
+    if args.time is not None:
+        raise OptionError("--time and --no-time are for plans", next_step="Add --plan, or leave it out.")
     config = load_config(args.config, args.changes, args.method)
     with joined_processes() as processes:
         return train_head(config, resume=args.resume, processes=processes)
@@ -70,4 +74,4 @@ def planned(args: argparse.Namespace, progress: Progress | None = None) -> Plan:
 
     config = load_config(args.config, args.changes, args.method)
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
-    return make_plan(config, world_size=num_processes, timed=args.time, progress=progress)
+    return make_plan(config, world_size=num_processes, timed=args.time is not False, progress=progress)

@@ -15,14 +15,15 @@ What is not expected is an error that says what is allowed. The resolved configu
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from draftwood.config import DEFAULT_MODEL, TARGETS, one_of, parse_value
+from draftwood.config import DEFAULT_MODEL, MAX_BUDGET, TARGETS, one_of, parse_value
 from draftwood.errors import OptionError
 from draftwood.growth.neural import GROWTHS
+from draftwood.heads import HeadConfig
 from draftwood.toml import parse_toml, read_toml
 from draftwood.train.methods import METHODS
 
@@ -30,6 +31,25 @@ DTYPES = ("auto", "float32", "bfloat16")
 STRATEGIES = ("ddp", "fsdp")
 TENSORBOARD = ("auto", "on", "off")
 CONFIGURATION = "configuration"  # what its file is called in errors
+
+_PLAIN: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by type: what is allowed, and whether a value is that
+    "int": ("a whole number", lambda value: type(value) is int),
+    "float": ("a number", lambda value: type(value) in (int, float)),
+    "bool": ("true or false", lambda value: type(value) is bool),
+    "str": ("a text", lambda value: type(value) is str),
+    "tuple[int, ...]": (
+        "a list of whole numbers",
+        lambda value: isinstance(value, (list, tuple)) and all(type(each) is int for each in value),
+    ),
+}
+# What head.changes may have: the fields of HeadConfig that do not follow from the target or are said elsewhere.
+_FIXED = {"kind", "vocab_size", "draft_vocab_size", "rope"}
+SHAPE = {
+    each.name: _PLAIN[str(each.type)]
+    for each in fields(HeadConfig)
+    if each.name not in _FIXED and not each.name.startswith("target_")
+}
+SHAPE["prefix"] = _PLAIN["bool"]  # an argument of default_head_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +71,7 @@ class ModelSection:
 class DataSection:
     """Texts that `draftwood train data` has made."""
 
-    folder: Any = ""  # or several
+    folder: Any  # or several
     held_out: float = 64  # prompts that are validated on and not trained on: a number, or a share as 0.05
     max_length: int = 2048  # tokens of a text that are read; what is behind them is left out
 
@@ -75,15 +95,17 @@ class HeadSection:
     kind: str = ""  # empty: the one that the method is for
     draft_vocab_size: int = 0  # EAGLE-3: tokens that it can suggest, the most frequent ones; 0: all
     start: str = ""  # the folder of a head to start from, whose shape it then has
-    changes: Mapping[str, Any] = field(default_factory=dict)  # fields of HeadConfig, arguments of default_head_config
+    changes: Mapping[str, Any] = field(default_factory=dict)  # those in SHAPE
 
     def __post_init__(self) -> None:
         _texts("head", self, "kind", "start", empty=True)
         _whole("head", self, 0, "draft_vocab_size")
         _of_type("head.changes", self.changes, Mapping, "a table, as in head.changes.num_layers = 2")
+        _only(self.changes, sorted(SHAPE), "head.changes", "key")
         for name, value in self.changes.items():
-            if isinstance(value, Mapping):
-                _refuse(f"head.changes.{name}", dict(value), "a plain value, no table")
+            allowed, fits = SHAPE[name]
+            if not fits(value):
+                _refuse(f"head.changes.{name}", value, allowed)
         if self.start and (self.draft_vocab_size or self.changes):
             raise OptionError(
                 "A head that is started from has its shape already",
@@ -152,7 +174,7 @@ class ValidateSection:
     def __post_init__(self) -> None:
         _whole("validate", self, 0, "prompts", "positions")
         _whole("validate", self, 1, "texts", "max_tokens")
-        _whole("validate", self, 2, "budget")
+        _whole("validate", self, 2, "budget", high=MAX_BUDGET)
         _of_type("validate.growths", self.growths, (list, tuple), '["beam", "salf"]')
         for growth in self.growths:
             one_of("validate.growths", growth, GROWTHS)
@@ -161,7 +183,7 @@ class ValidateSection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSection:
-    out: str = ""
+    out: str
     seed: int = 0
     dtype: str = "auto"  # of the target and of the head's products: bfloat16 on a GPU; weights of the head are float32
     max_tokens: int = 4096  # of a micro-batch, padding included
@@ -286,9 +308,10 @@ def _section(name: str, values: Mapping[str, Any]) -> Any:
         return cls(name=values.get("name", ""), options=own)
     _only(values, [f.name for f in fields(cls)], f"[{name}]", "key")
     needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
-    missing = [key for key in needed if key not in values]
+    missing = [f"{name}.{key}" for key in needed if key not in values]
     if missing:
-        raise OptionError(f"[{name}] misses {', '.join(missing)}")
+        next_step = f"Add {missing[0]}=FOLDER, or say it in the table [{name}] of the configuration."
+        raise OptionError(f"{' and '.join(missing)} has to be said", got="nothing", next_step=next_step)
     return cls(**values)
 
 
@@ -305,11 +328,11 @@ def _texts(section: str, record: Any, *names: str, empty: bool = False) -> None:
             _refuse(f"{section}.{name}", value, "a text")
 
 
-def _whole(section: str, record: Any, low: int, *names: str) -> None:
+def _whole(section: str, record: Any, low: int, *names: str, high: int | None = None) -> None:
     for name in names:
         value = getattr(record, name)
-        if type(value) is not int or value < low:
-            _refuse(f"{section}.{name}", value, f"a whole number, {low} or more")
+        if type(value) is not int or value < low or (high is not None and value > high):
+            _refuse(f"{section}.{name}", value, f"a whole number, {low} {'or more' if high is None else f'to {high}'}")
 
 
 def _number(section: str, record: Any, name: str, low: float, high: float) -> float:

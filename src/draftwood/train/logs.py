@@ -6,9 +6,12 @@ A log is read again when a run ends, for the plot, and when it goes on: lines of
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,9 +20,15 @@ from draftwood.errors import DraftwoodError, MissingExtraError
 
 _COLUMNS = (("step", 13), ("loss", 9), ("accuracy", 9), ("lr", 9), ("norm", 8), ("tokens/s", 9), ("left", 10))
 
+_TENSORBOARD = (  # its own modules, which have no types
+    "tensorboard.compat.proto.event_pb2",
+    "tensorboard.compat.proto.summary_pb2",
+    "tensorboard.summary.writer.record_writer",
+)
+
 
 class Log:
-    """``log.jsonl`` of a run. Lines have a ``kind``: train or validate."""
+    """``log.jsonl`` of a run. Lines have a ``kind``: train, validate, or stop where a step was no number."""
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
         self.path = path
@@ -30,11 +39,17 @@ class Log:
         self._write(json.dumps({"kind": kind, **values}) + "\n", "a")
 
     def _write(self, text: str, mode: str) -> None:
-        try:
-            with self.path.open(mode, encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise DraftwoodError(f"{self.path} cannot be written", got=error, next_step="Free some space.") from error
+        with _told(self.path), self.path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """A full disk is no mistake of the program."""
+    try:
+        yield
+    except OSError as error:
+        raise DraftwoodError(f"{path} cannot be written", got=error, next_step="Free some space.") from error
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -51,28 +66,38 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 class Board:
-    """TensorBoard, or nothing. ``choice``: "on" wants it, "auto" takes it where it is installed."""
+    """TensorBoard, or nothing. ``choice``: "on" wants it, "auto" takes it where it is installed.
+
+    Its own writer works in a thread, whose stack trace a full disk would print; here every line is written at once.
+    """
 
     def __init__(self, choice: str, folder: Path) -> None:
-        self._writer: Any = None
+        self._formats: tuple[Any, Any, Any] | None = None
         if choice == "off":
             return
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            events, summaries, records = map(import_module, _TENSORBOARD)
         except ImportError as error:
             if choice == "on":
                 raise MissingExtraError("TensorBoard", "tensorboard", "train") from error
             return
-        self._writer = SummaryWriter(str(folder))
+        self._formats = events.Event, summaries.Summary, records.RecordWriter
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"  # a new one whenever a run goes on
+        with _told(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._write(file_version="brain.Event:2")
 
     def add(self, kind: str, values: Mapping[str, Any]) -> None:
-        if self._writer is not None:
-            for name, value in _flat(values).items():
-                self._writer.add_scalar(f"{kind}/{name}", value, values.get("step", 0))
+        if self._formats is not None:
+            _, summary, _ = self._formats
+            found = [summary.Value(tag=f"{kind}/{name}", simple_value=each) for name, each in _flat(values).items()]
+            self._write(step=values.get("step", 0), summary=summary(value=found))
 
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def _write(self, **fields: Any) -> None:
+        assert self._formats is not None
+        event, _, writer = self._formats
+        with _told(self._path), self._path.open("ab") as file:
+            writer(file).write(event(wall_time=time.time(), **fields).SerializeToString())
 
 
 class Console:
@@ -82,11 +107,18 @@ class Console:
         self._stream = stream or sys.stderr
         self._quiet = quiet
         self._live = not quiet and self._stream.isatty()
+        self._clear = "\r\x1b[K" if self._live else ""
         self._rows = 0
         self._drawn = 0.0
 
     def note(self, text: str) -> None:
         self._line(text)
+
+    def note_at_once(self, text: str) -> None:
+        """From a signal handler, which may have come into the middle of a write: past the stream's buffer."""
+        if not self._quiet:
+            with suppress(OSError):  # a stream of a test has no file
+                os.write(self._stream.fileno(), f"{self._clear}{text}\n".encode())
 
     def progress(self, label: str, done: int, total: int) -> None:
         """As ``draftwood.target.store.Progress``; only on a terminal."""
@@ -112,7 +144,7 @@ class Console:
 
     def _line(self, text: str) -> None:
         if not self._quiet:
-            self._write(("\r\x1b[K" if self._live else "") + text + "\n")
+            self._write(f"{self._clear}{text}\n")
 
     def _write(self, text: str) -> None:
         self._stream.write(text)

@@ -1,4 +1,4 @@
-"""What a run would be: parameters, memory, steps, and the time they take if some are timed.
+"""What a run would be: parameters, memory, steps, and the time they take, of which a few are timed.
 
 Memory is reckoned from shapes. What activations take depends on the method; the figure is for the widest part, the
 steps that a head is unrolled along, and leaves out what the caching allocator holds in reserve. Beside what is kept for
@@ -20,7 +20,7 @@ from draftwood.target.build import pick_device
 from draftwood.target.native.config import ModelConfig
 from draftwood.target.native.weights import tensor_shapes
 from draftwood.target.room import default_cache_tokens
-from draftwood.target.store import Progress, readable_size
+from draftwood.target.store import Progress, readable_size, report
 from draftwood.train.config import TrainConfig
 from draftwood.train.data.read import TrainingData
 from draftwood.train.losses import most_logits
@@ -29,6 +29,7 @@ from draftwood.train.trainer import Trainer, compute_dtype
 
 TIMED_STEPS = 5
 WARMING_STEPS = 2
+PATIENCE = 20.0  # seconds that steps are timed for, where they are slow; at least one is
 LOGIT_BYTES, LABEL_BYTES = 12, 4  # of a logit of the head, its logarithm and a gradient; of one of the target
 SCORE_BYTES = 12  # of an attention score, masked and as a weight
 
@@ -52,6 +53,7 @@ class Plan:
     memory: dict[str, int]  # bytes
     signal_bytes: int  # on disk, if hidden states are kept there
     seconds_per_step: float | None = None
+    not_timed: str = "--no-time"  # why not, where it was not
 
     @property
     def total_memory(self) -> int:
@@ -67,7 +69,7 @@ class Plan:
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         seconds = self.seconds_per_step
         memory = ", ".join(f"{name} {readable_size(size)}" for name, size in self.memory.items())
-        timed = "not measured (add --time)" if seconds is None else duration(seconds * self.steps)
+        timed = f"not measured: {self.not_timed}" if seconds is None else duration(seconds * self.steps)
         pace = "" if seconds is None else f", {seconds:.3f} s a step, {self.tokens_per_step / seconds:,.0f} tokens/s"
         steps = f"{self.steps:,} ({self.epochs:.1f} epochs)" if self.steps else "as many as there is time for,"
         return [
@@ -84,7 +86,7 @@ class Plan:
 
 
 def make_plan(
-    config: TrainConfig, *, world_size: int = 1, timed: bool = False, progress: Progress | None = None
+    config: TrainConfig, *, world_size: int = 1, timed: bool = True, progress: Progress | None = None
 ) -> Plan:
     """Nothing is written. The target is loaded only if steps are to be timed."""
     cls, options = check_method(config)
@@ -124,7 +126,10 @@ def make_plan(
     )
     if not timed:
         return plan
-    pace = seconds_per_step(config, progress)
+    try:
+        pace = seconds_per_step(config, progress)
+    except torch.OutOfMemoryError:  # that there is too little is what a plan is asked for
+        return replace(plan, not_timed=f"a step does not fit into the memory of {device}")
     if config.optim.minutes:
         steps = max(1, round(60.0 * config.optim.minutes / pace))
         plan = replace(plan, steps=steps, epochs=steps * config.optim.accumulate / max(1, len(batches)))
@@ -190,5 +195,10 @@ def seconds_per_step(config: TrainConfig, progress: Progress | None = None) -> f
     """The mean over a few steps behind a few others that warm up. The head that they train is thrown away."""
     setup = prepare(config, progress=progress)
     trainer = Trainer(config, setup.method, setup.texts, setup.frozen, setup.num_steps)
-    times = [trainer.step().seconds for _ in range(WARMING_STEPS + TIMED_STEPS)]
-    return sum(times[WARMING_STEPS:]) / TIMED_STEPS
+    times: list[float] = []
+    while len(times) < WARMING_STEPS + TIMED_STEPS and sum(times) < PATIENCE:
+        report(progress, "timing steps", len(times), WARMING_STEPS + TIMED_STEPS)
+        times.append(trainer.step().seconds)
+    report(progress, "timing steps", 1, 1)
+    timed = times[WARMING_STEPS:] or times[-1:]
+    return sum(timed) / len(timed)

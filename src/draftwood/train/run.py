@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from draftwood.train.logs import Board, Console, Log, read_log
 from draftwood.train.plan import signal_bytes
 from draftwood.train.plot import plot_log
 from draftwood.train.setup import Setup, check_method, prepare, signal_source
-from draftwood.train.trainer import StepResult, Trainer
+from draftwood.train.trainer import NotFiniteError, StepResult, Trainer
 from draftwood.train.validate import score, validate_head
 
 SMOOTHING = 0.95  # of the pace that the time left is reckoned from
@@ -46,13 +46,16 @@ _FREE = {
     "run": ("log_every", "checkpoint_every", "validate_every", "keep", "tensorboard", "out"),
     "validate": None,  # all of it
 }
+# Beside that where a step was no number. Hidden states on disk are of one type of numbers.
+_REMEDIES = {"optim": ("lr", "clip"), "run": ("dtype", "cache_signals")}
 
 
 class Stop:
     """Whether somebody asked for an end: Ctrl-C, or whoever started the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
         self.asked = False
+        self._console = console
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -72,6 +75,7 @@ class Stop:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+        self._console.note_at_once("what is under way is finished first; Ctrl-C again ends at once")
 
 
 def train_head(
@@ -86,9 +90,6 @@ def train_head(
     if processes.is_first:
         _check_folder(folder, config, checkpoints, resume=resume)
     setup = prepare(config, processes, console.progress)
-    if processes.is_first:  # only now: what was refused leaves nothing behind
-        with new_file(folder / "config.toml") as path:
-            path.write_text(write_toml(config.tables()), encoding="utf-8")
     run = Run(config, setup, folder, checkpoints, processes, console)
     run.start(resume=resume)
     return run.go()
@@ -114,39 +115,52 @@ class Run:
         self._log: Log | None = None
         self._board: Board | None = None
         self._pace = 0.0  # seconds of a step
+        self._kept_step = 0  # of the last checkpoint
 
     def start(self, *, resume: bool) -> None:
         """From the last checkpoint, where there is one to go on from."""
         steps = self.checkpoints.steps() if resume else []
         if steps:
             self.trainer.restore(self.checkpoints.load(steps[-1]))
+            self._kept_step = steps[-1]
             self.console.note(f"goes on from step {steps[-1]}")
         if self.processes.is_first:
-            self._log = Log(self.folder / "log.jsonl", self.trainer.progress.step)
             self._board = Board(self.config.run.tensorboard, self.folder / "tensorboard")
+            with new_file(self.folder / "config.toml") as path:  # only now: what was refused leaves no run behind
+                path.write_text(write_toml(self.config.tables()), encoding="utf-8")
+            self._log = Log(self.folder / "log.jsonl", self.trainer.progress.step)
         if self.setup.coverage < 1.0:
             self.console.note(f"the head's vocabulary has {self.setup.coverage:.2%} of what the target wrote")
 
     def go(self) -> Path:
         """All steps that are left, and the end."""
-        run, progress, stop = self.config.run, self.trainer.progress, Stop()
+        progress, stop = self.trainer.progress, Stop(self.console)
         with stop.listening():
+            self._validate_if_due()  # where the run was stopped before it came to that
             while not self.trainer.is_done:
-                self._note(self.trainer.step())
+                self._note(self._step())
                 is_last = self.trainer.is_done
                 stopping = self._agreed(stop.asked)
-                due = is_last or stopping or progress.step % run.checkpoint_every == 0
-                if due:
+                if is_last or stopping or progress.step % self.config.run.checkpoint_every == 0:
                     self._checkpoint()  # before validation, which may fail
-                if is_last or (run.validate_every and progress.step % run.validate_every == 0 and not stopping):
-                    self._validate()
-                    if due:
-                        self._checkpoint()  # with the score
+                if is_last or not stopping:
+                    self._validate_if_due()
                 if stopping and not is_last:
                     self.console.note(f"stopped after step {progress.step}; go on with --resume")
                     raise KeyboardInterrupt
         self._finish()
         return self.folder
+
+    def _step(self) -> StepResult:
+        try:
+            return self.trainer.step()
+        except NotFiniteError as error:
+            if self._log is not None:
+                self._log.add("stop", {"step": self.trainer.progress.step + 1, "why": error.what})
+            kept = self._kept_step
+            then = f"go on from step {kept}" if kept else "begin anew (there is no checkpoint yet)"
+            advice = f"{error.next_step} Then {then} with --resume."
+            raise NotFiniteError(error.what, got=error.got, next_step=advice) from error
 
     def _agreed(self, asked: bool) -> bool:
         """Whether any process was asked to stop: all stop behind the same step."""
@@ -162,6 +176,16 @@ class Run:
         shown = {**values, "steps": num_steps, "left": self._pace * (num_steps - result.step)}
         due = result.step % self.config.run.log_every == 0 or result.step in (1, num_steps)
         self.console.step(shown, passing=not due)
+
+    def _validate_if_due(self) -> None:
+        progress, every = self.trainer.progress, self.config.run.validate_every
+        due = self.trainer.is_done or (every and progress.step % every == 0)
+        if not due or progress.validated == progress.step:
+            return
+        self._validate()
+        progress.validated = progress.step
+        if self._kept_step == progress.step:
+            self._checkpoint()  # with the score
 
     def _validate(self) -> None:
         texts = [self.setup.held_out[index] for index in range(len(self.setup.held_out))]
@@ -201,18 +225,17 @@ class Run:
         snapshot = self.trainer.snapshot()  # all processes gather it
         if self.processes.is_first:
             self.checkpoints.save(self.trainer.progress.step, snapshot)
+        self._kept_step = self.trainer.progress.step
         self.processes.wait()
 
     def _finish(self) -> None:
         head = self.trainer.kept_head()
         if not self.processes.is_first:
             return
-        assert self._board is not None
         save_head(head, self.folder / "head", force=True)
         lines = read_log(self.folder / "log.jsonl")
         with new_file(self.folder / "course.svg") as path:
             path.write_text(plot_log(lines, f"{self.config.method.name}: {self.folder.name}"), encoding="utf-8")
-        self._board.close()
         trained = [line for line in lines if line["kind"] == "train"]
         seconds, target = (sum(line[name] for line in trained) for name in ("seconds", "target_seconds"))
         tokens = sum(line["tokens"] for line in trained)
@@ -251,21 +274,26 @@ def _check_folder(folder: Path, config: TrainConfig, checkpoints: Checkpoints, *
             next_step="Go on with it by --resume, or set run.out to another folder.",
         )
     if path.exists() and checkpoints.steps():
-        _check_same(read_toml(path, CONFIGURATION), config.tables())
-    was_there = folder.exists()
-    check_place(path, force=True)
-    if not was_there:
-        folder.rmdir()
+        last = read_log(folder / "log.jsonl")[-1:]
+        remedies = _REMEDIES if [line.get("kind") for line in last] == ["stop"] else {}
+        _check_same(read_toml(path, CONFIGURATION), config.tables(), remedies)
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        check_place(path, force=True)
+    finally:
+        for place in missing:
+            with suppress(OSError):
+                place.rmdir()
 
 
-def _check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
+def _check_same(before: dict[str, Any], now: dict[str, Any], remedies: Mapping[str, tuple[str, ...]]) -> None:
     before = TrainConfig.of(before).tables()
     changed = []
     for section, table in now.items():
         free = _FREE.get(section, ())
         if free is None:
             continue
-        for key in sorted({*table, *before[section]} - set(free)):
+        for key in sorted({*table, *before[section]} - {*free, *remedies.get(section, ())}):
             if table.get(key) != before[section].get(key):
                 changed.append(f"{section}.{key} = {table.get(key)}, was {before[section].get(key)}")
     if changed:

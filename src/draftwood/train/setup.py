@@ -15,6 +15,7 @@ from draftwood.heads import (
     HeadConfig,
     HeadModule,
     build_head,
+    check_fit,
     default_head_config,
     find_head,
 )
@@ -65,7 +66,16 @@ def check_method(config: TrainConfig) -> tuple[type[Method], Any]:
 
 def open_texts(config: TrainConfig) -> tuple[TrainingData, TrainingData]:
     """Those to train on, and those to validate on."""
-    data = TrainingData.open(*config.data.folders, max_length=config.data.max_length)
+    folders, most = config.data.folders, config.data.max_length
+    data = TrainingData.open(*folders, max_length=most)
+    if not len(data):
+        prompts = [int(answered.argmax()) for _, answered in TrainingData.open(*folders).shuffled()]
+        raise OptionError(
+            "Texts that are cut so short have no answer left",
+            got=f"data.max_length = {most}",
+            allowed=f"{1 + min(prompts, default=most)} or more keep at least a token of one",
+        )
+    data.check_room(config.run.max_tokens)
     return data.split(config.data.held_out, config.run.seed)
 
 
@@ -94,10 +104,11 @@ def head_shape(config: TrainConfig, shape: object) -> HeadConfig:
     size = config.head.draft_vocab_size or None
     here = Path(config.model.name).expanduser().absolute()  # a path says where a model lies, not what it is called
     name = here.name if here.is_dir() else here.stem if here.exists() else config.model.name
-    try:
-        return default_head_config(kind, shape, draft_vocab_size=size, target_name=name, **own)
-    except TypeError as error:
-        raise OptionError("head.changes has what no head has", got=dict(config.head.changes)) from error
+    head = default_head_config(kind, shape, draft_vocab_size=size, target_name=name, **own)
+    problems = check_fit(head, shape)
+    if problems:
+        raise OptionError("A head with these head.changes does not fit the target", got="; ".join(problems))
+    return head
 
 
 def prepare(config: TrainConfig, processes: Processes | None = None, progress: Progress | None = None) -> Setup:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ from torch import Tensor
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.files import new_file
 from draftwood.heads.target import identity
-from draftwood.target.store import Progress, readable_size, report
+from draftwood.target.store import Progress, report
 from draftwood.train.base import Batch, Example, Signals
 from draftwood.train.frozen import FrozenTarget
+from draftwood.train.room import free_bytes
 
 _KINDS = {torch.float32: np.float32, torch.bfloat16: np.uint16}  # numpy has no bfloat16: its bits are kept
 
@@ -62,8 +62,8 @@ class KeptSignals:
         self._check_space(self.num_bytes(num_tokens))
         starts: dict[str, int] = {}
         row = 0
-        (self._folder / "index.json").unlink(missing_ok=True)
         with new_file(self._folder / "states.bin") as path, path.open("wb") as file:
+            (self._folder / "index.json").unlink(missing_ok=True)
             for number, examples in enumerate(batches):
                 report(progress, "hidden states of the target", number, len(batches))
                 for example, states in zip(examples, self._computed(examples, device), strict=True):
@@ -113,26 +113,39 @@ class KeptSignals:
 
     def _index(self) -> dict[str, Any] | None:
         path = self._folder / "index.json"
-        if not path.is_file():
-            return None
-        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if index.get("of") != self._of:
+        try:
+            if not path.is_file():
+                return None
+            index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            of, wanted, starts = index["of"], self.num_bytes(int(index["rows"])), dict(index["starts"])
+            stored = (self._folder / "states.bin").stat().st_size
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise self._unreadable(f"{type(error).__name__}: {error}") from error
+        if of != self._of:
             raise OptionError(
                 f"The hidden states in {self._folder} are of something else",
-                got=index.get("of"),
+                got=json.dumps(of),
                 allowed=json.dumps(self._of),
                 next_step="Name another folder in run.cache_signals, or remove this one.",
             )
-        return index
+        if stored != wanted:
+            raise self._unreadable(f"states.bin has {stored:,} bytes and should have {wanted:,}")
+        return {"rows": int(index["rows"]), "starts": starts}
+
+    def _unreadable(self, found: str) -> DraftwoodError:
+        return DraftwoodError(
+            f"The hidden states in {self._folder} cannot be read",
+            got=found,
+            next_step="Remove the folder: they are then computed again. Or name another one in run.cache_signals.",
+        )
 
     def _check_space(self, needed: int) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self._folder).free
+        free = free_bytes(self._folder)
         if free < needed:
             raise DraftwoodError(
                 "The disk is too full for the target's hidden states",
-                got=f"{readable_size(free)} free in {self._folder}",
-                allowed=f"at least {readable_size(needed)}",
+                got=f"{free:,} bytes free in {self._folder}",
+                allowed=f"at least {needed:,} bytes",
                 next_step="Leave run.cache_signals out: they are computed when they are needed, then.",
             )
 

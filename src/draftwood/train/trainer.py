@@ -75,19 +75,20 @@ class Stream:
         if not self._left:
             self.place = Place(self.place.epoch + 1, 0)
             self._left = self._batches_from(self.place)
-        if not self._left:
-            raise OptionError(
-                "There is nothing to train on",
-                got=f"fewer batches than the {self._processes.world_size} processes",
-                next_step="Make more data, hold out fewer texts, or lower run.max_tokens.",
-            )
         place = self.place
         self.place = Place(place.epoch, place.batch + 1)
         return place, [self._texts[index] for index in self._left.popleft()]
 
     def _batches_from(self, place: Place) -> deque[Sequence[int]]:
         own = {"rank": self._processes.rank, "world_size": self._processes.world_size, "start": place.batch}
-        return deque(self._texts.batches(self._max_tokens, seed=self._seed, epoch=place.epoch, **own))
+        found = deque(self._texts.batches(self._max_tokens, seed=self._seed, epoch=place.epoch, **own))
+        if not found and not place.batch:
+            raise OptionError(
+                "There is nothing to train on",
+                got=f"fewer batches than the {self._processes.world_size} processes",
+                next_step="Make more data, hold out fewer texts, or lower run.max_tokens.",
+            )
+        return found
 
 
 class LossModule(nn.Module):
@@ -244,8 +245,7 @@ class Trainer:
         raise NotFiniteError(
             f"{what} in step {self.progress.step + 1}",
             got=f"epoch {first.epoch}, {of}{who}",
-            next_step="Lower optim.lr or optim.clip, or train in float32, and go on from the last checkpoint with "
-            "--resume.",
+            next_step="Lower optim.lr or optim.clip (0 is off), or set run.dtype to float32.",
         )
 
     def validation_loss(self, batches: Sequence[Sequence[Example]]) -> tuple[float, dict[str, float]]:

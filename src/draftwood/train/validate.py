@@ -8,7 +8,8 @@ accepted lies on that path (of cycles that accepted anything).
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ import torch
 from draftwood.config import SamplingParams
 from draftwood.drafters import DraftRequest, Verified, drafter_class
 from draftwood.drafters.neural import NeuralDrafter
+from draftwood.errors import DraftwoodError
 from draftwood.growth.neural_ranked import BEAM_DEPTH
 from draftwood.heads import HeadModule, save_head
 from draftwood.llm import LLM
@@ -115,8 +117,7 @@ def validate_head(
     prompts = prompts_of(texts, section.prompts)
     info = target.info
     if prompts and section.growths:
-        with TemporaryDirectory(prefix="draftwood-head-") as place:
-            folder = save_head(head, Path(place) / "head")
+        with _saved(head) as folder:
             trees = measure_trees(folder, head.config.kind, target, codec, prompts, section, progress)
         _free_memory()
         result |= {"tau": sum(each["tau"] for each in trees.values()) / len(trees), "trees": trees}
@@ -125,6 +126,22 @@ def validate_head(
             ready = deepcopy(head).to(info.device, info.dtype)
             result |= measure_ranks(ready, target, texts[: section.texts], section.positions, progress)
     return result
+
+
+@contextmanager
+def _saved(head: HeadModule) -> Iterator[Path]:
+    """A folder with the head, for as long as the block lasts."""
+    with ExitStack() as stack:
+        try:
+            place = stack.enter_context(TemporaryDirectory(prefix="draftwood-head-"))
+            folder = save_head(head, Path(place) / "head")
+        except (OSError, DraftwoodError) as error:
+            raise DraftwoodError(
+                "There is no room for the head among temporary files",
+                got=getattr(error, "got", None) or error,
+                next_step="Free some space there, or set TMPDIR to another folder.",
+            ) from error
+        yield folder
 
 
 def _free_memory() -> None:

@@ -94,7 +94,7 @@ def make_data(
             raise PromptError(
                 "No prompt leaves room for an answer",
                 got=f"{prepared.total} prompts, texts of at most {rules.max_length} tokens",
-                next_step="Raise --max-length, or give shorter prompts.",
+                next_step=_more_room(rules, loaded),
             )
         write_manifest(folder, manifest)
         return manifest
@@ -110,6 +110,14 @@ def _rules(settings: DataSettings, loaded: Loaded) -> Rules:
         )
     opening = empty_user_turn(loaded.codec) if settings.self_made else []
     return Rules(settings, loaded.codec, settings.max_length or room, opening)
+
+
+def _more_room(rules: Rules, loaded: Loaded) -> str:
+    """What can be raised: the context of a model cannot."""
+    context, slots = loaded.target.info.context_length, loaded.target.num_slots
+    if rules.max_length < min(context, slots):
+        return "Raise --max-length, or give shorter prompts."
+    return "Raise --cache-tokens, or give shorter prompts." if slots < context else "Give shorter prompts."
 
 
 def _begin(prepared: Prepared, rules: Rules, loaded: Loaded) -> Manifest:

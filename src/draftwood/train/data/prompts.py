@@ -81,13 +81,15 @@ def read_file(path: Path) -> Iterator[Prompt]:
         place = f"{path}, line {number}"
         text = _decoded(line, place).strip()
         if text:
-            yield _of_row(_parsed(text, place), place) if path.suffix == ".jsonl" else _of_turns([text], place)
+            is_json = path.suffix == ".jsonl"
+            yield _of_row(_parsed(text, place, _SHAPES), place) if is_json else _of_turns([text], place)
 
 
 def _of_list(path: Path) -> Iterator[Prompt]:
-    rows = _parsed(_decoded(_content(path), str(path)), str(path))
+    allowed = f"a list, each entry {_SHAPES}"
+    rows = _parsed(_decoded(_content(path), str(path)), str(path), allowed)
     if not isinstance(rows, list):
-        raise PromptError(f"{path} is no list", got=type(rows).__name__, allowed=f"a list, each entry {_SHAPES}")
+        raise PromptError(f"{path} is no list", got=type(rows).__name__, allowed=allowed)
     for number, row in enumerate(rows, start=1):
         yield _of_row(row, f"{path}, entry {number}")
 
@@ -163,8 +165,13 @@ def _decoded(content: bytes, place: str) -> str:
         raise PromptError(f"{place} is no UTF-8 text", got=error.reason) from error
 
 
-def _parsed(text: str, place: str) -> Any:
+def _parsed(text: str, place: str, allowed: str) -> Any:
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text else ""  # else the place says it
+        raise PromptError(
+            f"{place} is not valid JSON", got=f"{error.msg} at {line}column {error.colno}", allowed=allowed
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise PromptError(f"{place} is not valid JSON", got=error) from error
+        raise PromptError(f"{place} is not valid JSON", got=error, allowed=allowed) from error

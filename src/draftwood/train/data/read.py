@@ -165,12 +165,7 @@ class TrainingData:
         takes batches s * world_size to (s + 1) * world_size. Everybody gets the same number, so a few batches at the
         end may go unused. ``start``: so many of this process's batches are over already.
         """
-        if self.lengths.size and self.lengths.max() > max_tokens:
-            raise OptionError(
-                "A batch has no room for the longest text",
-                got=f"{max_tokens} tokens a batch, a text of {self.lengths.max()}",
-                next_step="Raise the tokens of a batch, or cut texts with max_length.",
-            )
+        self.check_room(max_tokens)
         if not 0 <= rank < world_size:
             raise OptionError("There is no such process", got=f"rank {rank}", allowed=f"0 to {world_size - 1}")
         rng = np.random.default_rng((seed, epoch))
@@ -182,6 +177,15 @@ class TrainingData:
         usable = len(found) // world_size * world_size
         order = rng.permutation(len(found))[:usable]
         return [found[place] for place in order[rank::world_size][start:]]
+
+    def check_room(self, max_tokens: int) -> None:
+        """Refuses batches of so many tokens if one text alone has more."""
+        if self.lengths.size and self.lengths.max() > max_tokens:
+            raise OptionError(
+                "A batch has no room for the longest text",
+                got=f"{max_tokens} tokens a batch, a text of {self.lengths.max()}",
+                next_step="Raise the tokens of a batch (run.max_tokens), or cut texts with max_length.",
+            )
 
     def token_counts(self) -> tuple[Int64s, Int64s]:
         """How often the target wrote each token of its vocabulary, and how often it occurs at all, [V] each."""
