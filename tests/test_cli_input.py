@@ -124,7 +124,7 @@ def test_debug_shows_where_an_error_arose(draftwood_command: Command, monkeypatc
 def test_a_bug_shows_itself_and_asks_to_be_reported(
     draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LLM, "stream", lambda *_: 1 / 0)
+    monkeypatch.setattr(LLM, "stream", lambda *_, **__: 1 / 0)
     result = draftwood_command("generate", "hello", *TINY)
     assert result.code == 1
     assert "ZeroDivisionError" in result.err
@@ -132,7 +132,7 @@ def test_a_bug_shows_itself_and_asks_to_be_reported(
 
 
 def test_an_interrupt_ends_cleanly(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LLM, "stream", interrupted)

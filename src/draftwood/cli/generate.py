@@ -28,7 +28,6 @@ def register(commands: Subparsers[Any]) -> None:
         "Answer one prompt",
         "draftwood generate 'Write a haiku about trees.'",
         "draftwood generate --file notes.txt --max-tokens 400 --compare",
-        "draftwood generate --file change_a_line.txt --prediction program.py --max-tokens 800",
         "echo 'def fibonacci(n):' | draftwood generate --raw --json",
         details="The prompt is put to the model as a user's message if the model has a chat template.",
     )
@@ -39,7 +38,10 @@ def register(commands: Subparsers[Any]) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
     parser.add_argument("--compare", action="store_true", help="decode plainly too; say how much faster it was")
     parser.add_argument(
-        "--prediction", metavar="F", help="a file with the answer that you expect: what is copied from it comes faster"
+        "--prediction",
+        metavar="F",
+        help="a file with the answer that you expect, such as a program of which a line is to change: faster, if it is "
+        "about right",
     )
     parser.add_argument("--n", type=int, default=1, help="samples of the prompt (default: 1)")
     parser.add_argument("--logprobs", type=int, metavar="K", help="show each token's probability and K alternatives")
