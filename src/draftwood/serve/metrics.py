@@ -24,29 +24,30 @@ class Metrics:
     """Kept by the event loop's thread alone."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, float] = dict.fromkeys(list(HELP)[1:], 0)
         self._requests: Counter[tuple[str, int]] = Counter()
 
     def answered(self, path: str, status: int) -> None:
         self._requests[path, status] += 1
 
     def finished(self, stats: RequestStats) -> None:
-        self._counts.update(
-            samples_total=1,
-            prompt_tokens_total=stats.prompt_tokens,
-            cached_tokens_total=stats.reused_tokens,
-            output_tokens_total=stats.output_tokens,
-            passes_total=stats.cycles,
-            drafted_tokens_total=stats.drafted_nodes,
-        )
-        self._counts["first_token_seconds_total"] += stats.first_token_seconds  # type: ignore[assignment]
-        self._counts["seconds_total"] += stats.total_seconds  # type: ignore[assignment]
+        for name, value in {
+            "samples_total": 1,
+            "prompt_tokens_total": stats.prompt_tokens,
+            "cached_tokens_total": stats.reused_tokens,
+            "output_tokens_total": stats.output_tokens,
+            "passes_total": stats.cycles,
+            "drafted_tokens_total": stats.drafted_nodes,
+            "first_token_seconds_total": stats.first_token_seconds,
+            "seconds_total": stats.total_seconds,
+        }.items():
+            self._counts[name] += value
 
     def text(self, num_open: int) -> str:
         lines = [
             *_told("requests_total", [(f'{{path="{path}",status="{status}"}}', count)
                                       for (path, status), count in sorted(self._requests.items())]),
-            *(line for name in list(HELP)[1:] for line in _told(name, [("", self._counts[name])])),
+            *(line for name, count in self._counts.items() for line in _told(name, [("", count)])),
             "# HELP draftwood_open_samples Samples that run or wait",
             "# TYPE draftwood_open_samples gauge",
             f"draftwood_open_samples {num_open}",
