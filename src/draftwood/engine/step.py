@@ -22,7 +22,7 @@ from draftwood.engine.session import Session
 from draftwood.engine.sizing import ALONE, Load, beside
 from draftwood.target.base import Flight, ForwardOutput, Segment, Target
 
-PREFILL_ROWS = 8192  # positions of prompts in one pass, about: more make no GPU quicker
+PREFILL_ROWS = 8192  # positions of prompts in one pass, about: what a pass takes of memory grows with them
 
 
 class Round(NamedTuple):
