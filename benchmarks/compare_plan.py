@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from compare_steps import Step
 from compare_tables import Entry
-from draftwood.bench.tasks import load_tasks
+from draftwood.bench.tasks.tasks import load_tasks
 from draftwood.errors import OptionError
 from draftwood.heads import find_head
 from draftwood.train.config import load_config
 from draftwood.train.data.manifest import read_manifest
-from draftwood.train.logs import read_log
-from draftwood.train.setup import check_method
+from draftwood.train.loop.logs import read_log
+from draftwood.train.loop.setup import check_method
 
 STAGES = ("data", "train", "bench", "ranks", "table")
 LENGTHS = ("optim.minutes", "optim.steps", "optim.epochs")  # one of them says how long a run is

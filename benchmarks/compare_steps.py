@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from draftwood.disk.files import write_json
 from draftwood.display import duration
 from draftwood.errors import DraftwoodError, OptionError
-from draftwood.files import write_json
 
 POLL_SECONDS = 0.2
 PATIENCE = 120.0  # seconds that a process has to write down what it has when it is stopped

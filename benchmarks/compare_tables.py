@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftwood.bench.bootstrap import cluster_table, interval, mean_of_strata, quotient, resampled_sums
-from draftwood.bench.metrics import count, latest, summarise, tau_row
-from draftwood.bench.records import IDENTICAL, MANIFEST, Key, RequestRecord, read_run
-from draftwood.bench.summary import ALL_TASKS, Cell, Interval
+from draftwood.bench.figures.bootstrap import cluster_table, interval, mean_of_strata, quotient, resampled_sums
+from draftwood.bench.figures.metrics import count, latest, summarise, tau_row
+from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval
+from draftwood.bench.records.files import IDENTICAL, MANIFEST, Key, RequestRecord, read_run
 from draftwood.errors import OptionError
-from draftwood.train.logs import read_log
+from draftwood.train.loop.logs import read_log
 
 Records = Mapping[tuple[Any, ...], RequestRecord]  # of one growth: by task, prompt, turn, sample and round
 NOTHING = "-"

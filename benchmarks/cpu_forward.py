@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 
-from draftwood.target.base import Segment, chain_parents
-from draftwood.target.native.config import ModelConfig, Rope, parse_config
-from draftwood.target.native.target import NativeTarget
-from draftwood.target.native.weights import Weights, assemble, load_weights, tensor_shapes
+from draftwood.models.config import ModelConfig, Rope, parse_config
+from draftwood.models.tensors import tensor_shapes
+from draftwood.targets.base import Segment, chain_parents
+from draftwood.targets.native.target import NativeTarget
+from draftwood.targets.native.weights import Weights, assemble, load_weights
 
 SMOLLM2 = ModelConfig(
     architecture="LlamaForCausalLM",

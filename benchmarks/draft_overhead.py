@@ -21,10 +21,10 @@ import torch
 
 import draftwood.drafters.base
 from draftwood import SamplingParams
-from draftwood.cli.options import drafter_options
+from draftwood.cli.console.options import drafter_options
 from draftwood.drafters import DraftRequest, PromptRows, Verified, make_factory
-from draftwood.target.base import TargetInfo
-from draftwood.target.toprows import top_rows
+from draftwood.targets.base import TargetInfo
+from draftwood.targets.find_top import top_rows
 from draftwood.tree import DraftTree
 
 VOCABULARY = 49_152

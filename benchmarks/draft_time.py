@@ -32,18 +32,19 @@ import numpy as np
 import torch
 
 from draftwood import SamplingParams
-from draftwood.bench.machine import machine_facts, software_facts
+from draftwood.bench.records.machine import machine_facts, software_facts
 from draftwood.drafters import DraftRequest, PromptRows, Verified
 from draftwood.drafters.heads import Eagle3Drafter
 from draftwood.drafters.neural import MOST_NODES, NeuralDrafter, NeuralOptions
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
 from draftwood.heads import Eagle3Head, build_head, default_head_config
-from draftwood.sources.head import EagleModel, HeadModel, head_model
-from draftwood.sources.neural import DraftSegment
-from draftwood.target.base import ForwardOutput, Segment, chain_parents
-from draftwood.target.build import pick_device
-from draftwood.target.native.target import NativeTarget
-from draftwood.target.toprows import TopRows
+from draftwood.sources.neural.base import DraftSegment
+from draftwood.sources.neural.build import head_model
+from draftwood.sources.neural.head import EagleModel, HeadModel
+from draftwood.targets.base import ForwardOutput, Segment, chain_parents
+from draftwood.targets.load import pick_device
+from draftwood.targets.native.target import NativeTarget
+from draftwood.targets.toprows import TopRows
 from draftwood.tree import DraftTree
 from gpu_shapes import SHAPES, random_target
 

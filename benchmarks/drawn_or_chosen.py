@@ -23,7 +23,7 @@ from draftwood.drafters import DraftRequest, Verified
 from draftwood.drafters.stand import StandDrafter
 from draftwood.prompts import prompt_ids, read_prompts
 from draftwood.sampling import Warper
-from draftwood.target.build import load_target
+from draftwood.targets.load import load_target
 from draftwood.tree import DraftTree
 
 CHILDREN = (1, 2, 3, 5, 8)

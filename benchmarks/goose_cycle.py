@@ -30,21 +30,22 @@ from draftwood.config import EngineOptions
 from draftwood.drafters.goose import GooseDrafter
 from draftwood.drafters.registry import make_factory
 from draftwood.engine import Engine
-from draftwood.engine.costs import SIZES, CostProfile
 from draftwood.engine.session import Session
+from draftwood.models.config import ModelConfig
+from draftwood.models.tensors import tensor_shapes
+from draftwood.sizing.costs import SIZES, CostProfile
 from draftwood.sources.transitions import SuccessorArrays, TransitionTable
-from draftwood.target.base import ForwardOutput, Segment, TargetInfo
-from draftwood.target.native.config import ModelConfig
-from draftwood.target.native.cuda.attention_plan import choose, most_tiles
-from draftwood.target.native.cuda.decoder import Answer, Captured, CudaDecoder
-from draftwood.target.native.cuda.inputs import Inputs
-from draftwood.target.native.cuda.passes import Pass, Shape
-from draftwood.target.native.cuda.products import MOST_ROWS
-from draftwood.target.native.decoder import PackedBatch
-from draftwood.target.native.target import NativeTarget
-from draftwood.target.native.weights import Weights, assemble, tensor_shapes
-from draftwood.target.tiny import TINY_CONFIG
-from draftwood.target.tokenizer import Tokenizer
+from draftwood.targets.base import ForwardOutput, Segment, TargetInfo
+from draftwood.targets.native.cuda.attention.plan import choose, most_tiles
+from draftwood.targets.native.cuda.decoder import Answer, Captured, CudaDecoder
+from draftwood.targets.native.cuda.inputs import Inputs
+from draftwood.targets.native.cuda.passes import Pass, Shape
+from draftwood.targets.native.cuda.products.launch import MOST_ROWS
+from draftwood.targets.native.decoder import PackedBatch
+from draftwood.targets.native.target import NativeTarget
+from draftwood.targets.native.weights import Weights, assemble
+from draftwood.targets.tiny import TINY_CONFIG
+from draftwood.text.tokenizer import Tokenizer
 
 VOCABULARY, WIDTH = 151_936, 10
 IN_USE = 20_000  # tokens that the text is made of

@@ -32,15 +32,15 @@ from typing import Any
 import torch
 
 from draftwood import LLM, Completion, SamplingParams
-from draftwood.bench.machine import machine_facts, model_facts, software_facts
-from draftwood.bench.tasks import load_tasks
+from draftwood.bench.records.machine import machine_facts, model_facts, software_facts
+from draftwood.bench.tasks.tasks import load_tasks
 from draftwood.config import QUANTIZE
 from draftwood.engine import RequestStats
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
 from draftwood.prompts import prompt_ids
-from draftwood.target.base import ForwardOutput, Segment, chain_parents
-from draftwood.target.build import Loaded, load_target, pick_device
-from draftwood.target.native.target import NativeTarget
+from draftwood.targets.base import ForwardOutput, Segment, chain_parents
+from draftwood.targets.load import Loaded, load_target, pick_device
+from draftwood.targets.native.target import NativeTarget
 from gpu_shapes import CONTEXT_LENGTH, SHAPES, random_target
 
 Clock = Callable[[Callable[[], object]], float]  # runs something; seconds

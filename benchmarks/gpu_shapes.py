@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from draftwood.target.native.config import ModelConfig, Rope
-from draftwood.target.native.target import NativeTarget
-from draftwood.target.native.weights import assemble, tensor_shapes
+from draftwood.models.config import ModelConfig, Rope
+from draftwood.models.tensors import tensor_shapes
+from draftwood.targets.native.target import NativeTarget
+from draftwood.targets.native.weights import assemble
 
 CONTEXT_LENGTH = 32_768
 

@@ -30,21 +30,22 @@ from unittest.mock import patch
 import torch
 import triton
 
+from draftwood.disk.files import write_json
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
-from draftwood.files import write_json
-from draftwood.target.cache import KVCache
-from draftwood.target.native.config import ModelConfig
-from draftwood.target.native.cuda import passes as passes_module
-from draftwood.target.native.cuda import products
-from draftwood.target.native.cuda.attention_plan import AttentionConfig, choose
-from draftwood.target.native.cuda.decoder import ROWS
-from draftwood.target.native.cuda.device import can_overlap, capture, gpu_of, rotation_table
-from draftwood.target.native.cuda.inputs import no_moves
-from draftwood.target.native.cuda.passes import Model, Pass, Shape, new_pass
-from draftwood.target.native.cuda.products import MOST_ROWS, Gpu, Kind, Tiling
-from draftwood.target.native.cuda.workspace import Workspace
-from draftwood.target.native.decoder import PackedBatch, PackedSegment
-from draftwood.target.native.weights import assemble, tensor_shapes
+from draftwood.models.config import ModelConfig
+from draftwood.models.tensors import tensor_shapes
+from draftwood.targets.cache import KVCache
+from draftwood.targets.native.cuda import passes as passes_module
+from draftwood.targets.native.cuda.attention.plan import AttentionConfig, choose
+from draftwood.targets.native.cuda.decoder import ROWS
+from draftwood.targets.native.cuda.device import can_overlap, capture, gpu_of, rotation_table
+from draftwood.targets.native.cuda.inputs import no_moves
+from draftwood.targets.native.cuda.passes import Model, Pass, Shape, new_pass
+from draftwood.targets.native.cuda.products import launch as products
+from draftwood.targets.native.cuda.products.launch import MOST_ROWS, Gpu, Kind, Tiling
+from draftwood.targets.native.cuda.workspace import Workspace
+from draftwood.targets.native.decoder import PackedBatch, PackedSegment
+from draftwood.targets.native.weights import assemble
 from gpu_shapes import SHAPES
 
 CONTEXT = 1024  # positions before the tree

@@ -18,14 +18,14 @@ from statistics import mean, stdev
 
 import torch
 
-from draftwood.cli.terminal import Screen
+from draftwood.cli.console.terminal import Screen
 from draftwood.errors import OptionError
 from draftwood.train.base import Batch
 from draftwood.train.config import load_config
-from draftwood.train.distributed import Processes
+from draftwood.train.loop.distributed import Processes
+from draftwood.train.loop.setup import prepare, signal_source
+from draftwood.train.loop.trainer import Stream, Trainer
 from draftwood.train.methods.gto import GtoMethod
-from draftwood.train.setup import prepare, signal_source
-from draftwood.train.trainer import Stream, Trainer
 from outcome import exit_code
 
 

@@ -25,19 +25,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood.bench.bootstrap import cluster_table, interval, quotient, resampled_sums
-from draftwood.bench.summary import Interval
-from draftwood.cli.terminal import Screen
+from draftwood.bench.figures.bootstrap import cluster_table, interval, quotient, resampled_sums
+from draftwood.bench.figures.summary import Interval
+from draftwood.cli.console.terminal import Screen
+from draftwood.disk.files import write_json
+from draftwood.disk.toml import read_toml
 from draftwood.errors import OptionError
-from draftwood.files import write_json
 from draftwood.heads import find_head
-from draftwood.heads.target import load_fitting
-from draftwood.toml import read_toml
+from draftwood.heads.fit import load_fitting
 from draftwood.train.base import Batch, Example
 from draftwood.train.config import CONFIGURATION, TrainConfig, load_config
+from draftwood.train.loop.setup import Setup, prepare
+from draftwood.train.loop.trainer import compute_dtype
 from draftwood.train.methods.gto import GtoMethod, GtoOptions
-from draftwood.train.setup import Setup, prepare
-from draftwood.train.trainer import compute_dtype
 from draftwood.train.trees.beam import DraftBeam, grow_draft_trees
 from draftwood.train.trees.reward import accepted_branch, is_leaf, reward
 from draftwood.train.trees.roots import counted_roots, drawn_groups, padded, texts_of

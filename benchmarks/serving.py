@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftwood import LLM, SamplingParams
+from draftwood.disk.files import write_json
 from draftwood.errors import OptionError
-from draftwood.files import write_json
 from draftwood.prompts import read_prompts
 from draftwood.serve.app import ServerOptions
 from draftwood.serve.server import address, listen, make_server

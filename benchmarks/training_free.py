@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftwood import LLM, SamplingParams
-from draftwood.cli.options import drafter_options
+from draftwood.cli.console.options import drafter_options
 from draftwood.engine import RequestStats
 from draftwood.prompts import prompt_ids, read_prompts
-from draftwood.target.build import Loaded, load_target
+from draftwood.targets.load import Loaded, load_target
 
 TASKS = "humaneval,mbpp,classeval,gsm8k,mt_bench"
 

@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import LLM, SamplingParams
-from draftwood.bench.machine import machine_facts, software_facts
 from draftwood.bench.peers import absent, find_peer
 from draftwood.bench.peers.environments import own_environment, python_of, variable_of
-from draftwood.cli.terminal import Screen
+from draftwood.bench.records.machine import machine_facts, software_facts
+from draftwood.cli.console.terminal import Screen
 from draftwood.errors import DraftwoodError, OptionError
+from draftwood.models.resolve import resolve
+from draftwood.progress import Progress
 from draftwood.prompts import prompt_ids, read_prompts
-from draftwood.target.load import resolve
-from draftwood.target.store import Progress
 
 WORKER = Path(__file__).with_name("vllm_head_worker.py")
 SAID_LINES = 12  # of a log, where a program failed

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from draftwood.target.base import Segment, Target, chain_parents
+from draftwood.targets.base import Segment, Target, chain_parents
 
 torch.manual_seed(0)
 settings.register_profile("project", deadline=None)  # a test never asserts a time, on a busy machine least of all
@@ -62,7 +62,7 @@ def measured_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     """Cost profiles and successor tables of test models do not go into the user's cache, nor come from it."""
     folder = tmp_path_factory.mktemp("measured")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("draftwood.engine.costs.cache_home", lambda: folder)
+        patch.setattr("draftwood.sizing.costs.cache_home", lambda: folder)
         patch.setattr("draftwood.sources.successors.cache_home", lambda: folder)
         yield
 
@@ -75,6 +75,6 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 @pytest.fixture(scope="session")
 def smollm2() -> Callable[[], object]:
     """The default model's folder, fetched and converted once into the cache."""
-    from draftwood.target.load import resolve
+    from draftwood.models.resolve import resolve
 
     return resolve("smollm2")

@@ -38,7 +38,7 @@ MAX_LINES = 400
 # The core has no further requirements; these come with an extra and are imported where they are used.
 EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow", "tensorboard", "uvicorn"}
 
-NEEDS_TRITON = "draftwood.target.native.cuda."  # modules of that package; the package itself says whether they can run
+NEEDS_TRITON = "draftwood.targets.native.cuda."  # modules of that package; the package itself says whether they can run
 
 MODULES = sorted(SOURCE.rglob("*.py"))
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

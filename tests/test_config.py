@@ -11,7 +11,7 @@ from draftwood.config import EngineOptions, from_mapping, one_of
 from draftwood.drafters import Drafter, check_drafter, drafter_class, drafter_names, make_factory
 from draftwood.drafters.plain import PlainDrafter
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
-from draftwood.target.tiny import tiny_target
+from draftwood.targets.tiny import tiny_target
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.bench.peers import Peer, PeerModel, PeerSpec
-from draftwood.bench.recipes import load_recipe, recipe_names
+from draftwood.bench.recipes.recipes import load_recipe, recipe_names
 from draftwood.bench.report import text
 from draftwood.cli.main import build_parser
 

@@ -10,7 +10,7 @@ from draftwood.config import SamplingParams
 from draftwood.engine import RequestStats
 from draftwood.errors import OptionError
 from draftwood.llm import LLM
-from draftwood.target.store import Progress, report
+from draftwood.progress import Progress, report
 
 PLAIN = "plain"
 WARM_UP_TOKENS = 8

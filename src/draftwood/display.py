@@ -25,3 +25,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     step = next(size * factor for factor in _STEPS if span / (size * factor) <= wanted)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(index * step, 10) for index in range(first, last + 1)]
+
+
+def readable_size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{max(1, round(num_bytes / 1e6))} MB"

@@ -24,10 +24,10 @@ from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_fact
 from draftwood.drafters.memory import memory_plan
 from draftwood.engine import Engine, RequestStats, TokenEvent, TokenLogprobs
 from draftwood.errors import OptionError, PromptError
-from draftwood.target.base import Target, TargetInfo
-from draftwood.target.build import load_target
-from draftwood.target.store import Progress
-from draftwood.target.tokenizer import TextCodec
+from draftwood.progress import Progress
+from draftwood.targets.base import Target, TargetInfo
+from draftwood.targets.load import load_target
+from draftwood.text.tokenizer import TextCodec
 
 Prompt = str | Sequence[int]  # text, or token ids
 Message = Mapping[str, str]  # {"role": ..., "content": ...}

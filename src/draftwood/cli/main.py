@@ -13,8 +13,13 @@ from collections.abc import Sequence
 from io import TextIOWrapper
 
 from draftwood import __version__
-from draftwood.cli import bench, chat, check, datastore, drafters, export, generate, inspect, models, serve, train, tune
-from draftwood.cli.options import CommandParser, HelpFormatter, examples
+from draftwood.cli.bench import command as bench
+from draftwood.cli.console.options import CommandParser, HelpFormatter, examples
+from draftwood.cli.generation import chat, check, generate, serve
+from draftwood.cli.inspect import command as inspect
+from draftwood.cli.setup import datastore, drafters, models, tune
+from draftwood.cli.train import command as train
+from draftwood.cli.train import export
 from draftwood.errors import DraftwoodError
 
 COMMANDS = (generate, chat, serve, bench, inspect, check, models, drafters, datastore, export, train, tune)

@@ -24,9 +24,10 @@ import torch
 
 from draftwood.config import SamplingParams
 from draftwood.drafters.memory import Memory
-from draftwood.target.base import Target, TargetInfo
-from draftwood.target.tokenizer import TextCodec
-from draftwood.target.toprows import TopRows, top_rows
+from draftwood.targets.base import Target, TargetInfo
+from draftwood.targets.find_top import top_rows
+from draftwood.targets.toprows import TopRows
+from draftwood.text.tokenizer import TextCodec
 from draftwood.tree import DraftTree
 
 PREDICTION_TAIL = 16  # tokens of the prompt once more behind a prediction: as many as any n-gram that is looked up

@@ -11,10 +11,10 @@ import torch
 from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.heads import ShippedHead, find_head, shipped_for, shipped_heads
-from draftwood.heads.target import fingerprint, load_fitting
-from draftwood.sources.head import head_model
-from draftwood.target.base import Target, TargetInfo, TargetParts
-from draftwood.target.tokenizer import TextCodec
+from draftwood.heads.fit import fingerprint, load_fitting
+from draftwood.sources.neural.build import head_model
+from draftwood.targets.base import Target, TargetInfo, TargetParts
+from draftwood.text.tokenizer import TextCodec
 
 MORE_SLOTS = 2  # times the target's: a head's cache is small, and should never be what ends drafting
 

@@ -24,10 +24,11 @@ from draftwood.drafters.shapes import static_tree
 from draftwood.drafters.stand import warped
 from draftwood.errors import CapabilityError
 from draftwood.growth.drawn import make_draw
-from draftwood.growth.neural import GROWTHS, Frontier, GrowthOptions, make_growth
-from draftwood.sources.neural import DraftModel, DraftSegment
-from draftwood.target.base import Segment, TargetInfo, chain_parents
-from draftwood.target.toprows import KERNEL_MOST, TopRows
+from draftwood.growth.neural.policies import GROWTHS, Frontier, GrowthOptions, make_growth
+from draftwood.sources.neural.base import DraftModel, DraftSegment
+from draftwood.targets.base import Segment, TargetInfo, chain_parents
+from draftwood.targets.toprows import KERNEL_MOST
+from draftwood.targets.toprows import TopRows
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # tokens of a text that one pass reads

@@ -10,7 +10,7 @@ from draftwood.drafters.checks import check_order, check_whole
 from draftwood.errors import OptionError
 from draftwood.growth.prefix_tree import frequency_tree
 from draftwood.sources.datastore import Datastore
-from draftwood.target.base import TargetInfo
+from draftwood.targets.base import TargetInfo
 from draftwood.tree import DraftTree
 
 

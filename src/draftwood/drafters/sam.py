@@ -10,7 +10,7 @@ from draftwood.drafters.base import Drafter, DraftRequest, Verified
 from draftwood.drafters.checks import check_whole
 from draftwood.errors import OptionError
 from draftwood.sources.suffix import CorpusAutomaton, SuffixSource, load_corpus
-from draftwood.target.base import TargetInfo
+from draftwood.targets.base import TargetInfo
 from draftwood.tree import DraftTree
 
 

@@ -13,7 +13,7 @@ from draftwood.drafters.sam import SuffixDrafter, SuffixOptions
 from draftwood.drafters.transition import TransitionDrafter
 from draftwood.sources.suffix import CorpusAutomaton, SuffixSource
 from draftwood.sources.transitions import SuccessorArrays, TransitionTable
-from draftwood.target.base import TargetInfo
+from draftwood.targets.base import TargetInfo
 from draftwood.tree import BYPASS, DraftTree
 
 

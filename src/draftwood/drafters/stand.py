@@ -15,8 +15,8 @@ from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
 from draftwood.sampling.warp import MIN_TEMPERATURE
 from draftwood.sources.ngrams import NgramTables
 from draftwood.sources.rowtable import IdRows, ScoreRows
-from draftwood.target.base import TargetInfo
-from draftwood.target.toprows import TopRows
+from draftwood.targets.base import TargetInfo
+from draftwood.targets.toprows import TopRows
 from draftwood.tree import DraftTree
 from draftwood.tree.shapes import TreeShape
 

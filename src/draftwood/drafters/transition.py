@@ -10,8 +10,8 @@ from draftwood.growth.spine import Anchor
 from draftwood.sources.rowtable import IdRows, RowTable, ScoreRows
 from draftwood.sources.successors import load_successors
 from draftwood.sources.transitions import SuccessorArrays, TransitionTable
-from draftwood.target.base import TargetInfo
-from draftwood.target.toprows import TopRows
+from draftwood.targets.base import TargetInfo
+from draftwood.targets.toprows import TopRows
 
 HARVESTS = ("all", "accepted")  # every verified node, or those of the accepted path alone
 

@@ -16,15 +16,15 @@ import torch
 
 from draftwood.config import SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified
-from draftwood.engine.detokenize import IncrementalDecoder
 from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
-from draftwood.engine.sizing import Load, Sizer
 from draftwood.engine.stats import RequestStats
 from draftwood.engine.stopping import StopStrings, StopTokens
 from draftwood.errors import TreeError
 from draftwood.sampling import SeededRandomness, Warper
-from draftwood.target.base import ForwardOutput, Segment, TargetInfo, chain_parents
-from draftwood.target.tokenizer import TextCodec
+from draftwood.sizing.sizer import Load, Sizer
+from draftwood.targets.base import ForwardOutput, Segment, TargetInfo, chain_parents
+from draftwood.text.incremental import IncrementalDecoder
+from draftwood.text.tokenizer import TextCodec
 from draftwood.tree import DraftTree
 from draftwood.verify import Accepted, accept_drawn, accept_greedy, accept_sampled, numbers_of
 

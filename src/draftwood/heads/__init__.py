@@ -9,8 +9,7 @@ from draftwood.heads.formats import FORMATS, LoadedHead, load_head, save_head
 from draftwood.heads.hydra import HydraHead
 from draftwood.heads.medusa import MedusaHead
 from draftwood.heads.shipped import ShippedHead, find_head, shipped_for, shipped_heads
-from draftwood.target.base import TargetParts
-from draftwood.target.native.eager import Attend
+from draftwood.targets.base import Attend, TargetParts
 
 __all__ = [
     "FORMATS",

@@ -9,8 +9,9 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 from draftwood.heads.config import HeadConfig
-from draftwood.target.native.eager import HEAD_ROWS, Attend, rms_norm, rotate
-from draftwood.target.native.rope import inverse_frequencies
+from draftwood.targets.base import Attend
+from draftwood.targets.native.eager import HEAD_ROWS, rms_norm, rotate
+from draftwood.targets.native.rope import inverse_frequencies
 
 
 class Angles(NamedTuple):

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from draftwood.disk.files import new_file
 from draftwood.errors import DraftwoodError
-from draftwood.files import new_file
+from draftwood.progress import Progress, report
 from draftwood.sources.suffix_array import Int32Array
-from draftwood.target.store import Progress, report
 
 FORMAT, VERSION = "draftwood-datastore", "1"
 _MAX_HEADER = 1 << 24  # bytes

@@ -16,12 +16,13 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from draftwood.files import new_file
+from draftwood.disk.files import new_file
+from draftwood.disk.store import cache_home
+from draftwood.progress import Progress, report
 from draftwood.sources.rowtable import NOTHING, in_vocabulary
 from draftwood.sources.transitions import SuccessorArrays
-from draftwood.target.base import Segment, Target, TargetInfo
-from draftwood.target.store import Progress, cache_home, report
-from draftwood.target.toprows import top_rows
+from draftwood.targets.base import Segment, Target, TargetInfo
+from draftwood.targets.find_top import top_rows
 
 WIDTH = 10  # successors kept of each token
 CHUNK = 256  # tokens of the vocabulary in one pass

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.target.store import Progress, report
+from draftwood.progress import Progress, report
 
 SEPARATOR = -1
 MAX_TOKENS = 2**31 - 1  # places are 32-bit numbers

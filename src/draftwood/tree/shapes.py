@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from draftwood.disk.files import new_file
 from draftwood.errors import OptionError, TreeError
-from draftwood.files import new_file
 
 FORMAT, VERSION = "draftwood-tree", 1
 

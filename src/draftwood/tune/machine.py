@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwood.engine.costs import CostProfile, measure_costs, save_profile, timed_contexts
 from draftwood.errors import CapabilityError
+from draftwood.progress import Progress
+from draftwood.sizing.costs import CostProfile, measure_costs, save_profile, timed_contexts
 from draftwood.sources.successors import build_successors, save_successors
-from draftwood.target.build import Loaded
-from draftwood.target.store import Progress
+from draftwood.targets.load import Loaded
 
 LONGER = 4  # times the longest context that is timed where nobody asks for it
 NEUTRAL = "\n"  # what stands before every token of the vocabulary

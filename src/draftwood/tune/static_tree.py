@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from draftwood.config import MAX_BUDGET, SamplingParams
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.llm import LLM, DrafterLike, Prompt
-from draftwood.target.store import Progress, report
+from draftwood.progress import Progress, report
 from draftwood.tree import BYPASS, DraftTree
 from draftwood.tree.shapes import TreeShape, initial_tree, prune
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from draftwood.disk.store import cache_home, locked, new_folder
 from draftwood.errors import ModelError
-from draftwood.target import fetch
-from draftwood.target.load import KNOWN, KnownModel
-from draftwood.target.store import Progress, cache_home, locked, new_folder
+from draftwood.models import fetch
+from draftwood.models.resolve import KNOWN, KnownModel
+from draftwood.progress import Progress
 
 _FILE = "model.gguf"
 

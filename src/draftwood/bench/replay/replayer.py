@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.bench.methods import Method
+from draftwood.bench.records.methods import Method
 from draftwood.bench.replay.dense import DenseRows, heights
 from draftwood.bench.replay.likeness import Likeness
 from draftwood.bench.replay.recording import RecordedRequest, Recording
@@ -30,7 +30,7 @@ from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified, chec
 from draftwood.engine import RequestStats
 from draftwood.engine.session import DRAFTER_STREAM
 from draftwood.errors import OptionError, TreeError
-from draftwood.target.store import Progress, report
+from draftwood.progress import Progress, report
 from draftwood.tree import DraftTree
 from draftwood.verify.base import walk
 

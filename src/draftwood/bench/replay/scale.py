@@ -16,11 +16,11 @@ from statistics import median
 
 import numpy as np
 
-from draftwood.bench.methods import Method
+from draftwood.bench.records.methods import Method
 from draftwood.bench.replay.recording import Recording
 from draftwood.bench.replay.replayer import KnownText, Replay, Script, check_method, replay
 from draftwood.errors import OptionError
-from draftwood.target.store import Progress
+from draftwood.progress import Progress
 
 CONTEXT_LIMIT = 1 << 20
 MUCH = 0.5  # of the wrong guesses: where less is known, that is said

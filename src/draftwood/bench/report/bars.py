@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from draftwood.bench.figures.summary import Interval
 from draftwood.bench.report import marks, svg
 from draftwood.bench.report import text as written
 from draftwood.bench.report.marks import Mark
-from draftwood.bench.summary import Interval
 from draftwood.display import ticks
 
 ROW, BAR = 24, 12  # pixels

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from draftwood.bench.diff import ALL_METHODS, METRICS, OTHER, SAME, UNKNOWN, WORSE, Change
-from draftwood.bench.summary import ALL_TASKS
+from draftwood.bench.figures.diff import ALL_METHODS, METRICS, OTHER, SAME, UNKNOWN, WORSE, Change
+from draftwood.bench.figures.summary import ALL_TASKS
 
 Row = tuple[str, ...]
 HEADER: Row = ("method", "task", "figure", "change", "before", "after", "ratio", "99%", "note")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from draftwood.bench.records import Run
+from draftwood.bench.figures.summary import Cell, Interval, Summary
+from draftwood.bench.records.files import Run
 from draftwood.bench.report import text
 from draftwood.bench.report.sections import exactness
 from draftwood.bench.report.tables import cell, labels
-from draftwood.bench.summary import Cell, Interval, Summary
 
 
 def result_rows(summary: Summary) -> list[tuple[str, ...]]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jinja2
 
+from draftwood.bench.figures.summary import ALL_TASKS, Interval, Summary
 from draftwood.bench.report import svg
 from draftwood.bench.report import text as written
 from draftwood.bench.report.bars import Bar, Stack, bars, stacks
@@ -17,7 +18,6 @@ from draftwood.bench.report.lines import Line, lines
 from draftwood.bench.report.marks import SHORT, Mark, marks
 from draftwood.bench.report.sections import MAX_DEPTH, sections
 from draftwood.bench.report.tables import Section, cell, families, is_peer, labels, stages
-from draftwood.bench.summary import ALL_TASKS, Interval, Summary
 from draftwood.display import ticks
 
 MEAN = "mean of the tasks"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from draftwood.bench.figures.summary import Summary
 from draftwood.bench.report.facts import command, facts, headline, warnings
 from draftwood.bench.report.sections import sections
 from draftwood.bench.report.tables import Entry, Section, Table
-from draftwood.bench.summary import Summary
 
 _SPECIAL = re.compile(r"([\\`*\[\]|~])|(?<!\w)(_)|(_)(?!\w)")
 

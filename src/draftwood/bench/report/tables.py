@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from draftwood.bench.methods import PEER
+from draftwood.bench.figures.summary import ALL_TASKS, Cell, Summary
+from draftwood.bench.records.methods import PEER
 from draftwood.bench.report import text
-from draftwood.bench.summary import ALL_TASKS, Cell, Summary
 
 STAGES = ("draft", "verify", "accept", "other")
 

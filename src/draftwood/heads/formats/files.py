@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from draftwood.disk.files import new_file, with_usual_mode
 from draftwood.errors import ModelError, OptionError
-from draftwood.files import new_file, with_usual_mode
 
 CONFIG = "config.json"
 # In the order they are looked for; an index names the shards.

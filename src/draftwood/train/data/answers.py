@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from draftwood.config import EngineOptions
 from draftwood.drafters import make_factory
 from draftwood.engine import Engine
-from draftwood.target.build import Loaded
-from draftwood.target.store import Progress
+from draftwood.progress import Progress
+from draftwood.targets.load import Loaded
 from draftwood.train.data.dialogue import Dialogue
 
 Heard = Callable[[int], None]  # tokens that were just written

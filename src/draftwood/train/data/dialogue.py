@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood.config import SamplingParams
-from draftwood.target.chat import Message
-from draftwood.target.tokenizer import TextCodec
+from draftwood.text.chat import Message
+from draftwood.text.tokenizer import TextCodec
 from draftwood.train.data.prompts import Prompt
 from draftwood.train.data.settings import DataSettings
 from draftwood.train.data.transcript import Transcript, answer_of, asked

@@ -18,20 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from draftwood.disk.store import locked
 from draftwood.drafters import check_drafter, drafter_class
 from draftwood.errors import OptionError, PromptError
-from draftwood.target.build import Loaded
-from draftwood.target.store import Progress, locked, report
+from draftwood.progress import Progress, report
+from draftwood.targets.load import Loaded
 from draftwood.train.data.answers import Answerer, Heard
 from draftwood.train.data.dialogue import EMPTY, Dialogue, Kept, Rules, SelfMade
-from draftwood.train.data.manifest import (
-    MANIFEST,
-    Manifest,
-    about_model,
-    check_same_run,
-    read_manifest,
-    write_manifest,
-)
+from draftwood.train.data.manifest import MANIFEST, Manifest, about_model, check_same_run, read_manifest, write_manifest
 from draftwood.train.data.prompts import Prompt, Source, read_sources
 from draftwood.train.data.settings import DataSettings
 from draftwood.train.data.shards import Counts, Shard, read_shard, shard_name, write_shard

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from draftwood.disk.files import write_json
 from draftwood.errors import OptionError
-from draftwood.files import write_json
-from draftwood.heads.target import identity
-from draftwood.target.base import Target
+from draftwood.heads.fit import identity
+from draftwood.targets.base import Target
 from draftwood.train.data.shards import FORMAT, VERSION, Counts, DataError
 
 MANIFEST = "manifest.json"

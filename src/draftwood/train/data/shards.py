@@ -19,8 +19,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from draftwood.disk.files import new_file
 from draftwood.errors import DraftwoodError
-from draftwood.files import new_file
 from draftwood.train.base import Example
 
 FORMAT, VERSION = "draftwood-training-data", 1

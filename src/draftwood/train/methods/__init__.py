@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean
-from draftwood.train.base import Method
+from draftwood.train.methods.base import Method
 
 METHODS: dict[str, str] = {
     "eagle": "draftwood.train.methods.eagle:EagleMethod",

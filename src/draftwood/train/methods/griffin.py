@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood.drafters.checks import check_flag, check_whole
 from draftwood.train.base import Batch
-from draftwood.train.losses import Marks, Places
+from draftwood.train.losses.losses import Marks, Places
 from draftwood.train.methods.hass import HassMethod, HassOptions
 from draftwood.train.methods.unrolled import Recipe
 

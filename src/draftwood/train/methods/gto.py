@@ -21,9 +21,10 @@ from draftwood.config import from_mapping
 from draftwood.drafters.checks import check_choice, check_flag, check_share, check_whole
 from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig, build_head
-from draftwood.train.base import Batch, Losses, Method, Signals
-from draftwood.train.frozen import FrozenTarget
+from draftwood.train.base import Batch, Losses, Signals
+from draftwood.train.frozen.target import FrozenTarget
 from draftwood.train.methods import method_class
+from draftwood.train.methods.base import Method
 from draftwood.train.trees.beam import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.branch import branch_log_probs
 from draftwood.train.trees.reward import REWARDS, Branch, accepted_branch, advantages, clipped, ratios, reward

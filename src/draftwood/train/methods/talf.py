@@ -27,10 +27,11 @@ from torch import Tensor
 from draftwood.drafters.checks import check_choice, check_flag, check_whole
 from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig
-from draftwood.heads.target import identity
-from draftwood.train.base import Batch, Losses, Method, Signals
-from draftwood.train.frozen import FrozenTarget
-from draftwood.train.losses import Marker, Places
+from draftwood.heads.fit import identity
+from draftwood.train.base import Batch, Losses, Signals
+from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.losses.losses import Marker, Places
+from draftwood.train.methods.base import Method
 from draftwood.train.methods.unrolled import zero_of
 from draftwood.train.trees.dense import spread
 from draftwood.train.trees.grow import grow_trees

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from draftwood.heads import Attend, Eagle3Head, EagleHead
-from draftwood.train.attention import causal_attention
+from draftwood.train.attention.texts import causal_attention
 from draftwood.train.base import Batch, Signals
 from draftwood.train.trees.attention import Rows, attention_in_steps, children_of, is_fused, joined, tree_attention
 

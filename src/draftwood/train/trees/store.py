@@ -12,8 +12,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from draftwood.disk.files import new_file
 from draftwood.errors import DraftwoodError
-from draftwood.files import new_file
 from draftwood.train.trees.target_trees import TextTrees
 from draftwood.train.trees.walk import Texts
 

@@ -1,0 +1,121 @@
+"""On what a benchmark ran, and how much memory it took."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftwood import __version__
+from draftwood.sizing.costs import processor
+from draftwood.targets.base import TargetInfo
+
+_PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "triton")
+_RESET_PEAK = "5"  # what Linux takes for "start the high-water mark anew"
+
+
+def machine_facts() -> dict[str, Any]:
+    """What figures depend on beside the program; nothing that names a person or a host."""
+    facts: dict[str, Any] = {
+        "processor": _processor_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": platform.system(),
+    }
+    memory = _memory_bytes()
+    if memory:
+        facts["memory_gb"] = round(memory / 1e9)
+    if torch.cuda.is_available():
+        facts["gpus"] = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return facts
+
+
+def software_facts() -> dict[str, str]:
+    found = {"draftwood": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def model_facts(info: TargetInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "architecture": info.architecture,
+        "backend": info.backend,
+        "dtype": str(info.dtype).removeprefix("torch."),
+        "device": str(info.device),
+        "parameters": info.num_parameters,
+        "context_length": info.context_length,
+    }
+
+
+@dataclass(slots=True)
+class Peak:
+    """The most memory that was taken while something ran; None where that cannot be told."""
+
+    num_bytes: int | None = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[Peak]:
+    """Of the GPU if the model is there, else of this process, with all that was resident before."""
+    peak = Peak()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak
+        peak.num_bytes = torch.cuda.max_memory_allocated(device)
+        return
+    _forget_peak()
+    yield peak
+    peak.num_bytes = _process_peak()
+
+
+def _processor_name() -> str:
+    """As lscpu gives it where there is one: ARM kernels know their cores by number only."""
+    try:
+        told = subprocess.run(["lscpu"], capture_output=True, text=True, check=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return processor()
+    names = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("Model name:")]
+    return ", ".join(dict.fromkeys(names)) or processor()
+
+
+def _forget_peak() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+    except OSError:
+        return  # the mark then stands for the whole process, which is still an upper bound
+
+
+def _process_peak() -> int | None:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    try:
+        import resource  # Windows has none
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,75 @@
+"""What the benchmark commands take: options whose defaults are those of ``Settings``, and lists as they are typed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from draftwood.bench.run.settings import Settings
+
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Settings)}
+
+
+def add_setting(
+    parser: argparse._ActionsContainer,
+    name: str,
+    kind: Callable[[str], object],
+    metavar: str,
+    text: str,
+    nothing: str = "none",
+    **more: Any,
+) -> None:
+    """One field of Settings as an option. ``nothing``: what its default means where that is no value.
+
+    What is not typed is None, so that a recipe can tell what the user chose; ``more`` may say otherwise.
+    """
+    told = _written(DEFAULTS[name]) or nothing
+    flag = "--" + name.replace("_", "-")
+    parser.add_argument(flag, type=kind, metavar=metavar, help=f"{text} (default: {told})", **more)
+
+
+def add_prompt_settings(parser: argparse._ActionsContainer) -> None:
+    add_setting(parser, "tasks", words, "LIST", "tasks between commas", "all there are")
+    add_setting(parser, "data", str, "PLACE", "prompts: a folder, a file, hub or hub:ORG/NAME", "the package's own")
+    add_setting(parser, "limit", int, "N", "prompts of each task", "all")
+
+
+def typed_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the user gave, by the names of Settings."""
+    given = {name: getattr(args, name, None) for name in DEFAULTS}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def words(text: str) -> list[str]:
+    found = [word.strip() for word in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty place between its commas")
+    return found
+
+
+def methods(text: str) -> list[str]:
+    from draftwood.bench.records.methods import split_methods  # knows drafters, and waits for torch
+
+    return split_methods(text)
+
+
+def numbers(text: str) -> list[int]:
+    try:
+        return [int(word) for word in words(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, as in 1,4,8,16") from None
+
+
+def budgets(text: str) -> list[int | str]:
+    try:
+        return [word if word == "auto" else int(word) for word in words(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of budgets, as in auto or 8,16,60") from None
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

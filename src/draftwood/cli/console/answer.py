@@ -1,0 +1,85 @@
+"""An answer as it is written: token events on the screen, and what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.console.terminal import Screen
+
+if TYPE_CHECKING:
+    from draftwood.config import SamplingParams
+    from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
+    from draftwood.llm import LLM, Completion
+
+
+def _no_stats() -> RequestStats:
+    from draftwood.engine import RequestStats  # torch: not before a model is loaded
+
+    return RequestStats()
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """What has arrived of an answer: all of it, or as much as came before it was stopped."""
+
+    texts: list[str] = field(default_factory=list)  # one a token
+    token_ids: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str = "cancelled"
+    stats: RequestStats = field(default_factory=_no_stats)
+
+    @classmethod
+    def of(cls, completion: Completion) -> Answer:
+        return cls(
+            texts=completion.texts,
+            token_ids=completion.token_ids,
+            sources=completion.sources,
+            logprobs=completion.logprobs or [],
+            finish_reason=completion.finish_reason,
+            stats=completion.stats,
+        )
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def take(self, events: Iterator[TokenEvent], screen: Screen | None = None) -> None:
+        """Adds the events as they come, and shows them on the screen if there is one."""
+        for event in events:
+            if screen is not None:
+                screen.answer(event.texts, event.sources)
+            self.texts += event.texts
+            self.token_ids += event.token_ids
+            self.sources += event.sources
+            self.logprobs += event.logprobs
+            self.finish_reason = event.finish_reason or self.finish_reason
+            self.stats = event.stats
+
+    def show(self, screen: Screen) -> None:
+        """All at once."""
+        screen.answer(self.texts, self.sources)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "sources": self.sources,
+            "logprobs": [{"token_id": i, "logprob": p, "top": [*map(list, top)]} for i, p, top in self.logprobs]
+            or None,
+            "stats": self.stats.as_dict(),
+        }
+
+
+def all_answers(
+    llm: LLM, ids: list[int], params: SamplingParams, screen: Screen | None, prediction: str | None = None
+) -> list[Answer]:
+    """The ``n`` answers to a prompt; a single one shows itself on the screen as it comes, if there is one."""
+    if params.n > 1:
+        return [Answer.of(completion) for completion in llm.generate(ids, params, prediction=prediction)]
+    answer = Answer()
+    answer.take(llm.stream(ids, params, prediction=prediction), screen)
+    return [answer]

@@ -1,0 +1,122 @@
+"""What is said about a run when it is over."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, Paint, Screen, quoted
+
+if TYPE_CHECKING:
+    from draftwood.cli.console.answer import Answer
+    from draftwood.compare import Comparison
+    from draftwood.engine import RequestStats, TokenLogprobs
+    from draftwood.llm import LLM
+
+SEPARATOR = " · "
+DEPTHS_SHOWN = 6
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def stats_line(stats: RequestStats, finish_reason: str | None, *more: str) -> str:
+    """The figures everybody asks for first; ``more`` goes behind them."""
+    parts = [
+        counted(stats.output_tokens, "token"),
+        f"{stats.tokens_per_second:.1f} tokens/s",
+        f"tau {stats.acceptance_length:.2f}",
+        counted(stats.cycles, "cycle"),
+        f"trees of {stats.mean_tree_size:.1f}" if stats.cycles else "",
+        _rates_text(stats),
+        _routes_text(stats),
+        *more,
+    ]
+    if finish_reason == "length":
+        parts.append("cut at the length limit")
+    elif finish_reason == "cancelled":
+        parts.append("stopped")
+    return SEPARATOR.join(part for part in parts if part)
+
+
+def _rates_text(stats: RequestStats) -> str:
+    rates = stats.source_rates()
+    if rates is None:
+        return ""
+    ratio = f" ({rates[0] / rates[1]:.1f}x)" if rates[1] else ""
+    return f"p_s {rates[0]:.2f}, p_t {rates[1]:.2f}{ratio}"
+
+
+def _routes_text(stats: RequestStats) -> str:
+    """Which ways the drafter went, where it has several."""
+    if len(set(stats.routes) - {"plain"}) < 2:
+        return ""
+    return ", ".join(f"{name} {count / stats.cycles:.0%}" for name, count in stats.routes.most_common())
+
+
+def guesses_line(stats: RequestStats) -> str:
+    """How right the guesses were: by who made them, by depth, and which kinds of paths the accepted tokens lay on."""
+    by_source = [f"{name} {rate:.2f}" for name, rate in stats.acceptance_by_source().items()]
+    depths = stats.acceptance_by_depth()
+    by_depth = [f"{rate:.2f}" for rate in depths[:DEPTHS_SHOWN]] + ["..."] * (len(depths) > DEPTHS_SHOWN)
+    paths = [f"{name} {count}" for name, count in stats.accepted_by_path.most_common()]
+    parts = [f"right guesses: {', '.join(by_source)}", f"by depth {' '.join(by_depth)}"]
+    return SEPARATOR.join([*parts, f"accepted along {', '.join(paths)}"] if paths else parts)
+
+
+def legend(paint: Paint, sources: Sequence[str]) -> str:
+    """Each colour's name with its share of the output; nothing where there are no colours."""
+    if not paint.enabled or not sources:
+        return ""
+    counts = Counter(sources)
+    names = sorted(counts, key=lambda name: (name == BONUS_SOURCE, -counts[name]))
+    return "  ".join(f"{paint.source('■', name)} {name} {counts[name] / len(sources):.0%}" for name in names)
+
+
+def closing(screen: Screen, answer: Answer, *more: str) -> None:
+    """The lines under an answer, and the legend of its colours."""
+    screen.note(stats_line(answer.stats, answer.finish_reason, *more))
+    if answer.stats.drafted_nodes:
+        screen.note(guesses_line(answer.stats))
+    colours = legend(screen.out, answer.sources)
+    if colours:
+        screen.err.write(colours + "\n")
+
+
+def comparison_line(comparison: Comparison) -> str:
+    if comparison.identical is None:
+        outcome = "sampled: same distribution, other draws"
+    elif comparison.identical:
+        outcome = "identical output"
+    else:
+        outcome = f"outputs differ from token {comparison.first_difference} on (see: draftwood check)"
+    plain = comparison.plain.stats.tokens_per_second
+    return SEPARATOR.join([f"{comparison.speedup:.2f}x the speed of plain decoding ({plain:.1f} tokens/s)", outcome])
+
+
+def logprob_lines(llm: LLM, logprobs: Sequence[TokenLogprobs]) -> list[str]:
+    lines = []
+    for token_id, logprob, top in logprobs:
+        others = "  ".join(f"{quoted(llm.tokenizer.token_text(i))} {value:.3f}" for i, value in top)
+        lines.append(f"{quoted(llm.tokenizer.token_text(token_id)):16} {logprob:8.3f}   {others}")
+    return lines
+
+
+def table(paint: Paint, rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as lines: the first column stands out, the last may be as long as it likes."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = []
+    for first, *middle, last in rows:
+        cells = [f"{cell:{size}}" for cell, size in zip(middle, widths[1:], strict=True)]
+        lines.append("  ".join([paint(f"{first:{widths[0]}}", BOLD), *cells, last]))
+    return lines
+
+
+def show(args: argparse.Namespace, content: dict[str, Any], lines: Sequence[str]) -> int:
+    """A command's result on stdout, as JSON where that was asked for; the exit code of success."""
+    print(json.dumps(content, ensure_ascii=False, default=str) if args.json else "\n".join(lines))
+    return 0

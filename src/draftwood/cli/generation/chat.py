@@ -1,0 +1,54 @@
+"""``draftwood chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from draftwood.cli.console.loading import budget_text, load_llm
+from draftwood.cli.console.options import Subparsers, add_command, add_run_options, sampling_params
+from draftwood.cli.console.stdin import piped_lines, typed_lines
+from draftwood.cli.console.terminal import BOLD, Screen
+from draftwood.cli.generation.conversation import HELP, Conversation
+from draftwood.errors import CapabilityError
+
+PROMPT = "> "
+CONTEXTS = 3  # cached at once while a turn moves on: the last turn, its longer copy, the gap of the one before
+
+
+def register(commands: Subparsers[Any]) -> None:
+    parser = add_command(
+        commands,
+        "chat",
+        run,
+        "Talk with a model in the terminal",
+        "draftwood chat",
+        "draftwood chat --system 'Answer in one sentence.' --max-tokens 512",
+        "echo 'What is a tree?' | draftwood chat --temperature 0.7 --seed 1",
+    )
+    parser.add_argument("--system", metavar="TEXT", help="how the model is to behave")
+    add_run_options(parser)
+    # A turn finds most of its prompt in the cache, so what drafters learnt from it must outlive the turn before.
+    parser.set_defaults(memory="process")
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args)
+    screen = Screen(args.color)
+    interactive = sys.stdin.isatty() and screen.out.is_terminal
+    with load_llm(args, screen, max_batch=CONTEXTS) as llm:
+        if not llm.tokenizer.has_chat:
+            raise CapabilityError(
+                "This model has no chat template, so it cannot hold a conversation",
+                got=llm.info.name,
+                next_step="Use draftwood generate, or a model that was trained to chat.",
+            )
+        conversation = Conversation(llm, params, screen, args.system, budget_text(args, llm), goes_on=interactive)
+        if interactive:
+            screen.note(f"{llm.info.name}, drafted by {llm.drafter}. {HELP}")
+        typed = typed_lines(PROMPT, BOLD if screen.out.enabled else "")
+        for line in typed if interactive else piped_lines():
+            if not conversation.hear(line.strip()):
+                break
+    return 0

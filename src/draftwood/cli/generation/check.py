@@ -1,0 +1,92 @@
+"""``draftwood check``: is the output really unchanged?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.console.loading import dtype_name, facts, load_llm
+from draftwood.cli.console.options import Subparsers, add_command, add_run_options, sampling_params
+from draftwood.cli.console.report import SEPARATOR, counted
+from draftwood.cli.console.terminal import BOLD, GREEN, RED, Screen, quoted
+
+if TYPE_CHECKING:
+    from draftwood.check import CheckRecord, CheckSummary, Difference
+    from draftwood.llm import LLM
+
+
+_DETAILS = """\
+Where the outputs part, both tokens are looked up in the model's own distribution. If neither lies
+further below the best token than rounding can move it in the chosen dtype, the difference is a
+numeric tie: either is the model's answer. Anything else is an ERROR, and the exit code is 1."""
+
+
+def register(commands: Subparsers[Any]) -> None:
+    parser = add_command(
+        commands,
+        "check",
+        run,
+        "Compare speculative with plain greedy decoding, token for token",
+        "draftwood check --prompts prompts.txt --dtype float32",
+        "draftwood check --prompts humaneval.jsonl --limit 20 --drafter stand",
+        "draftwood check --prompts prompts.txt --json",
+        details=_DETAILS,
+    )
+    parser.add_argument(
+        "--prompts", metavar="FILE", required=True, help="one prompt a line; .jsonl: 'prompt', 'turns' or 'messages'"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
+    parser.add_argument("--raw", action="store_true", help="prompts are texts to continue: no chat template")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_run_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from draftwood.prompts import prompt_ids, read_prompts
+
+    params = sampling_params(args)
+    prompts = read_prompts(args.prompts, args.limit)
+    screen = Screen(args.color)
+    records: list[CheckRecord] = []
+    with load_llm(args, screen) as llm:
+        from draftwood.check import CheckSummary, check
+
+        ids = [prompt_ids(llm.tokenizer, prompt, raw=args.raw) for prompt in prompts]
+        screen.progress("checking", 0, len(ids))
+        for record in check(llm, ids, params):
+            records.append(record)
+            if record.difference is not None and not args.json:
+                screen.progress.clear()
+                print(_difference_line(screen, llm, record.index, record.verdict, record.difference))
+            screen.progress("checking", len(records), len(ids))
+        summary = CheckSummary.of(records)
+        if args.json:
+            listed = [record.as_dict() for record in records]
+            print(json.dumps({**facts(llm), "summary": asdict(summary), "records": listed}))
+        else:
+            print(_summary_line(screen, summary, dtype_name(llm.info)))
+    return 1 if summary.errors else 0
+
+
+def _difference_line(screen: Screen, llm: LLM, index: int, verdict: str, difference: Difference) -> str:
+    def token(token_id: int | None) -> str:
+        return "the end" if token_id is None else f"{quoted(llm.tokenizer.token_text(token_id))} ({token_id})"
+
+    label = "numeric tie" if verdict == "tie" else screen.out("ERROR", BOLD, RED)
+    gap = "no gap" if difference.gap is None else f"gap {difference.gap:.3g}, tolerance {difference.tolerance:g}"
+    pair = f"{token(difference.speculative_id)}, plainly {token(difference.plain_id)}"
+    return f"prompt {index + 1}, token {difference.position}: {pair}: {label} ({gap})"
+
+
+def _summary_line(screen: Screen, summary: CheckSummary, dtype: str) -> str:
+    errors = counted(summary.errors, "error")
+    parts = [
+        f"{counted(summary.prompts, 'prompt')}, {counted(summary.positions, 'position')} in {dtype}",
+        f"{summary.identical} identical",
+        counted(summary.ties, "numeric tie"),
+        screen.out(errors, BOLD, RED) if summary.errors else screen.out(errors, GREEN),
+        f"tau {summary.acceptance_length:.2f}",
+    ]
+    return SEPARATOR.join(parts)

@@ -1,0 +1,81 @@
+"""The turns of a chat, and the commands between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.console.answer import Answer
+from draftwood.cli.console.report import SEPARATOR, counted, legend, stats_line
+from draftwood.cli.console.terminal import Screen
+from draftwood.errors import DraftwoodError
+
+if TYPE_CHECKING:
+    from draftwood.config import SamplingParams
+    from draftwood.llm import LLM
+
+HELP = "/help, /reset, /stats, /system TEXT, /quit. Ctrl-C stops an answer."
+
+
+class Conversation:
+    def __init__(
+        self, llm: LLM, params: SamplingParams, screen: Screen, system: str | None, budget: str, *, goes_on: bool
+    ) -> None:
+        """``goes_on``: a message that cannot be answered is a note to whoever types, not the end."""
+        self._llm, self._params, self._screen = llm, params, screen
+        self._system, self._budget, self._goes_on = system, budget, goes_on
+        self._turns: list[dict[str, str]] = []
+        self._answers: list[Answer] = []
+
+    def hear(self, line: str) -> bool:
+        """Answers a line or obeys it; whether the conversation goes on."""
+        command, _, rest = line.partition(" ")
+        if command in ("/quit", "/exit"):
+            return False
+        if command == "/reset":
+            self._turns.clear()
+            self._screen.note("A new conversation.")
+        elif command == "/system":
+            self._system = rest.strip() or None
+            self._screen.note("The system message is set." if self._system else "There is no system message now.")
+        elif command == "/stats":
+            self._screen.note(self._stats())
+        elif line.startswith("/"):
+            self._screen.note(HELP if command == "/help" else f"There is no {command}. {HELP}")
+        elif line:
+            self._answer(line)
+        return True
+
+    def _answer(self, text: str) -> None:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        turns = [*self._turns, {"role": "user", "content": text}]
+        answer = Answer()
+        try:
+            events = self._llm.stream_chat([*system, *turns], self._params)
+        except DraftwoodError as error:  # most often: the conversation no longer fits
+            if not self._goes_on:
+                raise
+            self._screen.note(f"{error}\n  /reset starts a new conversation.")
+            return
+        try:
+            answer.take(events, self._screen)
+        except KeyboardInterrupt:
+            answer.finish_reason = "cancelled"
+        finally:
+            del events  # ends the request
+        self._screen.out.write("\n")
+        self._turns = [*turns, {"role": "assistant", "content": answer.text}]
+        self._answers.append(answer)
+        reused = f"{answer.stats.reused_tokens} of {answer.stats.prompt_tokens} prompt tokens reused"
+        self._screen.note(stats_line(answer.stats, answer.finish_reason, reused))
+
+    def _stats(self) -> str:
+        if not self._answers:
+            return "Nothing was said yet."
+        from draftwood.engine import RequestStats
+
+        names = ("output_tokens", "cycles", "drafted_nodes", "prefill_seconds", "total_seconds")
+        sums: dict[str, Any] = {name: sum(getattr(answer.stats, name) for answer in self._answers) for name in names}
+        figures = stats_line(RequestStats(**sums), None, self._budget, self._llm.drafter)
+        sources = [source for answer in self._answers for source in answer.sources]
+        colours = legend(self._screen.out, sources)
+        return counted(len(self._answers), "answer") + SEPARATOR + figures + (f"\n{colours}" if colours else "")

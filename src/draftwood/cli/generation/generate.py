@@ -1,0 +1,112 @@
+"""``draftwood generate``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.console.answer import Answer, all_answers
+from draftwood.cli.console.loading import budget_text, facts, load_llm
+from draftwood.cli.console.options import Subparsers, add_command, add_prompt_options, add_run_options, sampling_params
+from draftwood.cli.console.report import closing, comparison_line, logprob_lines
+from draftwood.cli.console.stdin import read_prompt
+from draftwood.cli.console.terminal import Screen
+from draftwood.errors import OptionError
+
+if TYPE_CHECKING:
+    from draftwood.compare import Comparison
+    from draftwood.config import SamplingParams
+    from draftwood.llm import LLM
+
+
+def register(commands: Subparsers[Any]) -> None:
+    parser = add_command(
+        commands,
+        "generate",
+        run,
+        "Answer one prompt",
+        "draftwood generate 'Write a haiku about trees.'",
+        "draftwood generate --file notes.txt --max-tokens 400 --compare",
+        "echo 'def fibonacci(n):' | draftwood generate --raw --json",
+        details="The prompt is put to the model as a user's message if the model has a chat template.",
+    )
+    add_prompt_options(parser)
+    parser.add_argument(
+        "--stream", action=argparse.BooleanOptionalAction, help="show tokens as they come (default: on a terminal)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
+    parser.add_argument("--compare", action="store_true", help="decode plainly too; say how much faster it was")
+    parser.add_argument(
+        "--prediction",
+        metavar="F",
+        help="a file with the answer that you expect, such as a program of which a line is to change: faster, if it is "
+        "about right",
+    )
+    parser.add_argument("--n", type=int, default=1, help="samples of the prompt (default: 1)")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="show each token's probability and K alternatives")
+    add_run_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args)
+    _check(args, params)
+    prompt = read_prompt(args.prompt, args.file)
+    prediction = _prediction(args.prediction)
+    screen = Screen(args.color)
+    with load_llm(args, screen, max_batch=params.n) as llm:
+        from draftwood.compare import Run, compare, warm_up
+        from draftwood.prompts import prompt_ids
+
+        ids = prompt_ids(llm.tokenizer, prompt, raw=args.raw)
+        if args.compare:
+            warm_up(llm, ids, params)
+        streams = not args.json and params.n == 1 and (screen.out.is_terminal if args.stream is None else args.stream)
+        answers = all_answers(llm, ids, params, screen if streams else None, prediction)
+        first = Run(answers[0].token_ids, answers[0].stats)
+        comparison = None
+        if args.compare:
+            comparison = compare(llm, ids, params, first, screen.progress, prediction=prediction)
+        if args.json:
+            print(json.dumps(_as_dict(llm, answers, comparison), ensure_ascii=False))
+        else:
+            for answer in answers:
+                _show(screen, llm, answer, budget_text(args, llm), streamed=streams)
+            if comparison is not None:
+                screen.note(comparison_line(comparison))
+    return 0
+
+
+def _prediction(path: str | None) -> str | None:
+    if path is None:
+        return None
+    from draftwood.prompts import read_text
+
+    return read_text(path)
+
+
+def _check(args: argparse.Namespace, params: SamplingParams) -> None:
+    """What makes no sense together, before a model is loaded for it."""
+    if args.stream and (args.json or params.n > 1):
+        other = "--json" if args.json else f"--n {params.n}"
+        raise OptionError("Only a single answer in plain text can be streamed", got=f"--stream {other}")
+    if args.compare:
+        from draftwood.compare import check_params
+
+        check_params(params)
+
+
+def _as_dict(llm: LLM, answers: list[Answer], comparison: Comparison | None) -> dict[str, Any]:
+    """One answer's fields as they are; several under ``samples``."""
+    content = answers[0].as_dict() if len(answers) == 1 else {"samples": [answer.as_dict() for answer in answers]}
+    compared = {} if comparison is None else {"compare": comparison.as_dict()}
+    return {**content, **compared, **facts(llm)}
+
+
+def _show(screen: Screen, llm: LLM, answer: Answer, budget: str, *, streamed: bool) -> None:
+    if not streamed:
+        answer.show(screen)
+    screen.out.write("\n")
+    closing(screen, answer, budget, llm.drafter)
+    for line in logprob_lines(llm, answer.logprobs):
+        screen.note(line)

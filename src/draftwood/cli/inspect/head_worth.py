@@ -1,0 +1,59 @@
+"""What a head is worth on texts that its model wrote, measured as a training run validates it."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.console.terminal import Screen
+from draftwood.cli.inspect.head_options import DEFAULTS, MAX_LENGTH, SECTION
+from draftwood.errors import OptionError
+
+if TYPE_CHECKING:
+    from draftwood.heads import HeadModule
+    from draftwood.train.base import Example
+    from draftwood.train.config import ValidateSection
+    from draftwood.train.data.read import TrainingData
+
+
+def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) -> dict[str, Any]:
+    """What was asked for, what was measured on, and what was found: ``trees`` by growth, ``accuracy``, ``ranks``."""
+    from draftwood.targets.load import load_target, pick_device
+    from draftwood.train.data.read import TrainingData
+    from draftwood.train.loop.trainer import compute_dtype
+    from draftwood.train.measure.validate import BATCH, prompts_of, validate_head
+
+    section, seed, max_length = _section(args), args.seed or 0, args.max_length or MAX_LENGTH
+    data = TrainingData.open(*args.texts, max_length=max_length)
+    if not len(data):
+        got = f"no answer within the first {max_length} tokens of a text in {', '.join(args.texts)}"
+        raise OptionError("There are no texts to measure on", got=got, next_step="Raise --max-length.")
+    texts = _chosen(data, section.texts, seed)
+    device, dtype = pick_device(args.device or "auto"), args.dtype or "auto"
+    if dtype == "auto":  # that of training: in torch, half precision is slow on a CPU
+        dtype = str(compute_dtype(dtype, device)).removeprefix("torch.")
+    target, codec = load_target(args.model, dtype=dtype, device=str(device), max_batch=BATCH, progress=screen.progress)
+    data.check_model(target)
+    found = validate_head(head, target, codec, texts, section, screen.progress)
+    trees = found.pop("trees", {})
+    found.pop("tau", None)  # a mean over growths, by which training chooses
+    screen.progress.clear()
+    used = {"texts": len(texts), "texts_there": len(data), "prompts": len(prompts_of(texts, section.prompts))}
+    ran = {"dtype": dtype, "device": str(device)}
+    return {"folders": args.texts, "seed": seed, **ran, **asdict(section), **used, "trees": trees, **found}
+
+
+def _section(args: argparse.Namespace) -> ValidateSection:
+    from draftwood.train.config import ValidateSection
+
+    given = {SECTION.get(name, name): getattr(args, name) for name in (*DEFAULTS, "growth")}
+    return ValidateSection(**{name: value for name, value in given.items() if value is not None})
+
+
+def _chosen(data: TrainingData, limit: int, seed: int) -> list[Example]:
+    """Of prompts that a training run with this seed would hold out."""
+    with suppress(OptionError):  # there are no more than that: all of them
+        _, data = data.split(limit, seed)
+    return data.shuffled(seed)[:limit]

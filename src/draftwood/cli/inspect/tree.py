@@ -1,0 +1,78 @@
+"""A draft tree as text: one node a line, an only child under its parent, siblings as branches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.console.report import counted
+from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, DIM, GREEN, Paint, quoted, width
+
+if TYPE_CHECKING:
+    from draftwood.engine import TokenEvent
+    from draftwood.text.tokenizer import TextCodec
+    from draftwood.tree import DraftTree
+
+MIN_WIDTH = 20
+
+
+def tree_lines(event: TokenEvent, codec: TextCodec, paint: Paint) -> list[str]:
+    """The verified tree with its accepted path marked, and the target's own token below it."""
+    tree = event.tree
+    accepted = set(event.path[1 : len(event.token_ids) + 1])
+    rows = [(node, branch, quoted(codec.token_text(tree.tokens[node]))) for node, branch in _walk(tree)]
+    column = max(MIN_WIDTH, *(width(branch + token) for _, branch, token in rows))
+    names = max(6, *map(len, tree.sources))
+    lines = []
+    for node, branch, token in rows:
+        kept = node in accepted
+        shown = paint.source(token, tree.sources[node]) if kept or node == 0 else paint(token, DIM)
+        gap = " " * (column - width(branch + token))
+        figures = f"{tree.sources[node]:{names}}  {'' if node == 0 else format(tree.probs[node], '.3f'):5}"
+        mark = paint("✓", BOLD, GREEN) if kept else ""
+        lines.append(f"  {paint(branch, DIM)}{shown}{gap}  {paint(figures, DIM)}  {mark}".rstrip())
+    if event.sources[-1] == BONUS_SOURCE:
+        token = quoted(codec.token_text(event.token_ids[-1]))
+        gap = " " * (column - width(token))
+        lines.append(f"  {paint(token, BOLD)}{gap}  {paint(f'{BONUS_SOURCE:{names}}  bonus', DIM)}")
+    return lines
+
+
+def heading(cycle: int, event: TokenEvent) -> str:
+    """A cycle in a line. The root is counted among the nodes, as the budget counts it."""
+    drawn = f"{counted(len(event.tree), 'node')}, depth {max(event.tree.depths)}"
+    kept = sum(source != BONUS_SOURCE for source in event.sources)
+    return f"cycle {cycle}: {drawn}, {kept} accepted, {counted(len(event.token_ids), 'token')} out"
+
+
+def as_dict(cycle: int, event: TokenEvent, codec: TextCodec) -> dict[str, Any]:
+    tree = event.tree
+    return {
+        "cycle": cycle,
+        "tokens": list(tree.tokens),
+        "texts": [codec.token_text(token) for token in tree.tokens],
+        "parents": list(tree.parents),
+        "depths": list(tree.depths),
+        "sources": list(tree.sources),
+        "probs": list(tree.probs),
+        "path": list(event.path),
+        "emitted": list(event.token_ids),
+        "bonus": event.token_ids[-1] if event.sources[-1] == BONUS_SOURCE else None,
+        "finish_reason": event.finish_reason,
+    }
+
+
+def _walk(tree: DraftTree) -> Iterator[tuple[int, str]]:
+    """Every node with the branch drawn before it, in the order of the lines. Trees are deep: no recursion."""
+    children = tree.children()
+    waiting = [(0, "", "")]  # node, its own branch, what its descendants are indented by
+    while waiting:
+        node, branch, indent = waiting.pop()
+        yield node, branch
+        below = children[node]
+        if len(below) == 1:
+            waiting.append((below[0], indent, indent))
+            continue
+        for child in reversed(below):
+            own, rest = ("└─ ", "   ") if child == below[-1] else ("├─ ", "│  ")
+            waiting.append((child, indent + own, indent + rest))

@@ -1,0 +1,60 @@
+"""``draftwood train``: data that the target writes, and heads that learn from it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from draftwood.cli.console.options import Subparsers, add_command, add_group
+from draftwood.cli.console.report import show, table
+from draftwood.cli.console.terminal import Screen
+from draftwood.cli.train.data import register_data
+from draftwood.train.loop.command import add_arguments
+
+_EXAMPLES = (
+    "draftwood train data prompts.jsonl --out data",
+    "draftwood train head --method eagle3 data.folder=data run.out=runs/first optim.epochs=2",
+)
+_HEAD = (
+    "draftwood train head --method eagle3 --config my.toml",
+    "draftwood train head --method eagle3 --config my.toml --plan",
+    "draftwood train head --method eagle3 data.folder=data run.out=runs/first optim.epochs=2",
+    "draftwood train head --method gto --config my.toml head.start=runs/first/best run.out=runs/gto optim.lr=5e-6",
+    "draftwood train head --method eagle3 --config my.toml --resume",
+    "torchrun --nproc-per-node 4 -m draftwood.train --method eagle3 --config my.toml run.strategy=fsdp",
+)
+_DETAILS = """\
+The configuration has the tables [model], [data], [head], [method], [optim], [validate] and [run];
+every key can be given on the command line instead. data.folder, run.out and one of optim.steps,
+optim.epochs and optim.minutes have to be said. The run's folder gets the resolved configuration, log.jsonl, the last
+checkpoints, the best head, the head at the end and a plot.
+
+eagle, hass   EAGLE heads; talf and griffin too, and those train EAGLE-3 heads as well
+eagle3        EAGLE-3 heads: training-time test
+gto           trains a trained head further, on its own draft trees: head.start
+medusa, hydra heads that guess several tokens ahead"""
+
+
+def register(commands: Subparsers[Any]) -> None:
+    actions = add_group(commands, "train", "Train a draft head for a model", *_EXAMPLES)
+    register_data(actions)
+    head = add_command(actions, "head", _head, "Train a draft head", *_HEAD, details=_DETAILS)
+    add_arguments(head)
+    head.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _head(args: argparse.Namespace) -> int:
+    if args.plan:
+        return _plan(args)
+    from draftwood.train.loop.command import train
+
+    folder = train(args)
+    return show(args, {"path": folder, "head": folder / "head"}, [str(folder / "head")])
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from draftwood.train.loop.command import planned
+
+    screen = Screen(args.color)
+    plan = planned(args, screen.progress)
+    return show(args, plan.content(), table(screen.out, plan.rows()))

@@ -1,0 +1,206 @@
+"""What models there are on this disk and what they are like: the records behind ``draftwood models``."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from draftwood.disk.store import locked, models_home, remove_folder
+from draftwood.errors import ModelError
+from draftwood.models.config import architecture_of, is_native, parse_config, whole_number
+from draftwood.models.resolve import (
+    BUILT_IN,
+    KNOWN,
+    built_in_has_no_folder,
+    is_entry_name,
+    read_json_config,
+    read_record,
+    resolve,
+)
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors files write them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelEntry:
+    """A model that can be asked for by its name, whether it is on this disk yet or not."""
+
+    name: str
+    title: str
+    licence: str | None
+    path: Path | None  # None: not fetched yet
+    num_bytes: int  # on this disk; about how many it will be where it is not fetched yet
+    origin: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelDescription:
+    """What a folder holds, without loading it."""
+
+    name: str
+    path: Path
+    architecture: str
+    native: bool  # whether the native decoder runs it
+    num_parameters: int
+    storage_dtype: str  # the type that most weights lie in
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    cache_bytes_per_token: dict[str, int]  # by the type of the run
+    cache_bytes_full_context: dict[str, int]
+    num_bytes: int
+    licence: str | None
+    origin: str | None
+    has_chat_template: bool
+
+
+def list_models() -> list[ModelEntry]:
+    """The known models first, then what else lies in the cache."""
+    home = models_home()
+    names = sorted(path.name for path in home.glob("[!.]*") if path.is_dir()) if home.is_dir() else []
+    return [_entry(name) for name in [*KNOWN, *(name for name in names if name not in KNOWN)]]
+
+
+def model_path(name: str) -> Path:
+    """Where the model lies; it is not fetched for this."""
+    folder = models_home() / name
+    if not is_entry_name(name) or not folder.is_dir():
+        if name == BUILT_IN:
+            raise built_in_has_no_folder()
+        raise ModelError(
+            "This model is not in the cache",
+            got=repr(name),
+            allowed=[entry.name for entry in list_models() if entry.path] or "nothing is there yet",
+            next_step=f"Fetch it with: draftwood models get {name}" if name in KNOWN else None,
+        )
+    return folder
+
+
+def remove_model(name: str) -> int:
+    """Removes a model from the cache, never a folder outside of it; returns the bytes that became free."""
+    folder = model_path(name)
+    with locked(name):
+        freed = _folder_bytes(folder)
+        remove_folder(folder)
+    return freed
+
+
+def describe(folder: Path) -> ModelDescription:
+    """Reads the configuration and the heads of the weight files."""
+    config, generation = read_json_config(folder)
+    sizes = _sizes(config, generation)
+    counts = _weights_by_dtype(folder)
+    per_token = {
+        name: 2 * sizes["layers"] * sizes["kv_heads"] * sizes["head_dim"] * width for name, width in _ITEM_BYTES.items()
+    }
+    return ModelDescription(
+        name=folder.name,
+        path=folder,
+        architecture=architecture_of(config),
+        native=is_native(config),
+        num_parameters=sum(counts.values()),
+        storage_dtype=counts.most_common(1)[0][0] if counts else "unknown",
+        num_layers=sizes["layers"],
+        hidden_size=sizes["hidden"],
+        vocab_size=sizes["vocab"],
+        context_length=sizes["context"],
+        cache_bytes_per_token=per_token,
+        cache_bytes_full_context={name: count * sizes["context"] for name, count in per_token.items()},
+        num_bytes=_folder_bytes(folder),
+        licence=_licence(folder),
+        origin=read_record(folder).get("source"),
+        has_chat_template=_has_chat_template(folder),
+    )
+
+
+def describe_model(name: str) -> ModelDescription:
+    """The same for a name, a folder, a GGUF file or a hub id; fetches it where it must."""
+    return describe(resolve(name).path)
+
+
+def _entry(name: str) -> ModelEntry:
+    known, folder = KNOWN.get(name), models_home() / name
+    here = folder.is_dir()
+    return ModelEntry(
+        name=name,
+        title=known.title if known else name,
+        licence=_licence(folder),
+        path=folder if here else None,
+        num_bytes=_folder_bytes(folder) if here else known.num_bytes if known else 0,
+        origin=read_record(folder).get("source") if here else None,
+    )
+
+
+def _sizes(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, int]:
+    """The native reader's numbers where it takes the model; the usual keys where it does not."""
+    if is_native(config):
+        shape = parse_config(config, generation)
+        return {
+            "layers": shape.num_layers,
+            "hidden": shape.hidden_size,
+            "vocab": shape.vocab_size,
+            "context": shape.context_length,
+            "kv_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+        }
+
+    def first(*keys: str) -> int:
+        return next((whole_number(config, key) for key in keys if config.get(key)), 0)
+
+    hidden, heads = first("hidden_size", "n_embd"), first("num_attention_heads", "n_head")
+    return {
+        "layers": first("num_hidden_layers", "n_layer"),
+        "hidden": hidden,
+        "vocab": first("vocab_size"),
+        "context": first("max_position_embeddings", "n_positions", "n_ctx"),
+        "kv_heads": first("num_key_value_heads") or heads,
+        "head_dim": first("head_dim") or (hidden // heads if heads else 0),
+    }
+
+
+def _weights_by_dtype(folder: Path) -> Counter[str]:
+    """How many weights lie in each type, from the headers of the weight files alone."""
+    counts: Counter[str] = Counter()
+    for path in sorted(folder.glob("*.safetensors")):
+        for dtype, num_weights in _header(path):
+            counts[_DTYPE_NAMES.get(dtype, dtype)] += num_weights
+    return counts
+
+
+def _header(path: Path) -> list[tuple[str, int]]:
+    """The type and the number of weights of every tensor in the file."""
+    try:
+        with path.open("rb") as handle:
+            (length,) = struct.unpack("<Q", handle.read(8))
+            if length > path.stat().st_size:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(handle.read(length))
+        return [(str(e["dtype"]), int(prod(e["shape"]))) for name, e in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError, struct.error) as error:
+        raise ModelError(f"{path} cannot be read", got=error, next_step="Fetch the model again.") from error
+
+
+def _licence(folder: Path) -> str | None:
+    known = KNOWN.get(folder.name)
+    if known is not None and folder == models_home() / folder.name:
+        return known.licence
+    licence = read_record(folder).get("licence")
+    return str(licence) if licence else None
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    path = folder / "tokenizer_config.json"
+    return path.is_file() and '"chat_template"' in path.read_text(encoding="utf-8", errors="replace")
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,201 @@
+"""Reads GGUF files (versions 2 and 3): metadata, and a table of tensors whose bytes stay in the file until asked for.
+
+A file that was cut short or damaged is refused with a message that says where, before any tensor is used.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from draftwood.errors import ModelError
+from draftwood.models.gguf.dequantize import Bytes, Floats, block_format, dequantize
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+_MAX_DIMENSIONS = 4
+_SMALLEST_PAIR = 8 + 4 + 1  # bytes of a metadata entry: key length, value type, a one-byte value
+_SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8  # bytes of a table entry: name length, dimensions, one size, format, offset
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+class TensorEntry(NamedTuple):
+    name: str
+    shape: tuple[int, ...]  # outermost first, as torch has it; the file has it the other way round
+    kind: int  # number of the block format
+    offset: int  # of the first byte in the file
+    num_bytes: int
+
+    @property
+    def format_name(self) -> str:
+        return block_format(self.kind, self.name).name
+
+
+class GgufFile:
+    """An open GGUF file. Use it in a ``with`` block: tensors are views of the mapped file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as handle:
+                self.size = handle.seek(0, 2)
+                if self.size == 0:
+                    raise _damaged(path, "it is empty")
+                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read", got=error) from error
+        try:
+            cursor = _Cursor(path, self._map)
+            num_tensors = self._read_header(cursor)
+            self.tensors = self._read_table(cursor, num_tensors)
+        except BaseException:
+            self._map.close()
+            raise
+
+    def __enter__(self) -> GgufFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._map.close()
+
+    def floats(self, tensor: TensorEntry, first_row: int = 0, num_rows: int | None = None) -> Floats:
+        """The tensor, or some of its outermost rows, as float32 in its shape."""
+        rows = tensor.shape[0] if num_rows is None else num_rows
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        return dequantize(
+            tensor.kind, self._copy(tensor.offset + first_row * row_bytes, rows * row_bytes), tensor.name
+        ).reshape(rows, *tensor.shape[1:])
+
+    def _copy(self, start: int, length: int) -> Bytes:
+        # A copy: a view would keep the file mapped after the reader is closed.
+        return np.frombuffer(self._map[start : start + length], dtype=np.uint8)
+
+    def _read_header(self, cursor: _Cursor) -> int:
+        if cursor.take(4) != MAGIC:
+            raise _damaged(self.path, "it does not begin with the four letters GGUF")
+        self.version = int(cursor.number("I"))
+        if self.version not in VERSIONS:
+            swapped = int.from_bytes(self.version.to_bytes(4, "big"), "little") in VERSIONS
+            raise ModelError(
+                f"{self.path} is a GGUF file of a version that cannot be read",
+                got="a big-endian file" if swapped else self.version,
+                allowed=VERSIONS,
+            )
+        num_tensors = cursor.count(_SMALLEST_TENSOR, "tensors")
+        num_pairs = cursor.count(_SMALLEST_PAIR, "metadata entries")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(num_pairs):
+            key = cursor.string()
+            if key in self.metadata:
+                raise _damaged(self.path, f"the metadata key {key!r} occurs twice")
+            self.metadata[key] = cursor.value(int(cursor.number("I")))
+        return num_tensors
+
+    def _read_table(self, cursor: _Cursor, num_tensors: int) -> dict[str, TensorEntry]:
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise _damaged(self.path, f"the alignment {alignment} is not a power of two")
+        entries = [self._read_entry(cursor, alignment) for _ in range(num_tensors)]
+        start = -(-cursor.position // alignment) * alignment
+        table: dict[str, TensorEntry] = {}
+        end = start
+        for entry in sorted(entries, key=lambda item: item.offset):
+            placed = entry._replace(offset=start + entry.offset)
+            if placed.name in table:
+                raise _damaged(self.path, f"the tensor {placed.name} occurs twice")
+            if placed.offset < end:
+                raise _damaged(self.path, f"the tensor {placed.name} overlaps another one")
+            end = placed.offset + placed.num_bytes
+            if end > self.size:
+                raise _cut_short(self.path, f"the tensor {placed.name} would end at byte {end:,}", self.size)
+            table[placed.name] = placed
+        return table
+
+    def _read_entry(self, cursor: _Cursor, alignment: int) -> TensorEntry:
+        name = cursor.string()
+        num_dimensions = int(cursor.number("I"))
+        if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+            raise _damaged(self.path, f"the tensor {name} has {num_dimensions} dimensions")
+        shape = tuple(int(cursor.number("Q")) for _ in range(num_dimensions))[::-1]
+        kind, offset = int(cursor.number("I")), int(cursor.number("Q"))
+        layout = block_format(kind, name)
+        if not all(shape) or shape[-1] % layout.elements:
+            raise _damaged(self.path, f"the tensor {name} has the shape {list(shape)} in {layout.name}")
+        if offset % alignment:
+            raise _damaged(self.path, f"the tensor {name} lies at {offset}, not at a multiple of {alignment}")
+        num_elements = 1
+        for size in shape:
+            num_elements *= size
+        return TensorEntry(name, shape, kind, offset, num_elements // layout.elements * layout.num_bytes)
+
+
+class _Cursor:
+    """Walks through the bytes; stepping over the end is the sign of a file cut short."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data, self.size = path, data, len(data)
+        self.position = 0
+
+    def take(self, length: int) -> bytes:
+        end = self.position + length
+        if end > self.size:
+            raise _cut_short(self.path, f"byte {end:,} is needed", self.size)
+        piece = self.data[self.position : end]
+        self.position = end
+        return piece
+
+    def number(self, code: str) -> int | float | bool:
+        (found,) = struct.unpack("<" + code, self.take(struct.calcsize(code)))
+        value: int | float | bool = found
+        return value
+
+    def count(self, smallest: int, what: str) -> int:
+        """A number of things that take at least ``smallest`` bytes each: more than fit in the file is no number."""
+        found = int(self.number("Q"))
+        if found * smallest > self.size:
+            raise _damaged(self.path, f"it claims {found:,} {what} in {self.size:,} bytes")
+        return found
+
+    def string(self) -> str:
+        raw = self.take(self.count(1, "letters in one text"))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _damaged(self.path, f"a text before byte {self.position:,} is not UTF-8") from error
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self._array()
+        return self.number(self._scalar(kind))
+
+    def _array(self) -> list[Any]:
+        kind = int(self.number("I"))
+        if kind == _STRING:
+            return [self.string() for _ in range(self.count(8, "texts"))]
+        code = self._scalar(kind)  # arrays of arrays exist in the format's description only
+        width = struct.calcsize(code)
+        length = self.count(width, "numbers")
+        return list(np.frombuffer(self.take(length * width), dtype="<" + code).tolist())
+
+    def _scalar(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise _damaged(self.path, f"value type {kind} before byte {self.position:,} does not exist")
+        return _SCALARS[kind]
+
+
+def _damaged(path: Path, how: str) -> ModelError:
+    return ModelError(f"{path} is not a whole GGUF file: {how}", next_step="Fetch the file again.")
+
+
+def _cut_short(path: Path, what: str, size: int) -> ModelError:
+    return ModelError(f"{path} was cut short: {what}", got=f"{size:,} bytes", next_step="Fetch the file again.")

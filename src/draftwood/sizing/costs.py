@@ -1,0 +1,299 @@
+"""What a forward pass costs on this machine: measured once per machine and model, kept in the cache.
+
+The cost of n positions depends on the model, the number format, the processor and the length of the context. It is
+timed for a few n at a few lengths. Between and beyond lengths it is taken as linear, which it nearly is; between sizes
+too, but for a target that says which sizes its passes have (``TargetInfo.pass_sizes``): there a pass over n positions
+costs what the next of these sizes does, and those are timed.
+
+What else runs on the machine disturbs a reading. So all sizes take turns, the quickest of several readings counts, and
+a curve that never falls is laid through them in which no single reading that is off moves the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from draftwood.disk.files import new_file
+from draftwood.disk.store import cache_home
+from draftwood.errors import DraftwoodError
+from draftwood.progress import Progress, report
+from draftwood.targets.base import USUAL_TOP, Segment, Target, TargetInfo, chain_parents
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # timed where passes may have any size
+LARGEST_TREE = 128
+LARGEST_TIMED = 512  # positions: the trees of a batch share a pass
+CONTEXTS, GPU_CONTEXTS = (16, 512), (16, 2048)  # enough for a line; on a GPU a short one shows no slope
+MAX_COST = 8.0  # times a single position: beyond that no tree of that size pays
+MIN_ROUNDS, MAX_ROUNDS = 3, 25  # in which every size is timed once
+ROUNDS_SECONDS = 0.6  # of each context: no more rounds than needed after that
+WARM_UP_SECONDS = 0.2
+FORMAT, VERSION = "draftwood-costs", 2
+KERNELS = 2  # raised when passes of ours take other times than before: old profiles are left behind then
+LABEL = "timing the model on this machine"
+ALMOST_NOTHING = 1e-9  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """Seconds of a pass over ``sizes`` positions at each of ``contexts``."""
+
+    sizes: tuple[int, ...]  # [S] ascending from 1
+    contexts: tuple[int, ...]  # [C] ascending
+    seconds: tuple[tuple[float, ...], ...]  # [C, S]
+    stepped: bool = False  # True: passes have these sizes and no others; a smaller one is filled up to the next
+
+    @property
+    def largest(self) -> int:
+        """The largest tree worth thinking of. Larger passes are timed for the trees of a batch."""
+        return max(size for size in self.sizes if size <= LARGEST_TREE)
+
+    def of(self, positions: int, context: int) -> npt.NDArray[np.float64]:
+        """Seconds of passes over 1, 2, ... ``positions`` positions with that much context behind them."""
+        counts = np.arange(1, positions + 1)
+        curve = _steps if self.stepped else _line
+        rows = [curve(self.sizes, row, counts) for row in self.seconds]  # [C][positions]
+        if len(rows) == 1:
+            return rows[0]
+        low = int(np.clip(np.searchsorted(self.contexts, context) - 1, 0, len(rows) - 2))
+        share = (context - self.contexts[low]) / (self.contexts[low + 1] - self.contexts[low])
+        mixed = rows[low] + share * (rows[low + 1] - rows[low])
+        # Far beyond the last context noise is multiplied; still, more positions never take less time.
+        line: npt.NDArray[np.float64] = np.maximum.accumulate(np.maximum(mixed, ALMOST_NOTHING))
+        return line
+
+    def relative(self, context_index: int = 0) -> list[float]:
+        """The sizes' costs beside a single position's."""
+        row = self.seconds[context_index]
+        return [seconds / row[0] for seconds in row]
+
+
+def load_profile(info: TargetInfo) -> CostProfile | None:
+    """What was measured before on this machine; None if nothing was, nothing that can be read, or other sizes."""
+    try:
+        content = json.loads(profile_path(info).read_text(encoding="utf-8"))
+        if (content["format"], content["version"]) != (FORMAT, VERSION):
+            return None
+        profile = CostProfile(
+            tuple(content["sizes"]),
+            tuple(content["contexts"]),
+            tuple(tuple(row) for row in content["seconds"]),
+            content["stepped"],
+        )
+        return profile if _is_sound(profile) and _is_of(info, profile) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def save_profile(info: TargetInfo, profile: CostProfile) -> Path:
+    path = profile_path(info)
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "machine": machine(info),
+        "model": info.name,
+        "sizes": profile.sizes,
+        "contexts": profile.contexts,
+        "seconds": profile.seconds,
+        "stepped": profile.stepped,
+    }
+    with new_file(path) as temporary:
+        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    return path
+
+
+def known_costs(target: Target, progress: Progress | None = None) -> CostProfile | None:
+    """The profile of this machine and model: from the cache, else measured now and kept. None: no room to measure."""
+    profile = load_profile(target.info)
+    if profile is None:
+        profile = measure_costs(target, progress=progress)
+        if profile is not None:
+            with suppress(DraftwoodError):  # a cache that cannot be written costs the next run some seconds, no more
+                save_profile(target.info, profile)
+    return profile
+
+
+def measure_costs(
+    target: Target, contexts: Sequence[int] | None = None, progress: Progress | None = None
+) -> CostProfile | None:
+    """Times growing passes until they cost too much. None if the cache has no room for that now."""
+    info = target.info
+    limit = min(info.context_length, target.num_slots)
+    sizes = [size for size in timed_sizes(info) if size <= max(1, limit // 2)]
+    room = limit - sizes[-1]
+    contexts = sorted({min(context, room) for context in contexts or timed_contexts(info)})
+    capacity = contexts[-1] + sizes[-1]
+    if not target.can_open(capacity):
+        return None
+    sequence = target.open(capacity)
+    total = len(contexts) * len(sizes)
+    rows: list[list[float]] = []
+
+    def tell(done: int) -> None:
+        report(progress, LABEL, len(rows) * total // len(contexts) + done, total)
+
+    try:
+        for context in contexts:
+            _fill(target, sequence, context)
+            rows.append(_time_sizes(target, sequence, sizes, tell))
+            sizes = sizes[: len(rows[-1])]
+    finally:
+        target.close(sequence)
+    report(progress, LABEL, total, total)
+    seconds = fitted([row[: len(sizes)] for row in rows])
+    return CostProfile(tuple(sizes), tuple(contexts), seconds, bool(info.pass_sizes))
+
+
+def timed_sizes(info: TargetInfo) -> list[int]:
+    """Those of the target's passes, up to what a batch of trees needs; a few where it does not say."""
+    return sorted({1, *(size for size in info.pass_sizes or SIZES if size <= LARGEST_TIMED)})
+
+
+def timed_contexts(info: TargetInfo) -> tuple[int, ...]:
+    return CONTEXTS if info.device.type == "cpu" else GPU_CONTEXTS
+
+
+def fitted(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
+    """[C, S] as it would be without noise: neither more positions nor a longer context ever take less time.
+
+    Laying the curves along contexts keeps those along sizes: of two rows, the one with larger values has larger fits.
+    """
+    by_size = zip(*map(never_falling, rows), strict=True)
+    return tuple(zip(*map(never_falling, by_size), strict=True))
+
+
+def never_falling(values: Sequence[float]) -> list[float]:
+    """The values with the fewest changes that make them ascend: an isotonic regression by medians.
+
+    A single reading that is too slow, or too quick, is outvoted by those behind it, or before it.
+    """
+    ends = range(len(values))
+    return [
+        max(min(median_low(values[start : end + 1]) for end in ends[place:]) for start in ends[: place + 1])
+        for place in ends
+    ]
+
+
+def profile_path(info: TargetInfo) -> Path:
+    sizes = (info.vocab_size, info.hidden_size, info.num_layers, info.num_parameters)
+    what = [KERNELS, info.name, info.architecture, sizes, info.backend, str(info.dtype), machine(info)]
+    digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+    return cache_home() / "profiles" / f"{digest}.json"
+
+
+def machine(info: TargetInfo) -> str:
+    """What the timing depends on beside the model."""
+    if info.device.type == "cuda":
+        return f"{torch.cuda.get_device_name(info.device)}, torch {torch.__version__}"
+    return f"{processor()}, {torch.get_num_threads()} of {os.cpu_count()} threads, torch {torch.__version__}"
+
+
+def processor() -> str:
+    """The name of the CPU, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
+    return f"{platform.machine()} {names[0] if names else ''}".strip()
+
+
+def _line(sizes: Sequence[int], seconds: Sequence[float], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Linear between the sizes, and on beyond the last two."""
+    line: npt.NDArray[np.float64] = np.interp(counts, sizes, seconds)
+    if len(sizes) > 1:
+        slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+        line += np.maximum(counts - sizes[-1], 0) * slope
+    return line
+
+
+def _steps(sizes: Sequence[int], seconds: Sequence[float], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """What the next size costs; beyond the last one in proportion, as passes do that have work for the whole device."""
+    places = np.minimum(np.searchsorted(sizes, counts), len(sizes) - 1)
+    steps: npt.NDArray[np.float64] = np.asarray(seconds)[places] * np.maximum(counts / sizes[-1], 1.0)
+    return steps
+
+
+def _is_of(info: TargetInfo, profile: CostProfile) -> bool:
+    """Whether the target's passes still have the sizes that were timed."""
+    known = timed_sizes(info)[: len(profile.sizes)]
+    return list(profile.sizes) == known if info.pass_sizes else not profile.stepped
+
+
+def _is_sound(profile: CostProfile) -> bool:
+    rows = profile.seconds
+    return (
+        type(profile.stepped) is bool
+        and all(type(number) is int for number in (*profile.sizes, *profile.contexts))
+        and profile.sizes[:1] == (1,)
+        and list(profile.sizes) == sorted(set(profile.sizes))
+        and len(rows) == len(profile.contexts) > 0
+        and list(profile.contexts) == sorted(set(profile.contexts))
+        and all(len(row) == len(profile.sizes) and row[0] > 0.0 and list(row) == sorted(row) for row in rows)
+        and all(np.isfinite(row).all() for row in rows)
+    )
+
+
+def _fill(target: Target, sequence: int, context: int) -> None:
+    """Commits tokens until the sequence is that long; which ones makes no difference to the time."""
+    missing = context - target.length(sequence)
+    while missing > 0:
+        size = min(missing, 256)
+        target.forward([Segment(sequence, [0] * size, chain_parents(size), 0)])
+        target.keep(sequence, range(size))
+        missing -= size
+
+
+def _time_sizes(target: Target, sequence: int, sizes: Sequence[int], tell: Callable[[int], None]) -> list[float]:
+    """The quickest pass of each size up to the first that costs too much; ``tell`` hears how many sizes were tried."""
+    row = _first_round(target, sequence, sizes, tell)
+    started = time.perf_counter()
+    for number in range(1, MAX_ROUNDS):
+        if number >= MIN_ROUNDS and time.perf_counter() - started > ROUNDS_SECONDS:
+            break
+        # What else runs on the machine only ever adds, to all sizes alike where they take turns.
+        row = [min(known, _forward(target, sequence, size)) for known, size in zip(row, sizes, strict=False)]
+    return row
+
+
+def _first_round(target: Target, sequence: int, sizes: Sequence[int], tell: Callable[[int], None]) -> list[float]:
+    tell(0)
+    row = [_warm_up(target, sequence)]
+    for number, size in enumerate(sizes[1:], start=1):
+        tell(number)
+        seconds = _forward(target, sequence, size)
+        if seconds > MAX_COST * row[0]:  # the first pass of a size may have had something to prepare
+            seconds = min(seconds, _forward(target, sequence, size))
+        row.append(seconds)
+        if seconds > MAX_COST * row[0]:
+            break
+    return row
+
+
+def _warm_up(target: Target, sequence: int) -> float:
+    """The quickest pass over one position until clocks and caches have settled: what others are compared with."""
+    started = time.perf_counter()
+    quickest = _forward(target, sequence, 1)
+    while time.perf_counter() - started < WARM_UP_SECONDS:
+        quickest = min(quickest, _forward(target, sequence, 1))
+    return quickest
+
+
+def _forward(target: Target, sequence: int, size: int) -> float:
+    segment = Segment(sequence, [0] * size, chain_parents(size), size)
+    target.set_top(USUAL_TOP)
+    started = time.perf_counter()
+    target.forward([segment]).greedy_ids.tolist()
+    return time.perf_counter() - started

@@ -1,0 +1,17 @@
+"""A draft head as a source, in the fastest way its device has."""
+
+from __future__ import annotations
+
+from draftwood.heads import Eagle3Head, EagleHead, Head, HydraHead, MedusaHead
+from draftwood.sources.neural.head import AheadModel, EagleModel, HeadModel
+from draftwood.sources.neural.head_graphs import GraphedEagleModel, why_not_graphed
+
+
+def head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
+    """A head, bound to its target of ``num_layers`` layers, as a source with a cache of so many positions."""
+    taps = head.config.taps_for(num_layers)
+    if isinstance(head, (MedusaHead, HydraHead)):
+        return AheadModel(head, taps, num_slots)
+    if isinstance(head, (EagleHead, Eagle3Head)) and not why_not_graphed(head):
+        return GraphedEagleModel(head, taps, num_slots)
+    return EagleModel(head, taps, num_slots)

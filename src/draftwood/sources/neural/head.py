@@ -1,0 +1,166 @@
+"""Draft heads as sources: EAGLE and EAGLE-3 with a cache of their own, Medusa and Hydra by depth.
+
+EAGLE heads run over tokens and features. The feature of a text node is made of the target's hidden states; below it
+stands the head's own output for the node's parent, which is remembered by cache slot. What was computed from guessed
+features is thrown away when the guess was right, and computed again from the target's: `keeps_drafts` is False.
+
+Medusa and Hydra heads read the hidden state before the root; what follows a node depends on its depth, and in Hydra on
+the tokens on its path.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from draftwood.heads import Eagle3Head, EagleHead, Head, HydraHead, MedusaHead
+from draftwood.sources.neural.base import DraftModel, DraftSegment
+from draftwood.targets.cache import KVCache
+from draftwood.targets.find_top import top_rows
+from draftwood.targets.native.decoder import PackedBatch, PackedSegment, pack
+from draftwood.targets.native.eager import CacheAttention
+from draftwood.targets.toprows import TopRows
+
+
+class HeadModel(DraftModel):
+    """What heads of all kinds have in common: the books of the cache, and what is remembered of every slot."""
+
+    keeps_drafts = False
+
+    def __init__(self, head: Head, taps: tuple[int, ...], num_slots: int) -> None:
+        config, device = head.config, head.parts.embed.device
+        dtype = next(head.parameters()).dtype
+        self.taps = taps
+        self.longest = num_slots
+        self._head = head
+        self._device = device
+        self._dtype = dtype
+        layers, heads, dim = (
+            (config.num_layers, config.num_kv_heads, config.head_dim) if config.num_layers else (0, 1, 1)
+        )
+        self._cache = KVCache(layers, heads, dim, num_slots, dtype, device)
+        self._hidden = torch.empty(num_slots, config.hidden_size, dtype=dtype, device=device)  # by slot
+
+    def open(self, capacity: int) -> int | None:
+        return self._cache.open(capacity) if self._cache.can_open(capacity) else None
+
+    def close(self, sequence: int) -> None:
+        self._cache.close(sequence)
+
+    def keep(self, sequence: int, nodes: Sequence[int]) -> None:
+        self._cache.keep(sequence, nodes)
+
+    @torch.inference_mode()
+    def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
+        batch = pack([segment for segment, _ in segments], self._cache)
+        logits = self._logits(batch, [features for _, features in segments])  # [R, Vd]
+        top = top_rows(logits, min(k, logits.shape[1]))
+        if self._head.config.has_draft_vocabulary:
+            return TopRows(self._vocabulary[top.ids], top.logits, top.log_total)
+        return top
+
+    @abstractmethod
+    def _logits(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:
+        """What follows the wanted rows, [R, Vd]."""
+
+    @cached_property
+    def _vocabulary(self) -> npt.NDArray[np.int32]:
+        """The target's tokens by the head's, [Vd], on the host."""
+        assert isinstance(self._head, Eagle3Head)
+        return self._head.vocabulary().to("cpu", torch.int32).numpy()
+
+    def _own(self, states: Tensor) -> Tensor:
+        """What the target has, in the head's type and place."""
+        return states.to(self._device, self._dtype)
+
+    def _index(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
+
+
+class EagleModel(HeadModel):
+    """EAGLE and EAGLE-3: one pass through the head's layers."""
+
+    _head: EagleHead | Eagle3Head
+
+    def _logits(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:
+        head = self._head
+        given = torch.cat(
+            [
+                self._hidden[self._index(_slots_above(segment))] if own is None else head.fuse(self._own(own))
+                for segment, own in zip(batch.segments, features, strict=True)
+            ]
+        )  # [N, H]
+        embeds = self._own(head.embed(self._index(batch.token_ids)))  # [N, Ht]
+        attend = CacheAttention(self._cache, batch.segments)
+        hidden = head(embeds, given, self._index(batch.positions()), attend)  # [N, H]
+        for segment in batch.segments:
+            self._hidden[segment.first_slot : segment.first_slot + segment.size] = hidden[segment.rows]
+        return head.logits(hidden[self._index(batch.logit_rows())])
+
+
+class AheadModel(HeadModel):
+    """Medusa and Hydra: text nodes leave a hidden state; what follows a node is read from that of its root."""
+
+    _head: MedusaHead | HydraHead
+
+    def __init__(self, head: MedusaHead | HydraHead, taps: tuple[int, ...], num_slots: int) -> None:
+        super().__init__(head, taps, num_slots)
+        self.deepest = head.config.num_heads_ahead
+        self._tokens = [0] * num_slots  # by slot
+
+    def _logits(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:
+        paths: list[list[int]] = []  # for every wanted row the slots from its root to its node
+        text: list[tuple[PackedSegment, Tensor]] = []
+        for segment, own in zip(batch.segments, features, strict=True):
+            slot = segment.first_slot
+            self._tokens[slot : slot + segment.size] = batch.token_ids[segment.rows]
+            if own is None:
+                paths += [_slots_down_to(node, segment) for node in _wanted(segment)]
+            else:
+                text.append((segment, own))
+                paths += [[segment.base + segment.prefix_len + node] for node in _wanted(segment)]
+        if text:
+            self._read(text)
+        logits = torch.full((len(paths), self._head.config.vocab_size), float("-inf"), device=self._device)
+        for depth in {len(path) for path in paths if len(path) <= self._head.config.num_heads_ahead}:
+            rows = [row for row, path in enumerate(paths) if len(path) == depth]
+            tokens = [[self._tokens[slot] for slot in paths[row]] for row in rows]
+            hidden = self._hidden[self._index([paths[row][0] for row in rows])]  # [m, H]
+            embeds = self._own(self._head.embed(torch.tensor(tokens, device=self._device)))  # [m, depth, H]
+            logits[self._index(rows)] = self._head.logits_at(depth, hidden, embeds)
+        return logits
+
+    def _read(self, text: Sequence[tuple[PackedSegment, Tensor]]) -> None:
+        """Text nodes leave what the head reads of the token before them."""
+        starts = list(accumulate((segment.size for segment, _ in text), initial=0))
+        segments = [segment._replace(start=start) for start, (segment, _) in zip(starts, text, strict=False)]
+        positions = self._index(PackedBatch([], segments).positions())
+        features = self._head.fuse(self._own(torch.cat([own for _, own in text])))  # [N, H]
+        hidden = self._head(features, positions, CacheAttention(self._cache, segments))
+        for segment in segments:
+            self._hidden[segment.first_slot : segment.first_slot + segment.size] = hidden[segment.rows]
+
+
+def _wanted(segment: PackedSegment) -> range:
+    """The nodes whose successors are asked for."""
+    return range(len(segment.parents) - segment.num_logits, len(segment.parents))
+
+
+def _slots_down_to(node: int, segment: PackedSegment) -> list[int]:
+    """The slots from the root, which is the last of the text, to a node of the tree."""
+    path = [node]
+    while path[-1] >= 0:
+        path.append(segment.parents[path[-1]])
+    return [segment.base + segment.prefix_len + node for node in reversed(path)]
+
+
+def _slots_above(segment: PackedSegment) -> list[int]:
+    """Where the parents of the segment's own nodes lie; that of the first ones is the last of the text."""
+    return [segment.base + segment.prefix_len + parent for parent in segment.parents[segment.after :]]

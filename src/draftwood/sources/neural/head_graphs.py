@@ -1,0 +1,174 @@
+"""EAGLE heads on a GPU: a draft pass is one replay of a captured graph.
+
+The head's parameters are put together as the kernels of the native target want them: queries, keys and values as one
+matrix, gates and ups as another. The module's own become views of these, so nothing is held twice, and what is too
+large for a graph, such as prompts, goes through the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftwood.heads import Eagle3Head, EagleHead, HeadConfig
+from draftwood.heads.eagle3 import FirstLayer
+from draftwood.heads.layers import DecoderLayer, RMSNorm
+from draftwood.models.config import ModelConfig
+from draftwood.sources.neural.base import DraftSegment
+from draftwood.sources.neural.head import EagleModel
+from draftwood.targets.native import cuda
+from draftwood.targets.native.cuda.features.weights import MOST_FEATURES, FeatureWeights
+from draftwood.targets.native.decoder import pack
+from draftwood.targets.native.weights import LayerWeights, Weights
+from draftwood.targets.toprows import TopRows
+
+
+class GraphedEagleModel(EagleModel):
+    """``EagleModel`` with few launches; see ``why_not_graphed``."""
+
+    def __init__(self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int) -> None:
+        from draftwood.targets.native.cuda.features.decoder import FeatureDecoder
+
+        super().__init__(head, taps, num_slots)
+        self._decoder = FeatureDecoder(feature_weights(head), self._cache, self._hidden)
+
+    def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
+        parts = [self._forward_together(some, k) for some in _passes(segments)]
+        return parts[0] if len(parts) == 1 else TopRows(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _forward_together(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
+        batch = pack([segment for segment, _ in segments], self._cache)
+        given = [features for _, features in segments]
+        shape = self._decoder.shape_for(batch, given, k)
+        if shape is None:
+            return super().forward(segments, k)
+        top = self._decoder.forward(batch, given, k, shape)
+        return top._replace(ids=self._vocabulary[top.ids]) if self._head.config.has_draft_vocabulary else top
+
+
+def why_not_graphed(head: EagleHead | Eagle3Head) -> str:
+    """Why a head, bound to its target, cannot run in graphs; empty if it can."""
+    embed = head.parts.embed
+    if embed.device.type != "cuda":
+        return "not a GPU"
+    return cuda.why_unavailable(_decoder_config(head.config), embed.dtype, embed.device)
+
+
+def feature_weights(head: EagleHead | Eagle3Head) -> FeatureWeights:
+    """The head's parameters, put together; its modules hold views of them from now on."""
+    return _eagle3(head) if isinstance(head, Eagle3Head) else _eagle(head)
+
+
+def _eagle(head: EagleHead) -> FeatureWeights:
+    config, parts = head.config, head.parts
+    layers = [_layer_weights(layer) for layer in head.layers]
+    return FeatureWeights(
+        config=_decoder_config(config),
+        weights=Weights(parts.embed, layers, parts.norm, parts.head, tied=True),
+        fc=head.fc.weight.detach(),
+        fc_bias=_bias(head.fc),
+        feature_norm=None,
+        keeps_normed=False,
+        has_norm=config.feature != "normed",
+        norm_eps=parts.norm_eps,
+        leaves_normed=False,
+        fuse=head.fuse,
+        tap_size=config.num_taps * config.target_hidden_size,
+    )
+
+
+def _eagle3(head: Eagle3Head) -> FeatureWeights:
+    config, parts = head.config, head.parts
+    embed = parts.embed if head.embed_tokens is None else head.embed_tokens.weight.detach()
+    lm_head = parts.head if head.lm_head is None else head.lm_head.weight.detach()
+    layers = [_layer_weights(layer) for layer in head.layers]
+    first = head.layers[0]
+    assert isinstance(first, FirstLayer)
+    return FeatureWeights(
+        config=_decoder_config(config),
+        weights=Weights(embed, layers, head.norm.weight.detach(), lm_head, tied=head.lm_head is None),
+        fc=None,
+        fc_bias=None,
+        feature_norm=first.hidden_norm.weight.detach(),
+        keeps_normed=config.norm_before_residual,
+        has_norm=True,
+        norm_eps=config.norm_eps,
+        leaves_normed=config.norm_output,
+        fuse=head.fuse,
+        tap_size=config.num_taps * config.target_hidden_size,
+    )
+
+
+def _decoder_config(config: HeadConfig) -> ModelConfig:
+    """The layers of a head as those of a small model."""
+    return ModelConfig(
+        architecture=config.kind,
+        vocab_size=config.draft_vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.norm_eps,
+        context_length=config.context_length,
+        rope=config.rope,
+        tied_embeddings=False,
+        qkv_bias=config.qkv_bias,
+        o_bias=config.o_bias,
+        qk_norm=config.qk_norm,
+    )
+
+
+def _layer_weights(layer: nn.Module) -> LayerWeights:
+    assert isinstance(layer, DecoderLayer)
+    attention, mlp, size = layer.self_attn, layer.mlp, layer.mlp.down_proj.out_features
+    norm = _norm(layer.input_layernorm)
+    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return LayerWeights(
+        input_norm=attention.o_proj.weight.new_ones(size) if norm is None else norm,  # where it has none, nobody asks
+        qkv=_joined([linear.weight for linear in qkv]),
+        qkv_bias=_joined([linear.bias for linear in qkv]) if attention.q_proj.bias is not None else None,
+        q_norm=_norm(attention.q_norm),
+        k_norm=_norm(attention.k_norm),
+        o=attention.o_proj.weight.detach(),
+        o_bias=_bias(attention.o_proj),
+        post_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=_joined([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=mlp.down_proj.weight.detach(),
+    )
+
+
+def _joined(parameters: Sequence[Tensor]) -> Tensor:
+    """One below the other; the parameters become views of that."""
+    whole = torch.cat([parameter.detach() for parameter in parameters])
+    parts = torch.split(whole, [len(parameter) for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part
+    return whole
+
+
+def _bias(linear: nn.Linear) -> Tensor | None:
+    return None if linear.bias is None else linear.bias.detach()
+
+
+def _norm(module: nn.Module) -> Tensor | None:
+    return module.weight.detach() if isinstance(module, RMSNorm) else None
+
+
+def _passes(segments: Sequence[DraftSegment]) -> Iterator[list[DraftSegment]]:
+    """The segments in order, as many together as one pass takes; larger ones alone."""
+    some: list[DraftSegment] = []
+    size = 0
+    for segment in segments:
+        more = len(segment.segment.token_ids)
+        if some and size + more > MOST_FEATURES:
+            yield some
+            some, size = [], 0
+        some.append(segment)
+        size += more
+    if some:
+        yield some

@@ -1,0 +1,58 @@
+"""A small model as a source: any target that can run trees drafts for another one with the same vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from draftwood.errors import CapabilityError
+from draftwood.sources.neural.base import DraftModel, DraftSegment
+from draftwood.targets.base import USUAL_TOP, Segment, Target
+from draftwood.targets.find_top import top_rows
+from draftwood.targets.toprows import TopRows
+
+
+class SmallModel(DraftModel):
+    """``num_tokens``: those of the model it drafts for. What lies beyond is never suggested."""
+
+    def __init__(self, target: Target, num_tokens: int) -> None:
+        if not target.info.can_tree:
+            raise CapabilityError(
+                "The draft model cannot run trees",
+                got=f"{target.info.name} ({target.info.backend})",
+                next_step="Name another draft model.",
+            )
+        self.target = target
+        self._num_tokens = num_tokens
+        self.longest = min(target.info.context_length, target.num_slots)
+
+    def open(self, capacity: int) -> int | None:
+        return self.target.open(capacity) if self.target.can_open(capacity) else None
+
+    def close(self, sequence: int) -> None:
+        self.target.close(sequence)
+
+    def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
+        self.target.set_taps(())
+        self.target.set_top(max(k, USUAL_TOP))  # one size of answers where it makes no difference
+        output = self.target.forward([self._readable(segment) for segment, _ in segments])
+        k = min(k, output.logits.shape[1])
+        top = output.top
+        if top is None or top.ids.shape[1] < k:
+            top = top_rows(output.logits, k)
+        top = top.first(k)
+        if int(top.ids.max(initial=-1)) < self._num_tokens:
+            return top
+        known = top.ids < self._num_tokens  # padded vocabularies differ among the sizes of one family
+        return TopRows(np.where(known, top.ids, -1), np.where(known, top.logits, -np.inf), top.log_total)
+
+    def _readable(self, segment: Segment) -> Segment:
+        """A token that it does not have is read as its first one: an odd text costs guesses, and nothing else."""
+        size = self.target.info.vocab_size
+        if max(segment.token_ids) < size:
+            return segment
+        return segment._replace(token_ids=[token if token < size else 0 for token in segment.token_ids])
+
+    def keep(self, sequence: int, nodes: Sequence[int]) -> None:
+        self.target.keep(sequence, nodes)

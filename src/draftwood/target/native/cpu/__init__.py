@@ -1,5 +1,0 @@
-"""The fused decoder for CPUs: one C call per forward."""
-
-from draftwood.target.native.cpu.decoder import CpuDecoder
-
-__all__ = ["CpuDecoder"]

@@ -1,0 +1,35 @@
+"""The key/value cache of the native target: every layer's rows, allocated once."""
+
+from __future__ import annotations
+
+import torch
+
+from draftwood.targets.slots import SlotBook
+
+
+class KVCache(SlotBook):
+    """Keys and values of every layer, ``[layers, kv_heads, slots, head_dim]``: one head's keys lie in one piece."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(num_slots)
+        shape = (num_layers, num_kv_heads, num_slots, head_dim)
+        # Pages of an untouched CPU allocation cost nothing until a sequence writes there.
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+    def move_rows(self, sources: list[int], first: int) -> None:
+        index = torch.tensor(sources, device=self.keys.device)
+        for rows in (self.keys, self.values):
+            rows[:, :, first : first + len(sources)] = rows[:, :, index]

@@ -1,0 +1,5 @@
+"""Any causal model of transformers as a target."""
+
+from draftwood.targets.hf.target import HFTarget
+
+__all__ = ["HFTarget"]

@@ -1,0 +1,64 @@
+"""Does a model compute a tree exactly? Asked of the model itself, at construction, with a handful of tokens.
+
+The probe commits a short prefix, runs a small branching tree on it, keeps one path and runs one more token: all the
+steps of a real cycle. Every node's logits must be those of its path run as plain text through the bare model without a
+cache. Four forwards of at most 24 positions; no list of model names is needed, and unknown models are caught too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from draftwood.targets.base import Segment, Target, chain_parents
+
+_PREFIX = 4
+_PARENTS = (-1, 0, 0, 1, 2, 2)  # two branches, all leaves equally deep so that the references form one batch
+_PATHS = ((0, 1, 3), (0, 2, 4), (0, 2, 5))
+_CAPACITY = _PREFIX + len(_PARENTS)
+
+PROBE_WINDOW = 3  # shorter than any path, so that windows matter
+
+# Allowed error of a node's logits, relative to their spread. A wrong mask gives errors near 1 in a trained model.
+_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8, torch.float16: 0.03, torch.bfloat16: 0.1}
+
+
+def tree_mismatch(target: Target, model: Any, vocab_size: int) -> str | None:
+    """What is wrong with the trees of this target, or None if they are exact."""
+    tokens = [(7 * i + 3) % vocab_size for i in range(_PREFIX + len(_PARENTS) + 1)]
+    prefix, tree, extra = tokens[:_PREFIX], tokens[_PREFIX:-1], tokens[-1]
+    reference = plain_logits(model, [[*prefix, *(tree[node] for node in path), extra] for path in _PATHS])
+    sequence = target.open(_CAPACITY)
+    try:
+        target.forward([Segment(sequence, prefix, chain_parents(_PREFIX), 0)])
+        target.keep(sequence, range(_PREFIX))
+        branches = target.forward([Segment(sequence, tree, _PARENTS, len(tree))]).logits
+        target.keep(sequence, _PATHS[-1])
+        after = target.forward([Segment(sequence, [extra], [-1], 1)]).logits
+    finally:
+        target.close(sequence)
+    if branches.shape != (len(tree), reference.shape[-1]):
+        return f"logits of shape {tuple(branches.shape)} came back for a tree of {len(tree)} nodes"
+    pairs = [
+        (branches[node], reference[p, _PREFIX + d]) for p, path in enumerate(_PATHS) for d, node in enumerate(path)
+    ]
+    return worst_mismatch([*pairs, (after[0], reference[-1, -1])], model.dtype)
+
+
+def plain_logits(model: Any, texts: list[list[int]]) -> torch.Tensor:
+    """Logits ``[texts, length, V]`` of equally long texts, without any of our machinery."""
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor(texts, device=model.device), use_cache=False, return_dict=True)
+    return output.logits.float()  # type: ignore[no-any-return]
+
+
+def worst_mismatch(pairs: list[tuple[torch.Tensor, torch.Tensor]], dtype: torch.dtype) -> str | None:
+    errors = [((ours - theirs).norm() / (theirs - theirs.mean()).norm()).item() for ours, theirs in pairs]
+    allowed = _TOLERANCE.get(dtype, 0.1)
+    if dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        allowed = _TOLERANCE[torch.float16]  # the user allowed float32 products with 10 bits of fraction
+    # Written so that a NaN counts as a mismatch.
+    if all(error <= allowed for error in errors):
+        return None
+    return f"logits of tree nodes differ from those of the plain text by {max(errors):.2g} of their spread"

@@ -1,0 +1,5 @@
+"""The fused decoder for CPUs: one C call per forward."""
+
+from draftwood.targets.native.cpu.decoder import CpuDecoder
+
+__all__ = ["CpuDecoder"]

@@ -1,0 +1,241 @@
+"""The fused decoder for CPUs: a forward is one call into C, from token ids to logits.
+
+It is *batch invariant*: a node's logits are the same to the last bit whether its context came as single steps, as
+prompt chunks of any size or as a path through a tree, and whatever else was in the batch. So speculative decoding
+emits exactly what plain decoding emits, in every number type.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from itertools import accumulate, chain
+
+import numpy as np
+import torch
+
+from draftwood.errors import CapabilityError, OptionError
+from draftwood.models.config import ModelConfig
+from draftwood.targets.base import ForwardOutput
+from draftwood.targets.cache import KVCache
+from draftwood.targets.native.cpu import build
+from draftwood.targets.native.cpu.records import Batch, Layer, Matrix, Model, Segment
+from draftwood.targets.native.decoder import Decoder, PackedBatch
+from draftwood.targets.native.quantize import Quantized, dense
+from draftwood.targets.native.rope import inverse_frequencies
+from draftwood.targets.native.weights import LayerWeights, Weights
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as in model.h
+VECTOR_PADDING = 64  # norms and biases are padded with zeros to a multiple of this
+ALIGNMENT = 64
+KEPT_LOGITS = 64  # rows whose memory is used again and again: as many as a tree usually has
+OVERREAD = 256  # bytes: a product loads one row of weights ahead
+
+
+class CpuDecoder(Decoder):
+    name = "fused-cpu"
+
+    def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache) -> None:
+        """Packs the weights and consumes them: ``weights`` is empty afterwards, so memory does not double."""
+        kernel = build.load_kernel()
+        dtype = weights.embed.dtype
+        if kernel is None or not self.supports(config, dtype) or cache.keys.dtype not in TYPES:
+            raise CapabilityError(
+                "The fused CPU decoder cannot run this model",
+                got=self.why_unavailable() or f"{dtype}, cache in {cache.keys.dtype}",
+                allowed=list(TYPES),
+                next_step="Use the eager decoder.",
+            )
+        self._kernel = kernel
+        self._config = config
+        self._dtype = dtype
+        self._cache = cache  # keeps alive what the model record points to, as do the following
+        self._vectors: list[torch.Tensor] = []
+        self._embed: torch.Tensor | None = None if config.tied_embeddings else weights.embed.contiguous()
+        self._arena = self._new_arena(config)
+        self._used = 0
+        # Fresh memory for every forward would cost more than all that happens between two of them.
+        self._logits = torch.empty(KEPT_LOGITS, config.vocab_size)
+        self._layers = (Layer * config.num_layers)()
+        self._model = self._consume(weights)
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether this machine has the kernel, or can compile it."""
+        return build.load_kernel() is not None
+
+    @staticmethod
+    def why_unavailable() -> str:
+        return build.why_unavailable()
+
+    @staticmethod
+    def instructions() -> str:
+        """What the kernel computes with on this machine: "NEON", "AVX2", "AVX-512", "AMX", ..."""
+        kernel = build.load_kernel()
+        if kernel is None:
+            return "none"
+        describe = kernel.draftwood_describe
+        describe.restype = ctypes.c_char_p
+        return str(describe().decode())
+
+    @staticmethod
+    def supports(config: ModelConfig, dtype: torch.dtype) -> bool:
+        return (
+            dtype in TYPES
+            and config.head_dim % 2 == 0
+            and config.num_heads % config.num_kv_heads == 0
+            and build.load_kernel() is not None
+        )
+
+    def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
+        config = self._config
+        rows, wanted = len(batch.token_ids), sum(segment.num_logits for segment in batch.segments)
+        logits = self._logits[:wanted] if wanted <= len(self._logits) else torch.empty(wanted, config.vocab_size)
+        greedy_ids = torch.empty(wanted, dtype=torch.int64)
+        tapped = torch.empty(rows, len(tap_layers) * config.hidden_size)
+        token_ids = np.array(batch.token_ids, dtype=np.int64)
+        positions = np.array(batch.positions(), dtype=np.int64)
+        trees = [segment.parents for segment in batch.segments]
+        firsts = list(accumulate(map(len, trees), initial=0))
+        parents = np.fromiter(chain.from_iterable(trees), dtype=np.int64, count=firsts[-1])
+        taps = np.array(tap_layers, dtype=np.int64)
+        if rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < config.vocab_size:
+            raise OptionError(
+                "A token id lies outside the vocabulary",
+                got=f"ids from {token_ids.min()} to {token_ids.max()}",
+                allowed=f"0 to {config.vocab_size - 1}",
+            )
+        segments = (Segment * len(batch.segments))(
+            *[
+                Segment(s.start, s.base, s.prefix_len, first, s.after, s.size, s.num_logits)
+                for s, first in zip(batch.segments, firsts, strict=False)
+            ]
+        )
+        record = Batch(
+            rows=rows,
+            nodes=firsts[-1],
+            segments=len(batch.segments),
+            taps=len(tap_layers),
+            wanted=wanted,
+            token_ids=token_ids.ctypes.data,
+            positions=positions.ctypes.data,
+            parents=parents.ctypes.data,
+            segment=ctypes.addressof(segments),
+            tap_layers=taps.ctypes.data,
+            logits=logits.data_ptr(),
+            greedy_ids=greedy_ids.data_ptr(),
+            tapped=tapped.data_ptr(),
+        )
+        if self._kernel.draftwood_forward(ctypes.byref(self._model), ctypes.byref(record), torch.get_num_threads()):
+            raise MemoryError(f"no memory for a forward of {rows} positions")
+        return ForwardOutput(logits, greedy_ids, tapped.to(self._dtype) if tap_layers else None)
+
+    def move_rows(self, sources: list[int], first: int) -> None:
+        """See ``KVCache``: there are a few rows to move after every cycle."""
+        keys = self._cache.keys  # [layers, kv_heads, slots, head_dim]
+        row_bytes = keys.shape[3] * keys.itemsize
+        index = (ctypes.c_int64 * len(sources))(*sources)
+        for plane in (keys, self._cache.values):
+            self._kernel.draftwood_move_rows(
+                ctypes.c_void_p(plane.data_ptr()),
+                ctypes.c_int64(keys.shape[0] * keys.shape[1]),
+                ctypes.c_int64(keys.shape[2] * row_bytes),
+                ctypes.c_int64(row_bytes),
+                index,
+                ctypes.c_int64(first),
+                ctypes.c_int64(len(sources)),
+            )
+
+    def _consume(self, weights: Weights) -> Model:
+        config, cache = self._config, self._cache
+        for index in range(config.num_layers):
+            self._layers[index] = self._pack_layer(weights.layers.pop(0))
+        head, weights.head = weights.head, torch.empty(0, dtype=self._dtype)
+        weights.embed = torch.empty(0, dtype=self._dtype)
+        return Model(
+            hidden=config.hidden_size,
+            inner=config.intermediate_size,
+            layers=config.num_layers,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab=config.vocab_size,
+            window=config.sliding_window or 0,
+            weight_type=TYPES[self._dtype],
+            cache_type=TYPES[cache.keys.dtype],
+            slots=cache.keys.shape[2],
+            norm_eps=config.norm_eps,
+            layer=ctypes.addressof(self._layers),
+            norm=self._vector(weights.norm),
+            inverse_frequencies=self._vector(inverse_frequencies(config.rope, config.head_dim)),
+            embed=None if self._embed is None else self._embed.data_ptr(),
+            head=self._pack(head),
+            keys=cache.keys.data_ptr(),
+            values=cache.values.data_ptr(),
+        )
+
+    def _pack_layer(self, layer: LayerWeights) -> Layer:
+        return Layer(
+            input_norm=self._vector(layer.input_norm),
+            post_norm=self._vector(layer.post_norm),
+            qkv_bias=self._vector(layer.qkv_bias),
+            o_bias=self._vector(layer.o_bias),
+            q_norm=self._vector(layer.q_norm),
+            k_norm=self._vector(layer.k_norm),
+            qkv=self._pack(layer.qkv),
+            o=self._pack(layer.o),
+            gate_up=self._pack(layer.gate_up, joined=True),
+            down=self._pack(layer.down),
+        )
+
+    def _vector(self, values: torch.Tensor | None) -> int | None:
+        if values is None:
+            return None
+        padded = torch.zeros(-(-values.numel() // VECTOR_PADDING) * VECTOR_PADDING)
+        padded[: values.numel()] = values
+        self._vectors.append(padded)
+        return padded.data_ptr()
+
+    def _new_arena(self, config: ModelConfig) -> torch.Tensor:
+        """Room for all packed matrices in one piece, so that huge pages fit; untouched pages cost nothing yet."""
+        hidden, inner = config.hidden_size, config.intermediate_size
+        layer = (
+            self._packed_bytes(Matrix(None, config.q_size + 2 * config.kv_size, hidden, 0)),
+            self._packed_bytes(Matrix(None, hidden, config.q_size, 0)),
+            self._packed_bytes(Matrix(None, inner, hidden, 1)),
+            self._packed_bytes(Matrix(None, hidden, inner, 0)),
+        )
+        head = self._packed_bytes(Matrix(None, config.vocab_size, hidden, 0))
+        arena = torch.empty(config.num_layers * sum(layer) + head + ALIGNMENT + OVERREAD, dtype=torch.uint8)
+        self._call("draftwood_advise", None)(arena.data_ptr(), arena.numel())
+        return arena
+
+    def _packed_bytes(self, matrix: Matrix) -> int:
+        size = self._call("draftwood_packed_bytes", ctypes.c_int64)(ctypes.byref(matrix), TYPES[self._dtype])
+        return -(-int(size) // ALIGNMENT) * ALIGNMENT
+
+    def _pack(self, weight: torch.Tensor | Quantized, *, joined: bool = False) -> Matrix:
+        """Packs ``weight [outputs, inputs]`` into the arena; ``joined``: the rows are gates, then as many ups."""
+        weight = dense(weight, self._dtype).contiguous()
+        outputs, inputs = weight.shape
+        start = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT + self._used
+        matrix = Matrix(start, outputs // 2 if joined else outputs, inputs, int(joined))
+        self._used += self._packed_bytes(matrix)
+        self._call("draftwood_pack", None)(
+            ctypes.byref(matrix), weight.data_ptr(), TYPES[self._dtype], torch.get_num_threads()
+        )
+        return matrix
+
+    def _call(self, name: str, result: type[ctypes.c_int64] | None) -> Callable[..., int]:
+        function = getattr(self._kernel, name)
+        function.restype = result
+        function.argtypes = _ARGUMENTS[name]
+        return function  # type: ignore[no-any-return]
+
+
+_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS = {
+    "draftwood_advise": (_POINTER, _INT64),
+    "draftwood_packed_bytes": (_POINTER, _INT64),
+    "draftwood_pack": (_POINTER, _POINTER, _INT64, ctypes.c_int),
+}

@@ -1,0 +1,321 @@
+"""Tree attention of one layer over a packed batch.
+
+One program takes the nodes of a query tile with all query heads that share a key head, and walks along a range of the
+keys: the sequence's prefix in the cache, then the nodes up to the tile's last one. A node sees the whole prefix (or the
+part inside its window); among the nodes it sees those in its ancestor bits, in a chain all before it. Nodes stand in
+topological order: nothing behind the tile's last node matters. Nodes of the tree that earlier passes have written lie
+in the cache, between the prefix and the others.
+
+Long contexts are cut into ranges. How many are in use follows from the tile's own length, read on the GPU: one captured
+launch serves every context. The parts are merged in the order of the ranges, so the same input gives the same bits.
+"""
+
+# ruff: noqa: N803 - compile-time arguments are in capitals
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from draftwood.targets.native.cuda.attention.plan import WORD_BITS, AttentionConfig
+from draftwood.targets.native.cuda.kernels.common import prefetch, wait_for_input
+
+MERGE_WARPS = 2
+MERGE_ROWS = 4  # of a program of the merging kernel; the last of a tile's programs takes more at a time
+AHEAD_BLOCKS = tl.constexpr(8)  # steps of a range that are asked for before the queries are there
+
+
+@triton.jit
+def _first_block(
+    positions, first_row, nodes, prefix, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr
+):
+    """The first block of the prefix that a node of the tile has in its window. Slots are never below positions."""
+    first = 0
+    if WINDOW > 0:
+        node = tl.arange(0, BLOCK_M)
+        own = tl.load(positions + first_row + node, mask=node < nodes, other=0x7FFFFFFF)
+        first = tl.minimum(tl.maximum(tl.min(own, axis=0) - WINDOW + 1, 0), prefix) // BLOCK_S
+    return first
+
+
+@triton.jit
+def _ranges(first, last, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr):
+    """How many of the blocks from ``first`` to ``last`` make a range, and how many ranges that gives."""
+    wanted = tl.minimum(tl.maximum((last - first) // MIN_BLOCKS, 1), SPLITS)
+    size = tl.maximum(tl.cdiv(last - first, wanted), 1)  # of a tile without nodes too
+    return size, tl.cdiv(last - first, size)
+
+
+@triton.jit
+def _rows(start, at, end, depth, slot_stride, D: tl.constexpr):
+    """Rows ``at`` of keys or values, [BLOCK_S, BLOCK_D]; zeros where nothing may be read."""
+    where = start + at[:, None] * slot_stride + depth[None, :]
+    return tl.load(where, mask=(at < end)[:, None] & (depth < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _seen_nodes(
+    words, first_node, node, own, used, row, chain,
+    W: tl.constexpr, SPAN: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Which of the nodes ``node`` (from ``first_node`` on) the rows' nodes ``own`` see, [BLOCK_M, BLOCK_N]."""
+    seen = node[None, :] <= own[:, None]
+    if W > 0:
+        first_word = first_node // BITS
+        word = tl.zeros(seen.shape, tl.int32)
+        for index in tl.static_range(SPAN):
+            current = first_word + index
+            mine = tl.load(words + row * W + current, mask=used & (current < W) & (chain == 0), other=0)
+            word = tl.where((node >> 5)[None, :] == current, mine[:, None], word)
+        seen = seen & ((((word >> (node & 31)[None, :]) & 1) != 0) | (chain != 0))
+    return seen
+
+
+@triton.jit
+def _softmax_step(scores, values, mixed, peak, total, scale):
+    """One step of the running softmax in powers of two; ``peak`` is of the scaled scores."""
+    higher = tl.maximum(peak, tl.max(scores, axis=1) * scale)  # [BLOCK_M]
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+    weights = tl.exp2(scores * scale - base[:, None])
+    shrink = tl.exp2(peak - base)
+    total = total * shrink + tl.sum(weights, axis=1)
+    mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision="ieee")
+    return mixed, higher, total
+
+
+@triton.jit
+def _merge(
+    parts, out, out_stride, first, used_rows, used_ranges,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merges ROWS rows of a tile from its parts; ``out`` is where the tile's first row goes."""
+    row = first + tl.arange(0, ROWS)
+    depth = tl.arange(0, BLOCK_D)
+    inside = (row < used_rows)[:, None] & (depth < D)[None, :]
+    sums = parts + BLOCK_M * D + row
+    highest = tl.full((ROWS,), float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):  # unrolled: all loads are on their way at once
+        there = (row < used_rows) & (split < used_ranges)
+        peak = tl.load(sums + split * (BLOCK_M * (D + 2)), mask=there, other=float("-inf"), cache_modifier=".cg")
+        highest = tl.maximum(highest, peak)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)
+    whole = tl.zeros((ROWS,), tl.float32)
+    result = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    for split in tl.static_range(SPLITS):
+        part = split * (BLOCK_M * (D + 2))
+        there = (row < used_rows) & (split < used_ranges)
+        peak = tl.load(sums + part, mask=there, other=float("-inf"), cache_modifier=".cg")
+        total = tl.load(sums + part + BLOCK_M, mask=there, other=0.0, cache_modifier=".cg")
+        where = parts + part + row[:, None] * D + depth[None, :]
+        mixed = tl.load(where, mask=inside & (split < used_ranges), other=0.0, cache_modifier=".cg")
+        share = tl.exp2(peak - highest)
+        whole += share * total
+        result += share[:, None] * mixed
+    result = result / whole[:, None]
+    there_out = (row // G)[:, None] * out_stride + (row % G)[:, None] * D + depth[None, :]
+    tl.store(out + there_out, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S: tl.constexpr, D: tl.constexpr):
+    """Asks for the first blocks of a range, as far as they lie in the prefix: those were written by earlier passes."""
+    whole = tl.minimum(high, prefix // BLOCK_S)
+    if whole > low:
+        block = tl.minimum(low + tl.arange(0, AHEAD_BLOCKS), whole - 1)
+        where = block.to(tl.int64) * (BLOCK_S * slot_stride)
+        prefetch((keys + where).to(tl.int64), BLOCK_S * D * 2)
+        prefetch((values + where).to(tl.int64), BLOCK_S * D * 2)
+
+
+@triton.jit
+def _attend(
+    query, keys, values, tiles, words, positions, out, parts, arrivals,
+    scale, query_stride, out_stride, head_stride, slot_stride,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, W: tl.constexpr, SPAN: tl.constexpr,
+    BITS: tl.constexpr, WINDOW: tl.constexpr, FIELDS: tl.constexpr,
+    LAST_MERGES: tl.constexpr, MERGE_ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One tile, one key head, one range of keys."""
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    fields = tiles + tile * FIELDS
+    first_row = tl.load(fields)
+    nodes = tl.load(fields + 1)
+    base = tl.load(fields + 2)
+    prefix = tl.load(fields + 3)
+    segment_row = tl.load(fields + 4)
+    chain = tl.load(fields + 5)
+    earlier = tl.load(fields + 6)  # nodes of earlier passes
+    if nodes == 0:
+        return
+    before = first_row - segment_row  # nodes of the segment in front of the tile
+    first_block = _first_block(positions, first_row, nodes, prefix, WINDOW, BLOCK_M, BLOCK_S)
+    prefix_blocks = tl.cdiv(prefix, BLOCK_S)
+    cached_blocks = prefix_blocks + tl.cdiv(earlier, BLOCK_N)
+    last_block = cached_blocks + tl.cdiv(before + nodes, BLOCK_N)
+    size, used_ranges = _ranges(first_block, last_block, SPLITS, MIN_BLOCKS)
+    if split >= used_ranges:
+        return
+    low = first_block + split * size
+    high = tl.minimum(low + size, last_block)
+
+    line = tl.arange(0, BLOCK_M)  # node * G + query head
+    node = line // G
+    used = node < nodes
+    row = first_row + node
+    depth = tl.arange(0, BLOCK_D)
+    inside = used[:, None] & (depth < D)[None, :]
+    column = (line % G)[:, None] * D
+    offset = head.to(tl.int64) * head_stride + base.to(tl.int64) * slot_stride
+    keys += offset
+    values += offset
+    if PDL:
+        _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S, D)
+    if WINDOW > 0:
+        place = tl.load(positions + row, mask=used, other=0)  # [BLOCK_M]
+    lines = query + row.to(tl.int64)[:, None] * query_stride + head * (G * D) + column
+    wait_for_input(PDL)
+    rows = tl.load(lines + depth[None, :], mask=inside, other=0.0)  # [BLOCK_M, BLOCK_D]
+
+    peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for block in range(low, tl.minimum(high, prefix_blocks)):
+        at = block * BLOCK_S + tl.arange(0, BLOCK_S)
+        key = _rows(keys, at, prefix, depth, slot_stride, D)
+        value = _rows(values, at, prefix, depth, slot_stride, D)
+        scores = tl.dot(rows, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_S]
+        if WINDOW > 0:
+            scores = tl.where(place[:, None] - at[None, :] < WINDOW, scores, float("-inf"))
+        if (block + 1) * BLOCK_S > prefix:
+            scores = tl.where((at < prefix)[None, :], scores, float("-inf"))
+        mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
+    cached = prefix + earlier
+    for block in range(tl.maximum(low, prefix_blocks), tl.minimum(high, cached_blocks)):
+        first_node = (block - prefix_blocks) * BLOCK_N
+        at = first_node + tl.arange(0, BLOCK_N)
+        key = _rows(keys, prefix + at, cached, depth, slot_stride, D)
+        value = _rows(values, prefix + at, cached, depth, slot_stride, D)
+        scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
+        first_bit = (W - tl.cdiv(earlier, BITS)) * BITS  # theirs are the last words
+        every = tl.full((BLOCK_M,), BITS * W, tl.int32)
+        seen = _seen_nodes(words, first_bit + first_node, first_bit + at, every, used, row, chain, W, SPAN, BITS)
+        scores = tl.where(seen, scores, float("-inf"))
+        mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
+    for block in range(tl.maximum(low, cached_blocks), high):
+        first_node = (block - cached_blocks) * BLOCK_N
+        at = first_node + tl.arange(0, BLOCK_N)
+        key = _rows(keys, cached + at, cached + before + nodes, depth, slot_stride, D)
+        value = _rows(values, cached + at, cached + before + nodes, depth, slot_stride, D)
+        scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
+        seen = _seen_nodes(words, first_node, at, before + node, used, row, chain, W, SPAN, BITS)
+        if WINDOW > 0:
+            at_place = tl.load(positions + segment_row + at, mask=at < before + nodes, other=0)
+            seen = seen & (place[:, None] - at_place[None, :] < WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
+
+    out += first_row.to(tl.int64) * out_stride + head * (G * D)
+    if SPLITS == 1 or used_ranges == 1:
+        whole = out + node[:, None] * out_stride + column + depth[None, :]
+        tl.store(whole, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    else:
+        program = tile * tl.num_programs(1) + head
+        parts += program.to(tl.int64) * (SPLITS * BLOCK_M * (D + 2))
+        part = parts + split * (BLOCK_M * (D + 2))
+        tl.store(part + line[:, None] * D + depth[None, :], mixed, mask=inside)
+        tl.store(part + BLOCK_M * D + line, peak, mask=used)
+        tl.store(part + BLOCK_M * (D + 1) + line, total, mask=used)
+        if LAST_MERGES:
+            tl.debug_barrier()  # all warps have stored before one of them says so
+            arrived = tl.atomic_add(arrivals + program, 1, sem="acq_rel")
+            if arrived == used_ranges - 1:
+                for first in range(0, nodes * G, MERGE_ROWS):
+                    _merge(parts, out, out_stride, first, nodes * G, used_ranges,
+                           D, BLOCK_D, G, BLOCK_M, SPLITS, MERGE_ROWS)  # fmt: skip
+                tl.store(arrivals + program, 0)  # as the next launch wants it
+
+
+@triton.jit
+def _merge_parts(
+    tiles, positions, parts, out, out_stride,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, WINDOW: tl.constexpr, FIELDS: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A few rows of one tile and key head, where more than one range is in use."""
+    tile, head = tl.program_id(0), tl.program_id(1)
+    first = tl.program_id(2) * MERGE_ROWS
+    fields = tiles + tile * FIELDS
+    first_row = tl.load(fields)
+    nodes = tl.load(fields + 1)
+    prefix = tl.load(fields + 3)
+    before = first_row - tl.load(fields + 4)
+    first_block = _first_block(positions, first_row, nodes, prefix, WINDOW, BLOCK_M, BLOCK_S)
+    earlier = tl.load(fields + 6)
+    last_block = tl.cdiv(prefix, BLOCK_S) + tl.cdiv(earlier, BLOCK_N) + tl.cdiv(before + nodes, BLOCK_N)
+    _, used_ranges = _ranges(first_block, last_block, SPLITS, MIN_BLOCKS)
+    wait_for_input(PDL)
+    if first < nodes * G and used_ranges > 1:
+        program = tile * tl.num_programs(1) + head
+        parts += program.to(tl.int64) * (SPLITS * BLOCK_M * (D + 2))
+        out += first_row.to(tl.int64) * out_stride + head * (G * D)
+        _merge(parts, out, out_stride, first, nodes * G, used_ranges, D, BLOCK_D, G, BLOCK_M, SPLITS, MERGE_ROWS)
+
+
+def tree_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tiles: torch.Tensor,
+    words: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    out: torch.Tensor,
+    parts: torch.Tensor | None,
+    arrivals: torch.Tensor | None,
+    *,
+    config: AttentionConfig,
+    window: int = 0,
+    pdl: bool = False,
+) -> None:
+    """Launches the attention of one layer: nothing is allocated, nothing waits.
+
+    ``query [N, >= heads * D]`` (the first columns of wider rows will do) over ``keys, values [kv_heads, slots, D]``,
+    both with the same strides, into ``out [N, heads * D]``. ``tiles [T, TILE_FIELDS]``, ``words [N, W]`` and
+    ``positions [N]`` are int32, as ``attention_plan`` writes them. ``words`` may be missing where all segments are
+    chains, ``positions`` without a window, ``parts`` and ``arrivals`` (see ``scratch_size``) with ``splits`` of 1.
+    Queries have been turned, and the nodes' keys and values lie in their slots.
+    """
+    num_kv_heads, _, dim = keys.shape
+    num_words = 0 if words is None else words.shape[1]
+    shape = {
+        "D": dim,
+        "BLOCK_D": triton.next_power_of_2(dim),
+        "G": config.group,
+        "BLOCK_M": config.block_m,
+        "BLOCK_S": config.block_s,
+        "BLOCK_N": config.block_n,
+        "SPLITS": config.splits,
+        "MIN_BLOCKS": config.min_blocks,
+        "WINDOW": window,
+        "FIELDS": tiles.shape[1],
+        "PDL": pdl,
+        **({"launch_pdl": True} if pdl else {}),
+    }
+    last_merges = config.splits > 1 and config.merge == "last"
+    _attend[(len(tiles), num_kv_heads, config.splits)](
+        query, keys, values, tiles, words, positions, out, parts, arrivals,
+        dim**-0.5 * math.log2(math.e), query.stride(0), out.stride(0), keys.stride(0), keys.stride(1),
+        W=num_words, SPAN=min(num_words, max(1, config.block_n // WORD_BITS)), BITS=WORD_BITS,
+        LAST_MERGES=last_merges, MERGE_ROWS=config.merge_rows(dim),
+        num_warps=config.num_warps, num_stages=config.num_stages, **shape,
+    )  # fmt: skip
+    if config.splits > 1 and not last_merges:
+        _merge_parts[(len(tiles), num_kv_heads, triton.cdiv(config.block_m, MERGE_ROWS))](
+            tiles, positions, parts, out, out.stride(0), MERGE_ROWS=MERGE_ROWS, num_warps=MERGE_WARPS, **shape
+        )

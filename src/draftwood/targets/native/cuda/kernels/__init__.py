@@ -1,0 +1,1 @@
+"""Small kernels between the products: rows, norms, the best entries."""

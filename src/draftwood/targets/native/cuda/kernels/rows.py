@@ -1,0 +1,193 @@
+"""The small kernels around products and attention: one row, or one head of a row, a program.
+
+``embed`` and ``move_rows`` are part of every pass. The others are for passes over many rows, whose products come from
+the vendor's library; narrow passes have them inside their products.
+"""
+
+# ruff: noqa: N803 - compile-time values are in capitals
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from draftwood.targets.native.cuda.kernels.common import normed, wait_for_input
+from draftwood.targets.native.cuda.products.launch import HALF_SCALE, Hidden, Turned
+
+MOVES_AT_ONCE = 32
+GATE_BLOCK = 1024
+EXPAND_BLOCK = 2048
+
+
+@triton.jit
+def _embed(
+    ids, table, states, scaled, squares, norm,
+    SCALE: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait_for_input(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < H
+    token = tl.load(ids + row).to(tl.int64)
+    hidden = tl.load(table + token * H + at, mask=inside, other=0.0)
+    wide = hidden.to(tl.float32)
+    weight = tl.load(norm + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(states + row * H + at, hidden, mask=inside)
+    tl.store(scaled + row * H + at, (wide * weight * SCALE).to(hidden.dtype), mask=inside)
+    tl.store(squares + row, tl.sum(wide * wide, axis=0))
+
+
+@triton.jit
+def _rotate(
+    qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, eps, head_stride,
+    HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+    QK_NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: queries turn where they are, keys turn on their way to the cache, values just go there."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    inside = at < D
+    other = tl.where(at < HALF, at + HALF, at - HALF)  # the partner of each dimension
+    slot = tl.load(slots + row).to(tl.int64)
+    angle = tl.load(positions + row).to(tl.int64) * HALF + tl.minimum(at, other)
+    c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    wait_for_input(PDL, BRIEF=True)  # attention then gets its keys on their way
+    if slot < 0:  # a row that only fills up the pass
+        return
+    here = qkv + row.to(tl.int64) * ((HEADS + 2 * KV) * D) + head * D
+    x = tl.load(here + at, mask=inside, other=0.0)
+    partner = tl.load(here + other, mask=inside, other=0.0)
+    if head >= HEADS + KV:
+        tl.store(values + (head - HEADS - KV).to(tl.int64) * head_stride + slot * D + at, x, mask=inside)
+        return
+    if QK_NORM:
+        norm = tl.where(head < HEADS, q_norm, k_norm)
+        # The partner's square sum is the same sum: both run over the whole head.
+        x, partner = (
+            normed(x, norm, at, inside, eps, D),
+            normed(partner, norm, other, inside, eps, D),
+        )
+    turned = x.to(tl.float32) * c + tl.where(at < HALF, -partner.to(tl.float32), partner.to(tl.float32)) * s
+    if head < HEADS:
+        tl.debug_barrier()  # all have read before anybody writes
+        tl.store(here + at, turned.to(x.dtype), mask=inside)
+    else:
+        tl.store(keys + (head - HEADS).to(tl.int64) * head_stride + slot * D + at, turned.to(x.dtype), mask=inside)
+
+
+@triton.jit
+def _move(
+    keys, values, moves, head_stride,
+    MOST: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """All moves of one head of one layer: moves [1 + 2 * MOST] holds their number, the sources, the destinations."""
+    wait_for_input(PDL)
+    count = tl.load(moves)
+    head = tl.program_id(0).to(tl.int64) * head_stride
+    at = tl.arange(0, BLOCK)
+    for first in range(0, count, ROWS):
+        index = first + tl.arange(0, ROWS)
+        there = (index < count)[:, None] & (at < D)[None, :]
+        source = tl.load(moves + 1 + index, mask=index < count, other=0).to(tl.int64)
+        target = tl.load(moves + 1 + MOST + index, mask=index < count, other=0).to(tl.int64)
+        key = tl.load(keys + head + source[:, None] * D + at[None, :], mask=there, other=0.0)
+        value = tl.load(values + head + source[:, None] * D + at[None, :], mask=there, other=0.0)
+        tl.debug_barrier()  # a destination may be the source of another
+        tl.store(keys + head + target[:, None] * D + at[None, :], key, mask=there)
+        tl.store(values + head + target[:, None] * D + at[None, :], value, mask=there)
+        tl.debug_barrier()
+
+
+@triton.jit
+def _norm(x, weight, out, eps, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_input(PDL)
+    row = tl.program_id(0).to(tl.int64) * H
+    at = tl.arange(0, BLOCK)
+    inside = at < H
+    values = tl.load(x + row + at, mask=inside, other=0.0)
+    tl.store(out + row + at, normed(values, weight, at, inside, eps, H), mask=inside)
+
+
+@triton.jit
+def _gate(gate_up, out, INNER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_input(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < INNER
+    gate = tl.load(gate_up + row * (2 * INNER) + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * (2 * INNER) + INNER + at, mask=inside, other=0.0).to(tl.float32)
+    result = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * INNER + at, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _expand(values, scales, out, IN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    wait_for_input(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < IN
+    wide = tl.load(values + row * IN + at, mask=inside).to(tl.float32) * tl.load(scales + row)
+    tl.store(out + row * IN + at, wide.to(out.dtype.element_ty), mask=inside)
+
+
+def embed(ids: torch.Tensor, table: torch.Tensor, norm: torch.Tensor, hidden: Hidden, *, pdl: bool) -> None:
+    """The rows' hidden states, ready for a normed product: ``hidden.squares`` gets one block."""
+    width = table.shape[1]
+    scale = HALF_SCALE if table.dtype == torch.float16 else 1.0
+    _embed[(len(ids),)](
+        ids, table, hidden.states, hidden.scaled, hidden.squares, norm,
+        SCALE=scale, H=width, BLOCK=triton.next_power_of_2(width), PDL=pdl, **_options(pdl),
+    )  # fmt: skip
+
+
+def rotate_and_store(qkv: torch.Tensor, turned: Turned, *, num_heads: int, pdl: bool) -> None:
+    """Turns the queries of ``qkv [N, (heads + 2 * kv_heads) * D]``; keys and values go to the rows' slots."""
+    rotation, positions, slots, keys, values = turned
+    num_kv_heads, _, dim = keys.shape
+    cos, sin, q_norm, k_norm, eps = rotation
+    _rotate[(len(slots), num_heads + 2 * num_kv_heads)](
+        qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, eps, keys.stride(0),
+        HEADS=num_heads, KV=num_kv_heads, D=dim, HALF=dim // 2, BLOCK=triton.next_power_of_2(dim),
+        QK_NORM=q_norm is not None, PDL=pdl, num_warps=1, **_options(pdl),
+    )  # fmt: skip
+
+
+def move_rows(keys: torch.Tensor, values: torch.Tensor, moves: torch.Tensor, *, pdl: bool) -> None:
+    """Rows of all layers' ``keys, values [layers, kv_heads, slots, D]`` change their slots, as ``moves`` says.
+
+    It may hold several paths: each ascends and moves down, and none has to do with another.
+    """
+    layers, heads, _, dim = keys.shape
+    _move[(layers * heads,)](
+        keys, values, moves, keys.stride(1),
+        MOST=(len(moves) - 1) // 2, D=dim, BLOCK=triton.next_power_of_2(dim), ROWS=MOVES_AT_ONCE, PDL=pdl,
+        **_options(pdl),
+    )  # fmt: skip
+
+
+def norm_rows(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, *, pdl: bool) -> None:
+    width = x.shape[1]
+    block = triton.next_power_of_2(width)
+    _norm[(len(x),)](x, weight, out, eps, H=width, BLOCK=block, PDL=pdl, **_options(pdl))
+
+
+def gate_rows(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+    """SiLU of the first half times the second: ``[N, 2 * inner]`` to ``[N, inner]``."""
+    rows, inner = out.shape
+    _gate[(rows, triton.cdiv(inner, GATE_BLOCK))](gate_up, out, INNER=inner, BLOCK=GATE_BLOCK, PDL=pdl, **_options(pdl))
+
+
+def expand(values: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
+    """A matrix of 8 bits, ``[out, in]`` with scales ``[out]``, in the type of ``out``."""
+    num_out, num_in = values.shape
+    grid = (num_out, triton.cdiv(num_in, EXPAND_BLOCK))
+    _expand[grid](values, scales, out, IN=num_in, BLOCK=EXPAND_BLOCK, PDL=pdl, **_options(pdl))
+
+
+def _options(pdl: bool) -> dict[str, Any]:
+    return {"launch_pdl": True} if pdl else {}

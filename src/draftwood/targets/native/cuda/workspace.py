@@ -1,0 +1,91 @@
+"""Memory that passes share: only one runs at a time, so they need not have their own.
+
+A captured graph holds on to the addresses it was captured with. What is handed out therefore never moves or shrinks; a
+pass that needs more gets a larger piece, and earlier ones keep theirs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from draftwood.models.config import ModelConfig
+from draftwood.targets.native.cuda.products.launch import Hidden
+
+CLASSES = (16, 128, 512)  # rows that memory is handed out for; beyond the last, powers of two
+
+
+class Buffers(NamedTuple):
+    """What lies between the kernels of a layer, for N rows."""
+
+    hidden: Hidden
+    normed: torch.Tensor  # [N, H] wide passes only
+    qkv: torch.Tensor  # [N, (heads + 2 * kv_heads) * D]
+    mixed: torch.Tensor  # [N, heads * D]
+    gate_up: torch.Tensor  # [N, 2 * inner] wide passes only
+    inner: torch.Tensor  # [N, inner]
+
+    def first(self, rows: int) -> Buffers:
+        hidden = Hidden(self.hidden.states[:rows], self.hidden.scaled[:rows], self.hidden.squares)
+        return Buffers(hidden, *(buffer[:rows] for buffer in self[1:]))
+
+
+class Workspace:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._buffers: dict[int, Buffers] = {}
+        self._logits: dict[tuple[int, int], torch.Tensor] = {}
+        self._matrix = torch.zeros(0, dtype=dtype, device=device)
+        self._floats = torch.zeros(0, device=device)
+        self._counters = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def buffers(self, rows: int) -> Buffers:
+        size = _class_of(rows)
+        if size not in self._buffers:
+            self._buffers[size] = self._new_buffers(size)
+        return self._buffers[size].first(rows)
+
+    def logits(self, rows: int, lane: int) -> torch.Tensor:
+        """[rows, V] float32, which are read when the next lane's pass may be running."""
+        place = (_class_of(rows) if rows else 0, lane)
+        if place not in self._logits:
+            self._logits[place] = torch.zeros(place[0], self._config.vocab_size, device=self._device)
+        return self._logits[place][:rows]
+
+    def matrix(self) -> torch.Tensor:
+        """[weights] Room for the largest matrix of a layer."""
+        config = self._config
+        width, inner, q = config.hidden_size, config.intermediate_size, config.q_size
+        most = max(width * (q + 2 * config.kv_size), width * q, 2 * width * inner)
+        if len(self._matrix) < most:
+            self._matrix = torch.zeros(most, dtype=self._dtype, device=self._device)
+        return self._matrix
+
+    def scratch(self, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Partial results, and counters that are zero and that their users leave so."""
+        if len(self._floats) < floats:
+            self._floats = torch.zeros(floats, device=self._device)
+        if len(self._counters) < counters:
+            self._counters = torch.zeros(counters, dtype=torch.int32, device=self._device)
+        return self._floats, self._counters
+
+    def _new_buffers(self, rows: int) -> Buffers:
+        config = self._config
+        width, inner, qkv = config.hidden_size, config.intermediate_size, config.q_size + 2 * config.kv_size
+
+        def empty(columns: int) -> torch.Tensor:
+            # Zeros: rows that only fill up a pass are computed like others, and should be numbers.
+            return torch.zeros(rows, columns, dtype=self._dtype, device=self._device)
+
+        squares = torch.zeros(-(-width // 16), max(rows, 16), device=self._device)
+        return Buffers(
+            Hidden(empty(width), empty(width), squares),
+            empty(width), empty(qkv), empty(config.q_size), empty(2 * inner), empty(inner),
+        )  # fmt: skip
+
+
+def _class_of(rows: int) -> int:
+    return next((size for size in CLASSES if rows <= size), 1 << (rows - 1).bit_length())

@@ -1,0 +1,210 @@
+"""Weights of a Llama-family model: read from safetensors, checked against the configuration, joined for fewer products.
+
+Query, key and value projections become one matrix, gate and up another: each is applied to the same input. Matrices
+may be put into 8 bits as they come, one by one; embeddings, norms and biases stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from draftwood.errors import ModelError
+from draftwood.models.config import ModelConfig
+from draftwood.models.tensors import tensor_shapes
+from draftwood.targets.base import TargetParts
+from draftwood.targets.native.quantize import Matrix, quantized, stored
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LayersRead = Callable[[int, int], None]  # so many, of so many
+Lookup = Callable[[str], torch.Tensor]
+Store = Callable[[torch.Tensor], Matrix]  # a matrix as it is to be kept
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    input_norm: torch.Tensor  # [H]
+    qkv: Matrix  # [(heads + 2 * kv_heads) * head_dim, H]
+    qkv_bias: torch.Tensor | None  # [(heads + 2 * kv_heads) * head_dim]
+    q_norm: torch.Tensor | None  # [head_dim]
+    k_norm: torch.Tensor | None  # [head_dim]
+    o: Matrix  # [H, heads * head_dim]
+    o_bias: torch.Tensor | None  # [H]
+    post_norm: torch.Tensor  # [H]
+    gate_up: Matrix  # [2 * I, H], the gates first
+    down: Matrix  # [H, I]
+
+
+@dataclass(slots=True)
+class Weights:
+    embed: torch.Tensor  # [V, H]
+    layers: list[LayerWeights]
+    norm: torch.Tensor  # [H]
+    head: Matrix  # [V, H], where they are tied the same tensor as embed, or a copy of it in 8 bits
+    tied: bool  # whether the head has no parameters of its own
+
+    def num_parameters(self) -> int:
+        matrices = [self.embed, self.norm, *(m for layer in self.layers for m in _matrices(layer))]
+        if not self.tied:
+            matrices.append(self.head)
+        return sum(stored(matrix)[0].numel() for matrix in matrices)
+
+
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: LayersRead | None = None,
+    quantize: str | None = None,
+) -> Weights:
+    """Reads every tensor the configuration asks for; a missing, extra or misshapen one is an error that names it."""
+    with ExitStack() as stack:
+        lookup, names = _open(folder, stack)
+        _check_names(names, config, folder)
+        return assemble(config, lambda name: lookup(name).to(device=device, dtype=dtype), progress, quantize)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether there are any to read; not whether they are whole."""
+    return (folder / SINGLE).exists() or (folder / INDEX).exists()
+
+
+def load_parts(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetParts:
+    """What draft heads use, read anew: the fused CPU decoder has packed its own."""
+    with ExitStack() as stack:
+        lookup, found = _open(folder, stack)
+        names = ["model.embed_tokens.weight", "model.norm.weight"]
+        names.append(names[0] if config.tied_embeddings else "lm_head.weight")
+        _check_fit(set(names) - found, set(), folder)
+        embed, norm, head = (lookup(name).to(device=device, dtype=dtype) for name in names)
+    return TargetParts(embed, norm, embed if config.tied_embeddings else head, config.norm_eps)
+
+
+def assemble(
+    config: ModelConfig, get: Lookup, progress: LayersRead | None = None, quantize: str | None = None
+) -> Weights:
+    """Joins named Hugging Face tensors into :class:`Weights`. ``quantize``: the 8-bit format of its matrices."""
+
+    def store(tensor: torch.Tensor) -> Matrix:
+        return tensor if quantize is None else quantized(tensor, quantize)
+
+    checked = _shape_checked(config, get)
+    embed = checked("model.embed_tokens.weight")
+    layers = []
+    for index in range(config.num_layers):
+        layers.append(_layer(config, checked, store, f"model.layers.{index}."))
+        if progress is not None:
+            progress(index + 1, config.num_layers)
+    head = embed if config.tied_embeddings else checked("lm_head.weight")
+    return Weights(embed, layers, checked("model.norm.weight"), store(head), config.tied_embeddings)
+
+
+def _layer(config: ModelConfig, get: Lookup, store: Store, prefix: str) -> LayerWeights:
+    def joined(template: str, *parts: str) -> torch.Tensor:
+        return torch.cat([get(prefix + template.format(part)) for part in parts])
+
+    def optional(wanted: bool, name: str) -> torch.Tensor | None:
+        return get(prefix + name) if wanted else None
+
+    return LayerWeights(
+        input_norm=get(prefix + "input_layernorm.weight"),
+        qkv=store(joined("self_attn.{}_proj.weight", "q", "k", "v")),
+        qkv_bias=joined("self_attn.{}_proj.bias", "q", "k", "v") if config.qkv_bias else None,
+        q_norm=optional(config.qk_norm, "self_attn.q_norm.weight"),
+        k_norm=optional(config.qk_norm, "self_attn.k_norm.weight"),
+        o=store(get(prefix + "self_attn.o_proj.weight")),
+        o_bias=optional(config.o_bias, "self_attn.o_proj.bias"),
+        post_norm=get(prefix + "post_attention_layernorm.weight"),
+        gate_up=store(joined("mlp.{}_proj.weight", "gate", "up")),
+        down=store(get(prefix + "mlp.down_proj.weight")),
+    )
+
+
+def _shape_checked(config: ModelConfig, get: Lookup) -> Lookup:
+    shapes = tensor_shapes(config)
+
+    def checked(name: str) -> torch.Tensor:
+        tensor = get(name)
+        if tuple(tensor.shape) != shapes[name]:
+            raise ModelError(
+                f"The tensor {name} does not fit config.json", got=list(tensor.shape), allowed=[list(shapes[name])]
+            )
+        return tensor
+
+    return checked
+
+
+def _open(folder: Path, stack: ExitStack) -> tuple[Lookup, set[str]]:
+    files: dict[str, Any] = {}
+    for path in _shards(folder):
+        try:
+            handle = stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{path.name} cannot be read", got=error, next_step=f"Fetch it again: it lies in {folder}."
+            ) from error
+        files |= dict.fromkeys(handle.keys(), handle)
+    return lambda name: files[name].get_tensor(name), set(files)
+
+
+def _shards(folder: Path) -> Iterator[Path]:
+    index = folder / INDEX
+    if index.exists():
+        yield from sorted({folder / name for name in _weight_map(index).values()})
+    elif (folder / SINGLE).exists():
+        yield folder / SINGLE
+    else:
+        raise ModelError(
+            "The model folder has no weights",
+            got=folder,
+            allowed=f"{SINGLE}, or {INDEX} with its parts",
+            next_step="Save the model with save_pretrained(..., safe_serialization=True), or name another folder.",
+        )
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Which file holds which tensor, by the index of a model in several files."""
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{index} is not valid JSON", got=error, next_step="Fetch the model again.") from error
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise ModelError(
+            f"{index} does not say which file holds which tensor",
+            allowed="an object with a weight_map from names of tensors to names of files",
+            next_step="Fetch the model again.",
+        )
+    return files
+
+
+def _check_names(names: set[str], config: ModelConfig, folder: Path) -> None:
+    wanted = set(tensor_shapes(config))
+    # A tied head may be stored all the same, and old checkpoints carry rotary buffers: neither is a weight of its own.
+    extra = {n for n in names - wanted if not n.endswith("rotary_emb.inv_freq")} - {"lm_head.weight"}
+    _check_fit(wanted - names, extra, folder)
+
+
+def _check_fit(missing: set[str], extra: set[str], folder: Path) -> None:
+    if missing or extra:
+        raise ModelError(
+            f"The weights in {folder} do not fit config.json",
+            got="; ".join(
+                f"{label}: {', '.join(sorted(group)[:6])}{' ...' if len(group) > 6 else ''}"
+                for label, group in (("missing", missing), ("unknown", extra))
+                if group
+            ),
+        )
+
+
+def _matrices(layer: LayerWeights) -> list[Matrix]:
+    values = (getattr(layer, name) for name in LayerWeights.__slots__)
+    return [value for value in values if value is not None]

@@ -1,0 +1,206 @@
+"""Text to tokens and back: the interface, and the tokenizer of a model folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+
+from draftwood.errors import ModelError, PromptError
+from draftwood.text.chat import Message, render_chat
+
+
+def _byte_letters() -> dict[str, int]:
+    """Which byte a letter of a byte-level vocabulary stands for: printable ones for themselves, the others in turn for
+    letters from 256 on."""
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTES = _byte_letters()
+
+
+class TextCodec(Protocol):
+    """What the program needs of a tokenizer. Ids are those of the target's vocabulary."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether the model says how messages become a prompt."""
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The ids of ``text``; ``add_special`` adds what the model expects around it (often nothing)."""
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """The text of ``ids``. Bytes that are no whole letter become the replacement character."""
+
+    def token_text(self, token_id: int) -> str:
+        """One token for display: never empty, on one line."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text: maybe a part of a letter."""
+
+    def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """The ids of a conversation, ready for the model's answer."""
+
+
+class Tokenizer:
+    """The tokenizer of a model folder: ``tokenizer.json``, with names and chat template from beside it."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        self._backend = backend
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.chat_template = chat_template
+        self._special_tokens = dict(special_tokens or {})
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Reads the folder; a missing or damaged file is an error that names it."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(
+                "The model folder has no tokenizer.json",
+                got=folder,
+                next_step="Save it there with AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no narrower one
+            raise ModelError(f"{path} cannot be read", got=error, next_step="Fetch the model again.") from error
+        # Settings for batches that some files carry: they would cut or pad prompts behind the user's back.
+        backend.no_truncation()
+        backend.no_padding()
+        config = _read_json(folder / "tokenizer_config.json")
+        special_tokens = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        return cls(
+            backend,
+            eos_token_ids=_ending(folder, backend, special_tokens),
+            special_tokens=special_tokens,
+            chat_template=_chat_template(folder, config),
+        )
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id: ids in between may be unused."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def has_chat(self) -> bool:
+        return self.chat_template is not None
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(index for index, token in added.items() if token.special)
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        if not isinstance(text, str):
+            raise PromptError("Only text can be encoded", got=type(text).__name__, allowed="str")
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special).ids)
+        except TypeError as error:  # a lone surrogate: half a letter, which UTF-8 cannot carry
+            raise PromptError("The text is not valid Unicode", got=ascii(text)[:80]) from error
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    def token_text(self, token_id: int) -> str:
+        text = self._backend.decode([token_id], skip_special_tokens=False)
+        if not text or "\ufffd" in text:  # a part of a letter: the vocabulary's own spelling says more
+            text = self._backend.id_to_token(token_id) or f"<{token_id}>"
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        spelled = self._backend.id_to_token(token_id) or ""
+        if token_id in self._added_ids:
+            return spelled.encode()
+        if self._is_byte_level and all(letter in BYTES for letter in spelled):
+            return bytes(BYTES[letter] for letter in spelled)
+        if one_byte := re.fullmatch("<0x([0-9A-F]{2})>", spelled):
+            return bytes.fromhex(one_byte[1])
+        return spelled.replace("\u2581", " ").encode()  # as SentencePiece writes a space
+
+    @cached_property
+    def _added_ids(self) -> frozenset[int]:
+        return frozenset(self._backend.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Whether letters of the vocabulary stand for bytes."""
+        decoder = self._backend.decoder
+        return decoder is not None and b"ByteLevel" in decoder.__getstate__()
+
+    def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        if self.chat_template is None:
+            raise PromptError(
+                "This model has no chat template, so messages cannot be turned into a prompt",
+                next_step="Use generate() with plain text, or put a chat_template.jinja into the model's folder.",
+            )
+        text = render_chat(self.chat_template, messages, self._special_tokens, add_generation_prompt)
+        return self.encode(text, add_special=False)  # the template writes the opening token itself
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not valid JSON", got=error, next_step="Fetch the model again.") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
+    """``bos_token`` and its like: written as text, or as an object with the text inside."""
+    found: dict[str, str] = {}
+    for source in sources:
+        for key, value in source.items():
+            text = value.get("content") if isinstance(value, Mapping) else value
+            if key.endswith("_token") and isinstance(text, str):
+                found.setdefault(key, text)
+    return found
+
+
+def _ending(folder: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> list[int]:
+    """Every id that any of the folder's files calls an end."""
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(folder / name).get("eos_token_id")
+        found += [index for index in (value if isinstance(value, list) else [value]) if isinstance(index, int)]
+    named = backend.token_to_id(special_tokens.get("eos_token", ""))
+    if named is not None:
+        found.append(named)
+    return list(dict.fromkeys(found))
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """``chat_template.jinja`` where there is one; else tokenizer_config.json's text, or the one it calls default."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

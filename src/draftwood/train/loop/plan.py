@@ -1,0 +1,204 @@
+"""What a run would be: parameters, memory, steps, and the time they take, of which a few are timed.
+
+Memory is reckoned from shapes. What activations take depends on the method; the figure is for the widest part, the
+steps that a head is unrolled along, and leaves out what the caching allocator holds in reserve. Beside what is kept for
+the way back there is *work*: what a block of positions or a step needs while it is computed, the largest of its kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from draftwood.display import duration, readable_size
+from draftwood.heads import HeadConfig, build_head, find_head, load_head
+from draftwood.heads.fit import target_shape
+from draftwood.models.config import ModelConfig
+from draftwood.models.tensors import tensor_shapes
+from draftwood.progress import Progress, report
+from draftwood.targets.load import pick_device
+from draftwood.targets.room import default_cache_tokens
+from draftwood.train.config import TrainConfig
+from draftwood.train.data.read import TrainingData
+from draftwood.train.loop.setup import check_method, count_steps, head_shape, open_texts, prepare
+from draftwood.train.loop.trainer import Trainer, compute_dtype
+from draftwood.train.losses.losses import most_logits
+
+TIMED_STEPS = 5
+WARMING_STEPS = 2
+PATIENCE = 20.0  # seconds that steps are timed for, where they are slow; at least one is
+LOGIT_BYTES, LABEL_BYTES = 12, 4  # of a logit of the head, its logarithm and a gradient; of one of the target
+SCORE_BYTES = 12  # of an attention score, masked and as a weight
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    method: str
+    options: dict[str, Any]
+    kind: str
+    head_parameters: int
+    draft_vocab_size: int
+    dtype: str
+    device: str
+    texts: int
+    held_out: int
+    tokens: int  # of an epoch
+    batches: int  # of an epoch and process
+    tokens_per_step: int
+    steps: int  # 0: as many as there is time for, if that is not measured
+    epochs: float
+    memory: dict[str, int]  # bytes
+    signal_bytes: int  # on disk, if hidden states are kept there
+    seconds_per_step: float | None = None
+    not_timed: str = "--no-time"  # why not, where it was not
+
+    @property
+    def total_memory(self) -> int:
+        return sum(self.memory.values())
+
+    def content(self) -> dict[str, Any]:
+        seconds = self.seconds_per_step
+        more = {} if seconds is None else {"seconds": seconds * self.steps}
+        return {**asdict(self), "total_memory": self.total_memory, **more}
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For people: a name and what is to be said."""
+        options = ", ".join(f"{name} {value}" for name, value in self.options.items())
+        seconds = self.seconds_per_step
+        memory = ", ".join(f"{name} {readable_size(size)}" for name, size in self.memory.items())
+        timed = f"not measured: {self.not_timed}" if seconds is None else duration(seconds * self.steps)
+        pace = "" if seconds is None else f", {seconds:.3f} s a step, {self.tokens_per_step / seconds:,.0f} tokens/s"
+        steps = f"{self.steps:,} ({self.epochs:.1f} epochs)" if self.steps else "as many as there is time for,"
+        return [
+            ("method", f"{self.method}: {options}"),
+            ("head", f"{self.kind}, {self.head_parameters / 1e6:,.1f} million parameters"),
+            ("vocabulary", f"{self.draft_vocab_size:,} tokens"),
+            ("texts", f"{self.texts:,} of {self.tokens:,} tokens, {self.held_out:,} held out"),
+            ("steps", f"{steps} of about {self.tokens_per_step:,} tokens"),
+            ("runs on", f"{self.device} in {self.dtype}"),
+            ("memory", f"about {readable_size(self.total_memory)}: {memory}"),
+            ("kept on disk", f"{readable_size(self.signal_bytes)} if run.cache_signals is set"),
+            ("time", timed + pace),
+        ]
+
+
+def make_plan(
+    config: TrainConfig, *, world_size: int = 1, timed: bool = True, progress: Progress | None = None
+) -> Plan:
+    """Nothing is written. The target is loaded only if steps are to be timed."""
+    cls, options = check_method(config)
+    texts, held_out = open_texts(config)
+    shape = target_shape(config.model.name, progress)
+    if config.head.start:
+        model = shape if isinstance(shape, ModelConfig) else None
+        head = load_head(find_head(config.head.start), model=model).config
+    else:
+        head = head_shape(config, shape)
+    cls.check_kind(head.kind)
+    guesses = cls.guesses_a_position(options, head)
+    scores = cls.scores_a_position(options, head, int(texts.lengths.max(initial=0)))
+    device = pick_device(config.model.device)
+    dtype = compute_dtype(config.run.dtype, device)
+    batches = texts.batches(config.run.max_tokens, seed=config.run.seed, world_size=world_size)
+    tokens = int(texts.lengths.sum())
+    per_step = tokens / max(1, len(batches) * world_size) * config.optim.accumulate * world_size
+    steps = count_steps(config, texts, world_size)
+    plan = Plan(
+        method=cls.name,
+        options=asdict(options),
+        kind=head.kind,
+        head_parameters=build_head(head, device="meta").num_parameters(),
+        draft_vocab_size=head.draft_vocab_size,
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        texts=len(texts),
+        held_out=len(held_out),
+        tokens=tokens,
+        batches=len(batches),
+        tokens_per_step=round(per_step),
+        steps=steps,
+        epochs=steps * config.optim.accumulate / max(1, len(batches)),
+        memory=memory_estimate(config, head, shape, dtype, device, guesses, scores, world_size),
+        signal_bytes=signal_bytes(head, dtype, texts),
+    )
+    if not timed:
+        return plan
+    try:
+        pace = seconds_per_step(config, progress)
+    except torch.OutOfMemoryError:  # that there is too little is what a plan is asked for
+        return replace(plan, not_timed=f"a step does not fit into the memory of {device}")
+    if config.optim.minutes:
+        steps = max(1, round(60.0 * config.optim.minutes / pace))
+        plan = replace(plan, steps=steps, epochs=steps * config.optim.accumulate / max(1, len(batches)))
+    return replace(plan, seconds_per_step=pace)
+
+
+def signal_bytes(head: HeadConfig, dtype: torch.dtype, texts: TrainingData) -> int:
+    """What the hidden states of all texts take on disk."""
+    return int(texts.lengths.sum()) * (head.num_taps + 1) * head.target_hidden_size * dtype.itemsize
+
+
+def memory_estimate(
+    config: TrainConfig,
+    head: HeadConfig,
+    shape: object,
+    dtype: torch.dtype,
+    device: torch.device,
+    unrolled: int,
+    scores: int,
+    world_size: int = 1,
+) -> dict[str, int]:
+    """Bytes by what they are for, in one process."""
+    parameters = build_head(head, device="meta").num_parameters()
+    parts = world_size if config.run.strategy == "fsdp" else 1
+    tokens = config.run.max_tokens
+    found = {
+        "head": 4 * parameters,
+        "gradients": 4 * parameters // parts,
+        "optimiser": 8 * parameters // parts,
+    }
+    if config.optim.ema:
+        found["running mean"] = 4 * parameters // parts
+    found["activations"] = tokens * unrolled * _activations(head, config.run.checkpointing) * dtype.itemsize
+    found["work"] = max(_logit_bytes(head, tokens, unrolled, device), tokens * scores * SCORE_BYTES)
+    found["hidden states"] = tokens * (head.num_taps + 1) * head.target_hidden_size * dtype.itemsize
+    if isinstance(shape, ModelConfig):
+        weights = sum(prod(size) for size in tensor_shapes(shape).values())
+        slots = config.model.cache_tokens or default_cache_tokens(8, shape.context_length)
+        found["target"] = weights * dtype.itemsize
+        found["target's cache"] = slots * shape.cache_bytes_per_token(dtype.itemsize)
+    return found
+
+
+def _logit_bytes(head: HeadConfig, tokens: int, unrolled: int, device: torch.device) -> int:
+    """Of the positions whose logits are computed together (`losses.Marker`)."""
+    own, labels = unrolled * head.draft_vocab_size, head.vocab_size
+    positions = min(tokens, max(1, most_logits(device) // (own + labels)))
+    return positions * (LOGIT_BYTES * own + LABEL_BYTES * labels)
+
+
+def _activations(head: HeadConfig, checkpointing: bool) -> int:
+    """Numbers that are kept of one token in one step for the way back."""
+    if not head.num_layers:
+        return 3 * head.hidden_size * max(1, head.num_heads_ahead)
+    if checkpointing:
+        return 3 * head.hidden_size
+    attention = (head.num_heads + 2 * head.num_kv_heads) * head.head_dim
+    states = 16 if head.kind == "eagle3" else 10  # it norms embeddings and features, and reads them side by side
+    return head.num_layers * (states * head.hidden_size + 3 * attention + 4 * head.intermediate_size)
+
+
+def seconds_per_step(config: TrainConfig, progress: Progress | None = None) -> float:
+    """The mean over a few steps behind a few others that warm up. The head that they train is thrown away."""
+    setup = prepare(config, progress=progress)
+    trainer = Trainer(config, setup.method, setup.texts, setup.frozen, setup.num_steps)
+    times: list[float] = []
+    while len(times) < WARMING_STEPS + TIMED_STEPS and sum(times) < PATIENCE:
+        report(progress, "timing steps", len(times), WARMING_STEPS + TIMED_STEPS)
+        times.append(trainer.step().seconds)
+    report(progress, "timing steps", 1, 1)
+    timed = times[WARMING_STEPS:] or times[-1:]
+    return sum(timed) / len(timed)

@@ -1,0 +1,303 @@
+"""A whole training run: its folder, its loop, and how it ends.
+
+RUN/config.toml      the resolved configuration
+RUN/log.jsonl        a line for every step and every validation
+RUN/checkpoints/     the last few; --resume goes on from the last one
+RUN/best/            the head that validated best
+RUN/head/            the head at the end
+RUN/course.svg       loss and tau over the steps
+RUN/tensorboard/     the same for TensorBoard, where that is installed
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftwood.disk.files import check_place, new_file
+from draftwood.disk.toml import read_toml
+from draftwood.display import duration, readable_size
+from draftwood.errors import OptionError
+from draftwood.heads import save_head
+from draftwood.train.base import Example
+from draftwood.train.config import CONFIGURATION, TrainConfig, write_toml
+from draftwood.train.loop.checkpoint import Checkpoints
+from draftwood.train.loop.distributed import Processes
+from draftwood.train.loop.logs import Board, Console, Log, read_log
+from draftwood.train.loop.plan import signal_bytes
+from draftwood.train.loop.setup import Setup, check_method, prepare, signal_source
+from draftwood.train.loop.trainer import NotFiniteError, StepResult, Trainer
+from draftwood.train.measure.plot import plot_log
+from draftwood.train.measure.validate import score, validate_head
+
+SMOOTHING = 0.95  # of the pace that the time left is reckoned from
+
+# What may be changed when a run goes on: it does not change the losses.
+_FREE = {
+    "model": ("device",),
+    "run": ("log_every", "checkpoint_every", "validate_every", "keep", "tensorboard", "out"),
+    "validate": None,  # all of it
+}
+# Beside that where a step was no number. Hidden states on disk are of one type of numbers.
+_REMEDIES = {"optim": ("lr", "clip"), "run": ("dtype", "cache_signals")}
+
+
+class Stop:
+    """Whether somebody asked for an end: Ctrl-C, or whoever started the process."""
+
+    def __init__(self, console: Console) -> None:
+        self.asked = False
+        self._console = console
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """The first request is kept until the step is over; a second one ends the program at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signals = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(each, self._hear) for each in signals]
+        try:
+            yield
+        finally:
+            for each, handler in zip(signals, before, strict=True):
+                signal.signal(each, handler)
+
+    def _hear(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._console.note_at_once("what is under way is finished first; Ctrl-C again ends at once")
+
+
+def train_head(
+    config: TrainConfig, *, resume: bool = False, processes: Processes | None = None, console: Console | None = None
+) -> Path:
+    """Trains a head and returns the run's folder. Ctrl-C: a checkpoint is written, then KeyboardInterrupt goes on."""
+    processes = processes or Processes()
+    console = console or Console(quiet=not processes.is_first)
+    check_method(config)
+    folder = Path(config.run.out).expanduser()
+    checkpoints = Checkpoints(folder, config.run.keep)
+    if processes.is_first:
+        _check_folder(folder, config, checkpoints, resume=resume)
+    setup = prepare(config, processes, console.progress)
+    run = Run(config, setup, folder, checkpoints, processes, console)
+    run.start(resume=resume)
+    return run.go()
+
+
+class Run:
+    def __init__(
+        self,
+        config: TrainConfig,
+        setup: Setup,
+        folder: Path,
+        checkpoints: Checkpoints,
+        processes: Processes,
+        console: Console,
+    ) -> None:
+        self.config, self.setup, self.folder = config, setup, folder
+        self.checkpoints, self.processes, self.console = checkpoints, processes, console
+        if config.run.cache_signals:
+            size = readable_size(signal_bytes(setup.head.config, setup.target.info.dtype, setup.texts))
+            console.note(f"hidden states of the target: {size} in {config.run.cache_signals}")
+        source = signal_source(config, setup, processes, console.progress)
+        self.trainer = Trainer(config, setup.method, setup.texts, source, setup.num_steps, processes)
+        self._log: Log | None = None
+        self._board: Board | None = None
+        self._pace = 0.0  # seconds of a step
+        self._kept_step = 0  # of the last checkpoint
+
+    def start(self, *, resume: bool) -> None:
+        """From the last checkpoint, where there is one to go on from."""
+        steps = self.checkpoints.steps() if resume else []
+        if steps:
+            self.trainer.restore(self.checkpoints.load(steps[-1]))
+            self._kept_step = steps[-1]
+            self.console.note(f"goes on from step {steps[-1]}")
+        if self.processes.is_first:
+            self._board = Board(self.config.run.tensorboard, self.folder / "tensorboard")
+            with new_file(self.folder / "config.toml") as path:  # only now: what was refused leaves no run behind
+                path.write_text(write_toml(self.config.tables()), encoding="utf-8")
+            self._log = Log(self.folder / "log.jsonl", self.trainer.progress.step)
+        if self.setup.coverage < 1.0:
+            self.console.note(f"the head's vocabulary has {self.setup.coverage:.2%} of what the target wrote")
+
+    def go(self) -> Path:
+        """All steps that are left, and the end."""
+        progress, stop = self.trainer.progress, Stop(self.console)
+        with stop.listening():
+            self._validate_if_due()  # where the run was stopped before it came to that
+            while not self.trainer.is_done:
+                self._note(self._step())
+                is_last = self.trainer.is_done
+                stopping = self._agreed(stop.asked)
+                if is_last or stopping or progress.step % self.config.run.checkpoint_every == 0:
+                    self._checkpoint()  # before validation, which may fail
+                if is_last or not stopping:
+                    self._validate_if_due()
+                if stopping and not is_last:
+                    self.console.note(f"stopped after step {progress.step}; go on with --resume")
+                    raise KeyboardInterrupt
+        self._finish()
+        return self.folder
+
+    def _step(self) -> StepResult:
+        try:
+            return self.trainer.step()
+        except NotFiniteError as error:
+            if self._log is not None:
+                self._log.add("stop", {"step": self.trainer.progress.step + 1, "why": error.what})
+            kept = self._kept_step
+            then = f"go on from step {kept}" if kept else "begin anew (there is no checkpoint yet)"
+            advice = f"{error.next_step} Then {then} with --resume."
+            raise NotFiniteError(error.what, got=error.got, next_step=advice) from error
+
+    def _agreed(self, asked: bool) -> bool:
+        """Whether any process was asked to stop: all stop behind the same step."""
+        flag = torch.tensor([float(asked)], device=self.trainer.device)
+        return bool(self.processes.summed(flag).item())
+
+    def _note(self, result: StepResult) -> None:
+        values: dict[str, Any] = {**asdict(result), "parts": dict(result.parts)}
+        values["tokens_per_second"] = result.tokens / max(result.seconds, 1e-9)
+        self._record("train", values)
+        self._pace = SMOOTHING * self._pace + (1 - SMOOTHING) * result.seconds if self._pace else result.seconds
+        num_steps = self.trainer.num_steps
+        shown = {**values, "steps": num_steps, "left": self._pace * (num_steps - result.step)}
+        due = result.step % self.config.run.log_every == 0 or result.step in (1, num_steps)
+        self.console.step(shown, passing=not due)
+
+    def _validate_if_due(self) -> None:
+        progress, every = self.trainer.progress, self.config.run.validate_every
+        due = self.trainer.is_done or (every and progress.step % every == 0)
+        if not due or progress.validated == progress.step:
+            return
+        self._validate()
+        progress.validated = progress.step
+        if self._kept_step == progress.step:
+            self._checkpoint()  # with the score
+
+    def _validate(self) -> None:
+        texts = [self.setup.held_out[index] for index in range(len(self.setup.held_out))]
+        if not texts:
+            return
+        trainer, section = self.trainer, self.config.validate
+        if trainer.mean is None:
+            loss, parts = trainer.validation_loss(self._validation_batches(texts))
+        else:
+            with trainer.mean.in_place():
+                loss, parts = trainer.validation_loss(self._validation_batches(texts))
+        head = trainer.kept_head()  # all processes gather it
+        best = [trainer.progress.best]
+        if self.processes.is_first:
+            result: dict[str, Any] = {"step": trainer.progress.step, "loss": loss, "parts": parts}
+            mixed = self.setup.held_out.shuffled(self.config.run.seed)
+            result |= validate_head(head, self.setup.target, self.setup.codec, mixed, section, self.console.progress)
+            self._record("validate", result)
+            self.console.note(validation_text(result))
+            if best[0] is None or score(result) > best[0]:
+                best[0] = score(result)
+                self.checkpoints.save_best(head)
+        self.processes.wait()
+        trainer.progress.best = best[0]  # only the first process's is ever saved
+
+    def _validation_batches(self, texts: Sequence[Example]) -> list[list[Example]]:
+        groups = self.setup.held_out.batches(self.config.run.max_tokens, seed=self.config.run.seed)
+        chosen: list[list[Example]] = []
+        left = self.config.validate.texts
+        for group in groups:
+            if left > 0:
+                chosen.append([texts[index] for index in group[:left]])
+                left -= len(chosen[-1])
+        return chosen
+
+    def _checkpoint(self) -> None:
+        snapshot = self.trainer.snapshot()  # all processes gather it
+        if self.processes.is_first:
+            self.checkpoints.save(self.trainer.progress.step, snapshot)
+        self._kept_step = self.trainer.progress.step
+        self.processes.wait()
+
+    def _finish(self) -> None:
+        head = self.trainer.kept_head()
+        if not self.processes.is_first:
+            return
+        save_head(head, self.folder / "head", force=True)
+        lines = read_log(self.folder / "log.jsonl")
+        with new_file(self.folder / "course.svg") as path:
+            path.write_text(plot_log(lines, f"{self.config.method.name}: {self.folder.name}"), encoding="utf-8")
+        trained = [line for line in lines if line["kind"] == "train"]
+        seconds, target = (sum(line[name] for line in trained) for name in ("seconds", "target_seconds"))
+        tokens = sum(line["tokens"] for line in trained)
+        self.console.note(
+            f"{self.folder / 'head'}: {self.trainer.progress.step} steps in {duration(seconds)}, "
+            f"{tokens / max(seconds, 1e-9):,.0f} tokens/s, {target / max(seconds, 1e-9):.0%} of it in the target"
+        )
+
+    def _record(self, kind: str, values: dict[str, Any]) -> None:
+        if self._log is not None and self._board is not None:
+            self._log.add(kind, values)
+            self._board.add(kind, values)
+
+
+def validation_text(result: dict[str, Any]) -> str:
+    """One line of what counts."""
+    parts = [f"step {result['step']}, held out: loss {result['loss']:.4f}"]
+    if "trees" in result:
+        parts.append("tau " + ", ".join(f"{name} {each['tau']:.3f}" for name, each in result["trees"].items()))
+    if "accuracy" in result:
+        parts.append(f"accuracy {result['accuracy']:.3f}")
+    if result.get("ranks"):  # a head that sees one token ahead says nothing below its guesses
+        below = " ".join(f"{each['accuracy']:.2f}" for each in result["ranks"])
+        errors = " ".join(f"{each['ece']:.2f}" for each in result["ranks"])
+        parts.append(f"below rank 1 to {len(result['ranks'])}: accuracy {below}, calibration error {errors}")
+    return " · ".join(parts)
+
+
+def _check_folder(folder: Path, config: TrainConfig, checkpoints: Checkpoints, *, resume: bool) -> None:
+    """Refuses a folder that another run has, or that cannot be written to."""
+    path = folder / "config.toml"
+    if path.exists() and not resume:
+        raise OptionError(
+            f"{folder} has a run already",
+            got=f"checkpoints of steps {checkpoints.steps()}" if checkpoints.steps() else "no checkpoint yet",
+            next_step="Go on with it by --resume, or set run.out to another folder.",
+        )
+    if path.exists() and checkpoints.steps():
+        last = read_log(folder / "log.jsonl")[-1:]
+        remedies = _REMEDIES if [line.get("kind") for line in last] == ["stop"] else {}
+        _check_same(read_toml(path, CONFIGURATION), config.tables(), remedies)
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        check_place(path, force=True)
+    finally:
+        for place in missing:
+            with suppress(OSError):
+                place.rmdir()
+
+
+def _check_same(before: dict[str, Any], now: dict[str, Any], remedies: Mapping[str, tuple[str, ...]]) -> None:
+    before = TrainConfig.of(before).tables()
+    changed = []
+    for section, table in now.items():
+        free = _FREE.get(section, ())
+        if free is None:
+            continue
+        for key in sorted({*table, *before[section]} - {*free, *remedies.get(section, ())}):
+            if table.get(key) != before[section].get(key):
+                changed.append(f"{section}.{key} = {table.get(key)}, was {before[section].get(key)}")
+    if changed:
+        raise OptionError(
+            "The run was started with another configuration",
+            got="; ".join(changed),
+            next_step="Set these back, or start a new run from its head: head.start.",
+        )

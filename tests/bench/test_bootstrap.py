@@ -1,0 +1,230 @@
+"""Intervals: against every possible resample, against simulated truths, and what must not change them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.bench.figures.bootstrap import (
+    Array,
+    cluster_table,
+    interval,
+    mean_of_strata,
+    paired_speedup,
+    quotient,
+    ratio_of_sums,
+    resampled_medians,
+    resampled_sums,
+)
+from draftwood.bench.figures.summary import Interval
+
+FEW = 200  # resamples, where their number is not the point
+
+
+def table(*rows: tuple[float, ...]) -> Array:
+    return np.array(rows, dtype=np.float64)
+
+
+def every_resample(data: Array) -> Array:
+    """[C ** (C - 1), K]: the sums of every way to draw a row less than there are."""
+    drawn = np.array(list(itertools.product(range(len(data)), repeat=len(data) - 1)))
+    sums: Array = data[drawn].sum(axis=1)
+    return sums
+
+
+def test_a_constant_ratio_has_no_width() -> None:
+    draws = ratio_of_sums(table((6, 3), (10, 5), (2, 1), (32, 16)))
+    assert interval(draws) == Interval(2.0, 2.0, 2.0)
+
+
+def test_one_cluster_has_no_width() -> None:
+    assert interval(ratio_of_sums(table((7, 2)))) == Interval(3.5, 3.5, 3.5)
+    assert interval(paired_speedup(table((7, 2, 7, 4)))) == Interval(2.0, 2.0, 2.0)
+
+
+def test_the_value_is_a_ratio_of_sums_and_no_mean_of_ratios() -> None:
+    assert ratio_of_sums(table((10, 1), (10, 9)))[0] == 2.0
+    # 30 tokens in 3 seconds against 30 in 10; request by request it would be 4 and 2.5.
+    assert paired_speedup(table((10, 1, 10, 4), (20, 2, 20, 6)))[0] == pytest.approx(10 / 3)
+
+
+def test_two_clusters_against_both_resamples() -> None:
+    # (1, 1): 1; (3, 1): 3. Drawn is the one or the other.
+    draws = ratio_of_sums(table((1, 1), (3, 1)), resamples=20_000)
+    found, times = np.unique(draws[1:], return_counts=True)
+    assert found.tolist() == [1.0, 3.0]
+    assert times / 20_000 == pytest.approx([0.5, 0.5], abs=0.015)
+    assert interval(draws) == Interval(2.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        table((4, 1), (6, 2), (9, 2), (1, 1)),
+        table((1, 1), (1, 1), (1, 1), (1, 1), (9, 1)),  # a two-point distribution: 9 is drawn k times of 4
+        table((5, 1), (5, 2), (5, 3), (5, 4), (5, 5)),
+    ],
+)
+def test_quantiles_against_enumeration(data: Array) -> None:
+    sums = every_resample(data)
+    exact = np.sort(sums[:, 0] / sums[:, 1])
+    draws = ratio_of_sums(data, resamples=20_000)
+    found = interval(draws)
+    assert found is not None
+    # Each end lies between the exact quantiles a little further out and a little further in.
+    assert np.quantile(exact, 0.02) <= found.low <= np.quantile(exact, 0.03)
+    assert np.quantile(exact, 0.97) <= found.high <= np.quantile(exact, 0.98)
+    assert draws[1:].mean() == pytest.approx(exact.mean(), rel=0.02)
+
+
+def test_pairs_are_drawn_together() -> None:
+    """Prompts differ tenfold in speed, and alike for both: the speed-up is certain, the speeds are not."""
+    data = table(*((10.0, t, 10.0, 2 * t) for t in (1.0, 2.0, 4.0, 10.0)))
+    assert interval(paired_speedup(data)) == pytest.approx((2.0, 2.0, 2.0))
+    alone = interval(ratio_of_sums(data[:, :2]))
+    assert alone is not None
+    assert alone.high > 1.5 * alone.low
+
+
+def test_strata_count_alike_and_move_apart() -> None:
+    small, large = table((1, 1), (3, 1)), table(*[(4, 1)] * 6)
+    mean = mean_of_strata([ratio_of_sums(small, "small"), ratio_of_sums(large, "large")])
+    assert interval(mean) == Interval(3.0, 2.5, 3.5)  # (2 + 4) / 2, not 28 / 8
+    # Of two strata like small, both are at their lowest in 1/4 of the resamples, not in 1/2.
+    draws = [ratio_of_sums(small, name, resamples=20_000) for name in ("one", "other")]
+    assert (mean_of_strata(draws)[1:] == 1.0).mean() == pytest.approx(1 / 4, abs=0.01)
+
+
+def test_medians_by_hand() -> None:
+    draws = resampled_medians(table((1, 10), (2, 20), (90, 900)))
+    assert draws[0].tolist() == [2.0, 20.0]
+    assert set(draws[1:, 0]) == {1.0, 1.5, 2.0, 45.5, 46.0, 90.0}  # of two that were drawn
+    assert (draws[:, 1] == 10 * draws[:, 0]).all()
+    # The median is the smallest where that was drawn twice: 1 of 9.
+    many = resampled_medians(table((1,), (2,), (90,)), resamples=20_000)
+    assert (many[1:, 0] == 1.0).mean() == pytest.approx(1 / 9, abs=0.015)
+
+
+def test_what_divides_by_zero_is_no_figure() -> None:
+    assert interval(ratio_of_sums(table((1, 0), (2, 0)))) is None
+    assert interval(paired_speedup(table((4, 2, 0, 1)))) is None
+    # Here only the resamples without the second row do.
+    found = interval(ratio_of_sums(table((1, 0), (2, 1))))
+    assert found == Interval(3.0, 2.0, 3.0)
+    assert interval(np.array([1.0, np.nan])) == Interval(1.0, 1.0, 1.0)
+
+
+def test_an_interval_holds_its_value() -> None:
+    assert interval(np.array([5.0, 1.0, 1.0, 2.0])) == pytest.approx((5.0, 1.0, 5.0))
+
+
+def test_clusters_are_summed() -> None:
+    rows = [("b", (1.0, 2.0)), ("a", (3.0, 4.0)), ("b", (5.0, 6.0))]
+    found = cluster_table(rows)
+    assert found is not None
+    assert sorted(found.tolist()) == [[3.0, 4.0], [6.0, 8.0]]
+    assert cluster_table([]) is None
+
+
+def test_requests_of_one_prompt_are_no_evidence_of_their_own() -> None:
+    """Ten repeats of two prompts are as uncertain as the two prompts."""
+    twice = cluster_table([("slow", (1.0, 1.0)), ("fast", (3.0, 1.0))])
+    often = cluster_table([("slow", (1.0, 1.0)), ("fast", (3.0, 1.0))] * 10)
+    assert twice is not None
+    assert often is not None
+    assert interval(ratio_of_sums(often)) == interval(ratio_of_sums(twice))
+
+
+def test_many_clusters_go_in_blocks() -> None:
+    data = np.ones((30_000, 2))
+    sums = resampled_sums(data, resamples=50)
+    assert sums.shape == (51, 2)
+    assert (sums[0] == 30_000.0).all()
+    assert (sums[1:] == 29_999.0).all()
+
+
+def test_intervals_cover_the_truth() -> None:
+    """200 runs of 20 prompts each. In the long run the rate is 2 tokens a second, and twice that of plain decoding."""
+    random = np.random.default_rng(7)
+    covered = {"ratio": 0, "speedup": 0}
+    for _ in range(200):
+        tokens = random.integers(20, 200, size=20).astype(np.float64)
+        seconds = tokens / 2.0 * random.gamma(8.0, 1 / 8.0, size=20)  # on average a token takes half a second
+        plain = tokens * random.gamma(8.0, 1 / 8.0, size=20)  # and one of plain decoding a whole one
+        data = np.stack([tokens, seconds, tokens, plain], axis=1)
+        for name, draws in (("ratio", ratio_of_sums(data[:, :2])), ("speedup", paired_speedup(data))):
+            found = interval(draws)
+            assert found is not None
+            covered[name] += found.low <= 2.0 <= found.high
+    assert all(176 <= times <= 198 for times in covered.values()), covered
+
+
+positive = st.floats(0.01, 1000.0)
+pairs = st.lists(st.tuples(positive, positive, positive, positive), min_size=1, max_size=12)
+
+
+@settings(max_examples=60)
+@given(pairs)
+def test_a_value_lies_in_its_interval(rows: list[tuple[float, ...]]) -> None:
+    data = table(*rows)
+    rate, speedup = (interval(draws) for draws in (ratio_of_sums(data[:, :2]), paired_speedup(data)))
+    assert rate is not None
+    assert speedup is not None
+    assert 0.0 < rate.low <= rate.value <= rate.high
+    assert 0.0 < speedup.low <= speedup.value <= speedup.high
+    slowest, fastest = np.quantile(data[:, 0] / data[:, 1], [0.0, 1.0])
+    assert slowest * (1 - 1e-9) <= rate.low <= rate.high <= fastest * (1 + 1e-9)
+
+
+@settings(max_examples=60)
+@given(pairs, st.sampled_from([0.125, 0.5, 4.0, 32.0]))
+def test_a_slower_machine_changes_speeds_and_no_speedups(rows: list[tuple[float, ...]], slower: float) -> None:
+    data, slow = table(*rows), table(*rows)
+    slow[:, [1, 3]] *= slower  # by powers of two, so that nothing is rounded
+    assert (paired_speedup(slow, resamples=FEW) == paired_speedup(data, resamples=FEW)).all()
+    fast = ratio_of_sums(data[:, :2], resamples=FEW)
+    assert (ratio_of_sums(slow[:, :2], resamples=FEW) == fast / slower).all()
+
+
+@settings(max_examples=60)
+@given(pairs, st.randoms(use_true_random=False))
+def test_the_order_of_prompts_makes_no_difference(rows: list[tuple[float, ...]], random: object) -> None:
+    shuffled = list(rows)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert (paired_speedup(table(*shuffled), resamples=FEW) == paired_speedup(table(*rows), resamples=FEW)).all()
+
+
+def test_draws_are_the_same_every_time_and_others_for_another_task() -> None:
+    data = table((1, 1), (3, 1), (4, 2), (9, 2))
+    assert (ratio_of_sums(data, "gsm8k") == ratio_of_sums(data, "gsm8k")).all()
+    assert (ratio_of_sums(data, "gsm8k") != ratio_of_sums(data, "mbpp")).any()
+
+
+def test_quotients_of_draws_are_draws_of_quotients() -> None:
+    sums = resampled_sums(table((4, 1), (6, 2), (9, 2)))
+    assert (quotient(sums[:, 0], sums[:, 1]) == ratio_of_sums(table((4, 1), (6, 2), (9, 2)))).all()
+
+
+def test_strata_that_cannot_be_resampled_are_drawn_from_each_other() -> None:
+    alone = [ratio_of_sums(table((tokens, 1.0)), name) for name, tokens in (("a", 1.0), ("b", 2.0), ("c", 6.0))]
+    many = [ratio_of_sums(table((t, 1.0)), name, resamples=20_000) for name, t in (("a", 1.0), ("b", 2.0), ("c", 6.0))]
+    draws = mean_of_strata(many)
+    assert draws[0] == 3.0
+    assert (draws[1:] == 1.0).mean() == pytest.approx(1 / 9, abs=0.01)  # twice the lowest
+    assert interval(mean_of_strata(alone)) == Interval(3.0, 1.0, 6.0)
+    assert interval(mean_of_strata(alone[:1])) == Interval(1.0, 1.0, 1.0)  # there is nothing to draw from
+    alike = [ratio_of_sums(table((2.0, 1.0)), name) for name in "ab"]
+    assert interval(mean_of_strata(alike)) == Interval(2.0, 2.0, 2.0)
+
+
+def test_draws_vary_as_much_as_means_of_that_many_prompts_do() -> None:
+    """The variance of a mean of n is s^2 / n, with n - 1 below the sum of squares in s^2."""
+    values = [1.0, 2.0, 4.0, 9.0]
+    draws = ratio_of_sums(table(*((value, 1.0) for value in values)), resamples=50_000)
+    assert draws[1:].var() == pytest.approx(np.var(values, ddof=1) / 4, rel=0.03)
+    single = [ratio_of_sums(table((value, 1.0)), str(value), resamples=50_000) for value in values]
+    assert mean_of_strata(single)[1:].var() == pytest.approx(np.var(values, ddof=1) / 4, rel=0.03)

@@ -1,0 +1,80 @@
+"""Peers within a run: started, gone, absent or named twice."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from draftwood import SamplingParams
+from draftwood.bench.records.files import write_records
+from draftwood.bench.records.methods import PEER, Method
+from draftwood.bench.run import peering, runner
+from draftwood.bench.run.engines import Answer
+from draftwood.bench.run.settings import Settings
+from draftwood.errors import DraftwoodError, OptionError
+from draftwood.targets.load import load_target
+from tests.tools.bench import bench
+
+
+class Stranger:
+    """A peer that has no process."""
+
+    def warm_up(self, prompts: Any, params: SamplingParams) -> None: ...
+
+    def answer(self, prompts: Any, params: SamplingParams) -> list[list[Answer]]:
+        return [[Answer([1, 2], "hm", "length", len(prompt), 2, 0.5, 1.0, 0.5, None, None)] for prompt in prompts]
+
+
+def test_a_peer_that_is_gone_keeps_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Method(label="vllm", kind=PEER, drafter="vllm", note="version 1")
+    monkeypatch.setattr(runner, "start_peers", lambda *_: ([(method, Stranger())], {}))
+    first = bench(tmp_path / "a", drafters=("plain",), tasks=("code",))
+    assert [m["label"] for m in first.manifest.methods] == ["plain", "vllm"]
+    assert {r.lossless and r.lossless.verdict for r in first.records} == {None, "different"}
+    unjudged = [replace(record, lossless=None) for record in first.records]
+    write_records(tmp_path / "a", unjudged)
+    monkeypatch.setattr(runner, "start_peers", lambda *_: ([], {"vllm": "vllm is not installed"}))
+    second = bench(tmp_path / "a", drafters=("plain",), tasks=("code",))
+    assert second.records == unjudged
+    assert second.manifest.methods == first.manifest.methods
+    assert second.manifest.absent == {"vllm": "vllm is not installed"}
+
+
+def test_a_run_without_anybody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "check_peers", lambda _: [])
+    monkeypatch.setattr(runner, "start_peers", lambda *_: ([], {"vllm": "vllm is not installed"}))
+    with pytest.raises(DraftwoodError, match="vllm is not installed"):
+        bench(tmp_path / "a", drafters=(), peers=("vllm",))
+
+
+def test_an_interrupt_while_peers_start_ends_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    class Started:
+        facts: ClassVar[dict[str, str]] = {}
+
+        def __init__(self, spec: Any, *_: Any) -> None:
+            if spec.name == "llamacpp":
+                raise KeyboardInterrupt
+            self.name = spec.name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    monkeypatch.setattr(peering, "Peer", Started)
+    monkeypatch.setattr(peering, "gguf_of", lambda *_: None)
+    monkeypatch.setattr(peering, "resolve", lambda *_: SimpleNamespace(path=Path("model")))
+    settings = Settings(peers=("transformers", "llamacpp"))
+    with pytest.raises(KeyboardInterrupt), ExitStack() as closing:
+        peering.start_peers(settings, load_target("tiny"), 100, closing)
+    assert closed == ["transformers"]
+
+
+def test_a_peer_named_twice_is_refused() -> None:
+    with pytest.raises(OptionError, match="twice"):
+        peering.check_peers(Settings(peers=("transformers", "transformers")))

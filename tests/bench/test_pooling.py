@@ -1,0 +1,142 @@
+"""Several runs in one summary: what is pooled, what stays apart, and that no order of runs or records matters."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from draftwood.bench.figures.metrics import summarise
+from draftwood.bench.figures.summary import ALL_TASKS, Cell
+from draftwood.bench.records.files import RequestRecord, Run
+from tests.tools.metrics import (
+    GOOSE,
+    MACHINE,
+    MODEL,
+    PEER,
+    PLAIN,
+    manifest,
+    record,
+    run,
+    spine_tree,
+    summary,
+    traced,
+    two_tasks,
+    value,
+)
+
+# --- pooling ----------------------------------------------------------------------------------------------------------
+
+
+def many(seed: int, prompts: int = 12) -> list[RequestRecord]:
+    draw = random.Random(seed)
+    stats = [traced((spine_tree(), path), draft=0.1 * draw.random(), total=1.0) for path in ([], [1], [1, 2])]
+    return [
+        record(method, task, str(prompt), draw.randrange(5, 50), draw.uniform(0.1, 3.0), stats=draw.choice(stats))
+        for method in ("plain", "goose")
+        for task in "ab"
+        for prompt in range(prompts)
+    ]
+
+
+def test_the_order_of_records_makes_no_difference() -> None:
+    records = many(1)
+    shuffled = random.Random(2).sample(records, len(records))
+    assert summary(run(shuffled)).cells == summary(run(records)).cells
+
+
+def test_pooled_runs_are_one_run_with_all_records() -> None:
+    records = many(3)
+    halves = [[r for r in records if int(r.prompt) % 2 == rest] for rest in (0, 1)]
+    pooled = summary(run(halves[0]), run(halves[1], "two"))
+    assert pooled.runs == ["one", "two"]
+    assert pooled.cells == summary(run(records)).cells
+    assert summary(run(halves[1], "two"), run(halves[0])).cells == pooled.cells
+
+
+def test_runs_of_the_same_name_are_two_runs_and_a_run_given_twice_is_one() -> None:
+    one, other = run(many(4)), run(many(5))
+    assert summary(one, one).cells == summary(one).cells
+    both = summary(one, other)
+    assert both.runs == ["one", "one"]
+    assert both.cells["goose", "a"].requests == 24
+
+
+def test_answers_to_one_prompt_are_drawn_together() -> None:
+    """Two rounds of a prompt are no two prompts, within a run or in two of them."""
+    slow, fast = record("goose", "a", "1", 10, 10.0), record("goose", "a", "1", 10, 5.0)
+    for runs in ([run([slow]), run([fast], "two")], [run([slow, replace(fast, repeat=1)])]):
+        cell = summary(*runs).cells["goose", "a"]
+        assert cell.tokens_per_second == pytest.approx((20 / 15, 20 / 15, 20 / 15))
+        assert (cell.prompts, cell.requests) == (1, 2)
+
+
+# --- which runs belong together ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "title"),
+    [
+        ({"model": {**MODEL, "dtype": "bfloat16"}}, "tiny, bfloat16, Some CPU, temperature 0"),
+        ({"model": {**MODEL, "backend": "torch"}}, "tiny, float32, Some CPU, temperature 0, model backend torch"),
+        ({"machine": {**MACHINE, "cores": 8}}, "tiny, float32, Some CPU, temperature 0, machine cores 8"),
+        ({"settings": {"temperature": 0.6}}, "tiny, float32, Some CPU, temperature 0.6"),
+        ({"settings": {"max_tokens": 64}}, "tiny, float32, Some CPU, temperature 0, max_tokens 64"),
+        (
+            {"model": {**MODEL, "device": "cuda:1"}, "machine": {**MACHINE, "gpus": ["Old GPU", "New GPU"]}},
+            "tiny, float32, New GPU, temperature 0",
+        ),
+    ],
+)
+def test_runs_that_measured_something_else_stay_apart(other: dict[str, Any], title: str) -> None:
+    first, second = summarise([run(two_tasks()), run(two_tasks(), "two", **other)])
+    assert (first.runs, second.runs) == (["one"], ["two"])
+    assert second.title == title
+    assert first.title != second.title
+    assert first.cells == second.cells
+
+
+def test_what_changes_no_figure_keeps_no_runs_apart() -> None:
+    settings = {"seed": 7, "limit": 3, "drafters": ("plain",), "repeats": 2}
+    pooled = summary(run(two_tasks()), run(many(6), "two", settings=settings))
+    assert pooled.title == "tiny, float32, Some CPU, temperature 0"
+    assert pooled.manifest["settings"]["seed"] == 0
+
+
+def test_settings_read_from_a_file_are_the_same_settings() -> None:
+    kept = json.loads(json.dumps(manifest().settings))
+    assert kept != manifest().settings  # lists and tuples
+    summary(run(two_tasks()), Run("two", replace(manifest(), settings=kept), many(7)))
+
+
+def test_a_label_that_means_something_else_is_not_pooled() -> None:
+    other = {**GOOSE, "budget": 16}
+    runs = [
+        run([record("goose", "a", "1", 10, 1.0)]),
+        run([record("goose", "a", "1", 10, 2.0)], "two", methods=[other, {**PLAIN, "memory": "process"}]),
+        run([record("goose", "a", "1", 10, 4.0)], "three", methods=[other]),
+    ]
+    found = summary(*runs)
+    assert [method["label"] for method in found.methods] == ["plain", "goose", "goose (two)"]
+    assert found.methods[2]["family"] == "goose (two)"
+    assert value(found.cells["goose", "a"].tokens_per_second) == 10.0
+    assert value(found.cells["goose (two)", "a"].tokens_per_second) == 20 / 6
+
+
+def test_methods_come_in_the_order_of_first_appearance() -> None:
+    found = summary(run([], methods=[GOOSE]), run([], "two", methods=[PLAIN, GOOSE, PEER]))
+    assert [method["label"] for method in found.methods] == ["goose", "plain", "llamacpp"]
+    assert found.cells["llamacpp", ALL_TASKS] == Cell(method="llamacpp", task=ALL_TASKS)
+
+
+def test_records_that_the_manifest_does_not_know_are_kept() -> None:
+    found = summary(run([record("sam", "c", "1", 10, 5.0)]))
+    assert found.tasks == ["a", "b", "c"]
+    assert value(found.cells["sam", "c"].tokens_per_second) == 2.0
+
+
+def test_nothing_gives_nothing() -> None:
+    assert summarise([]) == []

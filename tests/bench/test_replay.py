@@ -1,0 +1,314 @@
+"""Recording and replaying: the recorded method comes out as it ran, other methods are told only what is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood import LLM, SamplingParams
+from draftwood.bench.replay import (
+    RecordedRequest,
+    Recording,
+    Tape,
+    figure_rows,
+    figures_of,
+    load_recording,
+    recording_drafter,
+    replay,
+    replay_methods,
+    save_recording,
+)
+from draftwood.bench.replay.likeness import Likeness
+from draftwood.bench.replay.replayer import Script, path_of, places
+from draftwood.bench.replay.rows import ON_TEXT, RowBook
+from draftwood.drafters import Drafter, DraftRequest, Verified, drafter_class
+from draftwood.targets.native.target import NativeTarget
+from draftwood.targets.tiny import TINY_CONFIG, tiny_target
+from draftwood.text.bytes import ByteTokenizer
+from draftwood.tree import DraftTree, TreeBuilder
+from tests.tools.replay import (
+    GREEDY,
+    SAMPLED,
+    TEXTS,
+    counts,
+    hand_made,
+    method_of,
+    really_run,
+    recorded,
+    replay_with,
+)
+
+# -- the recorded method comes out exactly as it ran -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["goose", "recycling", "pld", "sam", "iso3", "sequoia", "lookahead", "stand", "plain", "anpd"]
+)
+@pytest.mark.parametrize("memory", ["request", "process"])
+def test_the_recorded_method_is_replayed_exactly(target: NativeTarget, name: str, memory: str) -> None:
+    method = method_of(name, memory=memory)
+    recording = recorded(target, [method])
+    replays = replay(recording, method)
+    assert [counts(result.stats) for result in replays] == [
+        counts(stats) for stats in really_run(target, method, GREEDY)
+    ]
+    assert all(result.beside_known == result.beside for result in replays)
+
+
+@pytest.mark.parametrize("name", ["goose", "recycling", "stand", "stand:draw=multinomial"])
+def test_sampled_runs_of_the_recorded_method_are_replayed_exactly(target: NativeTarget, name: str) -> None:
+    method = method_of(name)
+    recording = recorded(target, [method], SAMPLED)
+    assert [request.sample for request in recording.requests] == [0, 1, 2] * len(TEXTS)
+    assert len({request.output_ids for request in recording.requests[:3]}) > 1
+    replays = replay(recording, method)
+    assert [counts(result.stats) for result in replays] == [
+        counts(stats) for stats in really_run(target, method, SAMPLED)
+    ]
+
+
+@pytest.mark.parametrize("memory", ["prompt", "process"])
+@pytest.mark.parametrize("stop_at", [3, 10, 11, 12])
+def test_stop_tokens_inside_a_block_are_replayed_exactly(target: NativeTarget, stop_at: int, memory: str) -> None:
+    """The token that stands at some place of the output ends it, wherever a tree carries it."""
+    outputs = [request.output_ids for request in recorded(target, [method_of("plain")]).requests]
+    params = SamplingParams(max_tokens=48, seed=0, stop_token_ids=tuple(ids[stop_at] for ids in outputs))
+    method = method_of("goose", memory=memory)
+    recording = recorded(target, [method], params)
+    assert {request.finish_reason for request in recording.requests} == {"stop"}
+    replays = replay(recording, method)
+    assert [counts(result.stats) for result in replays] == [
+        counts(stats) for stats in really_run(target, method, params)
+    ]
+
+
+@pytest.mark.parametrize("name", ["recycling:harvest=accepted", "goose"])
+def test_sampled_stops_inside_a_block_are_replayed_exactly(target: NativeTarget, name: str, tmp_path: Path) -> None:
+    """What was accepted behind the stop is learned from too, and the next sample drafts from it."""
+    outputs = [request.output_ids for request in recorded(target, [method_of("plain")]).requests]
+    stops = tuple({ids[place] for ids in outputs for place in (12, 13, 17)})
+    params = SamplingParams(max_tokens=48, temperature=0.4, seed=0, n=4, stop_token_ids=stops)
+    method = method_of(name, memory="process")
+    recording = recorded(target, [method], params)
+    assert any(request.behind for request in recording.requests)
+    save_recording(tmp_path / "a.recording", recording)
+    replays = replay(load_recording(tmp_path / "a.recording"), method)
+    assert [counts(result.stats) for result in replays] == [
+        counts(stats) for stats in really_run(target, method, params)
+    ]
+
+
+def test_the_models_own_end_is_replayed_exactly() -> None:
+    """Greedy, and the end lies in the middle of a block."""
+    outputs = [request.output_ids for request in recorded(tiny_target(), [method_of("plain")]).requests]
+    ended = tiny_target(replace(TINY_CONFIG, eos_token_ids=tuple({ids[14] for ids in outputs})), cache_tokens=4096)
+    method = method_of("goose", memory="process")
+    recording = recorded(ended, [method])
+    assert {request.finish_reason for request in recording.requests} == {"stop"}
+    assert [counts(result.stats) for result in replay(recording, method)] == [
+        counts(stats) for stats in really_run(ended, method, GREEDY)
+    ]
+
+
+def test_a_stop_that_was_only_ever_a_bonus_can_be_accepted_in_a_replay(target: NativeTarget) -> None:
+    """Plain decoding never asks what follows the last token; a drafter that guesses it must not trip over that."""
+    outputs = [request.output_ids for request in recorded(target, [method_of("plain")]).requests]
+    params = SamplingParams(max_tokens=48, seed=0, stop_token_ids=(outputs[0][10],))
+    recording = recorded(target, [method_of("plain")], params, TEXTS[:1])
+    (request,) = recording.requests
+    assert request.rows.find(ON_TEXT, len(request.text) - 1) is None
+
+    class Oracle(Drafter):
+        name = "oracle"
+
+        def begin(self, draft: DraftRequest) -> None:
+            self.left, self.last = list(request.output_ids), draft.prompt_ids[-1]
+
+        def propose(self, budget: int) -> DraftTree:
+            return DraftTree.chain([self.last, *self.left, 0][:budget], "oracle")
+
+        def observe(self, verified: Verified) -> None:
+            assert len(verified.path) == len(verified.tree)
+            assert len(verified.logits) == len(verified.tree)
+            self.left, self.last = self.left[len(verified.emitted) :], verified.emitted[-1]
+
+    (result,) = replay_with(recording, Oracle, budget=24)
+    assert (result.stats.cycles, result.stats.output_tokens) == (1, len(request.output_ids))
+    assert result.stats.accepted_by_source["oracle"] == len(request.output_ids)
+
+
+# -- what other methods are told -------------------------------------------------------------------------------------
+
+
+def test_the_tree_that_is_told_has_the_known_nodes_and_no_others() -> None:
+    recording = hand_made()
+    told: list[Verified] = []
+
+    class Guess(Drafter):
+        name = "guess"
+
+        def begin(self, request: DraftRequest) -> None:
+            self.last = request.prompt_ids[-1]
+
+        def propose(self, budget: int) -> DraftTree:
+            if told:
+                return DraftTree.root_only(self.last)
+            builder = TreeBuilder(2)
+            nine, three = builder.add(0, 9, "x"), builder.add(0, 3, "x")
+            eight, six = builder.add(nine, 8, "x"), builder.add(nine, 6, "x")  # 2-9-6 was never seen
+            builder.add(eight, 1, "x")  # nor 2-9-8-1
+            builder.add(six, 1, "x")
+            builder.add(three, 7, "x")
+            return builder.build()
+
+        def observe(self, verified: Verified) -> None:
+            told.append(verified._replace(logits=verified.logits.clone()))
+            self.last = verified.emitted[-1]
+
+    (result,) = replay_with(recording, Guess, budget=16)
+    first = told[0]
+    assert first.tree.tokens == (2, 9, 3, 8, 7)
+    assert first.tree.parents == (-1, 0, 0, 1, 2)
+    assert list(first.path) == [0, 2]
+    assert list(first.emitted) == [3, 4]
+    assert first.choices == [0, 12, 4, 16, 20]  # the first id of each row, in the order of hand_made
+    assert first.logits.argmax(-1).tolist() == first.choices
+    # 5 guesses beside the text (the limit of 3 tokens leaves depth 2, which cuts 2-9-8-1 and 2-9-6-1): 9, 8, 6, 7
+    assert (result.beside, result.beside_known) == (4, 3)
+    assert result.stats.cycles == 2  # 3 and the bonus 4; then 5
+    assert result.stats.drafted_nodes == 5
+    assert result.stats.tried_by_depth == {1: 1, 2: 1}
+    assert result.stats.accepted_by_depth == {1: 1}
+    assert figures_of(recording, method_of("pld"), [result]).tau == 1.5
+    assert figures_of(recording, method_of("pld"), [result]).coverage == 0.75
+
+
+def test_an_estimate_comes_from_the_nearest_context_that_ends_alike_and_never_from_the_text_ahead() -> None:
+    likeness = Likeness(hand_made().requests[0])  # 1 2 | 3 4 5, beside it 2-9, 2-9-8 and 3-7; rows as in hand_made
+    assert likeness.nearest(9, 8, root=1) == 4  # the pair
+    assert likeness.nearest(6, 8, root=1) == 4  # the last token
+    assert likeness.nearest(6, 7, root=1) == 5  # beside the text, further on
+    assert likeness.nearest(2, 3, root=1) is None  # on the text, further on
+    assert likeness.nearest(2, 3, root=2) == 1
+    assert likeness.nearest(6, 100, root=3) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(0, 2), st.integers(0, 4))
+def test_the_nearest_context_is_the_nearest_of_all(beside: list[tuple[int, int]], token: int, root: int) -> None:
+    """Against a search through everything, over one guess each beside places 0 to 2 of the text 5 5 5 5."""
+    book = RowBook(1)
+    number = np.zeros((1, 1), np.int32)
+    for position in range(3):
+        book.add([(ON_TEXT, position)], number, np.zeros((1, 1), np.float32))
+    for position, guess in beside:
+        book.add([(position, guess)], number, np.zeros((1, 1), np.float32))
+    request = RecordedRequest(
+        **{**vars(hand_made().requests[0]), "prompt_ids": (5, 5), "output_ids": (5, 5), "rows": book}
+    )
+    found = Likeness(request).nearest(5, token, root)
+    distances = [abs(position - root) for position, guess in beside if guess == token]
+    if not distances:
+        assert found is None
+    else:
+        assert found is not None
+        assert abs(int(book.arrays().parents[found]) - root) == min(distances)
+        assert book.arrays().labels[found] == token
+
+
+def test_estimates_fill_in_what_is_unknown_and_change_nothing_that_is_known(goose: Recording) -> None:
+    method = method_of("goose")
+    exact, estimated = replay(goose, method), replay(goose, method, estimate=True)
+    assert [counts(result.stats) for result in exact] == [counts(result.stats) for result in estimated]
+    assert all(result.beside_estimated == 0 for result in estimated)
+    (line,) = replay_methods(goose, [method_of("iso5")], estimate=True)
+    assert line.coverage is not None
+    assert line.estimated is not None
+    assert 0.0 < line.estimated <= 1.0 - line.coverage
+    assert "estimated" in figure_rows([line])[0]
+
+
+def test_the_path_goes_on_behind_a_stop_as_the_engine_does_where_that_is_known() -> None:
+    request = hand_made().requests[0]
+    tree = DraftTree.chain([2, 3, 4, 5, 6, 7], "x")
+    choices = [3, 4, 5, 6, 9, 0]  # behind the last token 5 the target says 6, then 9
+    assert path_of(tree, (3, 4, 5), choices, request) == [0, 1, 2, 3, 4]
+    assert path_of(tree, (3, 4), choices, request) == [0, 1, 2, 3, 4]
+    warm = RecordedRequest(**{**vars(request), "params": SamplingParams(max_tokens=3, temperature=1.0)})
+    assert path_of(tree, (3, 4, 5), choices, warm) == [0, 1, 2, 3]
+    assert path_of(tree, (3, 4, 5), choices, replace(warm, behind=(6, 7))) == [0, 1, 2, 3, 4, 5]
+    assert path_of(tree, (3, 4, 5), choices, replace(warm, behind=(6, 8))) == [0, 1, 2, 3, 4]
+
+
+def test_places_follow_the_text_from_any_root() -> None:
+    script = Script(hand_made().requests[0], 258)
+    on_text, rows = places(DraftTree.chain([3, 4, 5, 6], "x"), script, root=2)
+    assert on_text == [2, 3, 4, None]
+    assert rows == [1, 2, None, None]  # nothing is known behind the last token
+
+
+def test_methods_that_record_the_same_texts_are_united(target: NativeTarget, goose: Recording) -> None:
+    both = recorded(target, [method_of("goose"), method_of("recycling")])
+    assert len(both.requests) == len(goose.requests)
+    assert both.num_rows > goose.num_rows
+    assert both.num_left_out == 0
+    for name in ("goose", "recycling"):
+        figures = figures_of(both, method_of(name), replay(both, method_of(name)))
+        assert figures.tau == figures.recorded_tau
+        assert figures.coverage == 1.0
+    alone = figures_of(goose, method_of("recycling"), replay(goose, method_of("recycling")))
+    assert alone.recorded_tau is None
+    assert alone.coverage is not None
+    assert alone.coverage < 1.0
+
+
+def test_a_run_with_other_texts_is_not_held_against_the_replay(target: NativeTarget) -> None:
+    first, second = method_of("recycling"), method_of("stand")
+    both = recorded(target, [first, second], SAMPLED)
+    assert [entry["left_out"] for entry in both.methods] == [0, both.num_left_out]
+    assert both.num_left_out > 0  # drawn guesses give other texts of the same distribution
+    assert figures_of(both, first, replay(both, first)).recorded_tau is not None
+    assert figures_of(both, second, replay(both, second)).recorded_tau is None
+
+
+def test_another_output_of_the_same_request_is_left_out() -> None:
+    recording = hand_made()
+    other = hand_made().requests[0]
+    changed = RecordedRequest(**{**vars(other), "output_ids": (3, 4, 6)})
+    recording.add(changed)
+    assert (len(recording.requests), recording.num_left_out, recording.num_rows) == (1, 1, 6)
+
+
+def test_recording_changes_nothing(target: NativeTarget) -> None:
+    """Not even for a drafter that does not want to see the prompt's logits."""
+    for name in ("stand:harvest_prompt=false", "goose"):
+        method = method_of(name)
+        (entry,) = recorded(target, [method]).methods
+        stats = really_run(target, method, GREEDY)
+        assert entry["cycles"] == sum(each.cycles for each in stats)
+        assert entry["tokens"] == sum(each.output_tokens for each in stats)
+
+
+def test_a_recording_drafter_is_a_drafter_like_any_other(target: NativeTarget) -> None:
+    tape = Tape(8)
+    cls = recording_drafter(drafter_class("stand"), tape)
+    assert cls.name == "stand"
+    with LLM.from_target(target, ByteTokenizer(), drafter=cls, drafter_options={"top_k": 5}, budget=8) as llm:
+        completions = llm.generate("abc abc", SamplingParams(max_tokens=6, temperature=1.0, seed=1, n=2))
+    requests = tape.take(completions, "t", "p")
+    assert [request.sample for request in requests] == [0, 1]
+    assert [list(request.output_ids) for request in requests] == [c.token_ids for c in completions]
+    assert requests[0].rows.find(ON_TEXT, 0) is not None  # the prompt was read once
+    assert requests[1].rows.find(ON_TEXT, 0) is None
+    assert tape.take([], "t", "p") == []
+
+
+def test_every_turn_of_a_conversation_is_a_request(target: NativeTarget) -> None:
+    recording = recorded(target, [method_of("pld")], SamplingParams(max_tokens=6), ["ab ab"], turns=2)
+    first, second = recording.requests
+    assert (first.turn, second.turn) == (0, 1)
+    assert len(second.prompt_ids) > len(first.text)

@@ -1,0 +1,142 @@
+"""Going on with a run: after a kill, an interrupt or a cut, and the folders and settings it is refused with."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwood import SamplingParams
+from draftwood.bench.records.files import read_records, read_run
+from draftwood.bench.records.machine import software_facts
+from draftwood.bench.run import runner
+from draftwood.bench.run.engines import OwnEngine
+from draftwood.errors import DraftwoodError
+from tests.tools.bench import Spy, bench, conversations
+from tests.tools.cli import Command, draftwood_command  # noqa: F401 - a fixture
+
+# --- where it was -----------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bench(tmp_path / "a")
+    monkeypatch.setattr(OwnEngine, "answer", lambda *_: pytest.fail("asked again"))
+    assert bench(tmp_path / "a").records == first.records
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+    answer = OwnEngine.answer
+
+    def interrupted(self: OwnEngine, prompts: Any, params: SamplingParams) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 6:
+            raise KeyboardInterrupt
+        return answer(self, prompts, params)
+
+    monkeypatch.setattr(OwnEngine, "answer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench(tmp_path / "a", dtype="float32")
+    kept = read_records(tmp_path / "a")
+    assert kept
+    monkeypatch.setattr(OwnEngine, "answer", answer)
+    whole = bench(tmp_path / "a", dtype="float32")
+    unbroken = bench(tmp_path / "b", dtype="float32")
+    assert {r.key: r.token_ids for r in whole.records} == {r.key: r.token_ids for r in unbroken.records}
+    times = {record.key: record.total_seconds for record in whole.records}
+    assert all(times[record.key] == record.total_seconds for record in kept)  # not measured again
+
+
+# The command line, killed from within where the fourth request of its run would begin: it cannot be done before.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from draftwood.bench.engines import OwnEngine
+from draftwood.cli.main import main
+
+answer, requests = OwnEngine.answer, Path(sys.argv[-1], "requests.jsonl")
+
+def killed(self, prompts, params):
+    if requests.exists() and requests.read_bytes().count(b"\\n") == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer(self, prompts, params)
+
+OwnEngine.answer = killed
+main(sys.argv[1:])
+"""
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, draftwood_command: Command) -> None:
+    folder = tmp_path / "a"
+    arguments = ["bench", "--model", "tiny", "--drafters", "plain,goose", "--budget", "8", "--max-tokens", "12"]
+    arguments += ["--ignore-eos", "--tasks", "code,math", "--limit", "3", "--out", str(folder)]
+    requests = folder / "requests.jsonl"
+    first = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, capture_output=True, text=True)
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    kept = read_records(folder)
+    assert len(kept) == 3 < 2 * 2 * 3
+    with requests.open("ab") as handle:
+        handle.write(b'{"method": "goo')  # what a kill in the middle of a line leaves
+    done = draftwood_command(*arguments)  # in this process: it is another one, and has torch already
+    assert done.code == 0, done.err
+    run = read_run(folder)
+    assert len(run.records) == len({record.key for record in run.records}) == 2 * 2 * 3
+    assert {r.key: r.total_seconds for r in kept}.items() <= {r.key: r.total_seconds for r in run.records}.items()
+    assert (folder / "report.html").exists()
+
+
+def test_a_job_that_was_cut_off_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Spy(monkeypatch)
+    data = conversations(tmp_path / "data", ("first", "second"))
+    settings: dict[str, Any] = {"data": data, "tasks": ("talk",), "drafters": ("plain", "pld"), "temperature": 1.0}
+    bench(tmp_path / "a", **settings)
+    requests = tmp_path / "a" / "requests.jsonl"
+    requests.write_text(requests.read_text().splitlines(keepends=True)[0])  # the first turn of plain alone
+    spy.asked.clear()
+    run = bench(tmp_path / "a", **settings)
+    assert [(r.method, r.turn) for r in run.records] == [("plain", 0), ("plain", 1), ("pld", 0), ("pld", 1)]
+    (asked,) = spy.second_turns()
+    assert run.records[0].text in asked
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_not_continued_with_other_settings(tmp_path: Path) -> None:
+    bench(tmp_path / "a", limit=1, tasks=("code",))
+    with pytest.raises(DraftwoodError, match="max_tokens"):
+        bench(tmp_path / "a", limit=1, tasks=("code",), max_tokens=13)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "letter.txt").write_text("dear")
+    with pytest.raises(DraftwoodError, match="something else"):
+        bench(tmp_path / "b")
+
+
+def test_a_run_is_not_continued_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"tasks": ("code",), "limit": 1}
+    bench(tmp_path / "a", **settings)
+    more = {**software_facts(), "new": "1"}
+    with monkeypatch.context() as changed:
+        changed.setattr(runner, "software_facts", lambda: more)
+        bench(tmp_path / "a", **settings)  # what was not there before changes nothing
+    with monkeypatch.context() as changed:
+        changed.setattr(runner, "software_facts", lambda: {**more, "torch": "0.1"})
+        with pytest.raises(DraftwoodError, match="torch"):
+            bench(tmp_path / "a", **settings)
+    monkeypatch.setattr(runner, "machine_facts", lambda: {"processor": "another"})
+    with pytest.raises(DraftwoodError, match="another machine"):
+        bench(tmp_path / "a", **settings)
+
+
+def test_a_kill_before_the_first_file_leaves_a_folder_to_begin_in(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".run.json.partial-0123").write_text("{")
+    assert bench(tmp_path / "a", tasks=("code",), limit=1).records
+    (tmp_path / "b").write_text("a file")
+    with pytest.raises(DraftwoodError, match="something else"):
+        bench(tmp_path / "b")

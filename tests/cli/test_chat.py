@@ -1,0 +1,193 @@
+"""``draftwood chat`` and ``draftwood inspect tree``."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from draftwood.cli.console.terminal import Paint, printable
+from draftwood.cli.inspect.tree import tree_lines
+from draftwood.engine import RequestStats, TokenEvent
+from draftwood.llm import LLM
+from draftwood.text.bytes import ByteTokenizer
+from draftwood.tree import TreeBuilder
+from tests.tools.cli import ESCAPE, SHORT, Command, Terminal, _plain_environment, draftwood_command, type_in  # noqa: F401 - fixtures
+
+# -- chat ------------------------------------------------------------------------------------------------------------
+
+
+def test_chat_keeps_the_cache_between_turns(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    type_in(monkeypatch, "abab\n\nand then?\n/stats\n/quit\nnever heard\n")
+    result = draftwood_command("chat", *SHORT)
+    assert result.code == 0
+    assert "0 of " in result.err
+    turns = [line for line in result.err.split("\n") if "reused" in line]
+    assert len(turns) == 2
+    (reused,) = (part for part in turns[1].split(" · ") if " of " in part and part[0].isdigit())
+    assert int(reused.split(" of ")[0]) > 12
+    assert "2 answers · 24 tokens" in result.err
+    assert "budget 8" in result.err
+
+
+def test_chat_commands(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    type_in(monkeypatch, "/stats\n/help\n/what\n/system be brief\n/system\n/reset\n")
+    result = draftwood_command("chat", *SHORT)
+    assert result.out == ""
+    lines = result.err.strip().split("\n")
+    assert lines[0] == "Nothing was said yet."
+    assert lines[1].startswith("/help, /reset")
+    assert lines[2].startswith("There is no /what.")
+    assert lines[3:] == ["The system message is set.", "There is no system message now.", "A new conversation."]
+
+
+def test_chat_sends_the_system_message_and_forgets_on_reset(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[list[tuple[str, str]]] = []
+    answer = LLM.stream_chat
+
+    def listening(self: LLM, messages: list[dict[str, str]], *rest: object) -> Iterator[TokenEvent]:
+        heard.append([(message["role"], message["content"]) for message in messages])
+        return answer(self, messages, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LLM, "stream_chat", listening)
+    type_in(monkeypatch, "one\n/system S\ntwo\n/reset\nthree\n")
+    out = draftwood_command("chat", "--system", "first", *SHORT).out
+    assert [len(messages) for messages in heard] == [2, 4, 2]
+    assert [messages[0] for messages in heard] == [("system", "first"), ("system", "S"), ("system", "S")]
+    assert out.startswith(heard[1][2][1])
+
+
+def test_chat_goes_on_after_a_message_that_does_not_fit(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["x" * 3000, "short", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    monkeypatch.setattr("sys.stdout", Terminal())
+    result = draftwood_command("chat", *SHORT)
+    assert result.code == 0
+    assert "/reset starts a new conversation" in result.err
+    assert "12 tokens" in result.err
+
+
+def test_a_piped_chat_ends_at_a_message_that_does_not_fit(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    type_in(monkeypatch, "short\n" + "x" * 3000 + "\nshort\n")
+    result = draftwood_command("chat", *SHORT)
+    assert result.code == 2
+    assert "draftwood: error: " in result.err
+    assert "The prompt is longer than" in result.err
+    assert result.err.count("12 tokens") == 1
+
+
+def test_ctrl_c_stops_one_answer_only(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = LLM.stream_chat
+    calls: list[int] = []
+
+    def interrupted(self: LLM, *rest: object) -> Iterator[TokenEvent]:
+        calls.append(1)
+        events = answer(self, *rest)  # type: ignore[arg-type]
+        yield next(events)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        yield from events
+
+    monkeypatch.setattr(LLM, "stream_chat", interrupted)
+    type_in(monkeypatch, "one\ntwo\n")
+    result = draftwood_command("chat", *SHORT)
+    assert result.code == 0
+    assert "stopped" in result.err
+    assert "12 tokens" in result.err
+
+
+def test_chat_at_a_terminal(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: Iterator[str | BaseException] = iter(["hello", KeyboardInterrupt(), "/stats", EOFError()])
+    prompts: list[str] = []
+
+    def typed(prompt: str) -> str:
+        prompts.append(prompt)
+        line = next(lines)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    screen = Terminal()
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr("sys.stdout", screen)
+    result = draftwood_command("chat", *SHORT)
+    assert result.code == 0
+    assert len(prompts) == 4
+    assert "tiny, drafted by" in result.err
+    assert "1 answer ·" in result.err
+    assert printable(screen.getvalue().replace(ESCAPE, "")) == screen.getvalue().replace(ESCAPE, "")
+
+
+def test_a_model_without_a_template_cannot_chat(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ByteTokenizer, "has_chat", False)
+    type_in(monkeypatch, "hello\n")
+    result = draftwood_command("chat", *SHORT)
+    assert (result.code, "no chat template" in result.err) == (2, True)
+    raw = draftwood_command("generate", "abab", "--raw", *SHORT).out
+    assert draftwood_command("generate", "abab", *SHORT).out == raw
+
+
+# -- inspect ---------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_draws_the_trees(draftwood_command: Command) -> None:
+    result = draftwood_command("inspect", "tree", "abababab", "--raw", "--cycles", "2", *SHORT)
+    assert result.code == 0
+    assert [line[:8] for line in result.out.split("\n") if line.startswith("cycle")] == ["cycle 1:", "cycle 2:"]
+    assert "bonus" in result.out
+    assert ESCAPE not in result.out
+
+
+def test_inspect_json(draftwood_command: Command) -> None:
+    argv = ("inspect", "tree", "abababab", "--raw", "--json", "--cycles", "2", "--skip", "1", *SHORT)
+    content = json.loads(draftwood_command(*argv).out)
+    assert [cycle["cycle"] for cycle in content["cycles"]] == [2, 3]
+    cycle = content["cycles"][0]
+    sizes = {len(cycle[name]) for name in ("tokens", "texts", "parents", "depths", "sources", "probs")}
+    assert len(sizes) == 1
+    assert cycle["path"][0] == 0
+    assert cycle["bonus"] == cycle["emitted"][-1]
+
+
+def test_inspect_past_the_end_says_so(draftwood_command: Command) -> None:
+    result = draftwood_command("inspect", "tree", "abab", "--skip", "50", *SHORT)
+    assert "ended within the first 50 cycles" in result.err
+    assert draftwood_command("inspect", "tree", "abab", "--cycles", "0", *SHORT).code == 2
+
+
+def test_a_tree_is_drawn_with_branches_for_siblings_only() -> None:
+    builder = TreeBuilder(ord("a"))
+    b = builder.add(0, ord("b"), "context", 0.8)
+    c = builder.add(b, ord("c"), "context", 0.7)
+    builder.add(c, ord("d"), "ngrams", 0.5)
+    e = builder.add(c, ord("e"), "context", 0.25)
+    builder.add(0, ord("\n"), "ngrams", 0.1)
+    event = TokenEvent(
+        request_id=1,
+        token_ids=(*map(ord, "bcez"),),
+        sources=("context", "context", "context", "target"),
+        texts=("b", "c", "e", "z"),
+        logprobs=(),
+        finish_reason=None,
+        stats=RequestStats(),
+        tree=builder.build(),
+        path=(0, b, c, e),
+    )
+    lines = tree_lines(event, ByteTokenizer(), Paint("never", io.StringIO()))
+    assert [line.rstrip() for line in lines] == [
+        "  'a'                   root",
+        "  ├─ 'b'                context  0.800  ✓",
+        "  │  'c'                context  0.700  ✓",
+        "  │  ├─ 'd'             ngrams   0.500",
+        "  │  └─ 'e'             context  0.250  ✓",
+        "  └─ '\\n'               ngrams   0.100",
+        "  'z'                   target   bonus",
+    ]

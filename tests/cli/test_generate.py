@@ -1,0 +1,191 @@
+"""``draftwood generate``: answers, JSON, comparison."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+import draftwood
+from draftwood.compare import compare
+from draftwood.config import DEFAULT_DRAFTER
+from draftwood.engine import RequestStats
+from draftwood.llm import LLM
+from draftwood.targets.native.cpu import CpuDecoder
+from tests.tools.cli import SHORT, TINY, Command, Terminal, _plain_environment, draftwood_command, type_in  # noqa: F401 - fixtures
+
+# -- generate --------------------------------------------------------------------------------------------------------
+
+
+def test_generate_answers_on_stdout_and_reports_on_stderr(draftwood_command: Command) -> None:
+    result = draftwood_command("generate", "abab", *SHORT)
+    assert result.code == 0
+    with LLM("tiny", budget=8) as llm:
+        params = draftwood.SamplingParams(max_tokens=12)
+        expected = llm.chat([{"role": "user", "content": "abab"}], params)[0].text
+    assert result.out == expected + "\n"
+    for part in ("12 tokens", "tokens/s", "tau ", "cycles", "budget 8", DEFAULT_DRAFTER, "cut at the length limit"):
+        assert part in result.err
+
+
+def test_generate_raw_continues_the_text_as_it_is(draftwood_command: Command) -> None:
+    with LLM("tiny", budget=8) as llm:
+        expected = llm.generate("abab", draftwood.SamplingParams(max_tokens=12))[0].text
+    assert draftwood_command("generate", "abab", "--raw", *SHORT).out == expected + "\n"
+
+
+def test_streaming_writes_the_same_text(draftwood_command: Command) -> None:
+    whole = draftwood_command("generate", "abab", "--no-stream", *SHORT)
+    assert draftwood_command("generate", "abab", "--stream", *SHORT).out == whole.out
+
+
+def test_generate_json_is_one_object_and_nothing_else(draftwood_command: Command) -> None:
+    result = draftwood_command("generate", "abab", "--json", "--logprobs", "2", *SHORT)
+    content = json.loads(result.out)
+    assert set(content) == {
+        "text", "token_ids", "finish_reason", "sources", "logprobs", "stats",
+        "model", "backend", "dtype", "device", "drafter", "budget",
+    }  # fmt: skip
+    assert len(content["token_ids"]) == len(content["sources"]) == len(content["logprobs"]) == 12
+    assert [len(entry["top"]) for entry in content["logprobs"]] == [2] * 12
+    assert content["stats"]["output_tokens"] == 12
+    assert (content["model"], content["drafter"], content["budget"]) == ("tiny", DEFAULT_DRAFTER, 8)
+    with LLM("tiny", budget=8) as llm:
+        running = (llm.info.backend, str(llm.info.dtype), str(llm.info.device))
+    assert (content["backend"], f"torch.{content['dtype']}", content["device"]) == running
+    assert result.err == ""
+
+
+def test_the_closing_line_tells_the_trees_that_were_built(draftwood_command: Command) -> None:
+    prompt = ("generate", "abab", "--raw", "--model", "tiny", "--max-tokens", "12")
+    stats = json.loads(draftwood_command(*prompt, "--budget", "8", "--json").out)["stats"]
+    assert stats["mean_tree_size"] == pytest.approx((stats["drafted_nodes"] + stats["cycles"]) / stats["cycles"], 1e-3)
+    assert f" · trees of {stats['mean_tree_size']:.1f} · budget 8 · " in draftwood_command(*prompt, "--budget", "8").err
+    assert " · budget auto · " in draftwood_command(*prompt).err
+    assert " · trees of 1.0 · " in draftwood_command(*prompt, "--drafter", "plain").err
+    assert RequestStats().mean_tree_size == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "why", "advice"),
+    [
+        ("float32", "no C compiler found", "install a C compiler such as gcc or clang"),
+        ("float16", "", "Try --dtype float32"),
+    ],
+)
+def test_the_slow_decoder_is_told_once_and_beside_the_answer(
+    dtype: str, why: str, advice: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDecoder, "supports", lambda *_: False)
+    monkeypatch.setattr(CpuDecoder, "why_unavailable", lambda: why)
+    monkeypatch.setattr("draftwood.cli.console.loading._slow_on_cpu", lambda info: info.backend == "eager")
+    result = draftwood_command("generate", "abab", "--json", "--device", "cpu", "--dtype", dtype, *SHORT)
+    assert result.code == 0
+    assert json.loads(result.out)["backend"] == "eager"
+    assert result.err.count("slow eager decoder") == 1
+    assert why in result.err
+    assert advice in result.err
+
+
+def test_several_samples(draftwood_command: Command) -> None:
+    sampled = (*SHORT, "--n", "3", "--temperature", "1", "--seed", "7")
+    samples = json.loads(draftwood_command("generate", "abab", "--json", *sampled).out)["samples"]
+    assert len({tuple(sample["token_ids"]) for sample in samples}) == 3
+    text = draftwood_command("generate", "abab", *sampled)
+    assert all(sample["text"] in text.out for sample in samples)
+    assert text.err.count("tau") == 3
+
+
+def test_logprobs_are_shown_beside_the_answer(draftwood_command: Command) -> None:
+    result = draftwood_command("generate", "abab", "--logprobs", "1", *TINY, "--max-tokens", "3", "--drafter", "plain")
+    assert len(result.err.strip().split("\n")) == 1 + 3
+
+
+def test_generate_compares_with_plain_decoding(draftwood_command: Command) -> None:
+    result = draftwood_command("generate", "abab", "--compare", *SHORT)
+    assert "x the speed of plain decoding" in result.err
+    assert "identical output" in result.err
+    content = json.loads(draftwood_command("generate", "abab", "--compare", "--json", *SHORT).out)
+    assert content["compare"]["identical"] is True
+    assert content["compare"]["speedup"] > 0
+
+
+def test_a_sampled_comparison_needs_a_seed_and_promises_no_equal_draws(draftwood_command: Command) -> None:
+    sampled = ("generate", "abab", "--compare", "--temperature", "1", *SHORT)
+    assert "same distribution" in draftwood_command(*sampled, "--seed", "0").err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compare", "--n", "2"), "A comparison is made with one sample"),
+        (("--compare", "--temperature", "1"), "A comparison of sampled output needs a seed"),
+        (("--stream", "--n", "2"), "got: --stream --n 2"),
+        (("--stream", "--json"), "got: --stream --json"),
+    ],
+)
+def test_what_makes_no_sense_together_does_not_wait_for_a_model(
+    options: tuple[str, ...], message: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftwood.cli.generation.generate.load_llm", lambda *_, **__: pytest.fail("a model is loaded"))
+    result = draftwood_command("generate", "abab", *options, *SHORT)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+
+
+@pytest.mark.parametrize("option", ["--json", "--n=2"])
+def test_streaming_by_default_gives_way(
+    option: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert draftwood_command("generate", "abab", option, *SHORT).code == 0
+    assert draftwood_command("generate", "abab", option, "--no-stream", *SHORT).code == 0
+
+
+def test_a_drafter_that_remembers_the_answer_gains_nothing_in_a_comparison() -> None:
+    speeds = iter([(6, 20.0), (12, 10.0), (2, 1.0), (12, 9.0)])  # cycles and seconds: the second draft knows it all
+
+    class Remembering:
+        def generate(self, *_: object, drafter: str | None, prediction: str | None) -> list[SimpleNamespace]:
+            cycles, seconds = next(speeds)
+            stats = RequestStats(output_tokens=12, cycles=cycles, total_seconds=seconds)
+            return [SimpleNamespace(token_ids=[1, 2], stats=stats)]
+
+    comparison = compare(cast(LLM, Remembering()), [1], draftwood.SamplingParams())
+    assert comparison.speculative.stats.cycles == 6
+    assert comparison.plain.stats.total_seconds == 9.0
+    assert comparison.speedup == pytest.approx(9 / 20)
+
+
+@pytest.mark.parametrize("argument", [(), ("-",)])
+def test_the_prompt_comes_through_a_pipe(
+    argument: tuple[str, ...], draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = draftwood_command("generate", "abab", *SHORT).out
+    type_in(monkeypatch, "abab\n")
+    assert draftwood_command("generate", *argument, *SHORT).out == expected
+
+
+def test_the_prompt_comes_from_a_file(draftwood_command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("abab\n")
+    expected = draftwood_command("generate", "abab", *SHORT).out
+    assert draftwood_command("generate", "--file", str(path), *SHORT).out == expected
+
+
+def test_options_reach_the_drafter(draftwood_command: Command) -> None:
+    def drafted(*options: str) -> int:
+        out = draftwood_command("generate", "abababababab", "--raw", "--json", *options, *SHORT).out
+        return int(json.loads(out)["stats"]["drafted_nodes"])
+
+    assert drafted("--drafter-option", "max_draft=1") < drafted("--drafter-option", "max_draft=7")
+    assert drafted("--drafter", "plain") == 0
+
+
+def test_a_stop_text_ends_the_output_before_it(draftwood_command: Command) -> None:
+    whole = draftwood_command("generate", "abab", *SHORT).out
+    stop = next(letter for letter in whole[2:] if letter.isascii() and letter.isprintable())
+    assert draftwood_command("generate", "abab", "--stop", stop, *SHORT).out == whole[: whole.index(stop)] + "\n"

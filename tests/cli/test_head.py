@@ -1,0 +1,237 @@
+"""``draftwood inspect head`` and ``draftwood export``: what they say, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+
+from draftwood.cli.train.export import LAYOUTS
+from draftwood.heads import FORMATS, load_head, save_head
+from draftwood.targets.tiny import TINY_CONFIG
+from tests.tools.cli import Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
+from tests.tools.head import SMALL, random_head, same_answers
+
+
+def model_folder(path: Path, **changes: Any) -> Path:
+    """A folder with nothing but the configuration of the small model."""
+    path.mkdir()
+    content = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 40,
+        "hidden_size": 24,
+        "intermediate_size": 36,
+        "num_hidden_layers": 9,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 6,
+        **changes,
+    }
+    (path / "config.json").write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def head_folder(tmp_path: Path) -> Path:
+    return save_head(random_head("eagle3", SMALL, draft_vocab_size=17, target_name="org/small"), tmp_path / "head")
+
+
+# -- inspect head ----------------------------------------------------------------------------------------------------
+
+
+def test_inspect_states_what_the_head_is(draftwood_command: Command, head_folder: Path) -> None:
+    result = draftwood_command("inspect", "head", str(head_folder))
+    assert result.code == 0
+    assert result.err == ""
+    lines = dict(line.split("  ", 1) for line in result.out.splitlines())
+    facts = {name.strip(): text.strip() for name, text in lines.items()}
+    assert facts == {
+        "kind": "eagle3, in the layout draftwood",
+        "parameters": "0.0 million in float32",
+        "layers": "1, 24 wide, 4 heads over 2, 6 wide",
+        "reads": "the hidden states 2, 4, 6 of 24",
+        "vocabulary": "17 of 40 tokens",
+        "made for": "org/small",
+    }
+
+
+def test_inspect_as_json(draftwood_command: Command, head_folder: Path) -> None:
+    result = draftwood_command("inspect", "head", str(head_folder), "--json")
+    content = json.loads(result.out)
+    head = load_head(head_folder).head
+    assert content["format"] == "draftwood"
+    assert content["num_parameters"] == head.num_parameters() == sum(p.numel() for p in head.parameters())
+    assert content["taps"] == [2, 4, 6]
+    assert content["dtype"] == "float32"
+    assert content["fits"] is content["misfits"] is content["model"] is None
+    assert content["config"]["draft_vocab_size"] == 17
+    assert content["config"]["rope"]["theta"] == 500.0
+
+
+def test_inspect_compares_with_a_model(draftwood_command: Command, head_folder: Path, tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "small")
+    result = draftwood_command("inspect", "head", str(head_folder), "--model", str(model), "--json")
+    assert result.code == 0
+    assert json.loads(result.out)["fits"] is True
+    result = draftwood_command("inspect", "head", str(head_folder), "--model", "tiny")
+    assert result.code == 1
+    last = result.out.splitlines()[-1]
+    assert last.startswith("fits tiny")
+    assert "hidden size: the head wants 24, the target has 48" in last
+    assert "vocabulary: the head wants 40 tokens, the target has 258" in last
+    assert "[4, 6]" in last
+    content = json.loads(draftwood_command("inspect", "head", str(head_folder), "--model", "tiny", "--json").out)
+    assert content["fits"] is False
+    assert len(content["misfits"]) == 4
+
+
+def test_inspect_knows_models_that_only_transformers_runs(
+    draftwood_command: Command, head_folder: Path, tmp_path: Path
+) -> None:
+    model = model_folder(tmp_path / "other", architectures=["GemmaForCausalLM"], vocab_size=41)
+    result = draftwood_command("inspect", "head", str(head_folder), "--model", str(model))
+    assert result.code == 1
+    assert "the target has 41" in result.out
+
+
+def test_taps_that_are_not_named_are_those_of_the_model(draftwood_command: Command, tmp_path: Path) -> None:
+    folder = save_head(random_head("eagle3", SMALL), tmp_path / "head", to="eagle")
+    assert "the usual ones of its model" in draftwood_command("inspect", "head", str(folder)).out
+    model = model_folder(tmp_path / "model", num_hidden_layers=32)
+    result = draftwood_command("inspect", "head", str(folder), "--model", str(model))
+    assert "the hidden states 2, 16, 29" in result.out
+    assert result.code == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "texts"),
+    [
+        ("eagle", {}, ["the last hidden state of 24, behind the final norm", "40 of 40 tokens"]),
+        ("eagle", {"feature": "raw"}, ["before the final norm"]),
+        ("medusa", {}, ["looks ahead", "4 tokens, 1 residual block for each"]),
+        ("hydra", {"prefix": True, "num_residual": 2}, ["2 residual blocks for each", "1, 24 wide"]),
+        ("eagle3", {"norm_output": True, "fc_norm": True}, ["variant", "taps normed one by one, fed back normed"]),
+    ],
+)
+def test_other_kinds(
+    draftwood_command: Command, tmp_path: Path, kind: str, changes: dict[str, Any], texts: list[str]
+) -> None:
+    folder = save_head(random_head(kind, SMALL, **changes), tmp_path / "head")
+    out = draftwood_command("inspect", "head", str(folder)).out
+    assert all(text in out for text in texts), out
+
+
+def test_a_prefix_layer_is_known_by_its_model(draftwood_command: Command, tmp_path: Path) -> None:
+    folder = save_head(random_head("hydra", SMALL, prefix=True), tmp_path / "head", to="hydra")
+    content = json.loads((folder / "config.json").read_text())
+    del content["num_attention_heads"]  # as the original leaves it
+    (folder / "config.json").write_text(json.dumps(content))
+    result = draftwood_command("inspect", "head", str(folder))
+    assert result.code == 2
+    assert "Name the target as well: --model" in result.err
+    model = model_folder(tmp_path / "model")
+    assert draftwood_command("inspect", "head", str(folder), "--model", str(model)).code == 0
+
+
+def test_errors_come_without_a_stack_trace(draftwood_command: Command, head_folder: Path, tmp_path: Path) -> None:
+    for argv, text in (
+        ((str(tmp_path / "nowhere"),), "There is no such folder"),
+        ((str(tmp_path),), "no config.json"),
+        ((str(head_folder), "--model", str(tmp_path)), "no config.json"),
+        ((str(head_folder), "--model", "nobody-knows-it"), "no model of this name"),
+    ):
+        result = draftwood_command("inspect", "head", *argv)
+        assert result.code == 2
+        assert text in result.err
+        assert "Traceback" not in result.err
+        assert result.out == ""
+    save_file({}, head_folder / "model.safetensors")
+    result = draftwood_command("inspect", "head", str(head_folder))
+    assert result.code == 2
+    assert "missing: d2t, fc.weight, lm_head.weight, midlayer" in result.err
+
+
+# -- export ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["eagle", "sglang", "vllm", "speculators", "draftwood"])
+def test_export(draftwood_command: Command, head_folder: Path, tmp_path: Path, to: str) -> None:
+    out = tmp_path / "out"
+    result = draftwood_command("export", str(head_folder), "--to", to, str(out))
+    assert result.code == 0
+    assert result.out == f"{out}: eagle3 head in the layout {to} (config.json, model.safetensors)\n"
+    exported = load_head(out)
+    assert exported.format == to
+    assert same_answers(load_head(head_folder).head, exported.head)
+
+
+def test_export_as_json_and_back(draftwood_command: Command, tmp_path: Path) -> None:
+    head = random_head("medusa", SMALL)
+    folder = save_head(head, tmp_path / "head")
+    result = draftwood_command("export", str(folder), "--to", "medusa", str(tmp_path / "out"), "--json")
+    content = json.loads(result.out)
+    assert content["files"] == ["config.json", "medusa_lm_head.pt"]
+    assert content["from_format"] == "draftwood"
+    result = draftwood_command("export", str(tmp_path / "out"), "--to", "draftwood", str(tmp_path / "back"), "--json")
+    assert json.loads(result.out)["from_format"] == "medusa"
+    assert same_answers(head, load_head(tmp_path / "back").head)
+
+
+def test_the_verifiers_name(draftwood_command: Command, tmp_path: Path) -> None:
+    folder = save_head(random_head("eagle3", SMALL), tmp_path / "head")
+    refused = draftwood_command("export", str(folder), "--to", "speculators", str(tmp_path / "out"))
+    assert refused.code == 2
+    assert "give it with --model" in refused.err
+    result = draftwood_command(
+        "export", str(folder), "--to", "speculators", str(tmp_path / "out"), "--model", "org/not-fetched"
+    )
+    assert result.code == 0
+    verifier = json.loads((tmp_path / "out" / "config.json").read_text())["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": "org/not-fetched", "architectures": []}
+
+
+def test_a_model_on_this_disk_says_its_architecture_and_must_fit(draftwood_command: Command, tmp_path: Path) -> None:
+    folder = save_head(random_head("eagle3", SMALL), tmp_path / "head")
+    model, out = model_folder(tmp_path / "model"), tmp_path / "out"
+    draftwood_command("export", str(folder), "--to", "speculators", str(out), "--model", str(model))
+    verifier = json.loads((out / "config.json").read_text())["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": str(model), "architectures": ["LlamaForCausalLM"]}
+    result = draftwood_command("export", str(folder), "--to", "sglang", str(tmp_path / "no"), "--model", "tiny")
+    assert result.code == 2
+    assert f"the target has {TINY_CONFIG.hidden_size}" in result.err
+    assert not (tmp_path / "no").exists()
+
+
+def test_refusals(draftwood_command: Command, head_folder: Path, tmp_path: Path) -> None:
+    odd = save_head(random_head("eagle3", SMALL, norm_before_residual=True), tmp_path / "odd")
+    result = draftwood_command("export", str(odd), "--to", "sglang", str(tmp_path / "out"))
+    assert result.code == 2
+    assert "norm_before_residual" in result.err
+    assert "allowed: draftwood, vllm" in result.err
+    assert not (tmp_path / "out").exists()
+    for argv, text in (
+        ((str(head_folder), "--to", "eagle", str(odd)), "--force"),
+        ((str(head_folder), "--to", "eagle", str(head_folder), "--force"), "cannot replace itself"),
+        ((str(head_folder), "--to", "onnx", str(tmp_path / "out")), "invalid choice"),
+        ((str(tmp_path / "nowhere"), "--to", "eagle", str(tmp_path / "out")), "There is no such folder"),
+    ):
+        result = draftwood_command("export", *argv)
+        assert result.code == 2
+        assert text in result.err
+        assert "Traceback" not in result.err
+    assert draftwood_command("export", str(head_folder), "--to", "eagle", str(odd), "--force").code == 0
+    assert load_head(odd).format == "eagle"
+
+
+@pytest.mark.parametrize("argv", [("inspect", "head"), ("export",)], ids=str)
+def test_help_has_examples(draftwood_command: Command, argv: tuple[str, ...]) -> None:
+    result = draftwood_command(*argv, "--help")
+    assert result.code == 0
+    assert f"examples:\n  draftwood {' '.join(argv)}" in result.out
+
+
+def test_every_layout_can_be_asked_for() -> None:
+    assert sorted(LAYOUTS) == sorted(FORMATS)

@@ -1,0 +1,239 @@
+"""Bad input and colours on the command line."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+import draftwood
+from draftwood.cli.console.terminal import Paint, ProgressBar, duration, printable, quoted, width
+from draftwood.cli.main import build_parser
+from draftwood.llm import LLM
+from tests.tools.cli import ESCAPE, SHORT, TINY, Command, Terminal, _plain_environment, draftwood_command  # noqa: F401 - fixtures
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--model", "tinny"), "no model of this name"),
+        (("--model", "./nowhere"), "no such file or folder"),
+        ((*TINY, "--drafter", "pdl"), "Did you mean 'pld'?"),
+        ((*TINY, "--drafter-option", "max_dratf=3"), "has no option 'max_dratf'"),
+        ((*TINY, "--drafter-option", "max_draft"), "KEY=VALUE"),
+        ((*TINY, "--drafter-option", "max_draft=0"), "max_draft must be a whole number"),
+        ((*TINY, "--temperature", "nan"), "temperature is out of range"),
+        ((*TINY, "--temperature", "-1"), "temperature is out of range"),
+        ((*TINY, "--temperature", "warm"), "invalid float value"),
+        ((*TINY, "--top-p", "0"), "top_p is out of range"),
+        ((*TINY, "--max-tokens", "0"), "max_tokens must be a whole number"),
+        ((*TINY, "--seed", "-1"), "seed must be a whole number"),
+        ((*TINY, "--n", "0"), "n must be a whole number"),
+        ((*TINY, "--stop", ""), "stop must be a text"),
+        (("--model", "tiny", "--budget", "0"), "budget is no usable number"),
+        (("--model", "tiny", "--budget", "many"), "budget is no usable number"),
+        ((*TINY, "--dtype", "int8"), "invalid choice"),
+        ((*TINY, "--device", "toaster"), "got: 'toaster'"),
+        ((*TINY, "--file", "/nowhere.txt"), "two prompts"),
+        ((*TINY, "--no-such-option"), "unrecognized arguments"),
+    ],
+)
+def test_bad_options_exit_with_2_and_say_what_is_wrong(
+    argv: tuple[str, ...], message: str, draftwood_command: Command
+) -> None:
+    result = draftwood_command("generate", "hello", *argv)
+    assert result.code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (("datastore", "build", "a", "--output", "x", "b", "--force", "c"), "files"),
+        (("bench", "report", "--json", "a", "--color", "never", "b", "c"), "runs"),
+        (("train", "data", "a", "b", "--out", "x", "c"), "files"),
+    ],
+)
+def test_options_may_stand_inside_a_list(argv: tuple[str, ...], name: str) -> None:
+    assert getattr(build_parser().parse_args(argv), name) == ["a", "b", "c"]
+
+
+def test_an_empty_prompt_is_refused_before_the_model_is_looked_for(draftwood_command: Command) -> None:
+    result = draftwood_command("generate", "--model", "/no/such/model.gguf", "")
+    assert result.code == 2
+    assert "The prompt is empty" in result.err
+
+
+@pytest.mark.parametrize("argv", [("",), ("  \n",), ("", "--raw")])
+def test_an_empty_prompt_is_refused(argv: tuple[str, ...], draftwood_command: Command) -> None:
+    result = draftwood_command("generate", *argv, *TINY)
+    assert result.code == 2
+    assert "The prompt is empty" in result.err
+
+
+def test_raw_white_space_can_be_continued(draftwood_command: Command) -> None:
+    with LLM("tiny", budget=8) as llm:
+        expected = llm.generate(" ", draftwood.SamplingParams(max_tokens=12))[0].text
+    result = draftwood_command("generate", " ", "--raw", *SHORT)
+    assert (result.code, result.out) == (0, expected + "\n")
+
+
+def test_a_prompt_that_does_not_fit_is_refused(draftwood_command: Command) -> None:
+    result = draftwood_command("generate", "x" * 3000, *TINY)
+    assert result.code == 2
+    assert "The prompt is longer than" in result.err
+
+
+def test_no_prompt_at_a_terminal_is_refused(draftwood_command: Command) -> None:
+    assert "There is no prompt" in draftwood_command("generate", *TINY).err
+
+
+def test_unreadable_files_are_refused(draftwood_command: Command, tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for path, message in ((tmp_path / "none", "cannot be read"), (tmp_path, "cannot be read"), (binary, "no UTF-8")):
+        result = draftwood_command("generate", "--file", str(path), *TINY)
+        assert (result.code, message in result.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_bytes_that_are_no_text_are_refused(
+    command: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for errors in ("strict", "surrogateescape"):  # what stdin does depends on the locale
+        stream = io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
+        monkeypatch.setattr("sys.stdin", stream)
+        result = draftwood_command(command, *SHORT)
+        assert (result.code, "no UTF-8 text" in result.err) == (2, True)
+    assert draftwood_command("generate", "ab\udcff", *SHORT).code == 2
+
+
+def test_debug_shows_where_an_error_arose(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = ("generate", "hello", *TINY, "--temperature", "-1")
+    assert "Traceback" in draftwood_command(*bad, "--debug").err
+    monkeypatch.setenv("DRAFTWOOD_DEBUG", "1")
+    assert "Traceback" in draftwood_command(*bad).err
+
+
+def test_a_bug_shows_itself_and_asks_to_be_reported(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LLM, "stream", lambda *_, **__: 1 / 0)
+    result = draftwood_command("generate", "hello", *TINY)
+    assert result.code == 1
+    assert "ZeroDivisionError" in result.err
+    assert "Please report it" in result.err
+
+
+def test_an_interrupt_ends_cleanly(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "stream", interrupted)
+    result = draftwood_command("generate", "hello", *TINY)
+    assert (result.code, result.err) == (130, "\ndraftwood: interrupted\n")
+
+
+# -- colours ---------------------------------------------------------------------------------------------------------
+
+# A reward for repetition: the random model then writes text that can be guessed.
+REPEATING = ("generate", "abab", "--frequency-penalty=-50", *SHORT)
+
+
+def test_colours_are_for_terminals(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = draftwood_command(*REPEATING)
+    assert ESCAPE not in plain.out + plain.err
+    coloured = draftwood_command(*REPEATING, "--color", "always")
+    assert ESCAPE in coloured.out
+    assert "■" in coloured.err
+    assert "context" in coloured.err
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert ESCAPE in draftwood_command(*REPEATING, "--color", "always").out
+
+
+def test_a_terminal_gets_a_coloured_stream(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    draftwood_command(*REPEATING)
+    assert ESCAPE in screen.getvalue()
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.truncate(0)
+    draftwood_command(*REPEATING)
+    assert ESCAPE not in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("choice", "environment", "expected"),
+    [
+        ("auto", {}, True),
+        ("auto", {"NO_COLOR": "1"}, False),
+        ("auto", {"TERM": "dumb"}, False),
+        ("never", {}, False),
+        ("always", {"NO_COLOR": "1"}, True),
+    ],
+)
+def test_who_decides_on_colours(
+    choice: str, environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Paint(choice, Terminal()).enabled is expected
+    assert Paint(choice, io.StringIO()).enabled is (choice == "always")
+
+
+def test_each_source_has_a_colour_of_its_own_and_the_target_none() -> None:
+    paint = Paint("always", io.StringIO())
+    names = ["context", "transitions", "ngrams", "datastore", "mine", "yours"]
+    assert len({paint.source("x", name) for name in names}) == len(names)
+    assert paint.source("x", "mine") == paint.source("x", "mine")
+    assert paint.source("x", "target") == "x"
+
+
+def test_a_terminal_never_sees_control_characters_of_the_model() -> None:
+    assert printable("a\x1b[31mb\tc\n\x9b\x00") == "a\ufffd[31mb\tc\n\ufffd\ufffd"
+    assert quoted("a\n\x1b") == "'a\\n\\x1b'"
+
+
+def test_wide_letters_take_two_columns() -> None:
+    assert [width(text) for text in ("abc", "日本", "e\u0301", "")] == [3, 4, 1, 0]
+
+
+def test_progress_is_a_bar_on_a_terminal_and_a_line_anywhere_else() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    for stream in (terminal, pipe):
+        progress = ProgressBar(Paint("never", stream))
+        for label in ("fetching", "loading"):
+            for done in range(4):
+                progress(label, done, 3)
+    assert pipe.getvalue() == "fetching\nloading\n"
+    assert "\r" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_progress_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("draftwood.cli.console.terminal.time.monotonic", lambda: now)
+    terminal, pipe = Terminal(), io.StringIO()
+    bars = [ProgressBar(Paint("never", stream)) for stream in (terminal, pipe)]
+    for seconds, done in ((0.0, 4), (1.0, 5), (120.0, 6)):  # four of ten were there when it began
+        now = 100.0 + seconds
+        for bar in bars:
+            bar("measuring", done, 10)
+    assert "left" not in terminal.getvalue().split("\r")[-2]
+    assert "60%  measuring, 4 min left" in terminal.getvalue()
+    assert pipe.getvalue() == "measuring\nmeasuring: 60%, 4 min left\n"
+
+
+def test_durations_are_for_people() -> None:
+    assert [duration(seconds) for seconds in (0.4, 59, 60, 3600, 4800)] == [
+        "0 s",
+        "59 s",
+        "1 min",
+        "1 h 0 min",
+        "1 h 20 min",
+    ]

@@ -1,0 +1,84 @@
+"""``draftwood serve`` as a person starts and ends it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.tools.cli import TINY, Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
+
+pytest.importorskip("uvicorn")
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_from_the_start_to_the_end(how: signal.Signals, tmp_path: Path) -> None:
+    memory = tmp_path / "learned.memory"
+    command = [sys.executable, "-m", "draftwood", "serve", *TINY, "--port", "0", "--name", "mine"]
+    command += ["--memory", str(memory)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = ""
+        while "Ctrl-C" not in told:
+            line = process.stderr.readline()
+            assert line, told
+            told += line
+        (url,) = re.findall(r"http://\S+/v1", told)
+        body = {"model": "mine", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+        with urllib.request.urlopen(f"{url}/chat/completions", json.dumps(body).encode()) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] <= 5
+        process.send_signal(how)
+        assert process.wait(30) == 0
+        assert "Traceback" not in process.stderr.read()
+    assert memory.exists()
+
+
+def test_a_port_that_is_taken(draftwood_command: Command) -> None:
+    with closing(socket.socket()) as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        result = draftwood_command("serve", *TINY, "--port", str(port))
+    assert result.code == 2
+    assert f"port {port}" in result.err
+    assert "--port" in result.err
+
+
+@pytest.mark.parametrize("option", [("--port", "70000"), ("--max-waiting", "-1"), ("--max-batch", "0")])
+def test_numbers_that_make_no_sense(draftwood_command: Command, option: tuple[str, str]) -> None:
+    result = draftwood_command("serve", *TINY, *option)
+    assert result.code == 2
+    assert option[1] in result.err
+
+
+def test_an_empty_key_lets_nobody_in(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "empty" in draftwood_command("serve", *TINY, "--api-key", "").err
+    monkeypatch.setenv("DRAFTWOOD_API_KEY", " ")
+    assert draftwood_command("serve", *TINY).code == 2
+
+
+def test_a_host_that_is_not_here(draftwood_command: Command) -> None:
+    result = draftwood_command("serve", *TINY, "--host", "203.0.113.1", "--port", "0")
+    assert result.code == 2
+    assert "203.0.113.1" in result.err
+
+
+def test_without_the_extra(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = draftwood_command("serve", *TINY)
+    assert result.code == 2
+    assert "draftwood[serve]" in result.err
+
+
+def test_help(draftwood_command: Command) -> None:
+    result = draftwood_command("serve", "--help")
+    assert result.code == 0
+    assert "/v1/chat/completions" in result.out

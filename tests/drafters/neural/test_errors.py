@@ -1,0 +1,234 @@
+"""What neural drafters refuse, and how they say so: from Python and on the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwood import LLM, SamplingParams
+from draftwood.drafters import make_factory
+from draftwood.drafters.heads import HeadOptions
+from draftwood.drafters.neural import NeuralOptions
+from draftwood.errors import CapabilityError, DraftwoodError, ModelError, OptionError
+from draftwood.growth.neural.policies import GROWTHS
+from draftwood.heads import save_head
+from draftwood.targets.load import Loaded
+from draftwood.targets.native.target import NativeTarget
+from draftwood.targets.tiny import TINY_CONFIG, tiny_target
+from draftwood.text.bytes import ByteTokenizer
+from tests.tools.cli import SHORT, TINY, Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
+from tests.tools.head import SMALL, random_head
+from tests.tools.neural import KIND_OF, NEURAL
+
+HEADS = list(KIND_OF)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A head of each kind for the built-in model, and one for another."""
+    place = tmp_path_factory.mktemp("heads")
+    made: dict[str, Any] = {kind: random_head(kind, TINY_CONFIG) for kind in ("eagle", "eagle3", "medusa", "hydra")}
+    made["other"] = random_head("eagle", SMALL)
+    made["deeper"] = random_head("eagle", replace(TINY_CONFIG, num_layers=4))
+    return {name: save_head(head, place / name) for name, head in made.items()}
+
+
+def refused(error: type[DraftwoodError], drafter: str, *wanted: str, target: Any = None, **options: Any) -> None:
+    with pytest.raises(error) as caught:
+        LLM.from_target(target or tiny_target(), ByteTokenizer(), drafter=drafter, drafter_options=options, budget=8)
+    message = str(caught.value)
+    assert all(text in message for text in wanted), message
+
+
+# -- from Python -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", HEADS)
+def test_a_head_must_be_named(drafter: str) -> None:
+    refused(OptionError, drafter, f"{drafter!r} needs a head", "drafter_options={'head'", "--drafter-option head=")
+
+
+def test_a_head_that_is_not_there(tmp_path: Path) -> None:
+    refused(DraftwoodError, "eagle", "nowhere", head=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "kind"), [("eagle", "eagle3"), ("eagle3", "medusa"), ("medusa", "hydra"), ("hydra", "eagle")]
+)
+def test_a_head_of_another_kind(heads: dict[str, Path], drafter: str, kind: str) -> None:
+    refused(OptionError, drafter, "not for the drafter", f"got: {kind}", head=str(heads[kind]))
+
+
+def test_a_head_for_another_target(heads: dict[str, Path]) -> None:
+    wanted = "hidden size: the head wants 24, the target has 48", "vocabulary", "inspect head"
+    refused(ModelError, "eagle", "does not fit tiny", *wanted, head=str(heads["other"]))
+    refused(ModelError, "eagle", "the target has 2", head=str(heads["deeper"]))
+
+
+class Closed(NativeTarget):
+    """Shows nothing of what is inside it."""
+
+    def __init__(self, open_target: NativeTarget, **changes: Any) -> None:
+        self.__dict__.update(open_target.__dict__)
+        self.info = replace(open_target.info, **changes)
+
+
+def test_a_target_that_shows_no_hidden_states(heads: dict[str, Path]) -> None:
+    target = Closed(tiny_target(), can_tap=False)
+    refused(CapabilityError, "eagle", "does not show its hidden states", target=target, head=str(heads["eagle"]))
+
+
+def test_a_small_model_must_be_named() -> None:
+    refused(OptionError, "sps", "needs a draft model", "drafter_options={'model'", "--drafter-option model=")
+
+
+class ShiftedTokenizer(ByteTokenizer):
+    """The same tokens under other ids."""
+
+    def token_text(self, token_id: int) -> str:
+        return super().token_text((token_id + 1) % self.vocab_size)
+
+
+class LongerTokenizer(ByteTokenizer):
+    """A few more at the end."""
+
+    vocab_size = ByteTokenizer.vocab_size + 6
+
+    def token_text(self, token_id: int) -> str:
+        return super().token_text(token_id) if token_id < 258 else f"<extra {token_id}>"
+
+
+def draft_with(monkeypatch: pytest.MonkeyPatch, target: NativeTarget, codec: ByteTokenizer) -> None:
+    """What ``sps`` loads from now on."""
+    monkeypatch.setattr("draftwood.drafters.sps.load_target", lambda *_, **__: Loaded(target, codec))
+
+
+def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What differs is said; tokens that only one of them has are no harm."""
+    draft_with(monkeypatch, tiny_target(), ShiftedTokenizer())
+    differing = r"0: '\\x00' / '\\x01'"
+    refused(ModelError, "sps", "speaks another vocabulary", "tiny has 258 tokens", differing, model="x")
+    longer = tiny_target(replace(TINY_CONFIG, vocab_size=264))
+    draft_with(monkeypatch, longer, LongerTokenizer())
+    llm = LLM.from_target(tiny_target(), ByteTokenizer(), drafter="sps", drafter_options={"model": "x"}, budget=8)
+    params = SamplingParams(max_tokens=8)
+    assert llm.generate("a", params)[0].token_ids == llm.generate("a", params, drafter="plain")[0].token_ids
+
+
+def test_a_draft_model_that_cannot_run_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft_with(monkeypatch, Closed(tiny_target(), can_tree=False), ByteTokenizer())
+    refused(CapabilityError, "sps", "cannot run trees", model="x")
+
+
+@pytest.mark.parametrize("drafter", NEURAL)
+def test_facts_about_a_model_do_not_do(drafter: str) -> None:
+    with pytest.raises(CapabilityError, match="needs the model itself"):
+        make_factory(drafter, {"model" if drafter == "sps" else "head": "."}, tiny_target().info)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"growth": "wild"}, list(GROWTHS)),
+        ({"depth": -1}, ["0 to 128"]),
+        ({"depth": 1.5}, ["whole number"]),
+        ({"top_k": 0}, ["1 to 64"]),
+        ({"batch": 0}, ["batch"]),
+        ({"threshold": 1.5}, ["0 to 1"]),
+        ({"draw": "yes"}, ["true", "false"]),
+        ({"support": 65}, ["1 to 64"]),
+        ({"tree": "no-such-tree"}, ["heuristic"]),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], wanted: list[str]) -> None:
+    for record in (NeuralOptions, HeadOptions):
+        with pytest.raises(OptionError) as caught:
+            record(**options)
+        assert all(text in str(caught.value) for text in wanted)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    refused(OptionError, "eagle", "model", model="x")
+    refused(OptionError, "sps", "head", head="x")
+
+
+# -- on the command line ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", NEURAL)
+def test_the_command_says_what_is_missing(draftwood_command: Command, drafter: str) -> None:
+    result = draftwood_command("generate", "hello", *SHORT, "--drafter", drafter)
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    assert f"{drafter!r} needs a" in result.err
+    option = "model" if drafter == "sps" else "head"
+    assert f"--drafter-option {option}=" in result.err
+
+
+def test_the_command_says_what_is_wrong(draftwood_command: Command, heads: dict[str, Path]) -> None:
+    for drafter, option, wanted in (
+        ("eagle3", f"head={heads['medusa']}", "not for the drafter"),
+        ("eagle", f"head={heads['other']}", "does not fit"),
+        ("eagle", "head=/nowhere/at/all", "/nowhere/at/all"),
+        ("eagle", "growth=wild", "growth is unknown"),
+        ("sps", "model=/nowhere/at/all", "/nowhere/at/all"),
+    ):
+        result = draftwood_command("generate", "hello", *SHORT, "--drafter", drafter, "--drafter-option", option)
+        assert result.code == 2
+        assert "Traceback" not in result.err
+        assert wanted in result.err
+
+
+def test_the_command_says_what_models_cannot(
+    draftwood_command: Command, heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft_with(monkeypatch, tiny_target(), ShiftedTokenizer())
+    result = draftwood_command("generate", "hello", *SHORT, "--drafter", "sps", "--drafter-option", "model=x")
+    assert (result.code, "speaks another vocabulary" in result.err) == (2, True)
+    closed = Loaded(Closed(tiny_target(), can_tap=False), ByteTokenizer())
+    monkeypatch.setattr("draftwood.llm.load_target", lambda *_, **__: closed)
+    option = f"head={heads['eagle']}"
+    result = draftwood_command("generate", "hello", *SHORT, "--drafter", "eagle", "--drafter-option", option)
+    assert (result.code, "does not show its hidden states" in result.err) == (2, True)
+
+
+@pytest.mark.parametrize("drafter", NEURAL)
+def test_the_command_generates(draftwood_command: Command, heads: dict[str, Path], drafter: str) -> None:
+    option = "model=tiny" if drafter == "sps" else f"head={heads[KIND_OF[drafter]]}"
+    plain = draftwood_command("generate", "hello", *SHORT, "--drafter", "plain")
+    result = draftwood_command("generate", "hello", *SHORT, "--drafter", drafter, "--drafter-option", option)
+    assert result.code == 0
+    assert result.out == plain.out
+
+
+def test_the_command_draws_a_tree(draftwood_command: Command, heads: dict[str, Path]) -> None:
+    chosen = ("--drafter", "eagle2", "--drafter-option", f"head={heads['eagle']}")
+    result = draftwood_command("inspect", "tree", "hello hello", *TINY, *chosen, "--cycles", "2")
+    assert result.code == 0
+    assert result.out.count("eagle2") >= 2 * 7
+    content = json.loads(draftwood_command("inspect", "tree", "hello", *TINY, *chosen, "--json", "--cycles", "1").out)
+    assert len(content["cycles"]) == 1
+
+
+def test_the_command_lists_them(draftwood_command: Command) -> None:
+    listed = json.loads(draftwood_command("drafters", "--json").out)["drafters"]
+    assert set(NEURAL) <= set(listed)
+    assert listed["eagle"]["options"]["growth"] == "static"
+    assert listed["eagle3"]["options"]["growth"] == "beam"
+    assert listed["sps"]["options"]["growth"] == "salf"
+    assert all("head" in listed[name]["options"] for name in HEADS)
+    assert "eagle3" in draftwood_command("drafters").out
+
+
+def test_a_head_whose_layout_leaves_sizes_to_the_target(tmp_path: Path) -> None:
+    """The attention heads of Hydra++ are not in its authors' files; the target that it drafts for says them."""
+    target = tiny_target()
+    folder = save_head(random_head("hydra", TINY_CONFIG, prefix=True), tmp_path / "head", to="hydra")
+    llm = LLM.from_target(target, ByteTokenizer(), drafter="hydra", drafter_options={"head": str(folder)}, budget=8)
+    plain = LLM.from_target(target, ByteTokenizer(), drafter="plain")
+    params = SamplingParams(max_tokens=12)
+    assert llm.generate("abc", params)[0].token_ids == plain.generate("abc", params)[0].token_ids

@@ -1,0 +1,87 @@
+"""Requests of all sorts with neural drafters: long prompts, stops, samples, penalties, conversations."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from draftwood import SamplingParams
+from draftwood.targets.native.target import NativeTarget
+from draftwood.text.bytes import ByteTokenizer
+from tests.tools.neural import (
+    KINDS,
+    clock_text,
+    draft_model,
+    following,
+    is_empty,
+    knowing_llm,
+    neural_llm,
+    random_target,
+    same_as_plain,
+)
+
+PROMPTS = [[7], "hello hello hello", [7, 8]]
+
+
+@cache
+def target_on(backend: str = "auto") -> NativeTarget:
+    return random_target(backend=backend)
+
+
+@pytest.mark.parametrize("chunk", [100, 1000])
+@pytest.mark.parametrize("drafter", KINDS)
+def test_long_prompts(drafter: str, chunk: int) -> None:
+    """More than one draft pass reads of a text."""
+    llm = neural_llm(drafter, target_on(), prefill_chunk=chunk)
+    prompts = [[i % 250 for i in range(size)] for size in (513, 700)]
+    same_as_plain(llm, prompts, SamplingParams(max_tokens=4))
+
+
+@pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "medusa", "sps"])
+def test_stops_cut_anywhere(drafter: str) -> None:
+    """A drafter that is always right, so that blocks are long."""
+    llm = knowing_llm(drafter, growth="chain")
+    text = clock_text(following(9), 30)
+    for place in range(1, 12):
+        params = SamplingParams(max_tokens=30, stop=[ByteTokenizer().decode(text[place : place + 2])])
+        same_as_plain(llm, [clock_text(9, 1), clock_text(3, 4)], params)
+        by_token = SamplingParams(max_tokens=30, stop_token_ids=(text[place],))
+        assert same_as_plain(llm, [[*clock_text(2, 4), 9]], by_token)[0].token_ids == text[: place + 1]
+
+
+@pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "hydra", "sps"])
+def test_samples_of_one_prompt(drafter: str) -> None:
+    """Chosen children: the same seed gives the same text as plain decoding."""
+    llm = neural_llm(drafter, target_on(), max_batch=2)
+    params = SamplingParams(max_tokens=8, temperature=0.8, top_p=0.9, seed=3, n=5)
+    results = same_as_plain(llm, PROMPTS[:2], params)
+    assert len({tuple(c.token_ids) for c in results}) > 5
+
+
+@pytest.mark.parametrize("drafter", KINDS)
+def test_nothing_is_read_where_nothing_is_drafted(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = neural_llm(drafter, target_on(), budget=1)
+    monkeypatch.setattr(draft_model(llm), "forward", None)  # whoever calls it fails
+    params = SamplingParams(max_tokens=4, temperature=0.8, seed=3, n=2)
+    results = same_as_plain(llm, PROMPTS[:2], params)
+    assert results[-1].stats.reused_tokens > 0  # samples share their prompt
+
+
+@pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "hydra", "sps"])
+def test_penalties_and_logprobs(drafter: str) -> None:
+    llm = neural_llm(drafter, target_on())
+    params = SamplingParams(max_tokens=12, repetition_penalty=1.4, presence_penalty=0.5, logprobs=2)
+    same_as_plain(llm, PROMPTS, params)
+
+
+@pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "sps"])
+def test_a_conversation_that_goes_on(drafter: str) -> None:
+    llm = neural_llm(drafter, target_on())
+    params = SamplingParams(max_tokens=12)
+    messages = [{"role": "user", "content": "say something long, please"}]
+    for turn in range(3):
+        answer, plain = (llm.chat(messages, params, drafter=each)[0] for each in (None, "plain"))
+        assert answer.token_ids == plain.token_ids
+        messages += [{"role": "assistant", "content": "so be it"}, {"role": "user", "content": f"and {turn}?"}]
+    assert is_empty(llm)

@@ -1,0 +1,178 @@
+"""What drafters learn: who shares it, how it gets to disk and back, and that it never changes what is emitted."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from draftwood import LLM, SamplingParams
+from draftwood.drafters import DraftRequest, make_factory
+from draftwood.drafters.goose import GooseDrafter
+from draftwood.drafters.memory import MemoryPlan, memory_plan
+from draftwood.errors import OptionError
+from draftwood.sources.transitions import TransitionTable
+from draftwood.targets.tiny import tiny_target
+from tests.tools.engine import CHOOSING, DRAWING, PROMPTS, reference
+from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, metadata, open_llm
+
+# -- what a user gives -----------------------------------------------------------------------------------------------
+
+
+def test_scopes_and_files_are_told_apart(tmp_path: Path) -> None:
+    for scope in ("request", "prompt", "process"):
+        assert memory_plan(scope) == MemoryPlan(scope)
+    for name in ("tables.memory", "./tables", str(tmp_path / "tables")):
+        assert memory_plan(name) == MemoryPlan("process", Path(name))
+    assert memory_plan(Path("tables")) == MemoryPlan("process", Path("tables"))
+    assert memory_plan("~/tables") == MemoryPlan("process", Path.home() / "tables")
+
+
+@pytest.mark.parametrize("memory", ["proces", "", "Process", None, 3, True, ["prompt"], b"tables.memory"])
+def test_what_is_neither_is_refused(memory: Any) -> None:
+    with pytest.raises(OptionError, match="memory is no scope and no file") as refused:
+        open_llm(memory)
+    assert repr(memory) in str(refused.value)
+    assert "request, prompt, process" in str(refused.value)
+
+
+def test_a_misspelt_scope_does_not_wait_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.llm.load_target", lambda *_, **__: pytest.fail("a model is loaded"))
+    with pytest.raises(OptionError, match="memory is no scope"):
+        LLM("tiny", memory="proces")
+
+
+def test_a_factory_refuses_too() -> None:
+    with pytest.raises(OptionError, match="memory is no scope"):
+        make_factory("goose", None, tiny_target().info, "proces")
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".memory", "~nobody-of-that-name/tables"])
+def test_names_that_no_file_can_have_are_refused(name: str) -> None:
+    with pytest.raises(OptionError, match="no file of that name"):
+        open_llm(name)
+
+
+# -- scopes ----------------------------------------------------------------------------------------------------------
+
+
+class SpyingGoose(GooseDrafter):
+    """Tells which memories there were; holds none of them itself."""
+
+    name = "spying"
+    seen: ClassVar[list[tuple[int, weakref.ref[TransitionTable]]]] = []
+    pairs_at_start: ClassVar[list[int]] = []
+
+    def begin(self, request: DraftRequest) -> None:
+        super().begin(request)
+        self.seen.append((id(self.memory), weakref.ref(self.memory)))
+        self.pairs_at_start.append(self.memory.num_pairs)
+
+
+@pytest.fixture
+def spy() -> type[SpyingGoose]:
+    SpyingGoose.seen.clear()
+    SpyingGoose.pairs_at_start.clear()
+    return SpyingGoose
+
+
+SAMPLES = replace(PARAMS, n=3, temperature=1.0, seed=1)
+
+
+def test_of_requests_that_share_nothing_each_starts_from_nothing(spy: type[SpyingGoose]) -> None:
+    llm = open_llm("request", spy, max_batch=1)
+    llm.generate([PROMPT, PROMPT], SAMPLES)
+    assert spy.pairs_at_start == [0] * 6
+    llm = open_llm("request", spy)
+    llm.generate([PROMPT, PROMPT], SAMPLES)
+    assert len({memory for memory, _ in spy.seen[6:]}) == 6
+
+
+def test_the_samples_of_a_prompt_share_and_other_prompts_do_not(spy: type[SpyingGoose]) -> None:
+    llm = open_llm("prompt", spy)
+    llm.generate([PROMPT, PROMPT, "another"], SAMPLES)
+    assert len(spy.seen) == 9
+    assert len({memory for memory, _ in spy.seen}) == 3
+    spy.pairs_at_start.clear()
+    one_by_one = open_llm("prompt", spy, max_batch=1)
+    one_by_one.generate(PROMPT, SAMPLES)
+    assert spy.pairs_at_start[0] == 0
+    assert 0 < spy.pairs_at_start[1] < spy.pairs_at_start[2]
+    one_by_one.generate(PROMPT, SAMPLES)
+    assert spy.pairs_at_start[3] == 0
+
+
+@pytest.mark.parametrize("scope", ["request", "prompt"])
+@pytest.mark.parametrize("ending", ["finished", "cancelled"])
+def test_memories_go_with_their_requests(scope: str, ending: str, spy: type[SpyingGoose]) -> None:
+    llm = open_llm(scope, spy)
+    if ending == "finished":
+        llm.generate([PROMPT, "another"], SAMPLES)
+    else:
+        stream = llm.stream(PROMPT, PARAMS)
+        next(stream)
+        assert spy.seen[0][1]() is not None
+        stream.close()
+        del stream
+    gc.collect()
+    assert spy.seen
+    assert all(memory() is None for _, memory in spy.seen)
+
+
+def test_all_requests_of_a_process_share(spy: type[SpyingGoose]) -> None:
+    llm = open_llm("process", spy)
+    first = llm.generate(PROMPT, PARAMS)[0]
+    second = llm.generate(PROMPT, PARAMS)[0]
+    llm.generate(["another", "text"], PARAMS)
+    assert len({memory for memory, _ in spy.seen}) == 1
+    assert spy.pairs_at_start[0] == 0 < spy.pairs_at_start[1]
+    assert second.token_ids == first.token_ids
+    assert second.stats.cycles < first.stats.cycles
+
+
+def test_two_models_share_nothing(spy: type[SpyingGoose]) -> None:
+    first, second = open_llm("process", spy), open_llm("process", spy)
+    cycles(first)
+    cycles(second)
+    assert spy.pairs_at_start == [0, 0]
+
+
+def test_another_drafter_of_a_call_has_the_scope_too(tmp_path: Path) -> None:
+    path = tmp_path / "tables.memory"
+    with open_llm(path, "goose") as llm:
+        cold, warm = (llm.generate(PROMPT, PARAMS, drafter="recycling")[0].stats.cycles for _ in range(2))
+        assert warm < cold
+        layout = llm._default.memory.get(0).layout
+    assert metadata(path)["layout"] == layout  # the file is the drafter's that it was named for
+
+
+@pytest.mark.parametrize("drafter", FORGETFUL)
+@pytest.mark.parametrize("scope", ["request", "prompt", "process"])
+def test_drafters_that_learn_nothing_take_any_scope(scope: str, drafter: str) -> None:
+    llm = open_llm(scope, drafter)
+    assert llm.generate(PROMPT, SamplingParams(max_tokens=40))[0].token_ids == reference(llm, PROMPT, 40)
+    assert llm._default.memory.get(1) is None
+
+
+def test_every_drafter_is_known_to_learn_or_not() -> None:
+    assert sorted([*LEARNING, *FORGETFUL]) == sorted([*CHOOSING, *DRAWING])
+
+
+# -- what is emitted -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", LEARNING)
+@pytest.mark.parametrize("memory", ["request", "prompt", "process", "file"])
+def test_no_memory_changes_the_output(memory: str, drafter: str, tmp_path: Path) -> None:
+    place = tmp_path / "tables.memory" if memory == "file" else memory
+    params = SamplingParams(max_tokens=30)
+    for _ in range(2):  # the second time from what the first one left
+        with open_llm(place, drafter) as llm:
+            results = llm.generate(PROMPTS, params)
+            again = llm.generate(PROMPTS[::-1], params)[::-1]
+            plain = llm.generate(PROMPTS, params, drafter="plain")
+            assert [c.token_ids for c in results] == [c.token_ids for c in again] == [c.token_ids for c in plain]

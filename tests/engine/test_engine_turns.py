@@ -1,0 +1,225 @@
+"""Many requests on a target whose passes may be under way while others are drafted: two halves in turns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from draftwood.config import EngineOptions, SamplingParams
+from draftwood.drafters import make_factory
+from draftwood.engine import Engine
+from draftwood.engine.engine import FEWEST_IN_TURNS
+from draftwood.errors import CapabilityError
+from draftwood.targets.base import Flight, ForwardOutput, Segment
+from draftwood.targets.native.decoder import pack
+from draftwood.targets.native.target import NativeTarget
+from draftwood.targets.tiny import tiny_target
+from draftwood.text.bytes import ByteTokenizer
+
+PROMPTS = [f"abab{'xyz'[n % 3]}abab{n}" * (1 + n % 3) for n in range(FEWEST_IN_TURNS + 3)]
+
+
+class LateFlight(Flight):
+    """Computed only when it is waited for, or when the next pass starts: whoever reads too soon gets nothing."""
+
+    def __init__(self, target: LateTarget, segments: Sequence[Segment]) -> None:
+        self.sequences = {segment.sequence for segment in segments}
+        self._target, self._batch = target, pack(segments, target.cache)
+        self._output: ForwardOutput | None = None
+
+    def compute(self) -> None:
+        if self._output is None:
+            output = self._target._decoder.forward(self._batch, ())
+            self._output = output._replace(logits=output.logits.clone(), greedy_ids=output.greedy_ids.clone())
+
+    def wait(self) -> ForwardOutput:
+        self.compute()
+        self._target.flights.remove(self)
+        assert self._output is not None
+        return self._output
+
+
+class LateTarget(NativeTarget):
+    """Two lanes; passes run in the order they were launched in, as late as possible."""
+
+    flights: list[LateFlight]
+    most_at_once = 0
+    fails_at: int | None = None
+    launches = 0
+
+    @classmethod
+    def made(cls) -> LateTarget:
+        target = tiny_target()
+        target.__class__ = cls
+        assert isinstance(target, LateTarget)
+        target.flights = []
+        target.num_lanes = 2
+        return target
+
+    def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
+        self.launches += 1
+        if self.launches == self.fails_at:
+            raise CapabilityError("no room for this pass")
+        for flight in self.flights:
+            flight.compute()
+        busy = {sequence for flight in self.flights for sequence in flight.sequences}
+        assert busy.isdisjoint(segment.sequence for segment in segments), "a sequence in two passes at once"
+        self.flights.append(LateFlight(self, segments))
+        self.most_at_once = max(self.most_at_once, len(self.flights))
+        assert len(self.flights) <= self.num_lanes
+        return self.flights[-1]
+
+    def fork(self, sequence: int, capacity: int) -> int:
+        for flight in self.flights:  # copies come behind what was launched before, which may write where they go
+            flight.compute()
+        return super().fork(sequence, capacity)
+
+
+def run(
+    target: NativeTarget, params: Sequence[SamplingParams], drafter: str = "goose", budget: int = 6
+) -> list[list[int]]:
+    engine = Engine(target, ByteTokenizer(), EngineOptions(budget=budget, max_batch=len(PROMPTS)))
+    factory = make_factory(drafter, {}, target.info)
+    ids = []
+    for prompt, wanted in zip(PROMPTS, params, strict=False):
+        ids += engine.submit(ByteTokenizer().encode(prompt), wanted, factory)
+    tokens: dict[int, list[int]] = {request: [] for request in ids}
+    for event in engine.events(ids):
+        tokens[event.request_id] += event.token_ids
+    return list(tokens.values())
+
+
+@pytest.mark.parametrize("drafter", ["plain", "goose", "recycling"])
+def test_the_same_output_as_one_after_the_other(drafter: str) -> None:
+    """Requests that end at different times; the last few share a pass again."""
+    params = [SamplingParams(max_tokens=5 + 7 * n, ignore_eos=True) for n in range(len(PROMPTS))]
+    late = LateTarget.made()
+    assert run(late, params, drafter) == run(tiny_target(), params, drafter)
+    assert late.most_at_once == 2
+    assert not late.flights
+
+
+@pytest.mark.parametrize("wanted", [{"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {"logprobs": 2}])
+def test_who_reads_logits_shares_every_pass(wanted: dict[str, Any]) -> None:
+    """They are there only when the pass launched behind them is over: two halves would wait for each other."""
+    late, params = LateTarget.made(), [SamplingParams(max_tokens=20, ignore_eos=True)] * len(PROMPTS)
+    params[-1] = SamplingParams(max_tokens=20, ignore_eos=True, **wanted)
+    assert run(late, params) == run(tiny_target(), params)
+    assert late.most_at_once == 1
+
+
+def test_halves_join_when_somebody_comes_who_reads_logits() -> None:
+    late = LateTarget.made()
+    engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
+    factory = make_factory("goose", {}, late.info)
+    params = [SamplingParams(max_tokens=12, ignore_eos=True)] * (len(PROMPTS) - 1)
+    params.append(SamplingParams(max_tokens=6, ignore_eos=True, temperature=0.8, seed=5))
+    ids: list[int] = []
+    tokens: dict[int, list[int]] = {}
+    for prompt, wanted in zip(PROMPTS, params, strict=True):
+        if wanted is params[-1]:
+            for _ in range(4):
+                engine.step()
+            assert late.flights
+        ids += engine.submit(ByteTokenizer().encode(prompt), wanted, factory)
+        tokens[ids[-1]] = []
+    for event in engine.events(ids):
+        tokens[event.request_id] += event.token_ids
+    assert list(tokens.values()) == run(tiny_target(), params)
+    assert not late.flights
+
+
+def test_few_requests_share_every_pass() -> None:
+    late = LateTarget.made()
+    run(late, [SamplingParams(max_tokens=8)] * (FEWEST_IN_TURNS - 1))
+    assert late.most_at_once == 1
+
+
+def test_a_request_can_be_cancelled_while_its_pass_is_under_way() -> None:
+    late = LateTarget.made()
+    engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
+    factory = make_factory("goose", {}, late.info)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    ids = [engine.submit(ByteTokenizer().encode(prompt), params, factory)[0] for prompt in PROMPTS]
+    for _ in range(6):
+        engine.step()
+    assert late.flights
+    engine.cancel(ids[0])
+    engine.cancel(ids[-1])
+    rest = ids[1:-1]
+    tokens: dict[int, list[int]] = {request: [] for request in rest}
+    for event in engine.events(rest):
+        tokens[event.request_id] += event.token_ids
+    assert list(tokens.values()) == run(tiny_target(), [params] * len(PROMPTS))[1:-1]
+    engine.clear()
+    assert late.can_open(late.num_slots)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_requests_come_and_go_at_any_time(seed: int) -> None:
+    """Prompts in pieces, cached beginnings, cancelled requests whose slots others get: all others as if alone."""
+    rng, late = random.Random(seed), LateTarget.made()
+    options = EngineOptions(budget=6, max_batch=rng.choice([8, 11]), prefill_chunk=rng.choice([3, 512]))
+    engine, codec = Engine(late, ByteTokenizer(), options), ByteTokenizer()
+    factories = [make_factory(name, {}, late.info) for name in ("plain", "goose")]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    tokens: dict[int, list[int]] = {}
+    prompts: dict[int, int] = {}
+    unfinished: list[int] = []
+    while len(tokens) < 30 or unfinished:
+        for _ in range(rng.randint(0, 4) if len(tokens) < 30 else 0):
+            prompt = rng.randrange(len(PROMPTS))
+            reuse, factory = rng.random() < 0.5, rng.choice(factories)
+            unfinished += engine.submit(codec.encode(PROMPTS[prompt]), params, factory, reuse=reuse)
+            prompts[unfinished[-1]], tokens[unfinished[-1]] = prompt, []
+        engine.step()
+        if unfinished and rng.random() < 0.2:
+            cancelled = unfinished.pop(rng.randrange(len(unfinished)))
+            engine.cancel(cancelled)
+            del prompts[cancelled]
+        for event in engine._empty_inboxes(unfinished):
+            tokens[event.request_id] += event.token_ids
+            if event.finish_reason is not None:
+                unfinished.remove(event.request_id)
+    alone = run(tiny_target(), [params] * len(PROMPTS), "plain")
+    assert all(tokens[request] == alone[prompt] for request, prompt in prompts.items())
+    assert late.most_at_once == 2
+    engine.clear()
+    assert late.can_open(late.num_slots)
+
+
+def test_everything_can_be_ended_while_a_pass_is_under_way() -> None:
+    late = LateTarget.made()
+    engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
+    factory = make_factory("goose", {}, late.info)
+    for prompt in PROMPTS:
+        engine.submit(ByteTokenizer().encode(prompt), SamplingParams(max_tokens=12), factory)
+    for _ in range(4):
+        engine.step()
+    assert late.flights
+    engine.clear()
+    assert not late.flights  # others may use the lane
+    assert not engine.has_work
+    assert late.can_open(late.num_slots)
+
+
+def test_a_pass_that_cannot_start_leaves_the_one_under_way_alone() -> None:
+    late = LateTarget.made()
+    late.fails_at = 5
+    params = [SamplingParams(max_tokens=6, ignore_eos=True)] * len(PROMPTS)
+    engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
+    factory = make_factory("plain", {}, late.info)
+    ids = [engine.submit(ByteTokenizer().encode(prompt), params[0], factory)[0] for prompt in PROMPTS]
+    tokens: dict[int, list[int]] = {request: [] for request in ids}
+
+    def go_on() -> None:
+        for event in engine.events(ids):
+            tokens[event.request_id] += event.token_ids
+
+    with pytest.raises(CapabilityError, match="no room"):
+        go_on()
+    go_on()  # as the caller may
+    assert list(tokens.values()) == run(tiny_target(), params, "plain")

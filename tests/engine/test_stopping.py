@@ -1,0 +1,76 @@
+"""Stop strings and text, whatever way the tokens and pieces fall."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from draftwood.config import SamplingParams
+from draftwood.engine.stopping import StopStrings, StopTokens
+from draftwood.text.bytes import ByteTokenizer
+from draftwood.text.incremental import IncrementalDecoder, decode_all
+
+CODEC = ByteTokenizer()
+
+
+@given(
+    st.text(alphabet="ab ", max_size=30),
+    st.lists(st.text(alphabet="ab ", min_size=1, max_size=4), max_size=3),
+    st.data(),
+)
+def test_stop_strings_cut_where_the_whole_text_would_be_cut(text: str, stops: list[str], data: st.DataObject) -> None:
+    watcher = StopStrings(stops)
+    shown, stopped, rest = "", False, text
+    while rest and not stopped:
+        size = data.draw(st.integers(1, len(rest)))
+        piece, rest = rest[:size], rest[size:]
+        # Text is only ever fed one token's worth at a time; here in pieces of any size.
+        before = len(text) - len(rest) - len(piece)
+        more, stopped = watcher.feed(piece)
+        shown += more
+        assert text.startswith(shown)
+        assert len(shown) <= before + len(piece)
+    if stopped:
+        seen = text[: len(text) - len(rest)]
+        assert shown == seen[: min(seen.find(stop) for stop in stops if stop in seen)]
+        assert not any(stop in shown for stop in stops)
+    else:
+        assert shown + watcher.flush() == text
+        assert not any(stop in text for stop in stops)
+
+
+def test_the_start_of_a_stop_string_is_held_back() -> None:
+    watcher = StopStrings(["###"])
+    assert watcher.feed("text #") == ("text ", False)
+    assert watcher.feed("#") == ("", False)
+    assert watcher.feed("x") == ("##x", False)
+    assert watcher.feed("###after") == ("", True)
+
+
+@given(st.binary(max_size=60))
+@example("aé漢😀z".encode())
+@example(b"\xff\xfe\xf0\x9f\x98")
+@example(b"\xe6" * 30)
+@example(b"\xf0" * 8 + b"\x9f\x98\x80")
+@example("漢😀".encode() + b"\xff" * 9 + "😀".encode())
+def test_any_bytes_come_out_as_the_whole_would(data: bytes) -> None:
+    assert decode_all(CODEC, list(data)) == CODEC.decode(list(data))
+
+
+@given(st.text(max_size=30))
+def test_no_piece_of_a_valid_text_is_half_a_character(text: str) -> None:
+    decoder = IncrementalDecoder(CODEC)
+    pieces = [decoder.push(byte) for byte in text.encode()]
+    assert "".join(pieces) == text or "\ufffd" in text
+    assert decoder.flush() == "" or "\ufffd" in text
+
+
+def test_stop_tokens() -> None:
+    stop = StopTokens(SamplingParams(stop_token_ids=(5,)), [9], max_tokens=4)
+    assert [stop.reason(5, 1), stop.reason(9, 1), stop.reason(1, 3), stop.reason(1, 4)] == [
+        "stop",
+        "stop",
+        None,
+        "length",
+    ]
+    assert StopTokens(SamplingParams(ignore_eos=True), [9], 4).reason(9, 1) is None

@@ -1,0 +1,360 @@
+"""Heads that ship: which target gets one without asking, how they are named, and the real one once it is there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from draftwood import LLM, SamplingParams
+from draftwood.cli.inspect.head import SHIPPED
+from draftwood.config import DEFAULT_MODEL
+from draftwood.disk.toml import read_toml
+from draftwood.drafters import check_drafter, make_factory
+from draftwood.errors import ModelError, OptionError
+from draftwood.heads import check_fit, find_head, load_head, save_head, shipped_for, shipped_heads
+from draftwood.heads import shipped as shipping
+from draftwood.heads.fit import fingerprint, fingerprint_if_here, is_its_target, target_shape
+from draftwood.models.resolve import ModelFolder
+from draftwood.models.tensors import tensor_shapes
+from draftwood.targets.load import load_target
+from draftwood.targets.native.target import NativeTarget
+from draftwood.targets.native.weights import assemble
+from draftwood.targets.tiny import TINY_CONFIG, tiny_target
+from draftwood.text.bytes import ByteTokenizer
+from tests.tools.cli import SHORT, TINY, Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
+from tests.tools.gguf_writer import toy_model, write_gguf
+from tests.tools.head import random_head
+from tests.tools.model_cache import home  # noqa: F401 - a fixture
+from tests.tools.paths import ROOT
+
+NAME = "tiny-eagle3"
+REAL = shipping.FOLDER / SHIPPED
+needs_real = pytest.mark.skipif(not REAL.is_dir(), reason="the head for the default model is not trained yet")
+MOST_BYTES = 25_000_000
+
+
+def tiny_head(**changes: Any) -> Any:
+    """A random head that says it was trained for the built-in model."""
+    facts = {"target_name": "tiny", "target_fingerprint": fingerprint_if_here("tiny"), "draft_vocab_size": 100}
+    return random_head("eagle3", TINY_CONFIG, **{**facts, **changes})
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where heads ship from, and nothing there."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    monkeypatch.setattr(shipping, "FOLDER", folder)
+    return folder
+
+
+@pytest.fixture
+def shipped(place: Path) -> Path:
+    folder = save_head(tiny_head(), place / NAME)
+    (folder / "README.md").write_text("# A head\n\nLicence: Apache-2.0\n")
+    return folder
+
+
+def llm_with(target: Any = None, drafter: str = "eagle3", **options: Any) -> LLM:
+    return LLM.from_target(target or tiny_target(), ByteTokenizer(), drafter=drafter, drafter_options=options, budget=8)
+
+
+def head_of(llm: LLM) -> Any:
+    return llm._default._shared.model._head
+
+
+def tiny_tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Weights for the shape of the built-in model."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = tensor_shapes(TINY_CONFIG).items()
+    return {name: 1.0 + 0.5 * torch.randn(shape, generator=generator) for name, shape in shapes}
+
+
+def named(name: str, tensors: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32) -> NativeTarget:
+    return NativeTarget(name, TINY_CONFIG, assemble(TINY_CONFIG, lambda each: tensors[each].to(dtype)), 2048)
+
+
+# -- which target it is for ------------------------------------------------------------------------------------------
+
+
+def test_its_target_gets_it_without_asking(shipped: Path) -> None:
+    llm = llm_with()
+    params = SamplingParams(max_tokens=16)
+    (result,) = llm.generate("Hello, hello.", params)
+    (plain,) = llm.generate("Hello, hello.", params, drafter="plain")
+    assert result.token_ids == plain.token_ids
+    assert result.stats.drafted_nodes > 0
+    stored = load_head(shipped).head.state_dict()
+    used = head_of(llm).state_dict()
+    assert all(torch.equal(used[name], tensor) for name, tensor in stored.items())
+
+
+def test_another_model_of_the_same_shape_does_not(shipped: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        llm_with(tiny_target(seed=1))
+    message = str(caught.value)
+    for text in ("'eagle3' needs a head", f"{NAME} (made for tiny)", "docs/training.md", "--drafter-option head="):
+        assert text in message, message
+    assert head_of(llm_with(tiny_target(seed=1), head=NAME)).config.target_name == "tiny"  # who insists may have it
+
+
+def test_a_name_is_no_proof_and_none_is_needed(place: Path) -> None:
+    tensors = tiny_tensors()
+    mark = fingerprint(tensors["model.norm.weight"])
+    save_head(tiny_head(target_name="original", target_fingerprint=mark), place / NAME)
+    assert head_of(llm_with(named("copy-of-it", tensors))) is not None
+    tuned = {**tensors, "model.norm.weight": tensors["model.norm.weight"].clone()}
+    tuned["model.norm.weight"][7] *= 1 + 2**-6  # two steps of bfloat16 in one weight
+    with pytest.raises(OptionError, match="none ships for original"):
+        llm_with(named("original", tuned))
+
+
+def test_a_head_that_names_no_fingerprint_is_nobodys(place: Path) -> None:
+    save_head(tiny_head(target_fingerprint=""), place / NAME)
+    with pytest.raises(OptionError, match="none ships for tiny"):
+        llm_with()
+
+
+def test_it_must_fit_as_well(place: Path) -> None:
+    mark = fingerprint_if_here("tiny")
+    deeper = replace(TINY_CONFIG, num_layers=9)
+    save_head(random_head("eagle3", deeper, target_fingerprint=mark), place / "deeper")
+    assert shipped_for("eagle3", TINY_CONFIG, mark) is None
+    found = shipped_for("eagle3", deeper, mark)
+    assert found is not None
+    assert found.name == "deeper"
+    assert shipped_for("eagle", deeper, mark) is None
+    assert shipped_for("eagle3", deeper, fingerprint(torch.ones(48))) is None
+
+
+@given(st.lists(st.floats(2**-10, 2**10, width=16), min_size=1, max_size=64), st.integers(0, 63))
+def test_a_fingerprint_outlives_number_formats_and_tells_weights_apart(values: list[float], at: int) -> None:
+    norm = torch.tensor(values).bfloat16()  # as published weights are
+    formats = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    assert len({fingerprint(norm.to(dtype)) for dtype in formats}) == 1
+    changed = norm.clone()
+    changed[at % len(norm)] *= 1 + 2**-6
+    assert fingerprint(changed) != fingerprint(norm)
+    assert fingerprint(norm.repeat(2)) != fingerprint(norm)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gguf_file_has_the_fingerprint_of_its_weights(tmp_path: Path, dtype: str) -> None:
+    toy = toy_model()
+    norm = torch.from_numpy(toy.expected["model.norm.weight"])
+    for name in ("one.gguf", "other.gguf"):
+        file = write_gguf(tmp_path / name, toy.metadata, toy.tensors)
+        loaded = load_target(file, dtype=dtype, device="cpu", cache_tokens=256)
+        assert fingerprint(loaded.target.parts().norm) == fingerprint(norm)
+        assert fingerprint_if_here(loaded.target.info.name) == fingerprint(norm)  # from its folder in the cache
+
+
+def test_a_fingerprint_is_not_made_up(tmp_path: Path) -> None:
+    assert fingerprint_if_here("nobody/knows-it") == ""
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GemmaForCausalLM"]} | _SIZES))
+    assert fingerprint_if_here(str(tmp_path)) == ""  # not a model of ours
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]} | _SIZES))
+    assert fingerprint_if_here(str(tmp_path)) == ""  # no weights
+    (tmp_path / "model.safetensors").write_bytes(b"half of it")
+    with pytest.raises(ModelError, match="cannot be read"):
+        fingerprint_if_here(str(tmp_path))
+    save_file({"model.embed_tokens.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"do not fit config.json\n  got: missing: .*model\.norm\.weight"):
+        fingerprint_if_here(str(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    config = tiny_head().config
+    assert is_its_target(config, "tiny") is True
+    assert is_its_target(config, str(tmp_path)) is None
+    assert is_its_target(replace(config, target_fingerprint=""), "tiny") is None
+    assert is_its_target(replace(config, target_fingerprint="0" * 16), "tiny") is False
+
+
+_SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 36,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+}
+
+
+# -- which drafter gets it -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "eagle2", "hass", "griffin", "medusa", "hydra"])
+def test_other_drafters_are_refused_before_a_model_is_loaded(shipped: Path, drafter: str) -> None:
+    with pytest.raises(OptionError, match="needs a head"):
+        LLM("no-such-model", drafter=drafter)
+    with pytest.raises(OptionError, match="needs a head"):
+        make_factory(drafter, None, tiny_target(), codec=ByteTokenizer())
+
+
+def test_whether_one_ships_is_known_early(place: Path) -> None:
+    with pytest.raises(OptionError, match="needs a head"):
+        check_drafter("eagle3", None)
+    save_head(tiny_head(), place / NAME)
+    check_drafter("eagle3", None)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_shipped_head_goes_by_its_name(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [(head.name, head.config.kind) for head in shipped_heads()] == [(NAME, "eagle3")]
+    assert shipped_heads("eagle") == []
+    own = save_head(tiny_head(draft_vocab_size=50), tmp_path / NAME)
+    monkeypatch.chdir(tmp_path)
+    assert find_head(NAME) == shipped
+    assert find_head(f"./{NAME}").resolve() == own.resolve()
+    assert find_head(own) == own
+    assert head_of(llm_with(head=NAME)).config.draft_vocab_size == 100
+    assert head_of(llm_with(head=f"./{NAME}")).config.draft_vocab_size == 50
+
+
+def test_a_name_that_is_nobodys_is_told_before_a_model_is_loaded(shipped: Path) -> None:
+    with pytest.raises(ModelError, match=f"no head of this name ships(.|\n)*tiny-eagl\n(.|\n)*{NAME}"):
+        LLM("no-such-model", drafter="eagle3", drafter_options={"head": "tiny-eagl"})
+
+
+def test_what_is_no_head_does_not_ship(place: Path) -> None:
+    (place / "notes").mkdir()
+    (place / "readme.txt").write_text("")
+    assert shipped_heads() == []
+    assert shipped_heads("eagle3") == []
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_generates_draws_and_checks(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+    plain = draftwood_command("generate", "hello", *SHORT, "--drafter", "plain")
+    result = draftwood_command("generate", "hello", *SHORT, "--drafter", "eagle3")
+    assert (result.code, result.out) == (0, plain.out)
+    tree = draftwood_command("inspect", "tree", "hello", *TINY, "--drafter", "eagle3", "--cycles", "1")
+    assert (tree.code, "eagle3" in tree.out) == (0, True)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("hello\n")
+    assert draftwood_command("check", "--prompts", str(prompts), *SHORT, "--drafter", "eagle3").code == 0
+
+
+def test_the_command_measures_it(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+    chosen = ("--drafters", "plain,eagle3", "--tasks", "chat", "--limit", "1", "--out", str(tmp_path / "run"))
+    result = draftwood_command("bench", *SHORT, *chosen, "--json")
+    assert result.code == 0, result.err
+    lines = (tmp_path / "run" / "requests.jsonl").read_text().splitlines()
+    assert {json.loads(line)["method"] for line in lines} == {"plain", "eagle3"}
+    assert {json.loads(line)["error"] for line in lines} == {None}
+
+
+def test_the_command_lists_it(shipped: Path, draftwood_command: Command) -> None:
+    assert draftwood_command("drafters").out.count(f"ships with the head {NAME} (made for tiny)") == 1
+    listed = json.loads(draftwood_command("drafters", "--json").out)["drafters"]
+    assert {name: about["heads"] for name, about in listed.items() if about["heads"]} == {"eagle3": [NAME]}
+
+
+def test_inspect_by_name(shipped: Path, draftwood_command: Command) -> None:
+    result = draftwood_command("inspect", "head", NAME, "--model", "tiny")
+    assert result.code == 0
+    assert f"model card      {shipped / 'README.md'}" in result.out
+    assert result.out.endswith("trained for it  yes\n")
+    content = json.loads(draftwood_command("inspect", "head", NAME, "--json").out)
+    assert content["path"] == str(shipped)
+    assert content["trained_for_it"] is None
+
+
+def test_inspect_shows_the_default_models(place: Path, shipped: Path, draftwood_command: Command) -> None:
+    missing = draftwood_command("inspect", "head")
+    assert (missing.code, SHIPPED in missing.err) == (2, True)
+    shutil.copytree(shipped, place / SHIPPED)
+    assert str(place / SHIPPED) in draftwood_command("inspect", "head").out
+
+
+def test_export_by_name(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert draftwood_command("export", NAME, str(out), "--to", "vllm").code == 0
+    assert load_head(out).format == "vllm"
+    again = draftwood_command("export", NAME, str(shipped), "--to", "draftwood", "--force")
+    assert (again.code, "cannot replace itself" in again.err) == (2, True)
+
+
+def test_from_a_trained_head_to_a_shipped_one(place: Path, draftwood_command: Command, tmp_path: Path) -> None:
+    """The command that makes the folder: half the size, and the target's fingerprint."""
+    best = save_head(tiny_head(target_fingerprint="", target_name=""), tmp_path / "best")
+    wanted = ("--to", "draftwood", "--dtype", "bfloat16", "--model", "tiny")
+    assert draftwood_command("export", str(best), str(place / NAME), *wanted).code == 0
+    tensors, before = (load_file(folder / "model.safetensors") for folder in (place / NAME, best))
+    assert {str(t.dtype) for t in tensors.values() if t.is_floating_point()} == {"torch.bfloat16"}
+    assert all(torch.equal(tensors[name], t.bfloat16() if t.is_floating_point() else t) for name, t in before.items())
+    (head,) = shipped_heads("eagle3")
+    assert (head.config.target_name, head.config.target_fingerprint) == ("tiny", fingerprint_if_here("tiny"))
+    assert head_of(llm_with()).config == head.config
+
+
+def test_export_forgets_no_fingerprint(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert draftwood_command("export", NAME, str(out), "--to", "draftwood", "--model", "nobody/knows-it").code == 0
+    config = load_head(out).config
+    assert (config.target_name, config.target_fingerprint) == ("nobody/knows-it", fingerprint_if_here("tiny"))
+
+
+def test_export_keeps_the_number_format_unless_told(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+    assert draftwood_command("export", NAME, str(tmp_path / "out"), "--to", "vllm").code == 0
+    assert next(load_head(tmp_path / "out").head.parameters()).dtype == torch.float32
+
+
+# -- the package, and the real head ----------------------------------------------------------------------------------
+
+
+def test_the_package_takes_them_along() -> None:
+    project = read_toml(ROOT / "pyproject.toml", "project")
+    patterns = project["tool"]["setuptools"]["package-data"]["draftwood"]
+    for name in ("config.json", "model.safetensors", "README.md"):
+        path = PurePath("heads/shipped") / SHIPPED / name
+        assert any(path.match(pattern) for pattern in patterns), name
+
+
+@needs_real
+def test_the_real_head_is_small_and_says_what_it_is() -> None:
+    files = {path.name: path for path in REAL.iterdir()}
+    assert set(files) == {"config.json", "model.safetensors", "README.md"}
+    assert sum(path.stat().st_size for path in files.values()) <= MOST_BYTES
+    head, config, layout = load_head(REAL)
+    assert (config.kind, layout, config.target_name) == ("eagle3", "draftwood", DEFAULT_MODEL)
+    assert {parameter.dtype for parameter in head.parameters()} == {torch.bfloat16}
+    assert all(bool(parameter.isfinite().all()) for parameter in head.parameters())
+    card = files["README.md"].read_text(encoding="utf-8")
+    for text in ("licence", "apache-2.0", "data", "steps", "tau"):
+        assert text in card.lower().replace("license", "licence"), text
+
+
+@needs_real
+@pytest.mark.model
+def test_the_real_head_is_for_the_default_model(smollm2: ModelFolder) -> None:
+    config = load_head(REAL).config
+    assert check_fit(config, target_shape(DEFAULT_MODEL)) == []
+    assert is_its_target(config, DEFAULT_MODEL) is True
+
+
+@needs_real
+@pytest.mark.model
+def test_the_real_head_drafts_well_and_changes_nothing(smollm2: ModelFolder) -> None:
+    params = SamplingParams(max_tokens=24)
+    prompts = ["Explain why the sky is blue.", "Write a Python function that adds two numbers."]
+    with LLM(drafter="eagle3", dtype="float32", device="cpu", budget=16, max_batch=2, cache_tokens=4096) as llm:
+        chats = [llm.tokenizer.apply_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
+        results = llm.generate(chats, params)
+        plain = llm.generate(chats, params, drafter="plain")
+    assert [each.token_ids for each in results] == [each.token_ids for each in plain]
+    emitted, cycles = (sum(getattr(each.stats, name) for each in results) for name in ("output_tokens", "cycles"))
+    assert emitted / cycles > 1.5

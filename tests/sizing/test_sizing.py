@@ -1,0 +1,281 @@
+"""Trees cut for the machine: which nodes, and how many."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.sizing.chances import HOPE, TRUST
+from draftwood.sizing.costs import CostProfile
+from draftwood.sizing.sizer import DEAR, FEWEST_WANTED, LONGEST_PAUSE, Experience, Load, Sizer, beside
+from draftwood.tree import DraftTree, TreeBuilder
+from tests.conftest import random_parents
+from tests.tools.sizing import ALONE, CHAIN, FREE, HOPELESS, KNEE, PROFILES, STEEP, cut, play, sizer
+
+
+@st.composite
+def estimated_trees(draw: st.DrawFn, max_size: int = 9, sources: Sequence[str] = ("a", "b")) -> DraftTree:
+    rng = random.Random(draw(st.integers(0, 1 << 30)))
+    parents = random_parents(rng, draw(st.integers(1, max_size)))
+    builder = TreeBuilder(0)
+    for token, parent in enumerate(parents[1:], start=1):
+        builder.add(parent, token, rng.choice(sources), rng.choice([0.0, 0.01, 0.3, 0.5, 0.7, 0.99, 1.0]))
+    return builder.build()
+
+
+@st.composite
+def cost_lines(draw: st.DrawFn) -> CostProfile:
+    steps = draw(st.lists(st.floats(0.0, 1.5), min_size=11, max_size=11))
+    return CostProfile(tuple(range(1, 13)), (16,), (tuple(np.cumsum([1.0, *steps]).tolist()),))
+
+
+def chances_by_hand(tree: DraftTree) -> list[float]:
+    """Of a tree whose sources nobody has any experience with: most of their estimates, siblings together 1 at most."""
+    chances, taken = [1.0], [0.0] * len(tree)
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        share = min(TRUST * tree.probs[node], 1.0 - taken[parent])
+        taken[parent] += share
+        chances.append(chances[parent] * share)
+    return chances
+
+
+@given(estimated_trees(), cost_lines(), st.integers(0, 3))
+@settings(max_examples=150, deadline=None)
+def test_the_best_part_of_a_tree_by_trying_all(tree: DraftTree, costs: CostProfile, num_others: int) -> None:
+    """No other part with all its parents promises more tokens per second, the others' share of the pass included."""
+    load = Load(num_others, 1.3 * num_others)
+    chances, seconds = chances_by_hand(tree), costs.of(16, 16)
+
+    def worth(nodes: Sequence[int]) -> float:
+        hopes = sum(HOPE * chances[node] for node in nodes[1:])
+        return (load.tokens + 1.0 + hopes) / seconds[load.positions + len(nodes) - 1]
+
+    whole = [
+        nodes
+        for size in range(len(tree))
+        for below in combinations(range(1, len(tree)), size)
+        if {tree.parents[node] for node in below} <= {*(nodes := (0, *below))}
+    ]
+    by = sizer(costs)
+    part = cut(by, tree, load)
+    kept = [0, *part.tokens[1:]]  # tokens number the nodes
+    assert worth(kept) == pytest.approx(max(map(worth, whole)))
+    assert sum(chances[node] for node in kept) == pytest.approx(
+        max(sum(chances[node] for node in nodes) for nodes in whole if len(nodes) == len(kept))
+    )
+    assert by.expected == pytest.approx(sum(chances[node] for node in kept))
+
+
+@given(estimated_trees(max_size=40), st.sampled_from(sorted(PROFILES)), st.lists(st.integers(0, 40), max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_whatever_was_learned_a_part_is_a_tree(tree: DraftTree, costs: str, steps: list[int]) -> None:
+    by = sizer(PROFILES[costs])
+    for step in steps:
+        part = cut(by, tree)
+        assert part.tokens[0] == tree.tokens[0]
+        assert set(zip(part.tokens, part.sources, part.depths, strict=True)) <= set(
+            zip(tree.tokens, tree.sources, tree.depths, strict=True)
+        )
+        path = part.path(step % len(part))
+        by.note(tree, part, [*(part.tokens[node] for node in path[1:]), 999])
+        assert 1 <= by.wanted <= PROFILES[costs].largest
+
+
+def test_free_positions_are_used_as_far_as_guesses_reach() -> None:
+    assert len(cut(play(sizer(FREE), [7] * 100), CHAIN)) == 8
+    doubtful = DraftTree.chain(list(range(40)), "test", [0.3] * 40)
+    assert len(cut(sizer(FREE), doubtful)) > 10
+    long = DraftTree.chain(list(range(33)), "test")
+    assert len(cut(play(sizer(KNEE), [32] * 10, long), long)) == 16
+
+
+def test_good_guesses_pay_for_positions_and_bad_ones_do_not() -> None:
+    assert len(cut(play(sizer(), [7] * 100), CHAIN)) == 8
+    assert len(cut(play(sizer(), [0] * 100), CHAIN)) == 1
+    hesitant = CostProfile((1, 2, 3, 4, 5, 8), (16,), ((1.0, 1.6, 2.0, 2.4, 4.0, 8.0),))
+    assert len(cut(play(sizer(hesitant), [2] * 100), CHAIN)) == 3
+    assert len(cut(play(sizer(HOPELESS), [7] * 100), CHAIN)) == 1
+
+
+def test_siblings_are_not_right_together() -> None:
+    """Ten guesses of 0.5 for one token are worth one token at most, not five."""
+    builder = TreeBuilder(0)
+    for token in range(1, 11):
+        builder.add(0, token, "test", 0.5 / TRUST)
+    by = sizer(FREE)
+    part = cut(by, builder.build())
+    assert by.expected == pytest.approx(2.0)
+    assert part.tokens == (0, 1, 2)
+
+
+def test_the_longer_the_context_the_dearer_a_position() -> None:
+    costs = CostProfile((1, 2, 8), (0, 1000), ((1.0, 1.1, 1.7), (1.0, 3.0, 15.0)))
+    by = play(sizer(costs), [7] * 100)
+    assert len(by.cut(CHAIN, 0, 0.0, ALONE)) == 8
+    assert len(by.cut(CHAIN, 1000, 0.0, ALONE)) == 1
+
+
+def test_drafting_that_takes_time_is_paid_by_larger_trees() -> None:
+    """What is spent before the pass is spent whatever its size."""
+    doubtful = DraftTree.chain(list(range(8)), "test", [0.5] * 8)
+    by = sizer()
+    assert len(cut(by, doubtful)) == 1
+    for _ in range(50):
+        by.cut(doubtful, 16, 5.0, ALONE)
+    assert len(cut(by, doubtful)) > 1
+
+
+def test_beside_others_the_marginal_cost_counts() -> None:
+    """The first eight positions are free, but the others use them."""
+    costs = CostProfile((1, 8, 16), (16,), ((1.0, 1.0, 9.0),))
+    doubtful = DraftTree.chain(list(range(8)), "test", [0.6] * 8)
+    assert len(cut(sizer(costs), doubtful)) == 8
+    assert len(cut(sizer(costs), doubtful, Load(5, 5.0))) == 3
+    assert len(cut(sizer(costs), doubtful, Load(7, 7.0))) == 1
+    assert len(cut(sizer(costs), doubtful, Load(40, 40.0))) == 1  # far beyond what was measured
+
+
+def test_loads_of_the_others() -> None:
+    loads = [Load(1, 1.0), Load(4, 2.5), Load(8, 3.0)]
+    assert beside(loads)[1] == Load(9, 4.0)
+    assert beside(loads[:1]) == [ALONE]
+
+
+def test_more_is_wanted_where_everything_paid() -> None:
+    by = sizer(FREE)
+    assert by.wanted == FEWEST_WANTED
+    cut(by, DraftTree.chain(list(range(4)), "test"))
+    assert by.wanted == FREE.largest == 64
+    cut(by, DraftTree.root_only(0))  # nothing was offered: nothing is known anew
+    assert by.wanted == 64
+
+
+def test_some_more_is_wanted_than_was_used() -> None:
+    cheap = CostProfile((1, 4, 64), (16,), ((1.0, 1.2, 20.0),))  # flat to 4, then steep
+    some = sizer(cheap)
+    used = len(cut(some, DraftTree.chain(list(range(20)), "test")))
+    assert FEWEST_WANTED < 3 * used < cheap.largest
+    assert some.wanted == 3 * used
+    hopeless = sizer(HOPELESS)
+    assert len(cut(hopeless, DraftTree.chain(list(range(12)), "test"))) == 1
+    assert hopeless.wanted == FEWEST_WANTED
+    assert sizer(STEEP).wanted == STEEP.largest == 8
+
+
+def test_prompts_are_read_for_guesses_where_positions_are_cheap() -> None:
+    assert [sizer(PROFILES[name]).reads_prompts for name in ("free", "knee", "mild")] == [True] * 3
+    assert [sizer(PROFILES[name]).reads_prompts for name in ("steep", "hopeless")] == [False] * 2
+
+
+def pauses(by: Sizer, tree: DraftTree, draft_seconds: float, num_cycles: int, emitted: Sequence[int]) -> list[bool]:
+    """For every cycle whether its drafter was left alone."""
+    left_alone = []
+    for _ in range(num_cycles):
+        left_alone.append(by.wanted == 1)
+        offered = DraftTree.root_only(tree.tokens[0]) if left_alone[-1] else tree
+        part = by.cut(offered, 16, draft_seconds, ALONE) if len(offered) > 1 else offered
+        by.note(offered, part, emitted)
+    return left_alone
+
+
+def test_drafts_that_cost_more_than_they_bring_are_left_out_for_a_while() -> None:
+    wrong = [999]
+    found = pauses(sizer(), CHAIN, 5.0, 400, wrong)
+    tries = [cycle for cycle, alone in enumerate(found) if not alone]
+    gaps = [later - earlier - 1 for earlier, later in pairwise(tries)]
+    assert gaps[-2:] == [LONGEST_PAUSE, LONGEST_PAUSE]
+    assert sorted(gaps) == gaps
+
+
+@pytest.mark.parametrize("num_cycles", [4, 10, 40, 200])
+def test_requests_in_turn_pause_as_one_long_request_would(num_cycles: int) -> None:
+    expected = pauses(sizer(), CHAIN, 5.0, 400, [999])
+    drafter, found = Experience(), list[bool]()
+    while len(found) < len(expected):
+        later = sizer(drafter=drafter)
+        later.begin()
+        found += pauses(later, CHAIN, 5.0, num_cycles, [999])
+    # Its first draft may read the prompt, and is not believed if it is slow: a few more tries, and no more.
+    assert found[-LONGEST_PAUSE:].count(False) <= 2
+    assert abs(found.count(False) - expected.count(False)) <= 3
+
+
+def test_a_request_that_may_not_pause_begins_without_one() -> None:
+    drafter = Experience()
+    pauses(sizer(drafter=drafter), CHAIN, 5.0, 220, [999])
+    paused, other = sizer(drafter=drafter), sizer(drafter=drafter)
+    paused.begin()
+    other.begin(pausing=False)
+    assert (paused.wanted, other.wanted > 1) == (1, True)
+
+
+def test_short_requests_find_out_that_drafts_pay_again() -> None:
+    drafter = Experience()
+    pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
+    assert drafter.pause == LONGEST_PAUSE
+    found: list[bool] = []
+    for _ in range(40):
+        short = sizer(FREE, drafter)
+        short.begin()
+        found += pauses(short, CHAIN, 0.0, LONGEST_PAUSE // 4, [*CHAIN.tokens[1:], 9])
+    assert drafter.pause == 1
+    assert not any(found[-LONGEST_PAUSE:])
+
+
+def side_by_side(num_requests: int, seconds: Sequence[float], costs: CostProfile, emitted: list[int]) -> Experience:
+    """Requests that run together, whose drafts take so long in one cycle after the other."""
+    drafter = Experience()
+    together = [sizer(costs, drafter) for _ in range(num_requests)]
+    for each in together:
+        each.begin()
+    for draft_seconds in seconds:
+        for each in together:
+            pauses(each, CHAIN, draft_seconds, 1, emitted)
+    return drafter
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 8, 32])
+def test_many_first_drafts_at_once_are_no_reason_to_pause(num_requests: int) -> None:
+    """Each of them reads its prompt, or all of them wait for a kernel to be compiled."""
+    drafter = side_by_side(num_requests, [50.0, 0.01, 0.01], FREE, [*CHAIN.tokens[1:], 9])
+    assert drafter.pause == 1
+    assert drafter.draft_seconds <= 0.01
+
+
+@pytest.mark.parametrize("num_requests", [2, 8, 32])
+def test_one_vain_try_of_many_requests_is_one_reason_to_pause_longer(num_requests: int) -> None:
+    for num_cycles in range(2, 8):
+        alone, together = (side_by_side(n, [5.0] * num_cycles, STEEP, [999]) for n in (1, num_requests))
+        assert together.pause == alone.pause < LONGEST_PAUSE
+
+
+def test_drafts_that_pay_again_are_made_again() -> None:
+    drafter = Experience()
+    pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
+    pauses(sizer(drafter=drafter), CHAIN, 0.0, 20 * LONGEST_PAUSE, [999])  # it has become fast
+    assert drafter.pause == 1
+    later = sizer(drafter=drafter)
+    later.begin()
+    assert later.wanted > 1
+
+
+def test_drafts_that_cost_little_or_bring_much_are_never_left_out() -> None:
+    plain = STEEP.of(1, 16)[0]
+    assert not any(pauses(sizer(), CHAIN, 0.9 * DEAR * plain, 100, [999]))
+    right = [*CHAIN.tokens[1:], 999]
+    assert not any(pauses(play(sizer(FREE), [7] * 100), CHAIN, 0.5 * float(FREE.of(1, 16)[0]), 100, right))
+
+
+def test_one_slow_draft_is_no_reason_to_pause() -> None:
+    """A draft model that reads its prompt, or compiles its kernels, does so once."""
+    right = [*CHAIN.tokens[1:], 999]
+    by = play(sizer(FREE), [7] * 100)
+    assert pauses(by, CHAIN, 500.0, 1, right) == [False]
+    assert not any(pauses(by, CHAIN, 0.5, 100, right))

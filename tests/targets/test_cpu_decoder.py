@@ -1,0 +1,375 @@
+"""The fused CPU decoder: equal to the eager one up to rounding, and equal to itself to the last bit in any batch."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import multiprocessing
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftwood.errors import OptionError
+from draftwood.models.config import ModelConfig, Rope
+from draftwood.models.tensors import tensor_shapes
+from draftwood.targets.base import ForwardOutput, Segment, chain_parents
+from draftwood.targets.cache import KVCache
+from draftwood.targets.native.cpu import CpuDecoder, build
+from draftwood.targets.native.decoder import Decoder, pack
+from draftwood.targets.native.eager import EagerDecoder
+from draftwood.targets.native.weights import Weights, assemble
+from tests.conftest import threads
+
+pytestmark = pytest.mark.skipif(not CpuDecoder.is_available(), reason=f"no kernel: {CpuDecoder.why_unavailable()}")
+
+CPU = torch.device("cpu")
+BASE = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=259,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    norm_eps=1e-5,
+    context_length=1024,
+    rope=Rope(),
+    tied_embeddings=True,
+    qkv_bias=False,
+    o_bias=False,
+    qk_norm=False,
+)
+VARIANTS = {
+    "plain": {},
+    "group of 1": {"num_heads": 2},
+    "group of 3": {"num_heads": 6},
+    "group of 4": {"num_heads": 8},
+    "qk norm": {"qk_norm": True},
+    "biases": {"qkv_bias": True, "o_bias": True},
+    "window": {"sliding_window": 37},
+    "tiny window": {"sliding_window": 2},
+    "untied": {"tied_embeddings": False},
+    "head 64": {"head_dim": 64},
+    "head 96": {"head_dim": 96},
+    "head 10": {"head_dim": 10},
+    "odd sizes": {"hidden_size": 40, "intermediate_size": 100, "vocab_size": 101, "tied_embeddings": False},
+    "odder sizes": {"hidden_size": 50, "intermediate_size": 37, "vocab_size": 3},
+    "llama3 rope": {"rope": Rope(kind="llama3", theta=5e5, factor=8.0, original_context=128)},
+    "everything": {
+        "num_heads": 6,
+        "qk_norm": True,
+        "qkv_bias": True,
+        "o_bias": True,
+        "sliding_window": 70,
+        "tied_embeddings": False,
+        "head_dim": 24,
+        "hidden_size": 100,
+        "vocab_size": 333,
+    },
+}
+
+
+class Model:
+    """A decoder with its cache: the bookkeeping of the native target, without its choice of a decoder."""
+
+    def __init__(
+        self,
+        kind: type[CpuDecoder] | type[EagerDecoder],
+        config: ModelConfig,
+        weights: Weights,
+        cache_type: torch.dtype,
+    ) -> None:
+        self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, 4096, cache_type, CPU)
+        for rows in (self.cache.keys, self.cache.values):
+            rows.fill_(float("nan"))  # what was never written must never matter
+        own = copy.deepcopy(weights)  # the fused decoder consumes them
+        self.decoder: Decoder = (
+            CpuDecoder(config, own, self.cache) if kind is CpuDecoder else EagerDecoder(config, own, self.cache, CPU)
+        )
+
+    def open(self, prompt: Sequence[int] = (), chunk: int = 10_000) -> int:
+        sequence = self.cache.open(512)
+        for start in range(0, len(prompt), chunk):
+            part = prompt[start : start + chunk]
+            self.run(Segment(sequence, part, chain_parents(len(part)), 0))
+            self.cache.keep(sequence, range(len(part)))
+        return sequence
+
+    def run(self, *segments: Segment, taps: tuple[int, ...] = ()) -> ForwardOutput:
+        output = self.decoder.forward(pack(segments, self.cache), taps)
+        return output._replace(logits=output.logits.clone())  # the next forward writes to the same memory
+
+
+def fused(config: ModelConfig = BASE, dtype: torch.dtype = torch.float32) -> Model:
+    return Model(CpuDecoder, config, random_weights(config, dtype), dtype)
+
+
+def random_weights(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Weights:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, shape in tensor_shapes(config).items():
+        noise = torch.randn(shape, generator=generator) * (0.3 if len(shape) == 1 else shape[-1] ** -0.5)
+        tensors[name] = noise + 1.0 if "norm" in name else noise
+    return assemble(config, lambda name: tensors[name].to(dtype))
+
+
+def random_ids(config: ModelConfig, count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(config.vocab_size), k=count)
+
+
+def random_parents(count: int, seed: int) -> list[int]:
+    """A tree that is deep here and wide there."""
+    pick = random.Random(seed)
+    return [-1] + [pick.choice([i - 1, i - 1, pick.randrange(i)]) for i in range(1, count)]
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    path = [node]
+    while parents[path[-1]] >= 0:
+        path.append(parents[path[-1]])
+    return path[::-1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_agrees_with_the_eager_decoder(variant: str) -> None:
+    config = replace(BASE, **VARIANTS[variant])  # type: ignore[arg-type]
+    weights = random_weights(config)
+    prompts = [random_ids(config, 150, seed=1), random_ids(config, 9, seed=2)]
+    parents = [random_parents(23, seed=3), [-1, 0, 0], [-1]]
+    taps = (0, 1, config.num_layers)
+    results = []
+    for kind in (EagerDecoder, CpuDecoder):
+        model = Model(kind, config, weights, torch.float32)
+        sequences = [*(model.open(prompt) for prompt in prompts), model.open()]
+        segments = [
+            Segment(sequence, random_ids(config, len(tree), seed=7), tree, min(len(tree), 20))
+            for sequence, tree in zip(sequences, parents, strict=True)
+        ]
+        results.append(model.run(*segments, taps=taps))
+    eager, ours = results
+    torch.testing.assert_close(ours.logits, eager.logits, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours.taps, eager.taps, atol=1e-4, rtol=1e-4)
+    assert torch.equal(ours.greedy_ids, ours.logits.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("variant", ["plain", "odd sizes", "untied", "everything"])
+def test_bfloat16_weights_are_computed_in_float32(variant: str) -> None:
+    """Exactly so with vectors; tiles (AMX) round every product's inputs to bfloat16."""
+    config = replace(BASE, **VARIANTS[variant])  # type: ignore[arg-type]
+    halves = random_weights(config, torch.bfloat16)
+    rounded = widened(halves, config)
+    prompt, tree = random_ids(config, 70, seed=1), random_parents(12, seed=2)
+    ids = random_ids(config, 12, seed=3)
+    outputs = []
+    for kind, weights in ((EagerDecoder, rounded), (CpuDecoder, halves)):
+        model = Model(kind, config, weights, torch.float32)
+        outputs.append(model.run(Segment(model.open(prompt), ids, tree, 12)).logits)
+    if CpuDecoder.instructions() == "AMX":
+        assert (outputs[1] - outputs[0]).norm() / outputs[0].norm() < 0.02
+    else:
+        torch.testing.assert_close(outputs[1], outputs[0], atol=1e-4, rtol=1e-4)
+
+
+def widened(weights: Weights, config: ModelConfig) -> Weights:
+    """The same numbers in float32."""
+    wide = copy.deepcopy(weights)
+    wide.embed = wide.embed.float()
+    wide.head = wide.embed if config.tied_embeddings else wide.head.float()
+    wide.norm = wide.norm.float()
+    for layer in wide.layers:
+        for name in type(layer).__slots__:
+            value = getattr(layer, name)
+            setattr(layer, name, None if value is None else value.float())
+    return wide
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["plain", "group of 3", "window", "head 96", "odd sizes", "everything"])
+def test_a_node_does_not_depend_on_its_batch(variant: str, dtype: torch.dtype) -> None:
+    """Every node of packed trees gets the bits it gets when its path is decoded one token at a time, alone."""
+    config = replace(BASE, **VARIANTS[variant])  # type: ignore[arg-type]
+    model = fused(config, dtype)
+    prompts = [random_ids(config, length, seed=length) for length in (130, 1, 61)]
+    trees = [random_parents(size, seed=size) for size in (21, 70, 4)]
+    ids = [random_ids(config, len(tree), seed=5) for tree in trees]
+    sequences = [model.open(prompt) for prompt in prompts]
+    segments = [
+        Segment(sequence, tokens, tree, len(tree)) for sequence, tokens, tree in zip(sequences, ids, trees, strict=True)
+    ]
+    parts = model.run(*segments).split(segments)
+    pick = random.Random(0)
+    for prompt, tree, tokens, part in zip(prompts, trees, ids, parts, strict=True):
+        for node in pick.sample(range(len(tree)), 3):
+            alone = model.open(prompt, chunk=1)
+            for step in path_to(tree, node):
+                output = model.run(Segment(alone, [tokens[step]], [-1], 1))
+                model.cache.keep(alone, [0])
+            model.cache.close(alone)
+            assert torch.equal(output.logits[0], part.logits[node])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_decoding_on_from_a_kept_path_changes_no_bit(dtype: torch.dtype) -> None:
+    """The cache rows a tree leaves behind are the rows plain decoding writes."""
+    config = replace(BASE, num_heads=6)
+    model = fused(config, dtype)
+    prompt, tree = random_ids(config, 90, seed=1), random_parents(40, seed=2)
+    ids = random_ids(config, 40, seed=3)
+    kept = path_to(tree, 39)
+    drafted, plain = model.open(prompt), model.open(prompt)
+    model.run(Segment(drafted, ids, tree, 40))
+    model.cache.keep(drafted, kept)
+    for node in kept:
+        model.run(Segment(plain, [ids[node]], [-1], 1))
+        model.cache.keep(plain, [0])
+    outputs = [model.run(Segment(sequence, [1, 2], [-1, 0], 2)).logits for sequence in (drafted, plain)]
+    assert torch.equal(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("head_dim", [24, 48, 96])
+def test_rows_that_share_keys_beside_rows_that_do_not(head_dim: int) -> None:
+    """The last two rows of the tree are computed together; the first 64 positions of one lie in a piece, those of the
+    other do not. Heads of three panels, in one width of vectors or another, can be read in place by two rows only."""
+    config = replace(BASE, num_heads=6, head_dim=head_dim)
+    model = fused(config, torch.bfloat16)
+    prompt, ids, tree = random_ids(config, 50, seed=1), random_ids(config, 18, seed=2), [*chain_parents(17), 0]
+    logits = model.run(Segment(model.open(prompt), ids, tree, 18)).logits
+    assert torch.equal(logits[:17], model.run(Segment(model.open(prompt), ids[:17], chain_parents(17), 17)).logits)
+    short = model.run(Segment(model.open(prompt), [ids[0], ids[17]], [-1, 0], 2)).logits
+    assert torch.equal(logits[17], short[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100, 129])
+def test_prompt_chunks_of_any_size_give_the_same_bits(chunk: int, dtype: torch.dtype) -> None:
+    config = replace(BASE, num_heads=6, sliding_window=100)
+    model = fused(config, dtype)
+    prompt = random_ids(config, 300, seed=1)
+    outputs = [
+        model.run(Segment(model.open(prompt, chunk=size), [1, 2, 3], [-1, 0, 0], 3)).logits for size in (300, chunk)
+    ]
+    assert torch.equal(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_threads_change_no_bit(count: int, dtype: torch.dtype) -> None:
+    config = replace(BASE, num_heads=6)
+    weights = random_weights(config, dtype)
+    outputs = []
+    for number in (1, count):
+        with threads(number):
+            model = Model(CpuDecoder, config, weights, dtype)
+            sequence = model.open(random_ids(config, 200, seed=1))
+            outputs.append(model.run(Segment(sequence, random_ids(config, 33, seed=2), random_parents(33, seed=3), 33)))
+    assert torch.equal(outputs[0].logits, outputs[1].logits)
+    assert torch.equal(outputs[0].greedy_ids, outputs[1].greedy_ids)
+
+
+def test_ties_go_to_the_lower_id() -> None:
+    config = replace(BASE, tied_embeddings=False)
+    weights = random_weights(config)
+    weights.head[70:90] = weights.head[5]
+    weights.head[200] = weights.head[5]
+    model = Model(CpuDecoder, config, weights, torch.float32)
+    output = model.run(Segment(model.open(), list(range(60)), chain_parents(60), 60))
+    top = output.logits.max(dim=-1, keepdim=True).values
+    lowest = (output.logits == top).int().argmax(dim=-1)
+    assert torch.equal(output.greedy_ids, lowest)
+    weights.head[:] = weights.head[5]
+    model = Model(CpuDecoder, config, weights, torch.float32)
+    assert model.run(Segment(model.open(), [1, 2], [-1, 0], 2)).greedy_ids.tolist() == [0, 0]
+
+
+def test_only_wanted_rows_have_logits() -> None:
+    model = fused()
+    first, second = model.open(), model.open()
+    whole = model.run(Segment(first, [1, 2, 3], [-1, 0, 0], 3), Segment(second, [4, 5], [-1, 0], 2))
+    some = model.run(Segment(first, [1, 2, 3], [-1, 0, 0], 1), Segment(second, [4, 5], [-1, 0], 0))
+    assert torch.equal(some.logits, whole.logits[2:3])
+    none = model.run(Segment(first, [1, 2, 3], [-1, 0, 0], 0), taps=(BASE.num_layers,))
+    assert none.logits.shape == (0, BASE.vocab_size)
+    assert none.taps is not None
+    assert none.taps.shape == (3, BASE.hidden_size)
+
+
+def test_several_roots_hang_off_the_prefix() -> None:
+    model = fused()
+    sequence = model.open([7] * 10)
+    forest = model.run(Segment(sequence, [1, 2, 3], [-1, -1, 1], 3))
+    alone = model.run(Segment(sequence, [2, 3], [-1, 0], 2))
+    assert torch.equal(forest.logits[1:], alone.logits)
+
+
+def test_a_token_outside_the_vocabulary_is_refused() -> None:
+    model = fused()
+    with pytest.raises(OptionError, match="vocabulary"):
+        model.run(Segment(model.open(), [BASE.vocab_size], [-1], 1))
+
+
+def test_half_precision_of_the_other_kind_is_not_supported() -> None:
+    assert CpuDecoder.supports(BASE, torch.bfloat16)
+    assert not CpuDecoder.supports(BASE, torch.float16)
+
+
+def _forward_in_child(model: Model, sequence: int, results: Any) -> None:
+    results.put(model.run(Segment(sequence, [1] * 20, chain_parents(20), 1)).logits.tolist())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_starts_threads_of_its_own() -> None:
+    with threads(2):
+        model = fused()
+        sequence = model.open()
+        expected = model.run(Segment(sequence, [1] * 20, chain_parents(20), 1)).logits.tolist()
+        context = multiprocessing.get_context("fork")
+        results = context.SimpleQueue()
+        child = context.Process(target=_forward_in_child, args=(model, sequence, results))
+        child.start()
+        child.join(timeout=20)
+        assert child.exitcode == 0
+        assert results.get() == expected
+
+
+class TestBuild:
+    def fresh(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(build.KERNEL, "_state", None)
+        monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path))
+
+    def test_it_can_be_switched_off(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.fresh(monkeypatch, tmp_path)
+        monkeypatch.setenv("DRAFTWOOD_NO_KERNEL", "1")
+        assert not CpuDecoder.is_available()
+        assert not CpuDecoder.supports(BASE, torch.float32)
+        assert "DRAFTWOOD_NO_KERNEL" in CpuDecoder.why_unavailable()
+
+    def test_a_missing_compiler_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.fresh(monkeypatch, tmp_path)
+        monkeypatch.setenv("DRAFTWOOD_CC", "no-such-compiler")
+        assert build.load_kernel() is None
+        assert "no C compiler" in build.why_unavailable()
+
+    def test_a_failing_compiler_is_quoted(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        compiler = tmp_path / "broken-cc"
+        compiler.write_text("#!/bin/sh\necho 'kernel.c:1: error: out of luck' >&2\nexit 1\n")
+        compiler.chmod(0o755)
+        self.fresh(monkeypatch, tmp_path)
+        monkeypatch.setenv("DRAFTWOOD_CC", str(compiler))
+        assert build.load_kernel() is None
+        assert "out of luck" in build.why_unavailable()
+
+    def test_the_library_is_kept(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.fresh(monkeypatch, tmp_path)
+        assert isinstance(build.load_kernel(), ctypes.CDLL)
+        (library,) = (tmp_path / "kernels").iterdir()
+        written = library.stat().st_mtime_ns
+        monkeypatch.setattr(build.KERNEL, "_state", None)
+        assert build.load_kernel() is not None
+        assert library.stat().st_mtime_ns == written

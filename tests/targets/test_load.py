@@ -1,0 +1,98 @@
+"""From what a user asks for to a target: models, devices and cache sizes that cannot be had are refused in words."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwood import LLM
+from draftwood.errors import CapabilityError, DraftwoodError, ModelError, OptionError, PromptError
+from draftwood.models.resolve import resolve
+from draftwood.sizing.costs import LARGEST_TREE
+from draftwood.targets.load import load_target, pick_device
+from draftwood.targets.room import MAX_CACHE_TOKENS, check_room, default_cache_tokens, out_of_memory
+from draftwood.text.bytes import ByteTokenizer
+from tests.tools.model_cache import home, toy  # noqa: F401 - fixtures
+
+
+@pytest.mark.parametrize("model", [None, 123, b"tiny", ["tiny"]])
+def test_what_is_no_name_of_a_model(model: object) -> None:
+    with pytest.raises(ModelError, match="by its name or its path"):
+        LLM(model)
+
+
+def test_a_path_is_a_place_on_this_disk(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_target(toy).target.info.name.startswith("toy-")
+    resolve(str(toy)).path.rename(tmp_path / "tiny")
+    monkeypatch.chdir(tmp_path)
+    assert load_target(Path("tiny")).codec.vocab_size != ByteTokenizer.vocab_size
+    assert isinstance(load_target("tiny").codec, ByteTokenizer)
+
+
+@pytest.mark.parametrize("device", ["xpu", "mps", "meta", None, 5, "", "gpu", "cuda:-1"])
+def test_devices_that_are_not_supported(device: object) -> None:
+    with pytest.raises(OptionError, match=r"CPU or a CUDA device[\s\S]*allowed: auto, cpu, cuda"):
+        LLM("tiny", device=device)
+
+
+def test_a_device_that_is_not_there() -> None:
+    with pytest.raises(CapabilityError, match=r"no such device|no CUDA device"):
+        LLM("tiny", device="cuda:99")
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("target", ["hf", "hf-plain"])
+def test_the_built_in_model_runs_natively_or_not_at_all(target: str) -> None:
+    with pytest.raises(OptionError, match="native target only"):
+        LLM("tiny", target=target)
+
+
+@pytest.mark.parametrize("cache_tokens", [10**15, 2**62, 2**80])
+def test_a_cache_that_no_machine_has_room_for(toy: Path, cache_tokens: int) -> None:
+    for model in ("tiny", toy):
+        with pytest.raises(CapabilityError, match=r"no room for the cache[\s\S]*\d bytes\n[\s\S]*Lower cache_tokens"):
+            load_target(model, device="cpu", cache_tokens=cache_tokens)
+    check_room(1000, 1000, torch.device("cpu"))
+
+
+def test_running_out_of_memory_while_loading(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("draftwood.targets.native.target.load_weights", full)
+    with pytest.raises(CapabilityError, match="do not fit into the memory"):
+        load_target(toy, device="cpu")
+    assert "cache alone" not in str(out_of_memory(torch.device("cuda"), None))
+
+
+def test_a_full_context_leaves_room_for_a_tree(toy: Path) -> None:
+    assert default_cache_tokens(8, 1024) == 8 * (1024 + LARGEST_TREE)
+    assert default_cache_tokens(8, 131_072) == MAX_CACHE_TOKENS
+    for model in ("tiny", toy):
+        target = load_target(model, max_batch=3).target
+        assert target.num_slots == 3 * (target.info.context_length + LARGEST_TREE)
+        assert load_target(model, cache_tokens=100).target.num_slots == 100
+
+
+@pytest.mark.parametrize("target", ["auto", "native", "hf"])
+@pytest.mark.parametrize(
+    "change", [{"hidden_size": None}, {"num_attention_heads": 0}, {"eos_token_id": "a"}, {"rope_parameters": "x"}]
+)
+def test_odd_configurations_never_give_a_stack_trace(toy: Path, target: str, change: dict[str, object]) -> None:
+    if target == "hf":
+        pytest.importorskip("transformers")
+    folder = resolve(os.fspath(toy)).path
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(DraftwoodError):
+        load_target(folder, target=target)
+
+
+@pytest.mark.parametrize("messages", ["hello", [], [5], [{"role": "user"}], [{"role": "", "content": "x"}]])
+def test_the_byte_tokenizer_checks_messages_as_the_real_one_does(messages: object) -> None:
+    with pytest.raises(PromptError, match=r"[Mm]essage"):
+        ByteTokenizer().apply_chat(messages)

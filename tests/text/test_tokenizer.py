@@ -1,0 +1,237 @@
+"""Text to tokens and back, and chat templates with everything that can be wrong about messages."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftwood.errors import ModelError, PromptError
+from draftwood.models.gguf.tokenizer import build_tokenizer, ending_ids, save_tokenizer, tokenizer_config
+from draftwood.models.resolve import ModelFolder
+from draftwood.text.chat import render_chat
+from draftwood.text.tokenizer import TextCodec, Tokenizer
+from tests.tools.gguf_writer import CHATML, tokenizer_metadata, vocabulary
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+USER = [{"role": "user", "content": "hello"}]
+
+
+def folder_of(tmp_path: Path, pre: str = "smollm", **changes: Any) -> Path:
+    metadata = tokenizer_metadata(pre, **changes)
+    save_tokenizer(metadata, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(metadata)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("pre", ["default", "smollm", "llama-bpe"])
+@settings(max_examples=150, deadline=None)
+@given(text=TEXT)
+def test_any_text_comes_back(pre: str, text: str) -> None:
+    tokenizer = Tokenizer(TOKENIZERS[pre])
+    ids = tokenizer.encode(text, add_special=False)
+    assert tokenizer.decode(ids, skip_special=False) == text
+    assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+
+
+def test_bytes_of_sentencepiece() -> None:
+    pieces = {"\u2581the": 0, "<0xF0>": 1, "a": 2, "<unk>": 3}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [], unk_token="<unk>"))
+    backend.decoder = tokenizers.decoders.Sequence([tokenizers.decoders.ByteFallback()])
+    backend.add_special_tokens(["<0x41>"])
+    found = [Tokenizer(backend).token_bytes(token_id) for token_id in (0, 1, 2, 4, 99)]
+    assert found == [b" the", b"\xf0", b"a", b"<0x41>", b""]
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=TEXT)
+def test_qwen_composes_letters(text: str) -> None:
+    tokenizer = Tokenizer(TOKENIZERS["qwen2"])
+    back = tokenizer.decode(tokenizer.encode(text), skip_special=False)
+    assert unicodedata.normalize("NFC", back) == unicodedata.normalize("NFC", text)
+
+
+TOKENIZERS = {pre: build_tokenizer(tokenizer_metadata(pre)) for pre in ("default", "smollm", "llama-bpe", "qwen2")}
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("default", ["hello", "Ġ", "123"]),  # digits stay together, with their space before the merges
+        ("smollm", ["hello", "Ġ", "1", "2", "3"]),
+        ("qwen2", ["hello", "Ġ", "1", "2", "3"]),
+        ("llama-bpe", ["hello", "Ġ", "123"]),
+    ],
+)
+def test_each_kind_cuts_digits_its_way(pre: str, expected: list[str]) -> None:
+    assert TOKENIZERS[pre].encode("hello 123", add_special_tokens=False).tokens == expected
+
+
+def test_ids_are_those_of_the_file() -> None:
+    tokens, kinds, _ = vocabulary()
+    for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        assert TOKENIZERS["smollm"].token_to_id(token) == (None if kind == 5 else index)
+
+
+def test_special_tokens(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder_of(tmp_path))
+    ids = tokenizer.encode("<|im_start|>hello<|im_end|><tool>")
+    assert ids[0] == 1
+    assert ids[-2] == 2
+    assert tokenizer.decode(ids) == "hello<tool>"
+    assert tokenizer.decode(ids, skip_special=False) == "<|im_start|>hello<|im_end|><tool>"
+    assert tokenizer.special_ids == {0, 1, 2}
+    assert tokenizer.eos_token_ids == (2,)
+    assert tokenizer.vocab_size == len(vocabulary()[0]) - 1
+
+
+def test_the_opening_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder_of(tmp_path, add_bos_token=True, add_eos_token=True))
+    assert tokenizer.encode("hello")[0] == 1
+    assert tokenizer.encode("hello")[-1] == 2
+    assert len(tokenizer.encode("hello", add_special=False)) == 1
+    assert tokenizer.apply_chat(USER).count(2) == 1  # the template's own and no other
+
+
+def test_llama_3_opens_without_a_flag() -> None:
+    metadata = tokenizer_metadata("llama-bpe")
+    del metadata["tokenizer.ggml.add_bos_token"]
+    assert build_tokenizer(metadata).encode("hello").ids[0] == 1
+
+
+def test_ends_of_qwen_are_both_kept() -> None:
+    assert ending_ids(tokenizer_metadata("qwen2")) == [2, 0]
+    assert ending_ids(tokenizer_metadata("smollm", eot_token_id=0)) == [2, 0]
+    assert ending_ids(tokenizer_metadata("smollm", eos_token_id=4_000_000)) == []
+
+
+def test_tokens_are_shown_on_one_line(tmp_path: Path) -> None:
+    tokenizer: TextCodec = Tokenizer.from_folder(folder_of(tmp_path))
+    for index in range(tokenizer.vocab_size + 3):
+        shown = tokenizer.token_text(index)
+        assert shown
+        assert shown.isprintable()
+    assert tokenizer.token_text(tokenizer.encode("\n")[0]) == "\\n"
+    assert tokenizer.token_text(tokenizer.encode(" hello")[0]) == " hello"
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder_of(tmp_path))
+    with pytest.raises(PromptError, match="Only text"):
+        tokenizer.encode(b"hello")  # type: ignore[arg-type]
+    with pytest.raises(PromptError, match="not valid Unicode"):
+        tokenizer.encode("half a letter: \ud83d")
+
+
+def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+    folder_of(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(ModelError, match="cannot be read"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_padding_and_truncation_of_the_file_are_ignored(tmp_path: Path) -> None:
+    backend = build_tokenizer(tokenizer_metadata())
+    backend.enable_truncation(2)
+    backend.enable_padding(length=8)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert len(Tokenizer.from_folder(tmp_path).encode("xyz")) == 3
+
+
+def test_chat(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(folder_of(tmp_path))
+    text = "<|im_start|>user\nhello<|im_end|>\n"
+    assert tokenizer.chat_template == CHATML
+    assert tokenizer.decode(tokenizer.apply_chat(USER, add_generation_prompt=False), skip_special=False) == text
+    assert tokenizer.apply_chat(USER) == tokenizer.encode(text + "<|im_start|>assistant\n", add_special=False)
+
+
+def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
+    save_tokenizer(tokenizer_metadata(), tmp_path)
+    with pytest.raises(PromptError, match=r"no chat template.*\n.*generate"):
+        Tokenizer.from_folder(tmp_path).apply_chat(USER)
+
+
+def test_where_templates_are_found(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    config["bos_token"] = {"content": "<|im_start|>", "special": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert Tokenizer.from_folder(folder).chat_template == "d"
+    (folder / "chat_template.jinja").write_text("{{ bos_token }}!")
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.decode(tokenizer.apply_chat(USER), skip_special=False) == "<|im_start|>!"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% if true %}\nx\n{% endif %}\n", "x\n"),  # blocks leave no line behind
+        ("a\n   {% if true %}\nb\n   {% endif %}\n", "a\nb\n"),
+        ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
+        ("{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}", "hello"),
+        ("{{ {'a': '<é>'} | tojson }}", '{"a": "<é>"}'),
+        ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{{ strftime_now('%Y')[:2] }}", "20"),
+        ("{{ messages[0].role }}{{ tools is none }}{{ eos_token }}", "userTrue</s>"),
+    ],
+)
+def test_conventions_of_templates(template: str, expected: str) -> None:
+    assert render_chat(template, USER, {"eos_token": "</s>"}, True) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('no system, please') }}", "no system, please"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{% if %}", "TemplateSyntaxError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+    ],
+)
+def test_templates_that_fail(template: str, words: str) -> None:
+    with pytest.raises(PromptError, match=words):
+        render_chat(template, USER, {}, True)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "at least one"),
+        ("hello", "needs messages"),
+        ({"role": "user"}, "needs messages"),
+        (["hello"], "Message 0 is no message"),
+        ([*USER, {"role": "user"}], "Message 1 needs text as its content"),
+        ([{"content": "x"}], "role"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "list"),
+        ([{"role": "", "content": "x"}], "empty role"),
+    ],
+)
+def test_messages_that_are_none(messages: Any, words: str) -> None:
+    with pytest.raises(PromptError, match=words):
+        render_chat(CHATML, messages, {}, True)
+
+
+@pytest.mark.model
+def test_the_default_model_speaks(smollm2: ModelFolder) -> None:
+    tokenizer = Tokenizer.from_folder(smollm2.path)
+    assert tokenizer.vocab_size == 49152
+    assert tokenizer.eos_token_ids == (2,)
+    assert [tokenizer.token_text(i) for i in tokenizer.encode("Year 2024")] == ["Year", " ", "2", "0", "2", "4"]
+    tree = "\U0001f333\n"
+    assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(tree, add_special=False))) == tree.encode()
+    prompt = tokenizer.decode(tokenizer.apply_chat([{"role": "user", "content": "Hi"}]), skip_special=False)
+    assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")

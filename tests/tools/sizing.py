@@ -1,0 +1,33 @@
+"""What the tests of sizing share: made-up machines, and a sizer that is played through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from draftwood.sizing.costs import SIZES, CostProfile
+from draftwood.sizing.sizer import Experience, Load, Sizer
+from draftwood.tree import DraftTree
+
+FREE = CostProfile(SIZES, (16,), ((1.0,) * len(SIZES),))
+STEEP = CostProfile((1, 2, 4, 8), (16,), ((1.0, 1.6, 2.4, 4.0),))
+KNEE = CostProfile((1, 16, 32), (16,), ((1.0, 1.1, 8.0),))  # flat, then steep
+HOPELESS = CostProfile((1, 2, 16), (16,), ((1.0, 3.0, 31.0),))  # no guess is worth a second position
+MILD = CostProfile((1, 2, 4, 8), (16,), ((1.0, 1.3, 1.8, 3.0),))
+PROFILES = {"free": FREE, "mild": MILD, "steep": STEEP, "knee": KNEE, "hopeless": HOPELESS}
+ALONE = Load()
+CHAIN = DraftTree.chain(list(range(8)), "test")
+
+
+def sizer(costs: CostProfile = STEEP, drafter: Experience | None = None) -> Sizer:
+    return Sizer(costs, drafter or Experience())
+
+
+def cut(by: Sizer, tree: DraftTree, load: Load = ALONE) -> DraftTree:
+    return by.cut(tree, 16, 0.0, load)
+
+
+def play(by: Sizer, accepted: Sequence[int], tree: DraftTree = CHAIN) -> Sizer:
+    """Verifies a whole chain every time, of which so many nodes are right."""
+    for count in accepted:
+        by.note(tree, tree, [*tree.tokens[1 : count + 1], 999])
+    return by

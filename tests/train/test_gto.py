@@ -1,0 +1,259 @@
+"""GTO: the objective over groups of draft trees, its gradients, what its steps change, and its options."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftwood.errors import OptionError
+from draftwood.targets.tiny import tiny_target
+from draftwood.train.base import Example
+from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.methods.gto import GtoMethod, GtoOptions, frozen_copy
+from draftwood.train.trees.beam import DraftBeam
+from draftwood.train.trees.branch import branch_log_probs
+from draftwood.train.trees.reward import advantages, ratios
+from draftwood.train.trees.roots import padded
+from draftwood.train.trees.run import HeadRun
+from tests.tools.train import (
+    MODEL,
+    gradients,
+    losses_of,
+    method_for,
+    random_examples,
+    target_of,
+    train,
+    written_examples,
+)
+from tests.tools.tree import (
+    DraftHead,
+    batch_and_signals,
+    both_kinds,
+    draft_head,
+    drafted_tree,
+    followed,
+    moved,
+    paths_of,
+    read,
+    said_behind,
+)
+
+SMALL: dict[str, Any] = {"groups": 2, "group_size": 3, "width": 3, "nodes": 8, "depth": 3}
+
+
+def gto(head: DraftHead, seed: int = 0, **options: Any) -> GtoMethod:
+    method = method_for("gto", head, seed=seed, **{**SMALL, **options})
+    assert isinstance(method, GtoMethod)
+    return method
+
+
+@cache
+def trained_head(kind: str) -> DraftHead:
+    """One that is right at times."""
+    head = draft_head(kind)
+    method = method_for("eagle", head, noise=0.0) if kind == "eagle" else method_for("eagle3", head, steps=3)
+    train(method, written_examples(count=2), 15, lr=3e-3)
+    return head
+
+
+@torch.no_grad()
+def log_prob_by_hand(head: DraftHead, text: list[int], taps: Tensor, root: int, branch: tuple[int, ...]) -> float:
+    own_ids = head.draft_ids(torch.tensor(branch, dtype=torch.int64)).tolist()
+    said = [head.logits(followed(head, text, taps, root, branch[:at])).log_softmax(-1) for at in range(len(branch))]
+    return sum(float(each[own]) for each, own in zip(said, own_ids, strict=True))
+
+
+def reward_by_hand(text: list[int], root: int, paths: set[tuple[int, ...]]) -> float:
+    values = []
+    for path in paths:
+        if path and not any(longer[:-1] == path for longer in paths if longer):
+            said = [
+                float(said_behind(target_of(), [*text[: root + 1], *path[:at]])[path[at]]) for at in range(len(path))
+            ]
+            values.append(sum(math.exp(sum(said[:at])) for at in range(1, len(path) + 1)))
+    return math.log(sum(math.exp(value) for value in values))
+
+
+def objective_by_hand(method: GtoMethod, example: Example) -> float:
+    """Of one text, tree by tree."""
+    options, head = method.options, method.head
+    assert isinstance(head, type(method.reference))
+    batch, signals = batch_and_signals([example], method.frozen)
+    text, taps = read(example, signals)
+    (members,) = method._groups(batch)
+    beam = DraftBeam(options.width, options.nodes, options.depth)
+    gains, ratio = [], []
+    for root in members:
+        kept, others = (paths_of(*drafted_tree(each, text, taps, root, beam)) for each in (head, method.reference))
+        gains.append(reward_by_hand(text, root, kept) - reward_by_hand(text, root, others) * options.debias)
+        branch: tuple[int, ...] = ()
+        while (longer := (*branch, int(said_behind(target_of(), [*text[: root + 1], *branch]).argmax()))) in kept:
+            branch = longer
+        logs = [log_prob_by_hand(each, text, taps, root, branch) for each in (head, method.reference)]
+        ratio.append(math.exp((logs[0] - logs[1]) / max(len(branch), 1)))
+    size = options.group_size
+    total = 0.0
+    for first in range(0, len(gains), size):
+        own = gains[first : first + size]
+        mean = sum(own) / size
+        deviation = math.sqrt(sum((gain - mean) ** 2 for gain in own) / size) + options.delta
+        for gain, s in zip(own, ratio[first : first + size], strict=True):
+            advantage = (gain - mean) / deviation
+            total -= min(s * advantage, min(max(s, 1 - options.epsilon), 1 + options.epsilon) * advantage)
+    return total / len(gains)
+
+
+@both_kinds
+@pytest.mark.parametrize("debias", [True, False])
+def test_the_objective_is_that_of_a_loop_over_trees(kind: str, debias: bool) -> None:
+    head = moved(trained_head(kind), 0.0).requires_grad_(True)
+    method = gto(head, debias=debias, delta=1e-2, epsilon=0.1)
+    head.load_state_dict(moved(head, 0.02).state_dict())
+    example = written_examples(count=2)[0]
+    losses = losses_of(method, [example])
+    assert float(losses.parts["accepted"]) > 0
+    assert float(losses.parts["ratio_away"]) > 1e-3
+    wanted = objective_by_hand(method, example)
+    assert float(losses.parts["gto"]) == pytest.approx(wanted, abs=2e-3)
+    assert float(losses.total.detach()) == pytest.approx(float(losses.parts["token"]) + 0.5 * wanted, abs=2e-3)
+
+
+@both_kinds
+def test_a_target_that_lends_its_layers_judges_alike(kind: str) -> None:
+    head = moved(trained_head(kind), 0.0).requires_grad_(True)
+    lending = FrozenTarget.of(tiny_target(MODEL, backend="eager"), head)
+    methods = gto(head), GtoMethod(GtoOptions(**SMALL), head, lending)
+    head.load_state_dict(moved(head, 0.02).state_dict())
+    first, second = (losses_of(method, written_examples(count=2)) for method in methods)
+    assert float(first.parts["accepted"]) == float(second.parts["accepted"]) > 0
+    for name in ("reward", "reward_gain", "ratio_away"):
+        assert float(second.parts[name]) == pytest.approx(float(first.parts[name]), rel=1e-3, abs=1e-4)
+    assert float(second.parts["reward_gain"]) != 0.0
+
+
+@both_kinds
+def test_without_a_step_ratios_are_one_and_the_loss_is_nothing(kind: str) -> None:
+    examples = written_examples(count=2)
+    for debias in (True, False):
+        method = gto(draft_head(kind), debias=debias)
+        losses = losses_of(method, examples)
+        assert float(losses.parts["ratio_away"]) == 0.0
+        assert float(losses.parts["reward_gain"]) == 0.0
+        assert abs(float(losses.parts["gto"])) < 1e-4
+
+
+@both_kinds
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_in_half_precision(kind: str) -> None:
+    """A target in bfloat16, a head in float32 whose products are not: ratios are exactly one there too."""
+    head = draft_head(kind)
+    target = tiny_target(MODEL, dtype=torch.bfloat16)
+    method = GtoMethod(GtoOptions(**SMALL, debias=False), head, FrozenTarget.of(target, head))
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = losses_of(method, written_examples(count=2))
+    losses.total.backward()
+    assert float(losses.parts["ratio_away"]) == 0.0
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in head.parameters())
+
+
+def test_gradients_reach_the_head_alone() -> None:
+    head = draft_head("eagle3")
+    method = gto(head, debias=False, token={"steps": 1})
+    before = {name: value.clone() for name, value in method.reference.state_dict().items()}
+    found = gradients(method, written_examples(count=2))
+    assert all(gradient is not None for gradient in found.values())
+    assert not any(parameter.requires_grad for parameter in method.reference.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in method.reference.state_dict().items())
+    alone = gradients(method.token_method, written_examples(count=2))
+    assert any(not torch.allclose(found[name], alone[name]) for name in found)  # type: ignore[arg-type]
+
+
+def test_the_terms_are_what_the_loss_is_made_of() -> None:
+    head = moved(trained_head("eagle"), 0.0).requires_grad_(True)
+    method = gto(head, weight=0.7, token_loss="eagle", token={"noise": 0.0})
+    head.load_state_dict(moved(head, 0.02).state_dict())
+    head.eval()
+    batch, signals = batch_and_signals(written_examples(count=2), method.frozen)
+    token, tree, found = method.terms(batch, signals)
+    losses = method.losses(batch, signals)
+    assert tree is not None
+    assert float(tree.detach()) != 0.0
+    torch.testing.assert_close(losses.total, token.total + 0.7 * tree)
+    assert losses.parts.keys() == {*token.parts, *found, "token", "gto", "loss"}
+
+
+def test_the_reference_shares_the_target_and_nothing_else() -> None:
+    head = draft_head("eagle3")
+    copy = frozen_copy(head)
+    assert copy.parts.embed is head.parts.embed
+    with torch.no_grad():
+        head.fc.weight += 1.0
+    assert not torch.equal(copy.fc.weight, head.fc.weight)
+    assert torch.equal(copy.target_ids(torch.arange(120)), head.target_ids(torch.arange(120)))
+
+
+def test_a_few_steps_raise_the_reward() -> None:
+    head = moved(trained_head("eagle"), 0.0).requires_grad_(True)
+    method = gto(head, groups=4, token_loss="eagle", token={"noise": 0.0})
+    head.eval()  # the same groups at every step
+    history = train(method, written_examples(count=2), 10, lr=1e-3)
+    assert float(history[-1].parts["reward"]) > float(history[0].parts["reward"]) + 0.03
+    assert float(history[-1].parts["reward_gain"]) > 0.03
+
+
+def test_good_branches_become_likelier_and_bad_ones_less_likely() -> None:
+    """With next to no token loss, so that it is the trees that teach."""
+    head = moved(trained_head("eagle"), 0.0).requires_grad_(True)
+    nothing = {"classification": 1e-9, "regression": 0.0, "noise": 0.0}
+    method = gto(head, groups=4, token_loss="eagle", token=nothing, debias=False)
+    head.eval()
+    batch, signals = batch_and_signals(written_examples(count=2), method.frozen)
+    rows = method._groups(batch)
+    roots, is_root = padded(rows, 1, torch.device("cpu"))
+    judged = method._judge(batch, signals, roots, rows)
+    advantage = advantages(judged.rewards.view(2, -1, 3), method.options.delta).view_as(roots)
+    assert bool(is_root.all())
+    counts = judged.branch.length > 0
+    assert bool((advantage[counts] > 0.5).any())
+    assert bool((advantage[counts] < -0.2).any())
+    train(method, written_examples(count=2), 4, lr=1e-4)
+    with torch.no_grad():
+        logs = [
+            branch_log_probs(h, HeadRun(h, batch, signals, roots), judged.branch, is_root)
+            for h in (head, method.reference)
+        ]
+    away = ratios(*logs, judged.branch.length) - 1.0
+    assert float((away * advantage)[counts].mean()) > 0.005
+    assert not bool(away[~counts].any())
+
+
+def test_a_text_without_groups_has_its_token_loss() -> None:
+    method = gto(draft_head("eagle"))
+    examples = random_examples([4])
+    losses = losses_of(method, examples)
+    assert torch.equal(losses.total, losses_of(method.token_method, examples).total)
+    assert "gto" not in losses.parts
+
+
+def test_the_token_loss_is_that_of_the_heads_kind_or_the_one_asked_for() -> None:
+    assert gto(draft_head("eagle")).token_method.name == "hass"
+    assert gto(draft_head("eagle3")).token_method.name == "eagle3"
+    assert gto(draft_head("eagle"), token_loss="eagle").token_method.name == "eagle"
+    with pytest.raises(OptionError, match="kind"):
+        gto(draft_head("eagle"), token_loss="eagle3")
+    with pytest.raises(OptionError, match="has no option 'stride'"):
+        gto(draft_head("eagle"), token={"stride": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("groups", 0), ("nodes", 1), ("reward", "sum"), ("eta", 0.0), ("debias", 1), ("epsilon", 1.5), ("token", 3)],
+)
+def test_options_that_make_no_sense_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=name):
+        GtoOptions(**{name: value})

@@ -1,0 +1,295 @@
+"""Training that cannot be done, or that a full disk ends: told in words, and nothing is left in the way."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from draftwood.disk.toml import read_toml
+from draftwood.errors import DraftwoodError, ModelError, OptionError, PromptError
+from draftwood.train.base import Batch, Losses, Signals
+from draftwood.train.config import CONFIGURATION, TrainConfig
+from draftwood.train.data.prompts import read_file
+from draftwood.train.data.read import TrainingData
+from draftwood.train.frozen.room import free_bytes
+from draftwood.train.frozen.signals import KeptSignals
+from draftwood.train.loop.checkpoint import Checkpoints
+from draftwood.train.loop.logs import Board, Console, read_log
+from draftwood.train.loop.plan import make_plan
+from draftwood.train.loop.run import Stop
+from draftwood.train.loop.trainer import NotFiniteError
+from draftwood.train.methods.unrolled import UnrolledMethod
+from tests.tools.cli import Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
+from tests.tools.train import random_examples
+from tests.tools.trainer import configuration, data_folder, losses, plain_trainer, run
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+VALIDATED = ("data.held_out=4", "validate.texts=4", "validate.prompts=1", "validate.max_tokens=4", "validate.budget=4")
+
+
+def small(out: Path, *changes: str) -> TrainConfig:
+    return configuration(out, "run.checkpoint_every=2", *changes, method="eagle")
+
+
+# -- full disks ------------------------------------------------------------------------------------------------------
+
+
+def test_a_board_on_a_full_disk_ends_in_an_error_without_a_stack_trace(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    board = Board("on", tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(DraftwoodError, match=r"tfevents.* cannot be written\n  got: .*No space left"):
+        board.add("train", {"step": 1, "loss": 2.0})
+    with pytest.raises(DraftwoodError, match="cannot be written"):
+        Board("on", path / "below a file")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_board_can_be_read(tmp_path: Path) -> None:
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    board, found = Board("on", tmp_path), pytest.importorskip(module).EventAccumulator(str(tmp_path))
+    for step in (1, 2):
+        board.add("train", {"step": step, "loss": 2.0 * step, "parts": {"accuracy": 0.5}, "name": "x"})
+    found.Reload()
+    assert found.Tags()["scalars"] == ["train/loss", "train/parts/accuracy"]
+    assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(1, 2.0), (2, 4.0)]
+
+
+def test_a_checkpoint_that_found_no_room_says_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed")
+
+    monkeypatch.setattr(torch, "save", failing)
+    monkeypatch.setattr("draftwood.train.loop.checkpoint.free_bytes", lambda _: 1234)
+    with pytest.raises(DraftwoodError, match=r"state\.pt could not be .*; 1,234 bytes are free there") as caught:
+        run(small(tmp_path / "run"))
+    assert "inline_container" not in str(caught.value)
+
+
+def test_free_room_is_told_of_folders_that_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert free_bytes(tmp_path / "file" / "below" / "it") > 0
+
+
+def test_no_room_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise FULL
+
+    for name in ("TemporaryDirectory", "save_head"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"draftwood.train.measure.validate.{name}", failing)
+            with pytest.raises(DraftwoodError, match=r"(?s)among temporary files.*No space left.*TMPDIR"):
+                run(small(tmp_path / name, *VALIDATED))
+
+
+# -- a step that is no number ----------------------------------------------------------------------------------------
+
+
+def broken_in(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    real = UnrolledMethod.losses
+
+    def breaking(self: UnrolledMethod, batch: Batch, signals: Signals) -> Losses:
+        found = real(self, batch, signals)
+        return found._replace(total=found.total * float("nan")) if self.step == step else found
+
+    monkeypatch.setattr(UnrolledMethod, "losses", breaking)
+
+
+def test_what_is_advised_for_a_loss_that_is_no_number_can_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        broken_in(patch, 2)
+        with pytest.raises(NotFiniteError, match=r"(?s)Lower optim\.lr or optim\.clip.*from step 2 with --resume"):
+            run(small(out))
+    assert read_log(out / "log.jsonl")[-1]["kind"] == "stop"
+    with pytest.raises(OptionError, match=r"got: optim\.warmup_steps = 1, was 2\n"):
+        run(small(out, "optim.lr=1e-4", "optim.warmup_steps=1"), resume=True)
+    remedy = small(out, "optim.lr=1e-4", "optim.clip=0.1", "run.dtype=float32")
+    lines = run(remedy, resume=True)
+    assert [line["lr"] for line in lines] == pytest.approx([5e-4, 1e-3, 1e-4, 5e-5])
+    assert {line["kind"] for line in lines} == {"train"}
+    assert TrainConfig.of(read_toml(out / "config.toml", CONFIGURATION)) == remedy
+    with pytest.raises(OptionError, match="another configuration"):  # nothing is wrong with it any more
+        run(small(out, "optim.lr=1e-5", "optim.clip=0.1", "run.dtype=float32"), resume=True)
+
+
+def test_advice_speaks_of_no_checkpoint_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        broken_in(patch, 0)
+        with pytest.raises(NotFiniteError, match=r"begin anew \(there is no checkpoint yet\) with --resume"):
+            run(small(tmp_path / "run"))
+    assert len(losses(run(small(tmp_path / "run", "optim.lr=1e-4"), resume=True))) == 4
+
+
+# -- a last validation that failed -----------------------------------------------------------------------------------
+
+
+def test_a_last_validation_that_failed_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("draftwood.train.loop.run.validate_head", lambda *_: (_ for _ in ()).throw(FULL))
+        with pytest.raises(OSError, match="No space"):
+            run(small(out, *VALIDATED))
+    assert not (out / "best").exists()
+    lines = run(small(out, *VALIDATED), resume=True)
+    assert [line["step"] for line in lines if line["kind"] == "validate"] == [4]
+    assert "tau" in lines[-1]
+    assert (out / "best" / "config.json").is_file()
+    assert Checkpoints(out, 2).load(4).state["best"] == lines[-1]["tau"]
+    assert run(small(out, *VALIDATED), resume=True) == lines  # only once
+
+
+def test_budgets_of_validation_are_those_of_the_engine(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"(?s)validate\.budget.*2 to 1024"):
+        small(tmp_path, "validate.budget=100000")
+
+
+# -- what a user gave ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("run.max_tokens=8", "no room for the longest text"),
+        ("head.changes.taps=[0, 99, 3]", r"the head reads \[99, 3\], the target has 2 layers"),
+        ("run.cache_signals={}/file", "cannot be written"),
+        ("run.cache_signals={}/file/below", "cannot be written"),
+        ("data.max_length=8", r"no answer left\n  got: data\.max_length = 8\n  allowed: \d+ or more"),
+    ],
+)
+def test_what_was_refused_leaves_nothing_behind(tmp_path: Path, change: str, said: str) -> None:
+    (tmp_path / "file").touch()
+    more = () if change.startswith("data") else VALIDATED
+    with pytest.raises(DraftwoodError, match=said):
+        run(configuration(tmp_path / "a" / "run", *more, change.format(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_held_out_text_that_is_too_long_is_not_found_out_at_the_end(tmp_path: Path) -> None:
+    data = TrainingData.open(data_folder())
+    longest = int(data.lengths.max())
+    seed = next(seed for seed in range(1000) if data.split(20, seed)[0].lengths.max() < longest)
+    changes = (f"run.max_tokens={longest - 1}", "data.held_out=20", f"run.seed={seed}")
+    config = configuration(tmp_path / "run", *changes)
+    with pytest.raises(OptionError, match=r"(?s)no room for the longest text.*run\.max_tokens"):
+        make_plan(config, timed=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("num_layers=1.5", r"head\.changes\.num_layers .*\n  got: 1\.5\n  allowed: a whole number"),
+        ("num_layers=true", "a whole number"),
+        ("num_heads=abc", r"head\.changes\.num_heads .*\n  got: 'abc'\n  allowed: a whole number"),
+        ("taps=[0, 1.5, 2]", "a list of whole numbers"),
+        ("own_embed=1", "true or false"),
+        ("norm_eps=small", "a number"),
+        ("foo=3", r"head\.changes has no key 'foo'\n  allowed: .*num_layers"),
+        ("vocab_size=3", "has no key 'vocab_size'"),
+    ],
+)
+def test_changes_of_a_head_are_told_what_they_may_be(tmp_path: Path, change: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        configuration(tmp_path, f"head.changes.{change}")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "index.json").write_text("{"),
+        lambda folder: (folder / "index.json").write_text("[]"),
+        lambda folder: (folder / "index.json").write_bytes(b"\xff\xfe"),
+        lambda folder: (folder / "index.json").write_text('{"of": 1}'),
+        lambda folder: (folder / "states.bin").unlink(),
+        lambda folder: os.truncate(folder / "states.bin", 100),
+    ],
+)
+def test_damaged_hidden_states_are_told(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
+    trainer = plain_trainer([[0, 1]])
+    kept = KeptSignals(trainer.method.frozen, tmp_path, trainer.head.config.taps)
+    examples = [random_examples([6, 9])]
+    kept.fill(examples, torch.device("cpu"), None)
+    damage(tmp_path)
+    for use in (kept.open, lambda: kept.fill(examples, torch.device("cpu"), None)):
+        with pytest.raises(DraftwoodError, match=r"(?s)cannot be read.*Remove the folder"):
+            use()
+
+
+def test_room_for_hidden_states_is_told_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = plain_trainer([[0, 1]])
+    kept = KeptSignals(trainer.method.frozen, tmp_path / "states", trainer.head.config.taps)
+    monkeypatch.setattr("draftwood.train.frozen.signals.free_bytes", lambda _: kept.num_bytes(6) - 1)
+    with pytest.raises(DraftwoodError, match=r"got: 4,607 bytes free.*\n  allowed: at least 4,608 bytes"):
+        kept.fill([random_examples([6])], torch.device("cpu"), None)
+    assert not (tmp_path / "states").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04"])
+def test_a_checkpoint_with_nothing_in_it_is_told(tmp_path: Path, content: bytes) -> None:
+    path = Checkpoints(tmp_path, 1).path(4)
+    path.mkdir(parents=True)
+    (path / "state.pt").write_bytes(content)
+    with pytest.raises(ModelError, match=r"(?s)step-00000004 is damaged\n  got: state\.pt.*Remove"):
+        Checkpoints(tmp_path, 1).load(4)
+
+
+def test_malformed_lines_are_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"turns": ["a"]}\n{"turns": [}\n')
+    with pytest.raises(PromptError, match=r"line 2 is not valid JSON\n  got: .* at column 12\n  allowed: .*'turns'"):
+        list(read_file(path))
+    path = tmp_path / "prompts.json"
+    path.write_text('[\n{"turns": [}\n]')
+    with pytest.raises(PromptError, match=r"got: .* at line 2, column 12\n  allowed: a list"):
+        list(read_file(path))
+
+
+def test_where_a_run_goes_and_what_it_reads_has_to_be_said(draftwood_command: Command) -> None:
+    asked = ("train", "head", "--method", "eagle", "optim.steps=1")
+    assert "data.folder has to be said" in draftwood_command(*asked).err
+    assert "run.out has to be said" in draftwood_command(*asked, "data.folder=x").err
+
+
+def test_prompts_without_room_are_told_what_would_help(draftwood_command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text("x" * 3000)
+    asked = ("train", "data", str(path), "--model", "tiny", "--out")
+    for place, more, said in (
+        ("a", (), "1024 tokens\n  Give shorter"),
+        ("b", ("--cache-tokens", "512"), "Raise --cache-tokens"),
+        ("c", ("--max-length", "99"), "Raise --max-length"),
+        ("d", ("--cache-tokens", "0"), "1 or more"),
+    ):
+        done = draftwood_command(*asked, str(tmp_path / place), *more)
+        assert (done.code, said in done.err) == (2, True), done.err
+
+
+# -- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
+    with (tmp_path / "err").open("w+") as stream:
+        stop = Stop(Console(stream))
+        with stop.listening():
+            signal.raise_signal(signal.SIGINT)
+            assert "Ctrl-C again ends at once\n" in (tmp_path / "err").read_text()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    quiet = Stop(Console(io.StringIO()))  # which is no file
+    with quiet.listening():
+        signal.raise_signal(signal.SIGINT)
+    assert quiet.asked
