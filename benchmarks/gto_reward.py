@@ -39,7 +39,7 @@ from draftwood.train.loop.setup import Setup, prepare
 from draftwood.train.loop.trainer import compute_dtype
 from draftwood.train.methods.gto import GtoMethod, GtoOptions
 from draftwood.train.trees.beam import DraftBeam, grow_draft_trees
-from draftwood.train.trees.reward import accepted_branch, is_leaf, reward
+from draftwood.train.trees.rewards import accepted_branch, is_leaf, reward
 from draftwood.train.trees.roots import counted_roots, drawn_groups, padded, texts_of
 from draftwood.train.trees.run import DraftHead, HeadRun
 from draftwood.train.trees.verify import verify_trees

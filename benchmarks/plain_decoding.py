@@ -45,7 +45,7 @@ def transformers_engine(args: argparse.Namespace) -> Generate:
     import torch
     import transformers
 
-    from draftwood.models.resolve import resolve
+    from draftwood.models.find import resolve
 
     folder = resolve(args.model).path
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

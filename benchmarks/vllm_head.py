@@ -31,7 +31,7 @@ from draftwood.bench.peers.environments import own_environment, python_of, varia
 from draftwood.bench.records.machine import machine_facts, software_facts
 from draftwood.cli.console.terminal import Screen
 from draftwood.errors import DraftwoodError, OptionError
-from draftwood.models.resolve import resolve
+from draftwood.models.find import resolve
 from draftwood.progress import Progress
 from draftwood.prompts import prompt_ids, read_prompts
 

@@ -75,6 +75,6 @@ def rng(request: pytest.FixtureRequest) -> random.Random:
 @pytest.fixture(scope="session")
 def smollm2() -> Callable[[], object]:
     """The default model's folder, fetched and converted once into the cache."""
-    from draftwood.models.resolve import resolve
+    from draftwood.models.find import resolve
 
     return resolve("smollm2")

@@ -1,84 +1,146 @@
-"""The structure is a test: layers import downwards only, every module can be imported, files stay readable."""
+"""The structure is a test: layers, package faces, no import circles, every module importable, files stay readable."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 import draftwood
 from draftwood.drafters.registry import BUILTIN
+from tests.tools.paths import ROOT
 
 SOURCE = Path(draftwood.__file__).parent
-
-# Each line may import only lines below it; names on one line do not import each other.
-LAYERS = [
-    {"cli"},
-    {"bench", "serve"},
-    {"check", "train", "tune"},
-    {"compare"},
-    {"corpus", "prompts", "llm"},
-    {"engine"},
-    {"drafters"},
-    {"growth", "sources"},
-    {"verify"},
-    {"compiled"},
-    {"heads"},
-    {"target"},
-    {"sampling", "tree"},
-    {"config", "display", "files", "toml"},
-    {"errors"},
-]
 MAX_LINES = 400
 # The core has no further requirements; these come with an extra and are imported where they are used.
 EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow", "tensorboard", "uvicorn"}
 
-NEEDS_TRITON = "draftwood.targets.native.cuda."  # modules of that package; the package itself says whether they can run
+# Modules that import Triton; packages of the GPU decoder say without it whether they can run.
+NEEDS_TRITON = ("draftwood.targets.native.cuda.", "draftwood.sources.neural.head_graphs")
 
-MODULES = sorted(SOURCE.rglob("*.py"))
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-
-
-def layer_of(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if "workers" not in path.parts)  # workers are scripts
 
 
-def imports(path: Path) -> list[tuple[int, str, bool]]:
-    """Line, module and whether the import runs at import time."""
+def read_layers() -> list[set[str]]:
+    """The layers from top to bottom, from the one place that lists them."""
+    block = re.search(r"```layers\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
+    assert block is not None, "docs/architecture.md has no block ```layers"
+    return [set(re.split(r"  +", line)[0].split(" | ")) for line in block.group(1).splitlines()]
+
+
+LEVEL = {name: level for level, names in enumerate(read_layers()) for name in names}
+
+
+class Import(NamedTuple):
+    line: int
+    module: str  # the module or package that is imported from, or the submodule itself
+    name: str | None  # None: the module itself
+    at_top: bool  # runs when the importing module is imported
+
+
+def module_name(path: Path) -> str:
+    parts = ("draftwood", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {module_name(path): path for path in MODULES}
+PACKAGES = {name for name, path in PATHS.items() if path.name == "__init__.py"}
+
+
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    """Every import of the file, those for type checkers included."""
     tree = ast.parse(path.read_text())
     top = {id(node) for node in tree.body}
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            found.append((node.lineno, node.module, id(node) in top))
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                where = (inner, None) if inner in PATHS else (node.module, alias.name)
+                found.append(Import(node.lineno, *where, id(node) in top))
         elif isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name, id(node) in top) for alias in node.names]
-    return found
+            found += [Import(node.lineno, alias.name, None, id(node) in top) for alias in node.names]
+    return tuple(found)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def inner_imports(path: Path) -> Iterator[Import]:
+    return (each for each in imports(path) if each.module.startswith("draftwood."))
+
+
+@cache
+def face(package: str) -> frozenset[str]:
+    """What outsiders may import from a package."""
+    for node in ast.parse(PATHS[package].read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+def by_path(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=by_path)
 def test_layers_import_downwards(path: Path) -> None:
     own = path.relative_to(SOURCE).with_suffix("").parts[0]
     if own in ("__init__", "__main__"):
         return  # the package itself names what users import
-    assert own in LEVEL, f"{own} belongs to no layer: add it to LAYERS and to docs/architecture.md"
-    for line, module, at_import in imports(path):
-        if module.split(".")[0] in EXTRAS:
-            assert not at_import, f"{path}:{line}: {module} is an extra and must be imported where it is used"
-        if not module.startswith("draftwood."):
+    assert own in LEVEL, f"{own} belongs to no layer: add it to docs/architecture.md"
+    for each in imports(path):
+        if each.module.split(".")[0] in EXTRAS:
+            assert not each.at_top, f"{path}:{each.line}: {each.module} is an extra: import it where it is used"
+    for each in inner_imports(path):
+        other = each.module.split(".")[1]
+        assert other == own or LEVEL[own] < LEVEL[other], f"{path}:{each.line}: {own} must not import {other}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=by_path)
+def test_packages_are_imported_through_their_faces(path: Path) -> None:
+    """A module imports its siblings and those above it directly, and everything else from a package's ``__all__``."""
+    name = module_name(path)
+    room = name if name in PACKAGES else name.rpartition(".")[0]
+    for each in inner_imports(path):
+        parent = each.module.rpartition(".")[0]
+        if f"{room}.".startswith(f"{parent}.") or (each.module in PACKAGES and each.name is None):
             continue
-        other = layer_of(module)
-        if other != own:
-            assert LEVEL[own] < LEVEL[other], f"{path}:{line}: {own} must not import {other}"
+        package, wanted = (each.module, each.name) if each.name else (parent, each.module.rpartition(".")[2])
+        assert package in PACKAGES, f"{path}:{each.line}: import {wanted} from {parent}, not from {each.module}"
+        assert wanted in face(package), f"{path}:{each.line}: {package} does not list {wanted!r} in __all__"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def dependencies(package: str) -> Mapping[str, set[str]]:
+    """Which direct children of a package, files or subfolders, import which others."""
+    depth = package.count(".") + 1
+    found: dict[str, set[str]] = {}
+    for name, path in PATHS.items():
+        if name.startswith(f"{package}."):
+            child = name.split(".")[depth]
+            inside = [each.module for each in inner_imports(path) if each.module.startswith(f"{package}.")]
+            found.setdefault(child, set()).update({module.split(".")[depth] for module in inside} - {child})
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_nothing_in_a_package_imports_in_a_circle(package: str) -> None:
+    try:
+        TopologicalSorter(dependencies(package)).prepare()
+    except CycleError as error:
+        pytest.fail(f"{package}: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=by_path)
 def test_files_stay_small_and_say_what_they_are(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= MAX_LINES
@@ -106,29 +168,21 @@ def test_only_the_gpu_decoder_needs_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_documentation_names_every_layer() -> None:
-    page = Path(__file__).parent.parent / "docs" / "architecture.md"
-    text = page.read_text()
-    missing = [name for name in LEVEL if f"{name}" not in text]
-    assert not missing
-
-
 def test_nothing_of_one_machine_is_in_the_project() -> None:
-    root = Path(__file__).parent.parent
     suspects = ("/" + "root/", "/" + "work/", "/" + "home/")
     for path in [
         *MODULES,
-        *root.glob("*.md"),
-        *(root / "docs").rglob("*.md"),
-        root / "Makefile",
-        root / "pyproject.toml",
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
     ]:
         text = path.read_text()
         assert not [word for word in suspects if word in text], path
 
 
 def test_every_built_in_drafter_is_an_entry_point_too() -> None:
-    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    text = (ROOT / "pyproject.toml").read_text()
     section = text.split('[project.entry-points."draftwood.drafters"]\n')[1].split("\n\n")[0]
     entries = dict(line.replace('"', "").split(" = ") for line in section.splitlines())
     assert entries == BUILTIN

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import DraftwoodError
-from draftwood.models.resolve import BUILT_IN, resolve
+from draftwood.models import BUILT_IN, resolve
 from draftwood.progress import Progress, report
-from draftwood.text.bytes import ByteTokenizer
-from draftwood.text.tokenizer import TextCodec, Tokenizer
+from draftwood.text import ByteTokenizer, TextCodec, Tokenizer
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")  # what is taken from a folder; a file that is named may be called anything
 FIELDS = ("text", "content", "completion", "response", "output", "turns", "messages")  # where JSON lines keep a text

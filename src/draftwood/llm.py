@@ -20,14 +20,12 @@ from draftwood.config import (
     EngineOptions,
     SamplingParams,
 )
-from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_factory
-from draftwood.drafters.memory import memory_plan
+from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_factory, memory_plan
 from draftwood.engine import Engine, RequestStats, TokenEvent, TokenLogprobs
 from draftwood.errors import OptionError, PromptError
 from draftwood.progress import Progress
-from draftwood.targets.base import Target, TargetInfo
-from draftwood.targets.load import load_target
-from draftwood.text.tokenizer import TextCodec
+from draftwood.targets import Target, TargetInfo, load_target
+from draftwood.text import TextCodec
 
 Prompt = str | Sequence[int]  # text, or token ids
 Message = Mapping[str, str]  # {"role": ..., "content": ...}

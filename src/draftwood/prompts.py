@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import OptionError, PromptError
-from draftwood.text.tokenizer import TextCodec
+from draftwood.text import TextCodec
 
 Message = Mapping[str, str]
 Conversation = Sequence[Message]

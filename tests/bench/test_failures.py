@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from draftwood import SamplingParams
+from draftwood.bench.records.settings import Settings
 from draftwood.bench.run.engines import OwnEngine
 from draftwood.bench.run.runner import FAILURES_ALLOWED, Request, run_bench
-from draftwood.bench.run.settings import Settings
 from draftwood.errors import DraftwoodError
 from tests.tools.bench import BASE, Spy, bench, conversations
 

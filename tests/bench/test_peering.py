@@ -13,9 +13,9 @@ import pytest
 from draftwood import SamplingParams
 from draftwood.bench.records.files import write_records
 from draftwood.bench.records.methods import PEER, Method
+from draftwood.bench.records.settings import Settings
 from draftwood.bench.run import peering, runner
 from draftwood.bench.run.engines import Answer
-from draftwood.bench.run.settings import Settings
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.targets.load import load_target
 from tests.tools.bench import bench

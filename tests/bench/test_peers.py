@@ -27,7 +27,7 @@ from draftwood.bench.peers import (
 )
 from draftwood.errors import DraftwoodError, ModelError, OptionError
 from draftwood.models import fetch
-from draftwood.models.resolve import KNOWN
+from draftwood.models.find import KNOWN
 from tests.tools.gguf_writer import write_toy
 
 

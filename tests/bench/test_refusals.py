@@ -13,10 +13,10 @@ import pytest
 
 from draftwood.bench.records.files import held, read_run
 from draftwood.bench.records.methods import labelled, parse_methods
+from draftwood.bench.records.settings import Settings
 from draftwood.bench.run import runner
 from draftwood.bench.run.engines import OwnEngine
 from draftwood.bench.run.runner import FAILURES_ALLOWED, Request, run_bench
-from draftwood.bench.run.settings import Settings
 from draftwood.bench.tasks.tasks import load_tasks
 from draftwood.cli.console.terminal import _KNOWN
 from draftwood.config import SamplingParams

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from draftwood.bench.records.methods import check_memories, parse_methods, split_methods
+from draftwood.bench.records.settings import Settings
 from draftwood.bench.run.schedule import order, schedule
-from draftwood.bench.run.settings import Settings
 from draftwood.bench.tasks.tasks import load_tasks
 from draftwood.errors import OptionError
 

@@ -23,7 +23,7 @@ from draftwood.errors import ModelError, OptionError
 from draftwood.heads import check_fit, find_head, load_head, save_head, shipped_for, shipped_heads
 from draftwood.heads import shipped as shipping
 from draftwood.heads.fit import fingerprint, fingerprint_if_here, is_its_target, target_shape
-from draftwood.models.resolve import ModelFolder
+from draftwood.models.find import ModelFolder
 from draftwood.models.tensors import tensor_shapes
 from draftwood.targets.load import load_target
 from draftwood.targets.native.target import NativeTarget

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from draftwood.errors import ModelError
-from draftwood.models.gguf.convert import convert, converted_size
+from draftwood.models.gguf.conversion import convert, converted_size
 from draftwood.models.gguf.reader import GgufFile
 from draftwood.models.gguf.safetensors_file import SafetensorsWriter
-from draftwood.models.resolve import ModelFolder, read_json_config
+from draftwood.models.find import ModelFolder, read_json_config
 from draftwood.models.config import parse_config
 from draftwood.targets.native.weights import load_weights
 from draftwood.text.tokenizer import Tokenizer
@@ -80,7 +80,7 @@ def test_storage_keeps_what_two_bytes_can(tmp_path: Path) -> None:
 
 
 def test_bfloat16_rounds_as_torch_does(tmp_path: Path) -> None:
-    from draftwood.models.gguf.convert import _encoded
+    from draftwood.models.gguf.conversion import _encoded
 
     values = np.random.default_rng(1).standard_normal(4096).astype(np.float32)
     ours = torch.frombuffer(bytearray(_encoded(values, "BF16")), dtype=torch.bfloat16)

@@ -12,7 +12,7 @@ import pytest
 
 from draftwood.errors import MissingExtraError, ModelError
 from draftwood.models import catalog, fetch, resolve as load
-from draftwood.models.resolve import KNOWN, KnownModel, ModelFolder, resolve
+from draftwood.models.find import KNOWN, KnownModel, ModelFolder, resolve
 from draftwood.disk.store import DiskFullError
 from tests.tools.model_cache import contents, heard, home, known, toy  # noqa: F401 - home, known and toy are fixtures
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import ModelError
-from draftwood.models.gguf.convert import convert, converted_size
+from draftwood.models.gguf.conversion import convert, converted_size
 from draftwood.models.gguf.dequantize import FORMATS, dequantize
 from draftwood.models.gguf.reader import GgufFile
 from tests.tools.gguf_writer import F32, Q4_0, Raw, f32, gguf_bytes, toy_model, write_gguf

@@ -18,7 +18,7 @@ from draftwood.errors import ModelError
 from draftwood.disk import store
 from draftwood.models import catalog
 from draftwood.models.gguf.safetensors_file import SafetensorsWriter
-from draftwood.models.resolve import ModelFolder, read_json_config, resolve
+from draftwood.models.find import ModelFolder, read_json_config, resolve
 from tests.tools.model_cache import contents, heard, home, toy  # noqa: F401 - home and toy are fixtures
 
 # Names
@@ -220,7 +220,7 @@ def test_a_home_that_cannot_be_written(toy: Path, home: Path) -> None:
 
 def test_two_processes_convert_once(toy: Path, home: Path, tmp_path: Path) -> None:
     script = (
-        "import sys; from draftwood.models.resolve import resolve; labels = set()\n"
+        "import sys; from draftwood.models.find import resolve; labels = set()\n"
         "folder = resolve(sys.argv[1], lambda label, done, total: labels.add(label))\n"
         "print(folder.path, 'converting the model' in labels)"
     )

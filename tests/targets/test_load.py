@@ -11,7 +11,7 @@ import torch
 
 from draftwood import LLM
 from draftwood.errors import CapabilityError, DraftwoodError, ModelError, OptionError, PromptError
-from draftwood.models.resolve import resolve
+from draftwood.models.find import resolve
 from draftwood.sizing.costs import LARGEST_TREE
 from draftwood.targets.load import load_target, pick_device
 from draftwood.targets.room import MAX_CACHE_TOKENS, check_room, default_cache_tokens, out_of_memory

@@ -10,7 +10,7 @@ import torch
 
 from draftwood.errors import CapabilityError, ModelError, OptionError
 from draftwood.models.config import is_native, parse_config
-from draftwood.models.resolve import read_json_config
+from draftwood.models.find import read_json_config
 from draftwood.targets.base import ForwardOutput, Segment
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from draftwood import LLM, SamplingParams
 from draftwood.bench.records.machine import model_facts
-from draftwood.bench.run.settings import Settings
+from draftwood.bench.records.settings import Settings
 from draftwood.check import check
 from draftwood.drafters.memory import model_fingerprint
 from draftwood.errors import CapabilityError, OptionError

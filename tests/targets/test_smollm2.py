@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.models.resolve import ModelFolder
+from draftwood.models.find import ModelFolder
 from tests.conftest import logits_after
 from tests.tools.paths import ROOT
 

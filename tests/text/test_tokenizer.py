@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import ModelError, PromptError
+from draftwood.models.find import ModelFolder
 from draftwood.models.gguf.tokenizer import build_tokenizer, ending_ids, save_tokenizer, tokenizer_config
-from draftwood.models.resolve import ModelFolder
 from draftwood.text.chat import render_chat
 from draftwood.text.tokenizer import TextCodec, Tokenizer
 from tests.tools.gguf_writer import CHATML, tokenizer_metadata, vocabulary

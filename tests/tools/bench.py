@@ -10,9 +10,9 @@ import pytest
 
 from draftwood import SamplingParams
 from draftwood.bench.records.files import Run
+from draftwood.bench.records.settings import Settings
 from draftwood.bench.run.engines import OwnEngine
 from draftwood.bench.run.runner import Request, run_bench
-from draftwood.bench.run.settings import Settings
 
 BASE: dict[str, Any] = {
     "model": "tiny",

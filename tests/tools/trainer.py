@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood.heads import Eagle3Head, HeadModule, load_head
 from draftwood.targets.load import load_target
-from draftwood.train.attention.unroll import unroll
+from draftwood.train.attention.unrolled import unroll
 from draftwood.train.base import Batch, Example, Losses, Signals
 from draftwood.train.config import TrainConfig, load_config
 from draftwood.train.data.make import make_data, prepare

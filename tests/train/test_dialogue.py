@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import CapabilityError, PromptError
-from draftwood.models.resolve import resolve
+from draftwood.models.find import resolve
 from draftwood.text.bytes import EOS, ByteTokenizer
 from draftwood.text.chat import Message
 from draftwood.text.tokenizer import TextCodec, Tokenizer

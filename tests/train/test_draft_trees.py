@@ -19,7 +19,7 @@ from draftwood.train.trees.attention import ancestors_of, tree_attention
 from draftwood.train.trees.beam import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.branch import branch_log_probs
 from draftwood.train.trees.merge import merge
-from draftwood.train.trees.reward import (
+from draftwood.train.trees.rewards import (
     Branch,
     accepted_branch,
     advantages,

@@ -17,7 +17,7 @@ from draftwood.train.frozen.target import FrozenTarget
 from draftwood.train.methods.gto import GtoMethod, GtoOptions, frozen_copy
 from draftwood.train.trees.beam import DraftBeam
 from draftwood.train.trees.branch import branch_log_probs
-from draftwood.train.trees.reward import advantages, ratios
+from draftwood.train.trees.rewards import advantages, ratios
 from draftwood.train.trees.roots import padded
 from draftwood.train.trees.run import HeadRun
 from tests.tools.train import (

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.heads import Eagle3Head, EagleHead
-from draftwood.train.attention.unroll import UnrolledAttention, unroll
+from draftwood.train.attention.unrolled import UnrolledAttention, unroll
 from tests.tools.head import SMALL, causal, random_head, random_parts
 from tests.tools.train import drafted
 

@@ -14,7 +14,7 @@ from io import TextIOWrapper
 
 from draftwood import __version__
 from draftwood.cli.bench import command as bench
-from draftwood.cli.console.options import CommandParser, HelpFormatter, examples
+from draftwood.cli.console import CommandParser, HelpFormatter, examples
 from draftwood.cli.generation import chat, check, generate, serve
 from draftwood.cli.inspect import command as inspect
 from draftwood.cli.setup import datastore, drafters, models, tune

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from draftwood.disk.compiler import Library
+from draftwood.disk import Library
 
 CORE = Library("core", Path(__file__).parent / "core.c", ctypes.PyDLL)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from draftwood.drafters.base import Drafter, DraftRequest, Verified
 from draftwood.drafters.checks import check_whole
-from draftwood.sources.adaptive import AdaptiveNgrams
+from draftwood.sources import AdaptiveNgrams
 from draftwood.tree import DraftTree
 
 

@@ -24,10 +24,8 @@ import torch
 
 from draftwood.config import SamplingParams
 from draftwood.drafters.memory import Memory
-from draftwood.targets.base import Target, TargetInfo
-from draftwood.targets.find_top import top_rows
-from draftwood.targets.toprows import TopRows
-from draftwood.text.tokenizer import TextCodec
+from draftwood.targets import Target, TargetInfo, TopRows, top_rows
+from draftwood.text import TextCodec
 from draftwood.tree import DraftTree
 
 PREDICTION_TAIL = 16  # tokens of the prompt once more behind a prediction: as many as any n-gram that is looked up

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from draftwood.drafters.base import DraftRequest, Verified
 from draftwood.drafters.checks import check_choice, check_flag, check_ngrams, check_order, check_share, check_whole
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
-from draftwood.growth.spine import SPINE, SpinePlan, spine_tree
-from draftwood.sources.context import ContextMatch, Match
-from draftwood.sources.suffix import SuffixAutomaton
+from draftwood.growth import SPINE, SpinePlan, spine_tree
+from draftwood.sources import ContextMatch, Match, SuffixAutomaton
 from draftwood.tree import BYPASS, DraftTree
 
 BYPASSES = ("auto", "copied", "matched", "never")

@@ -10,11 +10,10 @@ import torch
 
 from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.heads import ShippedHead, find_head, shipped_for, shipped_heads
-from draftwood.heads.fit import fingerprint, load_fitting
-from draftwood.sources.neural.build import head_model
-from draftwood.targets.base import Target, TargetInfo, TargetParts
-from draftwood.text.tokenizer import TextCodec
+from draftwood.heads import ShippedHead, find_head, fingerprint, load_fitting, shipped_for, shipped_heads
+from draftwood.sources.neural import head_model
+from draftwood.targets import Target, TargetInfo, TargetParts
+from draftwood.text import TextCodec
 
 MORE_SLOTS = 2  # times the target's: a head's cache is small, and should never be what ends drafting
 

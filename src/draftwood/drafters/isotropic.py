@@ -16,11 +16,9 @@ from draftwood.drafters.checks import check_choice, check_flag, check_ngrams, ch
 from draftwood.drafters.shapes import first_nodes, static_tree
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
-from draftwood.growth.static import Candidates, fill, fill_breadth_first, from_lookup, with_spine
-from draftwood.sources.context import ContextMatch
-from draftwood.tree import DraftTree
-from draftwood.tree.shapes import TreeShape
-from draftwood.tree.theory import sequoia
+from draftwood.growth import Candidates, fill, fill_breadth_first, from_lookup, with_spine
+from draftwood.sources import ContextMatch
+from draftwood.tree import DraftTree, TreeShape, sequoia
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from draftwood.drafters.base import Drafter, DraftRequest, Verified
 from draftwood.drafters.checks import check_flag, check_whole
-from draftwood.sources.lookahead import JacobiWindow, NgramPool
+from draftwood.sources import JacobiWindow, NgramPool
 from draftwood.tree import DraftTree, TreeBuilder
 
 MIN_WINDOW_BUDGET = 4  # with fewer positions there are candidates only

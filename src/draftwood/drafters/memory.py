@@ -23,9 +23,9 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from draftwood.disk.files import new_file
+from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError, OptionError
-from draftwood.targets.base import TargetInfo
+from draftwood.targets import TargetInfo
 
 SCOPES = ("request", "prompt", "process")
 FORMAT, VERSION = "draftwood-memory", "1"

@@ -23,12 +23,10 @@ from draftwood.drafters.checks import check_choice, check_flag, check_share, che
 from draftwood.drafters.shapes import static_tree
 from draftwood.drafters.stand import warped
 from draftwood.errors import CapabilityError
-from draftwood.growth.drawn import make_draw
-from draftwood.growth.neural.policies import GROWTHS, Frontier, GrowthOptions, make_growth
-from draftwood.sources.neural.base import DraftModel, DraftSegment
-from draftwood.targets.base import Segment, TargetInfo, chain_parents
-from draftwood.targets.toprows import KERNEL_MOST
-from draftwood.targets.toprows import TopRows
+from draftwood.growth import make_draw
+from draftwood.growth.neural import GROWTHS, Frontier, GrowthOptions, make_growth
+from draftwood.sources.neural import DraftModel, DraftSegment
+from draftwood.targets import KERNEL_MOST, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # tokens of a text that one pass reads

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from draftwood.drafters.base import Drafter, DraftRequest, Verified
 from draftwood.drafters.checks import check_ngrams, check_whole
-from draftwood.sources.context import ContextMatch
+from draftwood.sources import ContextMatch
 from draftwood.tree import DraftTree
 
 

@@ -8,9 +8,8 @@ from draftwood.drafters.base import DraftRequest
 from draftwood.drafters.checks import check_choice, check_flag, check_whole
 from draftwood.drafters.shapes import first_nodes, static_tree
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
-from draftwood.growth.static import fill, from_lookup
-from draftwood.tree import DraftTree
-from draftwood.tree.shapes import TreeShape
+from draftwood.growth import fill, from_lookup
+from draftwood.tree import DraftTree, TreeShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

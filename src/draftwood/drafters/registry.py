@@ -12,8 +12,8 @@ from draftwood.config import DEFAULT_MEMORY, from_mapping
 from draftwood.drafters.base import Drafter
 from draftwood.drafters.memory import MemoryKeeper, memory_plan
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean
-from draftwood.targets.base import Target, TargetInfo
-from draftwood.text.tokenizer import TextCodec
+from draftwood.targets import Target, TargetInfo
+from draftwood.text import TextCodec
 
 GROUP = "draftwood.drafters"
 # What the package itself registers; also the table that applies when it runs from its source without being installed.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from draftwood.drafters.base import Drafter, DraftRequest, Verified
 from draftwood.drafters.checks import check_order, check_whole
 from draftwood.errors import OptionError
-from draftwood.growth.prefix_tree import frequency_tree
-from draftwood.sources.datastore import Datastore
-from draftwood.targets.base import TargetInfo
+from draftwood.growth import frequency_tree
+from draftwood.sources import Datastore
+from draftwood.targets import TargetInfo
 from draftwood.tree import DraftTree
 
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 from draftwood.drafters.base import Drafter, DraftRequest, Verified
 from draftwood.drafters.checks import check_whole
 from draftwood.errors import OptionError
-from draftwood.sources.suffix import CorpusAutomaton, SuffixSource, load_corpus
-from draftwood.targets.base import TargetInfo
+from draftwood.sources import CorpusAutomaton, SuffixSource, load_corpus
+from draftwood.targets import TargetInfo
 from draftwood.tree import DraftTree
 
 

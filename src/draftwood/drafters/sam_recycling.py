@@ -11,9 +11,8 @@ from draftwood.drafters.checks import check_whole
 from draftwood.drafters.recycling import RecyclingDrafter, RecyclingOptions
 from draftwood.drafters.sam import SuffixDrafter, SuffixOptions
 from draftwood.drafters.transition import TransitionDrafter
-from draftwood.sources.suffix import CorpusAutomaton, SuffixSource
-from draftwood.sources.transitions import SuccessorArrays, TransitionTable
-from draftwood.targets.base import TargetInfo
+from draftwood.sources import CorpusAutomaton, SuccessorArrays, SuffixSource, TransitionTable
+from draftwood.targets import TargetInfo
 from draftwood.tree import BYPASS, DraftTree
 
 

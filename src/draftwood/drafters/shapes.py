@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from draftwood.errors import OptionError
-from draftwood.tree.shapes import TreeShape, recycling_tree
+from draftwood.tree import TreeShape, recycling_tree
 
 TREES = Path(__file__).parent / "trees"  # measured ones that come with the package
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from draftwood.drafters.neural import MOST_NODES, NeuralDrafter, NeuralOptions, Shared
 from draftwood.errors import ModelError, OptionError
-from draftwood.sources.neural.model import SmallModel
-from draftwood.targets.base import Target
-from draftwood.targets.load import load_target
-from draftwood.text.tokenizer import TextCodec
+from draftwood.sources.neural import SmallModel
+from draftwood.targets import Target, load_target
+from draftwood.text import TextCodec
 
 SAMPLES = 200  # tokens whose texts are compared
 MORE_SLOTS = 8 * MOST_NODES  # for the trees of some requests, beyond what the target holds of their texts

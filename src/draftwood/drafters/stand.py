@@ -11,14 +11,11 @@ from draftwood.config import SamplingParams
 from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
 from draftwood.drafters.checks import check_choice, check_flag, check_top_k, check_whole
 from draftwood.drafters.shapes import static_tree
-from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
-from draftwood.sampling.warp import MIN_TEMPERATURE
-from draftwood.sources.ngrams import NgramTables
-from draftwood.sources.rowtable import IdRows, ScoreRows
-from draftwood.targets.base import TargetInfo
-from draftwood.targets.toprows import TopRows
-from draftwood.tree import DraftTree
-from draftwood.tree.shapes import TreeShape
+from draftwood.growth import DRAWS, fill_drawn, make_draw
+from draftwood.sampling import MIN_TEMPERATURE
+from draftwood.sources import IdRows, NgramTables, ScoreRows
+from draftwood.targets import TargetInfo, TopRows
+from draftwood.tree import DraftTree, TreeShape
 
 SOURCE = "ngram"
 HARVESTS = ("all", "emitted")  # every verified node, or what emitted tokens were drawn from

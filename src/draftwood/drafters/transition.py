@@ -6,12 +6,9 @@ from typing import Any
 
 from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
 from draftwood.drafters.checks import check_top_k
-from draftwood.growth.spine import Anchor
-from draftwood.sources.rowtable import IdRows, RowTable, ScoreRows
-from draftwood.sources.successors import load_successors
-from draftwood.sources.transitions import SuccessorArrays, TransitionTable
-from draftwood.targets.base import TargetInfo
-from draftwood.targets.toprows import TopRows
+from draftwood.growth import Anchor
+from draftwood.sources import IdRows, RowTable, ScoreRows, SuccessorArrays, TransitionTable, load_successors
+from draftwood.targets import TargetInfo, TopRows
 
 HARVESTS = ("all", "accepted")  # every verified node, or those of the accepted path alone
 

@@ -2,6 +2,16 @@
 
 from draftwood.engine.engine import Engine
 from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
-from draftwood.engine.stats import RequestStats
+from draftwood.engine.session import DRAFTER_STREAM
+from draftwood.engine.stats import BRANCH_SOURCE, SPINE_SOURCE, RequestStats
 
-__all__ = ["BONUS_SOURCE", "Engine", "RequestStats", "TokenEvent", "TokenLogprobs"]
+__all__ = [
+    "BONUS_SOURCE",
+    "BRANCH_SOURCE",
+    "DRAFTER_STREAM",
+    "SPINE_SOURCE",
+    "Engine",
+    "RequestStats",
+    "TokenEvent",
+    "TokenLogprobs",
+]

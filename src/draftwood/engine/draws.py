@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 
 from draftwood.engine.session import Session
-from draftwood.sampling import Warper
-from draftwood.sampling.randomness import tokens_at
+from draftwood.sampling import Warper, tokens_at
 
 MOST_LOGITS = 2**27  # whose distributions are held at once
 

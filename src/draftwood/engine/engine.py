@@ -13,18 +13,16 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from draftwood.config import EngineOptions, SamplingParams
-from draftwood.drafters import Drafter, DrafterFactory, NoOptions
-from draftwood.drafters.plain import PlainDrafter
+from draftwood.drafters import Drafter, DrafterFactory, NoOptions, PlainDrafter
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Request, Session
 from draftwood.engine.step import Round, begin, finish, step
 from draftwood.errors import CapabilityError, PromptError
 from draftwood.progress import Progress
-from draftwood.sizing.costs import CostProfile, known_costs
-from draftwood.sizing.sizer import Experience, Sizer
-from draftwood.targets.base import Target
-from draftwood.text.tokenizer import TextCodec
+from draftwood.sizing import CostProfile, Experience, Sizer, known_costs
+from draftwood.targets import Target
+from draftwood.text import TextCodec
 
 FEWEST_IN_TURNS = 8  # requests: fewer of them share a pass, whose time hardly depends on their number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from draftwood.targets.base import Target
+from draftwood.targets import Target
 
 MIN_SHARED = 8  # tokens; below this prefilling anew costs nothing
 

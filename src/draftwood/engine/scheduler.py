@@ -6,7 +6,7 @@ import logging
 
 from draftwood.engine.prefix import PrefixStore
 from draftwood.engine.session import Session
-from draftwood.targets.base import Target
+from draftwood.targets import Target
 
 KEPT_PREFIXES = 4
 LOG = logging.getLogger(__name__)

@@ -21,10 +21,9 @@ from draftwood.engine.stats import RequestStats
 from draftwood.engine.stopping import StopStrings, StopTokens
 from draftwood.errors import TreeError
 from draftwood.sampling import SeededRandomness, Warper
-from draftwood.sizing.sizer import Load, Sizer
-from draftwood.targets.base import ForwardOutput, Segment, TargetInfo, chain_parents
-from draftwood.text.incremental import IncrementalDecoder
-from draftwood.text.tokenizer import TextCodec
+from draftwood.sizing import Load, Sizer
+from draftwood.targets import ForwardOutput, Segment, TargetInfo, chain_parents
+from draftwood.text import IncrementalDecoder, TextCodec
 from draftwood.tree import DraftTree
 from draftwood.verify import Accepted, accept_drawn, accept_greedy, accept_sampled, numbers_of
 

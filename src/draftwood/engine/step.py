@@ -19,8 +19,8 @@ from draftwood.engine.drafting import draft
 from draftwood.engine.draws import draw_together
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.session import Session
-from draftwood.sizing.sizer import ALONE, Load, beside
-from draftwood.targets.base import Flight, ForwardOutput, Segment, Target
+from draftwood.sizing import ALONE, Load, beside
+from draftwood.targets import Flight, ForwardOutput, Segment, Target
 
 PREFILL_ROWS = 8192  # positions of prompts in one pass, about: what a pass takes of memory grows with them
 

@@ -14,9 +14,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.tree import DraftTree, Proposal
-from draftwood.tree.draft import ROOT_SOURCE, FloatArray
-from draftwood.tree.shapes import TreeShape
+from draftwood.tree import ROOT_SOURCE, DraftTree, FloatArray, Proposal, TreeShape
 
 DRAWS = ("gumbel", "multinomial", "chosen")
 NOISE_AT_ONCE = 8192

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from draftwood.growth.best_first import Lookup
 from draftwood.growth.spine import BRANCH, SPINE, Anchor
-from draftwood.tree import DraftTree, TreeBuilder
-from draftwood.tree.shapes import TreeShape
+from draftwood.tree import DraftTree, TreeBuilder, TreeShape
 
 NOTHING = -1  # what fills up a short row of successors
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from draftwood.errors import DraftwoodError, ModelError
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.layers import RMSNorm, float_logits
-from draftwood.targets.base import TargetParts
-from draftwood.targets.native.eager import rms_norm
+from draftwood.targets import TargetParts
+from draftwood.targets.native import rms_norm
 
 
 class Head(nn.Module, ABC):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from draftwood.config import one_of
 from draftwood.errors import OptionError
-from draftwood.models.config import ModelConfig, Rope
+from draftwood.models import ModelConfig, Rope
 
 KINDS = ("eagle", "eagle3", "medusa", "hydra")
 FEATURES = ("normed", "raw")

@@ -14,7 +14,7 @@ from draftwood.heads.base import Head, draw_
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.layers import Angles, DecoderLayer, RMSNorm, Rotation, float_logits
 from draftwood.heads.vocabulary import checked_vocabulary, inverse_map, token_mask
-from draftwood.targets.base import Attend
+from draftwood.targets import Attend
 
 
 class FirstLayer(DecoderLayer):

@@ -8,16 +8,23 @@ from pathlib import Path
 
 import torch
 
-from draftwood.disk.store import models_home
+from draftwood.disk import models_home
 from draftwood.errors import CapabilityError, ModelError
 from draftwood.heads.config import HeadConfig, check_fit
 from draftwood.heads.formats import LoadedHead, load_head
-from draftwood.models.config import ModelConfig, is_native, parse_config, whole_number
-from draftwood.models.resolve import BUILT_IN, is_entry_name, read_json_config, resolve
+from draftwood.models import (
+    BUILT_IN,
+    ModelConfig,
+    is_entry_name,
+    is_native,
+    parse_config,
+    read_json_config,
+    resolve,
+    whole_number,
+)
 from draftwood.progress import Progress
-from draftwood.targets.base import Target
-from draftwood.targets.native.weights import has_weights, load_parts
-from draftwood.targets.tiny import TINY_CONFIG, tiny_target
+from draftwood.targets import TINY_CONFIG, Target, tiny_target
+from draftwood.targets.native import has_weights, load_parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from draftwood.heads.base import Head
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.layers import DecoderLayer, ResidualBlock, RMSNorm, Rotation, float_logits
-from draftwood.targets.base import Attend
+from draftwood.targets import Attend
 
 
 class JoiningBlock(nn.Module):

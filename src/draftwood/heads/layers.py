@@ -9,9 +9,8 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
 from draftwood.heads.config import HeadConfig
-from draftwood.targets.base import Attend
-from draftwood.targets.native.eager import HEAD_ROWS, rms_norm, rotate
-from draftwood.targets.native.rope import inverse_frequencies
+from draftwood.targets import Attend
+from draftwood.targets.native import HEAD_ROWS, inverse_frequencies, rms_norm, rotate
 
 
 class Angles(NamedTuple):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from draftwood.heads.base import Head
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.layers import ResidualBlock, float_logits
-from draftwood.targets.base import Attend
+from draftwood.targets import Attend
 
 
 class MedusaBranch(nn.Module):

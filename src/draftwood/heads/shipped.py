@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from draftwood.errors import ModelError
 from draftwood.heads.config import HeadConfig, TargetShape, check_fit
-from draftwood.heads.formats.draftwood import DraftwoodLayout
-from draftwood.heads.formats.files import CONFIG, read_config_file
+from draftwood.heads.formats import CONFIG, DraftwoodLayout, read_config_file
 
 FOLDER = Path(__file__).with_name("shipped")
 

@@ -1,1 +1,35 @@
-"""."""
+"""From a model name to a model folder: known names, folders, the hub, GGUF files; its configuration."""
+
+from draftwood.models.catalog import ModelDescription, describe, list_models, model_path, remove_model
+from draftwood.models.config import ModelConfig, Rope, architecture_of, is_native, parse_config, whole_number
+from draftwood.models.fetch import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off, is_offline, wheel_gguf
+from draftwood.models.find import BUILT_IN, KNOWN, KnownModel, ModelFolder, is_entry_name, read_json_config, resolve
+from draftwood.models.tensors import tensor_shapes
+
+__all__ = [
+    "BUILT_IN",
+    "HUB_TIMEOUT",
+    "KNOWN",
+    "KnownModel",
+    "ModelConfig",
+    "ModelDescription",
+    "ModelFolder",
+    "Rope",
+    "architecture_of",
+    "describe",
+    "hub_errors",
+    "hub_is_installed",
+    "hub_is_off",
+    "is_entry_name",
+    "is_native",
+    "is_offline",
+    "list_models",
+    "model_path",
+    "parse_config",
+    "read_json_config",
+    "remove_model",
+    "resolve",
+    "tensor_shapes",
+    "wheel_gguf",
+    "whole_number",
+]

@@ -10,10 +10,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from draftwood.disk.store import locked, models_home, remove_folder
+from draftwood.disk import locked, models_home, remove_folder
 from draftwood.errors import ModelError
 from draftwood.models.config import architecture_of, is_native, parse_config, whole_number
-from draftwood.models.resolve import (
+from draftwood.models.find import (
     BUILT_IN,
     KNOWN,
     built_in_has_no_folder,

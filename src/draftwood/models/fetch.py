@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from draftwood.disk.store import DiskFullError
+from draftwood.disk import DiskFullError
 from draftwood.errors import DraftwoodError, MissingExtraError, ModelError
 from draftwood.progress import Progress, report
 

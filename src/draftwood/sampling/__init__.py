@@ -1,6 +1,6 @@
 """Logits to probabilities, and the draws from them."""
 
 from draftwood.sampling.randomness import Randomness, SeededRandomness, tokens_at, usable
-from draftwood.sampling.warp import Warper
+from draftwood.sampling.warp import MIN_TEMPERATURE, Warper
 
-__all__ = ["Randomness", "SeededRandomness", "Warper", "tokens_at", "usable"]
+__all__ = ["MIN_TEMPERATURE", "Randomness", "SeededRandomness", "Warper", "tokens_at", "usable"]

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
-from draftwood.text.tokenizer import TextCodec
+from draftwood.text import TextCodec
 
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
 

@@ -26,11 +26,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood.disk.files import new_file
-from draftwood.disk.store import cache_home
+from draftwood.disk import cache_home, new_file
 from draftwood.errors import DraftwoodError
 from draftwood.progress import Progress, report
-from draftwood.targets.base import USUAL_TOP, Segment, Target, TargetInfo, chain_parents
+from draftwood.targets import USUAL_TOP, Segment, Target, TargetInfo, chain_parents
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # timed where passes may have any size
 LARGEST_TREE = 128

@@ -1,1 +1,36 @@
 """What suggests next tokens."""
+
+from draftwood.sources.adaptive import AdaptiveNgrams
+from draftwood.sources.context import ContextMatch, Match
+from draftwood.sources.datastore import Datastore, DatastoreInfo, build, fingerprint
+from draftwood.sources.lookahead import JacobiWindow, NgramPool
+from draftwood.sources.ngrams import NgramTables
+from draftwood.sources.rowtable import IdRows, RowTable, ScoreRows
+from draftwood.sources.successors import build_successors, load_successors, save_successors
+from draftwood.sources.suffix import CorpusAutomaton, SuffixAutomaton, SuffixSource, load_corpus
+from draftwood.sources.transitions import SuccessorArrays, TransitionTable
+
+__all__ = [
+    "AdaptiveNgrams",
+    "ContextMatch",
+    "CorpusAutomaton",
+    "Datastore",
+    "DatastoreInfo",
+    "IdRows",
+    "JacobiWindow",
+    "Match",
+    "NgramPool",
+    "NgramTables",
+    "RowTable",
+    "ScoreRows",
+    "SuccessorArrays",
+    "SuffixAutomaton",
+    "SuffixSource",
+    "TransitionTable",
+    "build",
+    "build_successors",
+    "fingerprint",
+    "load_corpus",
+    "load_successors",
+    "save_successors",
+]

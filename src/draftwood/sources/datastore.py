@@ -25,7 +25,7 @@ from draftwood.display import readable_size
 from draftwood.progress import Progress, report
 from draftwood.sources.datastore_file import DatastoreError, Mapped, damaged, map_file, write_file
 from draftwood.sources.suffix_array import BYTES_PER_TOKEN, MAX_TOKENS, SEPARATOR, Int32Array, suffix_array
-from draftwood.text.tokenizer import TextCodec
+from draftwood.text import TextCodec
 
 PADDED_VOCABULARY = 2048  # a model may have that many more ids than its tokenizer uses
 _NUM_CHECKS = 16  # places that are looked at when a file is opened

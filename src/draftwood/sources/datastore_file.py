@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftwood.disk.files import new_file
+from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError
 from draftwood.progress import Progress, report
 from draftwood.sources.suffix_array import Int32Array

@@ -16,13 +16,11 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from draftwood.disk.files import new_file
-from draftwood.disk.store import cache_home
+from draftwood.disk import cache_home, new_file
 from draftwood.progress import Progress, report
 from draftwood.sources.rowtable import NOTHING, in_vocabulary
 from draftwood.sources.transitions import SuccessorArrays
-from draftwood.targets.base import Segment, Target, TargetInfo
-from draftwood.targets.find_top import top_rows
+from draftwood.targets import Segment, Target, TargetInfo, top_rows
 
 WIDTH = 10  # successors kept of each token
 CHUNK = 256  # tokens of the vocabulary in one pass

@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from draftwood.errors import CapabilityError
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 from draftwood.progress import Progress
 from draftwood.targets.toprows import TopRows
 

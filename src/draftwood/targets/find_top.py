@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from draftwood.errors import OptionError
-from draftwood.targets.native.cpu import build
+from draftwood.targets.native.cpu import load_kernel
 from draftwood.targets.toprows import KERNEL_MOST, TopRows
 
 
@@ -36,7 +36,7 @@ def top_rows(logits: torch.Tensor, k: int, rows: Sequence[int] | None = None) ->
     if logits.dtype != torch.float32:
         logits = logits.to(torch.float32)
     if logits.is_cpu and num_rows and k <= KERNEL_MOST:
-        kernel = build.load_kernel()
+        kernel = load_kernel()
         if kernel is not None:
             return _top_by_kernel(_entry(kernel), logits, k, rows)
     words_of = _words_on(logits.device)
@@ -84,7 +84,7 @@ def _words_on(device: torch.device) -> Callable[[torch.Tensor, int], torch.Tenso
 
     if device.type != "cuda" or cuda.why_not_on(device):
         return None
-    from draftwood.targets.native.cuda.kernels.top import top_words
+    from draftwood.targets.native.cuda.kernels import top_words
 
     return top_words
 

@@ -12,17 +12,14 @@ import torch
 
 from draftwood.config import DTYPES, QUANTIZE, TARGETS, one_of
 from draftwood.errors import CapabilityError, ModelError, OptionError
-from draftwood.models.config import ModelConfig, is_native, parse_config
-from draftwood.models.resolve import BUILT_IN, ModelFolder, read_json_config, resolve
+from draftwood.models import BUILT_IN, ModelConfig, ModelFolder, is_native, parse_config, read_json_config, resolve
 from draftwood.progress import Progress
 from draftwood.targets.base import Target
-from draftwood.targets.native import cuda
+from draftwood.targets.native import NativeTarget, cuda
 from draftwood.targets.native.cpu import CpuDecoder
-from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.room import check_room, default_cache_tokens, out_of_memory
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
-from draftwood.text.bytes import ByteTokenizer
-from draftwood.text.tokenizer import TextCodec, Tokenizer
+from draftwood.text import ByteTokenizer, TextCodec, Tokenizer
 
 _DEVICES = "auto, cpu, cuda, cuda:0, ..."
 

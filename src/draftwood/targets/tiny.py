@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from draftwood.models.config import ModelConfig, Rope
-from draftwood.models.tensors import tensor_shapes
-from draftwood.targets.native.target import NativeTarget
-from draftwood.targets.native.weights import assemble
-from draftwood.text.bytes import ByteTokenizer
+from draftwood.models import ModelConfig, Rope, tensor_shapes
+from draftwood.targets.native import NativeTarget, assemble
+from draftwood.text import ByteTokenizer
 
 TINY_CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",

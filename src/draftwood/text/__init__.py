@@ -1,1 +1,8 @@
-"""."""
+"""Text to token ids and back: tokenizers, chat templates, incremental decoding."""
+
+from draftwood.text.bytes import ByteTokenizer
+from draftwood.text.chat import Message
+from draftwood.text.incremental import IncrementalDecoder
+from draftwood.text.tokenizer import TextCodec, Tokenizer
+
+__all__ = ["ByteTokenizer", "IncrementalDecoder", "Message", "TextCodec", "Tokenizer"]

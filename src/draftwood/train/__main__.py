@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from draftwood.train.loop.command import main
+from draftwood.train.loop import main
 
 sys.exit(main())

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.config import DEFAULT_MODEL, MAX_BUDGET, TARGETS, one_of, parse_value
-from draftwood.disk.toml import parse_toml, read_toml
+from draftwood.disk import parse_toml, read_toml
 from draftwood.errors import OptionError
-from draftwood.growth.neural.policies import GROWTHS
+from draftwood.growth.neural import GROWTHS
 from draftwood.heads import HeadConfig
 from draftwood.train.methods import METHODS
 

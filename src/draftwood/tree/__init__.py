@@ -1,6 +1,29 @@
 """The tree as data: nodes, invariants, layout."""
 
-from draftwood.tree.draft import BYPASS, ROOT_SOURCE, DraftTree, Proposal, TreeBuilder
+from draftwood.tree import theory
+from draftwood.tree.draft import BYPASS, ROOT_SOURCE, DraftTree, FloatArray, IntArray, Proposal, TreeBuilder
 from draftwood.tree.layout import ancestor_mask, is_chain, positions
+from draftwood.tree.shapes import TreeShape, chain_tree, initial_tree, prune, ranked_tree, recycling_tree
+from draftwood.tree.theory import SpinePlan, sequoia
 
-__all__ = ["BYPASS", "ROOT_SOURCE", "DraftTree", "Proposal", "TreeBuilder", "ancestor_mask", "is_chain", "positions"]
+__all__ = [
+    "BYPASS",
+    "ROOT_SOURCE",
+    "DraftTree",
+    "FloatArray",
+    "IntArray",
+    "Proposal",
+    "SpinePlan",
+    "TreeBuilder",
+    "TreeShape",
+    "ancestor_mask",
+    "chain_tree",
+    "initial_tree",
+    "is_chain",
+    "positions",
+    "prune",
+    "ranked_tree",
+    "recycling_tree",
+    "sequoia",
+    "theory",
+]

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from draftwood.disk.files import new_file
+from draftwood.disk import new_file
 from draftwood.errors import OptionError, TreeError
 
 FORMAT, VERSION = "draftwood-tree", 1

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from draftwood.errors import CapabilityError
 from draftwood.progress import Progress
-from draftwood.sizing.costs import CostProfile, measure_costs, save_profile, timed_contexts
-from draftwood.sources.successors import build_successors, save_successors
-from draftwood.targets.load import Loaded
+from draftwood.sizing import CostProfile, measure_costs, save_profile, timed_contexts
+from draftwood.sources import build_successors, save_successors
+from draftwood.targets import Loaded
 
 LONGER = 4  # times the longest context that is timed where nobody asks for it
 NEUTRAL = "\n"  # what stands before every token of the vocabulary

@@ -19,8 +19,7 @@ from draftwood.config import MAX_BUDGET, SamplingParams
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.llm import LLM, DrafterLike, Prompt
 from draftwood.progress import Progress, report
-from draftwood.tree import BYPASS, DraftTree
-from draftwood.tree.shapes import TreeShape, initial_tree, prune
+from draftwood.tree import BYPASS, DraftTree, TreeShape, initial_tree, prune
 
 
 class NewLLM(Protocol):

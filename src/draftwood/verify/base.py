@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from draftwood.tree.draft import DraftTree
+from draftwood.tree import DraftTree
 
 
 class Accepted(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from draftwood.tree.draft import DraftTree
+from draftwood.tree import DraftTree
 from draftwood.verify.base import Accepted, walk
 
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from draftwood.sampling.randomness import Randomness, SeededRandomness, usable
-from draftwood.tree.draft import DraftTree, FloatArray, IntArray, Proposal
+from draftwood.sampling import Randomness, SeededRandomness, usable
+from draftwood.tree import DraftTree, FloatArray, IntArray, Proposal
 from draftwood.verify.base import Accepted, walk
 
 TINY = float(np.finfo(np.float64).tiny)

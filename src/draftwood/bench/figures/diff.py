@@ -36,7 +36,7 @@ from draftwood.bench.figures.metrics import VERDICTS, count, decode_row, latest,
 from draftwood.bench.figures.pooling import MACHINE, definition, identity, is_plain
 from draftwood.bench.figures.summary import ALL_TASKS, Interval
 from draftwood.bench.figures.versus import Versus, under_one_label
-from draftwood.bench.records.files import ERROR, IDENTICAL, RequestRecord, Run
+from draftwood.bench.records import ERROR, IDENTICAL, RequestRecord, Run
 
 CONFIDENCE = 0.99
 FLOOR = 0.01

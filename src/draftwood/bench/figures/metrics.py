@@ -34,8 +34,8 @@ from draftwood.bench.figures.bootstrap import (
 )
 from draftwood.bench.figures.pooling import is_plain, merged_methods, methods_of, pooled, titles, united
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Summary
-from draftwood.bench.records.files import DIFFERENT, ERROR, IDENTICAL, TIE, Key, RequestRecord, Run
-from draftwood.engine.stats import BRANCH_SOURCE, SPINE_SOURCE
+from draftwood.bench.records import DIFFERENT, ERROR, IDENTICAL, TIE, Key, RequestRecord, Run
+from draftwood.engine import BRANCH_SOURCE, SPINE_SOURCE
 
 VERDICTS = (IDENTICAL, TIE, DIFFERENT, ERROR)  # from harmless to wrong
 CYCLE_PARTS = ("draft", "verify", "accept")

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from draftwood.bench.records.files import Manifest, Run
-from draftwood.bench.records.methods import DRAFTER, PLAIN
+from draftwood.bench.records import DRAFTER, PLAIN, Manifest, Run
 
 # What two runs must agree in to be pooled, beside the machine.
 POOLED_MODEL = ("name", "dtype", "backend", "device")

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from draftwood.bench.figures.pooling import is_plain, methods_of
-from draftwood.bench.records.files import Run
-from draftwood.bench.records.methods import DRAFTER
+from draftwood.bench.records import DRAFTER, Run
 from draftwood.errors import OptionError
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from draftwood.bench.peers.messages import PeerModel
 from draftwood.bench.peers.specs import PeerSpec
-from draftwood.disk.store import cache_home
+from draftwood.disk import cache_home
 
 # Without the folder we are in: a worker does not look there, and a folder there may be called like a package.
 _PROBE = """

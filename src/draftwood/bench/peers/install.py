@@ -17,9 +17,9 @@ import torch
 from draftwood.bench.peers.environments import own_environment, peer_home, python_in, variable_of
 from draftwood.bench.peers.specs import ENGINES
 from draftwood.config import one_of
-from draftwood.disk.store import locked
+from draftwood.disk import locked
 from draftwood.errors import DraftwoodError
-from draftwood.models.fetch import is_offline
+from draftwood.models import is_offline
 from draftwood.progress import Progress, report
 
 CPU_TORCH = "https://download.pytorch.org/whl/cpu"

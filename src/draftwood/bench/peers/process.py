@@ -21,7 +21,7 @@ from draftwood.bench.peers.messages import PeerAnswer, PeerModel, answer_of, req
 from draftwood.bench.peers.specs import PeerSpec
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError
-from draftwood.models.resolve import resolve
+from draftwood.models import resolve
 from draftwood.progress import Progress, report
 
 LOAD_SECONDS = 900.0  # generous: weights may come over a slow disk, and some engines compile first

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from draftwood.disk.toml import read_toml
+from draftwood.disk import read_toml
 from draftwood.errors import OptionError
 
 

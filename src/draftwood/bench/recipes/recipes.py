@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from draftwood.bench.figures.summary import ALL_TASKS
+from draftwood.bench.figures import ALL_TASKS
 from draftwood.bench.recipes.file import RecipeFile
-from draftwood.bench.records.methods import labelled, parse_method, parse_methods
-from draftwood.bench.run.settings import DEFAULT_METHODS, Settings
+from draftwood.bench.records import DEFAULT_METHODS, Settings, labelled, parse_method, parse_methods
 from draftwood.config import DEFAULT_MEMORY
 from draftwood.drafters import drafter_names
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean

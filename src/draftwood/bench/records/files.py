@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from draftwood.disk.files import new_file, write_json
-from draftwood.disk.store import cache_home
+from draftwood.disk import cache_home, new_file, write_json
 from draftwood.errors import DraftwoodError
 
 FORMAT, VERSION = "draftwood-bench", 1

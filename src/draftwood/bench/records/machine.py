@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from draftwood import __version__
-from draftwood.sizing.costs import processor
-from draftwood.targets.base import TargetInfo
+from draftwood.sizing import processor
+from draftwood.targets import TargetInfo
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "triton")
 _RESET_PEAK = "5"  # what Linux takes for "start the high-water mark anew"

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from draftwood.config import DEFAULT_MEMORY, EngineOptions, parse_value
-from draftwood.drafters import check_drafter
-from draftwood.drafters.memory import memory_plan
+from draftwood.drafters import check_drafter, memory_plan
 from draftwood.errors import OptionError
 
 PLAIN = "plain"

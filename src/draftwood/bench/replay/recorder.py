@@ -11,18 +11,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from draftwood.bench.records.methods import Method
+from draftwood.bench.records import Method
 from draftwood.bench.replay.recording import DEFAULT_WIDTH, RecordedRequest, Recording
 from draftwood.bench.replay.rows import ON_TEXT, RowBook
-from draftwood.bench.tasks.tasks import Task, TaskPrompt
+from draftwood.bench.tasks import Task, TaskPrompt
 from draftwood.config import SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified, check_drafter
 from draftwood.llm import LLM, Completion
 from draftwood.progress import Progress, report
 from draftwood.prompts import Message, prompt_ids
-from draftwood.targets.base import Target
-from draftwood.targets.toprows import TopRows
-from draftwood.text.tokenizer import TextCodec
+from draftwood.targets import Target, TopRows
+from draftwood.text import TextCodec
 
 UNLIKELY = -100.0  # the log-probability of what has none
 

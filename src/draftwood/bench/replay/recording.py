@@ -22,9 +22,9 @@ from safetensors.numpy import save_file
 
 from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowBook
 from draftwood.config import SamplingParams
-from draftwood.disk.files import new_file
+from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError
-from draftwood.targets.base import TargetInfo
+from draftwood.targets import TargetInfo
 
 FORMAT, VERSION = "draftwood-recording", "1"
 DEFAULT_WIDTH = 16  # tokens kept of each row

@@ -20,19 +20,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.bench.records.methods import Method
+from draftwood.bench.records import Method
 from draftwood.bench.replay.dense import DenseRows, heights
 from draftwood.bench.replay.likeness import Likeness
 from draftwood.bench.replay.recording import RecordedRequest, Recording
 from draftwood.bench.replay.rows import ON_TEXT, IdRows, LogprobRows, RowBook
 from draftwood.config import PREFILL_CHUNK
 from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified, check_drafter, make_factory
-from draftwood.engine import RequestStats
-from draftwood.engine.session import DRAFTER_STREAM
+from draftwood.engine import DRAFTER_STREAM, RequestStats
 from draftwood.errors import OptionError, TreeError
 from draftwood.progress import Progress, report
 from draftwood.tree import DraftTree
-from draftwood.verify.base import walk
+from draftwood.verify import walk
 
 LENT_NUMBERS = 1 << 24  # of logits at most when a prompt is read: 64 MB
 OWN_CONTEXTS = ("lookahead",)  # learn from contexts that no other drafter visits

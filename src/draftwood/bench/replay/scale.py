@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from draftwood.bench.records.methods import Method
+from draftwood.bench.records import Method
 from draftwood.bench.replay.recording import Recording
 from draftwood.bench.replay.replayer import KnownText, Replay, Script, check_method, replay
 from draftwood.errors import OptionError

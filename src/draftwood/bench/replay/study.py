@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftwood.bench.records.methods import Method
+from draftwood.bench.records import Method
 from draftwood.bench.replay.recorder import record
 from draftwood.bench.replay.recording import DEFAULT_WIDTH, Recording, save_recording
 from draftwood.bench.replay.replayer import check_method, replay
@@ -17,12 +17,12 @@ from draftwood.bench.replay.scale import (
     figures_of,
     trajectory_study,
 )
-from draftwood.bench.tasks.tasks import Task
+from draftwood.bench.tasks import Task
 from draftwood.config import SamplingParams
-from draftwood.disk.files import check_place
+from draftwood.disk import check_place
 from draftwood.errors import OptionError
 from draftwood.progress import Progress
-from draftwood.targets.load import load_target
+from draftwood.targets import load_target
 
 
 def record_to(

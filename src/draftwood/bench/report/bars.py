@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from draftwood.bench.figures.summary import Interval
+from draftwood.bench.figures import Interval
 from draftwood.bench.report import marks, svg
 from draftwood.bench.report import text as written
 from draftwood.bench.report.marks import Mark

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from draftwood.bench.figures.diff import ALL_METHODS, METRICS, OTHER, SAME, UNKNOWN, WORSE, Change
-from draftwood.bench.figures.summary import ALL_TASKS
+from draftwood.bench.figures import ALL_METHODS, ALL_TASKS, METRICS, OTHER, SAME, UNKNOWN, WORSE, Change
 
 Row = tuple[str, ...]
 HEADER: Row = ("method", "task", "figure", "change", "before", "after", "ratio", "99%", "note")

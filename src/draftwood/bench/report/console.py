@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from draftwood.bench.figures.summary import Cell, Interval, Summary
-from draftwood.bench.records.files import Run
+from draftwood.bench.figures import Cell, Interval, Summary
+from draftwood.bench.records import Run
 from draftwood.bench.report import text
 from draftwood.bench.report.sections import exactness
 from draftwood.bench.report.tables import cell, labels

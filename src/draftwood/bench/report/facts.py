@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from draftwood.bench.figures.summary import Cell, Summary
-from draftwood.bench.records.files import ERROR, IDENTICAL, TIE
+from draftwood.bench.figures import Cell, Summary
+from draftwood.bench.records import ERROR, IDENTICAL, TIE
 from draftwood.bench.report import text
 from draftwood.bench.report.tables import cell, is_peer, labels, num_prompts, prompts_note
 

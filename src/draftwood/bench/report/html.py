@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jinja2
 
-from draftwood.bench.figures.summary import ALL_TASKS, Interval, Summary
+from draftwood.bench.figures import ALL_TASKS, Interval, Summary
 from draftwood.bench.report import svg
 from draftwood.bench.report import text as written
 from draftwood.bench.report.bars import Bar, Stack, bars, stacks

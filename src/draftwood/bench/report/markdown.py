@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from draftwood.bench.figures.summary import Summary
+from draftwood.bench.figures import Summary
 from draftwood.bench.report.facts import command, facts, headline, warnings
 from draftwood.bench.report.sections import sections
 from draftwood.bench.report.tables import Entry, Section, Table

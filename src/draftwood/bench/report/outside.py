@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval, Summary
+from draftwood.bench.figures import ALL_TASKS, Cell, Interval, Summary
 from draftwood.bench.report import text
 from draftwood.bench.report.tables import Column, Entry, Section, Table, cell, figure, interval, labels, p_ratio
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from draftwood.bench.figures.summary import ALL_TASKS, Cell, Summary
-from draftwood.bench.records.files import ERROR
+from draftwood.bench.figures import ALL_TASKS, Cell, Summary
+from draftwood.bench.records import ERROR
 from draftwood.bench.report import text
 from draftwood.bench.report.outside import missing, paper, peers
 from draftwood.bench.report.tables import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from draftwood.bench.figures.summary import ALL_TASKS, Cell, Summary
-from draftwood.bench.records.methods import PEER
+from draftwood.bench.figures import ALL_TASKS, Cell, Summary
+from draftwood.bench.records import PEER
 from draftwood.bench.report import text
 
 STAGES = ("draft", "verify", "accept", "other")

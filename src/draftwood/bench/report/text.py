@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from draftwood.bench.figures.summary import Interval
-from draftwood.bench.records.files import DIFFERENT, ERROR, IDENTICAL, TIE
+from draftwood.bench.figures import Interval
+from draftwood.bench.records import DIFFERENT, ERROR, IDENTICAL, TIE
 
 NOTHING = "–"  # noqa: RUF001 - a dash that reads as an empty cell
 _VERDICTS = ((IDENTICAL, "identical", "identical"), (TIE, "tie", "ties"), (DIFFERENT, "different", "different"))

@@ -9,11 +9,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwood.bench.figures.summary import Cell, Interval, Summary
-from draftwood.bench.records.files import FORMAT, MANIFEST, REQUESTS, VERSION
+from draftwood.bench.figures import Cell, Interval, Summary
+from draftwood.bench.records import FORMAT, MANIFEST, REQUESTS, VERSION
 from draftwood.bench.report.html import html_report
 from draftwood.bench.report.markdown import markdown_report
-from draftwood.disk.files import new_file
+from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError
 
 MARKDOWN, PAGE, SUMMARY = "report.md", "report.html", "summary.json"

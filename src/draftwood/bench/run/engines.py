@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from draftwood.bench.records.machine import peak_memory
-from draftwood.bench.records.methods import Method
+from draftwood.bench.records import Method, peak_memory
 from draftwood.config import SamplingParams
 from draftwood.llm import LLM, Completion
-from draftwood.targets.load import Loaded
+from draftwood.targets import Loaded
 
 
 class Answer(NamedTuple):

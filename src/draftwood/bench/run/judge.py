@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draftwood.bench.records.files import DIFFERENT, ERROR, IDENTICAL, TIE, Lossless, RequestRecord
-from draftwood.bench.records.methods import DRAFTER, Method
+from draftwood.bench.records import DIFFERENT, DRAFTER, ERROR, IDENTICAL, TIE, Lossless, Method, RequestRecord
 from draftwood.check import explain
 from draftwood.compare import first_difference
 from draftwood.llm import LLM
-from draftwood.targets.load import Loaded
+from draftwood.targets import Loaded
 
 
 class Judge:

@@ -7,17 +7,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from draftwood.bench.peers import Peer, PeerModel, PeerSpec, find_peer, gguf_of
-from draftwood.bench.records.methods import PEER, Method
+from draftwood.bench.records import PEER, Method, Settings
 from draftwood.bench.run.engines import Answer
-from draftwood.bench.run.settings import Settings
-from draftwood.bench.tasks.tasks import Task
+from draftwood.bench.tasks import Task
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, OptionError
-from draftwood.models.resolve import BUILT_IN, resolve
+from draftwood.models import BUILT_IN, resolve
 from draftwood.progress import Progress, report
 from draftwood.prompts import prompt_ids
-from draftwood.targets.load import Loaded
-from draftwood.text.tokenizer import TextCodec
+from draftwood.targets import Loaded
+from draftwood.text import TextCodec
 
 TURN_TOKENS = 16  # at most, that a chat template puts around an answer
 

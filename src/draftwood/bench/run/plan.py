@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftwood.bench.peers import absent, find_peer
-from draftwood.bench.recipes.recipes import Recipe, load_recipe
-from draftwood.bench.records.files import MANIFEST
+from draftwood.bench.recipes import Recipe, load_recipe
+from draftwood.bench.records import MANIFEST, Settings
 from draftwood.bench.run.runner import Request, prepare
-from draftwood.bench.run.settings import Settings
 from draftwood.errors import OptionError
 from draftwood.progress import Progress
 

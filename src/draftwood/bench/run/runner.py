@@ -16,33 +16,37 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftwood.bench.records.files import (
+from draftwood.bench.records import (
     MANIFEST,
     Key,
     Manifest,
+    Method,
     RequestRecord,
     Run,
+    Settings,
     append_records,
+    check_memories,
     held,
+    machine_facts,
     mend,
+    model_facts,
+    parse_methods,
     read_manifest,
     read_records,
+    software_facts,
     write_manifest,
     write_records,
 )
-from draftwood.bench.records.machine import machine_facts, model_facts, software_facts
-from draftwood.bench.records.methods import Method, check_memories, parse_methods
 from draftwood.bench.run.engines import Answer, Answering, OwnEngine
 from draftwood.bench.run.judge import Judge
 from draftwood.bench.run.peering import check_peers, longest_request, start_peers
 from draftwood.bench.run.schedule import Job, schedule
-from draftwood.bench.run.settings import Settings
-from draftwood.bench.tasks.tasks import Task, TaskPrompt, load_tasks
+from draftwood.bench.tasks import Task, TaskPrompt, load_tasks
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, PromptError
 from draftwood.progress import Progress, report
 from draftwood.prompts import prompt_ids
-from draftwood.targets.load import Loaded, load_target
+from draftwood.targets import Loaded, load_target
 
 FAILURES_ALLOWED = 3  # in a row, before a method is left out
 WARM_UP_TOKENS = 16

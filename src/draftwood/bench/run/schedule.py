@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from draftwood.bench.records.files import Key
-from draftwood.bench.records.methods import Method
-from draftwood.bench.tasks.tasks import Task, TaskPrompt
+from draftwood.bench.records import Key, Method
+from draftwood.bench.tasks import Task, TaskPrompt
 
 
 class Job(NamedTuple):

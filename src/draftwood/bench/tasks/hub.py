@@ -16,7 +16,7 @@ from pathlib import Path
 from draftwood.bench.tasks.formats import read_rows, stem_of
 from draftwood.bench.tasks.layouts import Row, TaskPrompt, prompts_of
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
-from draftwood.models.fetch import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off
+from draftwood.models import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off
 from draftwood.progress import Progress, report
 
 HUB = "hub"

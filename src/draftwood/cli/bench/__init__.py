@@ -1,1 +1,5 @@
-"""."""
+"""draftwood bench."""
+
+from draftwood.cli.bench.options import words
+
+__all__ = ["words"]

@@ -14,12 +14,11 @@ from draftwood.cli.bench import replay as bench_replay
 from draftwood.cli.bench import results as bench_results
 from draftwood.cli.bench.options import add_prompt_settings, add_setting, budgets, methods, numbers, typed_settings
 from draftwood.cli.bench.tables import tell
-from draftwood.cli.console.options import Subparsers, add_command, add_model_options
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, add_model_options
 from draftwood.errors import DraftwoodError
 
 if TYPE_CHECKING:
-    from draftwood.bench.run.plan import Plan
+    from draftwood.bench.run import Plan
 
 _DETAILS = """\
 A method is a drafter's name (draftwood drafters), behind a colon its options;
@@ -78,8 +77,7 @@ def register(commands: Subparsers[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     screen = Screen(args.color)
-    from draftwood.bench.run.plan import absent_peers, check_plan, make_plan
-    from draftwood.bench.run.runner import run_bench
+    from draftwood.bench.run import absent_peers, check_plan, make_plan, run_bench
 
     out = Path(args.out or f"bench-{datetime.now():%Y%m%d-%H%M%S}")
     command = shlex.join(["draftwood", *args.argv])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from draftwood.bench.run.settings import Settings
+from draftwood.bench.records import Settings
 
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Settings)}
 
@@ -50,7 +50,7 @@ def words(text: str) -> list[str]:
 
 
 def methods(text: str) -> list[str]:
-    from draftwood.bench.records.methods import split_methods  # knows drafters, and waits for torch
+    from draftwood.bench.records import split_methods  # knows drafters, and waits for torch
 
     return split_methods(text)
 

@@ -6,9 +6,7 @@ import argparse
 from typing import Any
 
 from draftwood.cli.bench.tables import prose_table
-from draftwood.cli.console.options import Subparsers, add_command
-from draftwood.cli.console.report import show
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, show
 
 
 def register(commands: Subparsers[Any]) -> None:

@@ -7,12 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.bench.tables import prose_table, tell
-from draftwood.cli.console.options import Subparsers, add_command
-from draftwood.cli.console.report import counted, show
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, counted, show
 
 if TYPE_CHECKING:
-    from draftwood.bench.recipes.recipes import Recipe
+    from draftwood.bench.recipes import Recipe
 
 
 def register(commands: Subparsers[Any]) -> None:
@@ -30,7 +28,7 @@ def register(commands: Subparsers[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.bench.recipes.recipes import load_recipe, recipe_names
+    from draftwood.bench.recipes import load_recipe, recipe_names
 
     paint = Screen(args.color).out
     if args.recipe:

@@ -10,11 +10,9 @@ from typing import Any
 
 from draftwood.cli.bench.options import DEFAULTS, add_prompt_settings, add_setting, budgets, methods, numbers
 from draftwood.cli.bench.tables import figures_table, tell
-from draftwood.cli.console.options import Subparsers, add_command, add_model_options
-from draftwood.cli.console.report import show
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, add_model_options, show
 from draftwood.config import SamplingParams
-from draftwood.disk.files import check_place, new_file
+from draftwood.disk import check_place, new_file
 
 BUDGET, DRAFTERS, WIDTH = 60, "goose,recycling", 16
 _RECORDS = "The more drafters record, the more of what another one would guess is known when it is replayed."
@@ -68,7 +66,7 @@ def run_record(args: argparse.Namespace) -> int:
     screen, chosen, path = Screen(args.color), _methods(args), Path(args.out)
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed, n=args.samples)
     from draftwood.bench.replay import record_to
-    from draftwood.bench.tasks.tasks import load_tasks
+    from draftwood.bench.tasks import load_tasks
 
     tasks = load_tasks(args.tasks or [], args.data, args.limit, screen.progress)
     how = {name: getattr(args, name) for name in ("width", "dtype", "quantize", "device", "target", "force")}
@@ -104,6 +102,6 @@ def _add_methods(parser: argparse.ArgumentParser) -> Any:
 
 
 def _methods(args: argparse.Namespace) -> list[Any]:
-    from draftwood.bench.records.methods import parse_methods
+    from draftwood.bench.records import parse_methods
 
     return parse_methods(args.drafters, args.memory, args.budget)

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.bench.tables import figures_table, tell
-from draftwood.cli.console.options import Subparsers, add_command
-from draftwood.cli.console.report import show
-from draftwood.cli.console.terminal import BOLD, RED, Screen
+from draftwood.cli.console import BOLD, RED, Screen, Subparsers, add_command, show
 from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftwood.bench.records.files import Run
+    from draftwood.bench.records import Run
 
 _NOISE = """\
 Compared are the prompts that both runs have. A change counts if its 99%
@@ -65,14 +63,14 @@ def register(commands: Subparsers[Any]) -> None:
 def run_report(args: argparse.Namespace) -> int:
     if len(args.runs) > 1 and not args.out:
         raise OptionError("A report of several folders needs a place of its own", next_step="Add --out DIR.")
-    from draftwood.bench.records.files import read_runs
+    from draftwood.bench.records import read_runs
 
     return conclude(args, Screen(args.color), Path(args.out or args.runs[0]), read_runs(args.runs))
 
 
 def conclude(args: argparse.Namespace, screen: Screen, out: Path, runs: Sequence[Run]) -> int:
     """Writes the report and shows its main figures; 1 if an output was wrong or something failed."""
-    from draftwood.bench.figures.metrics import summarise
+    from draftwood.bench.figures import summarise
     from draftwood.bench.report import remarks, result_rows, summary_json, troubles, write_report
 
     summaries = summarise(runs)
@@ -93,11 +91,9 @@ def conclude(args: argparse.Namespace, screen: Screen, out: Path, runs: Sequence
 
 
 def run_diff(args: argparse.Namespace) -> int:
-    from draftwood.bench.figures.diff import diff_runs
-    from draftwood.bench.figures.versus import find_pairs
-    from draftwood.bench.records.files import read_run
-    from draftwood.bench.report import as_plain
-    from draftwood.bench.report.changes import change_note, change_rows
+    from draftwood.bench.figures import diff_runs, find_pairs
+    from draftwood.bench.records import read_run
+    from draftwood.bench.report import as_plain, change_note, change_rows
 
     before, after = read_run(args.before), read_run(args.after)
     pairs = find_pairs(before, after, args.pair)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from draftwood.cli.console.report import table
-from draftwood.cli.console.terminal import Paint, Screen, columns
+from draftwood.cli.console import Paint, Screen, columns, table
 
 GAP = 2  # between columns
 LEAST = 16  # of a column whose text is broken
@@ -17,7 +16,7 @@ Wrap = Callable[[str, int], list[str]]
 
 def figures_table(paint: Paint, rows: Sequence[Row]) -> list[str]:
     """Figures behind names that may be long. Columns that do not fit go into a second table below the first."""
-    from draftwood.bench.report.svg import wrap
+    from draftwood.bench.report import wrap
 
     room = _room(paint)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

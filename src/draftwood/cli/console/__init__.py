@@ -1,1 +1,76 @@
-"""."""
+"""What all commands share: options, loading, terminal output."""
+
+from draftwood.cli.console.answer import Answer, all_answers
+from draftwood.cli.console.loading import budget_text, dtype_name, facts, load_llm
+from draftwood.cli.console.options import (
+    CommandParser,
+    HelpFormatter,
+    Subparsers,
+    add_command,
+    add_drafting_options,
+    add_group,
+    add_model_options,
+    add_prompt_options,
+    add_run_options,
+    drafter_options,
+    examples,
+    sampling_params,
+)
+from draftwood.cli.console.pace import PaceBar
+from draftwood.cli.console.report import (
+    SEPARATOR,
+    closing,
+    comparison_line,
+    counted,
+    legend,
+    logprob_lines,
+    show,
+    stats_line,
+    table,
+)
+from draftwood.cli.console.stdin import piped_lines, read_prompt, typed_lines
+from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, DIM, GREEN, RED, Paint, Screen, columns, quoted, width
+
+__all__ = [
+    "BOLD",
+    "BONUS_SOURCE",
+    "DIM",
+    "GREEN",
+    "RED",
+    "SEPARATOR",
+    "Answer",
+    "CommandParser",
+    "HelpFormatter",
+    "PaceBar",
+    "Paint",
+    "Screen",
+    "Subparsers",
+    "add_command",
+    "add_drafting_options",
+    "add_group",
+    "add_model_options",
+    "add_prompt_options",
+    "add_run_options",
+    "all_answers",
+    "budget_text",
+    "closing",
+    "columns",
+    "comparison_line",
+    "counted",
+    "drafter_options",
+    "dtype_name",
+    "examples",
+    "facts",
+    "legend",
+    "load_llm",
+    "logprob_lines",
+    "piped_lines",
+    "quoted",
+    "read_prompt",
+    "sampling_params",
+    "show",
+    "stats_line",
+    "table",
+    "typed_lines",
+    "width",
+]

@@ -10,7 +10,7 @@ from draftwood.cli.console.terminal import Screen
 
 if TYPE_CHECKING:
     from draftwood.llm import LLM
-    from draftwood.targets.base import TargetInfo
+    from draftwood.targets import TargetInfo
 
 
 def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1, cache_tokens: int | None = None) -> LLM:

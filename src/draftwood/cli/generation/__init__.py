@@ -1,1 +1,1 @@
-"""."""
+"""draftwood generate, chat, check, serve."""

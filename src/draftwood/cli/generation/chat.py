@@ -6,10 +6,18 @@ import argparse
 import sys
 from typing import Any
 
-from draftwood.cli.console.loading import budget_text, load_llm
-from draftwood.cli.console.options import Subparsers, add_command, add_run_options, sampling_params
-from draftwood.cli.console.stdin import piped_lines, typed_lines
-from draftwood.cli.console.terminal import BOLD, Screen
+from draftwood.cli.console import (
+    BOLD,
+    Screen,
+    Subparsers,
+    add_command,
+    add_run_options,
+    budget_text,
+    load_llm,
+    piped_lines,
+    sampling_params,
+    typed_lines,
+)
 from draftwood.cli.generation.conversation import HELP, Conversation
 from draftwood.errors import CapabilityError
 

@@ -7,10 +7,22 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.loading import dtype_name, facts, load_llm
-from draftwood.cli.console.options import Subparsers, add_command, add_run_options, sampling_params
-from draftwood.cli.console.report import SEPARATOR, counted
-from draftwood.cli.console.terminal import BOLD, GREEN, RED, Screen, quoted
+from draftwood.cli.console import (
+    BOLD,
+    GREEN,
+    RED,
+    SEPARATOR,
+    Screen,
+    Subparsers,
+    add_command,
+    add_run_options,
+    counted,
+    dtype_name,
+    facts,
+    load_llm,
+    quoted,
+    sampling_params,
+)
 
 if TYPE_CHECKING:
     from draftwood.check import CheckRecord, CheckSummary, Difference

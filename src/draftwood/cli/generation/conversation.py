@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.answer import Answer
-from draftwood.cli.console.report import SEPARATOR, counted, legend, stats_line
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import SEPARATOR, Answer, Screen, counted, legend, stats_line
 from draftwood.errors import DraftwoodError
 
 if TYPE_CHECKING:

@@ -6,12 +6,23 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.answer import Answer, all_answers
-from draftwood.cli.console.loading import budget_text, facts, load_llm
-from draftwood.cli.console.options import Subparsers, add_command, add_prompt_options, add_run_options, sampling_params
-from draftwood.cli.console.report import closing, comparison_line, logprob_lines
-from draftwood.cli.console.stdin import read_prompt
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import (
+    Answer,
+    Screen,
+    Subparsers,
+    add_command,
+    add_prompt_options,
+    add_run_options,
+    all_answers,
+    budget_text,
+    closing,
+    comparison_line,
+    facts,
+    load_llm,
+    logprob_lines,
+    read_prompt,
+    sampling_params,
+)
 from draftwood.errors import OptionError
 
 if TYPE_CHECKING:

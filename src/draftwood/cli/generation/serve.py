@@ -7,9 +7,7 @@ import os
 from contextlib import suppress
 from typing import Any
 
-from draftwood.cli.console.loading import load_llm
-from draftwood.cli.console.options import Subparsers, add_command, add_drafting_options
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, add_drafting_options, load_llm
 from draftwood.config import whole
 from draftwood.errors import OptionError
 
@@ -45,9 +43,8 @@ def register(commands: Subparsers[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.serve.app import ServerOptions
-    from draftwood.serve.server import address, check_installed, listen
-    from draftwood.serve.server import run as serve
+    from draftwood.serve import ServerOptions, address, check_installed, listen
+    from draftwood.serve import run as serve
 
     whole("--port", args.port, 0, 65535)
     whole("--max-waiting", args.max_waiting, 0)

@@ -1,1 +1,1 @@
-"""."""
+"""draftwood inspect."""

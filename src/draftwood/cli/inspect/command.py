@@ -7,18 +7,20 @@ import json
 from itertools import islice
 from typing import Any
 
-from draftwood.cli.console.loading import facts, load_llm
-from draftwood.cli.console.options import (
+from draftwood.cli.console import (
+    BOLD,
+    Screen,
     Subparsers,
     add_command,
     add_group,
     add_prompt_options,
     add_run_options,
+    facts,
+    legend,
+    load_llm,
+    read_prompt,
     sampling_params,
 )
-from draftwood.cli.console.report import legend
-from draftwood.cli.console.stdin import read_prompt
-from draftwood.cli.console.terminal import BOLD, Screen
 from draftwood.cli.inspect import head, theory
 from draftwood.cli.inspect.tree import as_dict, heading, tree_lines
 from draftwood.errors import OptionError

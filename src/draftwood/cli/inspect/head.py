@@ -6,9 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from draftwood.cli.console.options import Subparsers, add_command
-from draftwood.cli.console.report import show, table
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, show, table
 from draftwood.cli.inspect.head_options import add_worth_options, check_worth_options
 from draftwood.cli.inspect.head_rows import shape_rows, taps_text, worth_lines
 from draftwood.cli.inspect.head_worth import measure_worth
@@ -45,9 +43,8 @@ def register(views: Subparsers[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.heads import check_fit, find_head, load_head
-    from draftwood.heads.fit import is_its_target, target_shape
-    from draftwood.models.config import ModelConfig
+    from draftwood.heads import check_fit, find_head, is_its_target, load_head, target_shape
+    from draftwood.models import ModelConfig
 
     check_worth_options(args)
     screen = Screen(args.color)

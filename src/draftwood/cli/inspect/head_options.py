@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from draftwood.cli.bench.options import words
+from draftwood.cli.bench import words
 from draftwood.config import DTYPES
 from draftwood.errors import OptionError
 
@@ -68,7 +68,7 @@ def _at_least(low: int) -> Callable[[str], int]:
 
 
 def _growths(text: str) -> tuple[str, ...]:
-    from draftwood.growth.neural.policies import GROWTHS  # waits for torch
+    from draftwood.growth.neural import GROWTHS  # waits for torch
 
     for name in words(text):
         if name not in GROWTHS:

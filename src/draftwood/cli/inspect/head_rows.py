@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.report import counted, table
-from draftwood.cli.console.terminal import Paint
+from draftwood.cli.console import Paint, counted, table
 
 if TYPE_CHECKING:
     from draftwood.heads import HeadConfig

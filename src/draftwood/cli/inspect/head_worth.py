@@ -7,23 +7,22 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen
 from draftwood.cli.inspect.head_options import DEFAULTS, MAX_LENGTH, SECTION
 from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
     from draftwood.heads import HeadModule
-    from draftwood.train.base import Example
-    from draftwood.train.config import ValidateSection
-    from draftwood.train.data.read import TrainingData
+    from draftwood.train import Example, ValidateSection
+    from draftwood.train.data import TrainingData
 
 
 def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) -> dict[str, Any]:
     """What was asked for, what was measured on, and what was found: ``trees`` by growth, ``accuracy``, ``ranks``."""
-    from draftwood.targets.load import load_target, pick_device
-    from draftwood.train.data.read import TrainingData
-    from draftwood.train.loop.trainer import compute_dtype
-    from draftwood.train.measure.validate import BATCH, prompts_of, validate_head
+    from draftwood.targets import load_target, pick_device
+    from draftwood.train.data import TrainingData
+    from draftwood.train.loop import compute_dtype
+    from draftwood.train.measure import BATCH, prompts_of, validate_head
 
     section, seed, max_length = _section(args), args.seed or 0, args.max_length or MAX_LENGTH
     data = TrainingData.open(*args.texts, max_length=max_length)
@@ -46,7 +45,7 @@ def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) ->
 
 
 def _section(args: argparse.Namespace) -> ValidateSection:
-    from draftwood.train.config import ValidateSection
+    from draftwood.train import ValidateSection
 
     given = {SECTION.get(name, name): getattr(args, name) for name in (*DEFAULTS, "growth")}
     return ValidateSection(**{name: value for name, value in given.items() if value is not None})

@@ -9,13 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from draftwood.cli.console.options import Subparsers, add_command
-from draftwood.cli.console.report import counted, show, table
-from draftwood.cli.console.terminal import BOLD, DIM, Paint, Screen, columns
+from draftwood.cli.console import BOLD, DIM, Paint, Screen, Subparsers, add_command, columns, counted, show, table
 from draftwood.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
-    from draftwood.tree.theory import SpinePlan
+    from draftwood.tree import SpinePlan
 
 EXAMPLES = (
     "draftwood inspect theory --ps 0.3 --pt 0.03 --budget 60",
@@ -72,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(p_s: float, p_t: float, budget: int, branch_depth: int) -> Comparison:
-    from draftwood.tree import theory
-    from draftwood.tree.shapes import ranked_tree
+    from draftwood.tree import ranked_tree, theory
 
     plan = theory.best_spine(p_s, p_t, budget, branch_depth)
     free = theory.best_spine(p_s, p_t, budget, branch_depth, free_chains=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.report import counted
-from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, DIM, GREEN, Paint, quoted, width
+from draftwood.cli.console import BOLD, BONUS_SOURCE, DIM, GREEN, Paint, counted, quoted, width
 
 if TYPE_CHECKING:
     from draftwood.engine import TokenEvent
-    from draftwood.text.tokenizer import TextCodec
+    from draftwood.text import TextCodec
     from draftwood.tree import DraftTree
 
 MIN_WIDTH = 20

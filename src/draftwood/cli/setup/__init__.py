@@ -1,1 +1,1 @@
-"""."""
+"""draftwood models, drafters, datastore, tune."""

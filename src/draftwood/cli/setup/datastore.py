@@ -7,14 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.options import Subparsers, add_command, add_group
-from draftwood.cli.console.report import counted, show, table
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, add_group, counted, show, table
 from draftwood.config import DEFAULT_MODEL
 from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftwood.sources.datastore import DatastoreInfo
+    from draftwood.sources import DatastoreInfo
 
 _BUILD = (
     "draftwood datastore build notes.txt docs/ --output my.draftwood-datastore",
@@ -43,7 +41,7 @@ def register(commands: Subparsers[Any]) -> None:
 
 def _build(args: argparse.Namespace) -> int:
     from draftwood.corpus import find_files, load_codec, token_documents
-    from draftwood.sources.datastore import build, fingerprint
+    from draftwood.sources import build, fingerprint
 
     screen, output = Screen(args.color), Path(args.output)
     files = find_files(args.files)
@@ -63,7 +61,7 @@ def _build(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from draftwood.display import readable_size
-    from draftwood.sources.datastore import Datastore
+    from draftwood.sources import Datastore
 
     path = Path(args.file)
     info = Datastore.open(path).info

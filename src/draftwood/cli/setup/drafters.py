@@ -7,8 +7,7 @@ import json
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.options import Subparsers, add_command
-from draftwood.cli.console.terminal import BOLD, DIM, Screen
+from draftwood.cli.console import BOLD, DIM, Screen, Subparsers, add_command
 from draftwood.config import DEFAULT_DRAFTER
 
 if TYPE_CHECKING:

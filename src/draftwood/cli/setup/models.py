@@ -6,12 +6,10 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.options import Subparsers, add_command, add_group
-from draftwood.cli.console.report import show, table
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, add_group, show, table
 
 if TYPE_CHECKING:
-    from draftwood.models.catalog import ModelDescription
+    from draftwood.models import ModelDescription
 
 _EXAMPLES = ("draftwood models list", "draftwood models get smollm2", "draftwood models show ./my-model --json")
 
@@ -37,7 +35,7 @@ def register(commands: Subparsers[Any]) -> None:
 
 def _list(args: argparse.Namespace) -> int:
     from draftwood.display import readable_size
-    from draftwood.models.catalog import list_models
+    from draftwood.models import list_models
 
     entries = list_models()
     rows = [(entry.name, readable_size(entry.num_bytes), entry.origin or "not here yet") for entry in entries]
@@ -45,14 +43,14 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _get(args: argparse.Namespace) -> int:
-    from draftwood.models.resolve import resolve
+    from draftwood.models import resolve
 
     folder = resolve(args.name, Screen(args.color).progress)
     return show(args, asdict(folder), [str(folder.path)])
 
 
 def _path(args: argparse.Namespace) -> int:
-    from draftwood.models.catalog import model_path
+    from draftwood.models import model_path
 
     path = model_path(args.name)
     return show(args, {"path": path}, [str(path)])
@@ -60,15 +58,14 @@ def _path(args: argparse.Namespace) -> int:
 
 def _remove(args: argparse.Namespace) -> int:
     from draftwood.display import readable_size
-    from draftwood.models.catalog import remove_model
+    from draftwood.models import remove_model
 
     freed = remove_model(args.name)
     return show(args, {"freed_bytes": freed}, [f"{args.name} is removed, {readable_size(freed)} are free again"])
 
 
 def _show(args: argparse.Namespace) -> int:
-    from draftwood.models.catalog import describe
-    from draftwood.models.resolve import resolve
+    from draftwood.models import describe, resolve
 
     screen = Screen(args.color)
     model = describe(resolve(args.name, screen.progress).path)

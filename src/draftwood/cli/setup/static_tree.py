@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftwood.cli.console.options import drafter_options, sampling_params
-from draftwood.cli.console.report import show
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, drafter_options, sampling_params, show
 from draftwood.errors import OptionError
 
 
@@ -22,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args, output, options)
     from draftwood.llm import LLM
     from draftwood.prompts import prompt_ids, read_prompts
-    from draftwood.targets.load import load_target
+    from draftwood.targets import load_target
     from draftwood.tune import optimise_tree
 
     prompts = read_prompts(args.prompts, args.limit)
@@ -52,7 +50,7 @@ def _check(args: argparse.Namespace, output: Path, options: dict[str, Any]) -> N
     if output.exists() and not args.force:
         raise OptionError(f"{output} exists", next_step="Name another file, or replace it with --force.")
     from draftwood.drafters import check_drafter
-    from draftwood.tree.shapes import initial_tree
+    from draftwood.tree import initial_tree
 
     drafter, _ = check_drafter(args.drafter, options)
     if "tree" not in {field.name for field in fields(drafter.Options)}:

@@ -6,16 +6,14 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.options import Subparsers, add_command, add_run_options
-from draftwood.cli.console.report import show, table
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, add_run_options, show, table
 from draftwood.cli.setup import static_tree
 from draftwood.config import DEFAULT_DRAFTER
 from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftwood.sizing.costs import CostProfile
-    from draftwood.targets.base import TargetInfo
+    from draftwood.sizing import CostProfile
+    from draftwood.targets import TargetInfo
 
 _DETAILS = """\
 Without --static-tree: times passes over 1 to 64 positions (where the decoder has a CUDA graph for
@@ -59,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         given = " ".join([args.drafter, *args.drafter_option])
         raise OptionError("A drafter is for a static tree", got=given, next_step="Add --static-tree FILE.")
     screen = Screen(args.color)
-    from draftwood.targets.load import load_target
+    from draftwood.targets import load_target
     from draftwood.tune import tune_costs, tune_successors
 
     loaded = load_target(

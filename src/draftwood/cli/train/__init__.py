@@ -1,1 +1,1 @@
-"""."""
+"""draftwood train, export."""

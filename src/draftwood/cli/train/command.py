@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from draftwood.cli.console.options import Subparsers, add_command, add_group
-from draftwood.cli.console.report import show, table
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import Screen, Subparsers, add_command, add_group, show, table
 from draftwood.cli.train.data import register_data
-from draftwood.train.loop.command import add_arguments
+from draftwood.train.loop import add_arguments
 
 _EXAMPLES = (
     "draftwood train data prompts.jsonl --out data",
@@ -46,14 +44,14 @@ def register(commands: Subparsers[Any]) -> None:
 def _head(args: argparse.Namespace) -> int:
     if args.plan:
         return _plan(args)
-    from draftwood.train.loop.command import train
+    from draftwood.train.loop import train
 
     folder = train(args)
     return show(args, {"path": folder, "head": folder / "head"}, [str(folder / "head")])
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from draftwood.train.loop.command import planned
+    from draftwood.train.loop import planned
 
     screen = Screen(args.color)
     plan = planned(args, screen.progress)

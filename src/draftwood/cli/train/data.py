@@ -8,15 +8,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.options import Subparsers, add_command, add_model_options
-from draftwood.cli.console.pace import PaceBar
-from draftwood.cli.console.report import show
-from draftwood.cli.console.terminal import Screen
+from draftwood.cli.console import PaceBar, Screen, Subparsers, add_command, add_model_options, show
 from draftwood.config import whole
-from draftwood.train.data.settings import DataSettings
+from draftwood.train.data import DataSettings
 
 if TYPE_CHECKING:
-    from draftwood.train.data.manifest import Manifest
+    from draftwood.train.data import Manifest
 
 _DETAILS = """\
 Prompts are .jsonl files with {"turns": [...]}, {"messages": [...]} or ShareGPT's {"conversations":
@@ -67,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         whole("cache_tokens", args.cache_tokens, 1)
     screen = Screen(args.color)
     bar = screen.progress = PaceBar(screen.err)
-    from draftwood.targets.load import load_target
-    from draftwood.train.data.make import make_data, prepare
+    from draftwood.targets import load_target
+    from draftwood.train.data import make_data, prepare
 
     prepared = prepare(settings, args.out)
     places = ("dtype", "quantize", "device", "target", "cache_tokens")

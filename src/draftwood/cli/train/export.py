@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftwood.cli.console.options import Subparsers, add_command
-from draftwood.cli.console.report import show
+from draftwood.cli.console import Subparsers, add_command, show
 from draftwood.config import DTYPES
 
 LAYOUTS = ("eagle", "sglang", "vllm", "speculators", "medusa", "hydra", "draftwood")
@@ -55,9 +54,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from draftwood.errors import OptionError
-    from draftwood.heads import check_fit, find_head, load_head, save_head
-    from draftwood.heads.fit import fingerprint_if_here, shape_if_here
-    from draftwood.models.config import ModelConfig
+    from draftwood.heads import check_fit, find_head, fingerprint_if_here, load_head, save_head, shape_if_here
+    from draftwood.models import ModelConfig
 
     source = find_head(args.head)
     if source.resolve() == Path(args.out).resolve():

@@ -24,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood.growth.drawn import ALMOST_NOTHING, Draw, Ids, Probs, draw_nothing
-from draftwood.tree import ROOT_SOURCE, DraftTree, Proposal
-from draftwood.tree.shapes import TreeShape
+from draftwood.tree import ROOT_SOURCE, DraftTree, Proposal, TreeShape
 
 
 class Frontier(NamedTuple):

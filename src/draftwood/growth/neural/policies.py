@@ -11,7 +11,7 @@ from draftwood.growth.drawn import Draw, draw_nothing
 from draftwood.growth.neural.base import Frontier, Growth, GrowthOptions, Plan
 from draftwood.growth.neural.ranked import BeamGrowth, RankedGrowth, SearchGrowth
 from draftwood.growth.neural.shaped import ShapedGrowth
-from draftwood.tree.shapes import TreeShape, chain_tree
+from draftwood.tree import TreeShape, chain_tree
 
 __all__ = ["GROWTHS", "Frontier", "Growth", "GrowthOptions", "drawn_shape", "make_growth"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from draftwood.growth.drawn import shape_plan
 from draftwood.growth.neural.base import Growth, Plan
-from draftwood.tree.shapes import TreeShape
+from draftwood.tree import TreeShape
 
 
 class ShapedGrowth(Growth):

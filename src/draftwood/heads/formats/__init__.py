@@ -1,5 +1,7 @@
 """Checkpoints of heads: the layouts of several engines, each in a file of its own."""
 
+from draftwood.heads.formats.draftwood import DraftwoodLayout
+from draftwood.heads.formats.files import CONFIG, read_config_file
 from draftwood.heads.formats.load import FORMATS, LoadedHead, load_head, save_head
 
-__all__ = ["FORMATS", "LoadedHead", "load_head", "save_head"]
+__all__ = ["CONFIG", "FORMATS", "DraftwoodLayout", "LoadedHead", "load_head", "read_config_file", "save_head"]

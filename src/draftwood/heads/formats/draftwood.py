@@ -15,7 +15,7 @@ from draftwood.heads.formats.eagle1 import Eagle1Layout
 from draftwood.heads.formats.hydra import HydraLayout
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes
 from draftwood.heads.formats.medusa import MedusaLayout
-from draftwood.models.config import ModelConfig, Rope
+from draftwood.models import ModelConfig, Rope
 
 KEY = "draftwood"
 VERSION = 1

@@ -6,7 +6,7 @@ from draftwood.heads.config import USUAL_TAPS, HeadConfig
 from draftwood.heads.formats.eagle3_family import EMBED, Eagle3Layout, looks_like_eagle3
 from draftwood.heads.formats.fields import flag_objections, only_published_taps, rope_objections
 from draftwood.heads.formats.layout import Export, Json, Shapes
-from draftwood.models.config import ModelConfig, whole_number
+from draftwood.models import ModelConfig, whole_number
 
 
 class EagleLayout(Eagle3Layout):

@@ -6,7 +6,7 @@ from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import EMBED, LM_HEAD, looks_like_eagle3
 from draftwood.heads.formats.fields import flag_objections, read_decoder, rope_objections, write_decoder
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 
 
 class Eagle1Layout(Layout):

@@ -7,7 +7,7 @@ from typing import Any
 from draftwood.errors import CapabilityError, ModelError
 from draftwood.heads.config import HeadConfig, decoder_fields, published_taps
 from draftwood.heads.formats.layout import Json
-from draftwood.models.config import ModelConfig, Rope, parse_config
+from draftwood.models import ModelConfig, Rope, parse_config
 
 SGLANG_SHIFT = 1  # there id i is the output of layer i, which is the input of layer i + 1
 TAP_IDS = "eagle_aux_hidden_state_layer_ids"

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from draftwood.disk.files import new_file, with_usual_mode
+from draftwood.disk import new_file, with_usual_mode
 from draftwood.errors import ModelError, OptionError
 
 CONFIG = "config.json"

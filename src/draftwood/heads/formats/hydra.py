@@ -11,7 +11,7 @@ from draftwood.errors import CapabilityError
 from draftwood.heads.config import HeadConfig, decoder_fields
 from draftwood.heads.formats.fields import flag_objections, number, read_decoder, write_decoder
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes, matrix_shape
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 
 PREFIX = "prefix_embeding_layer."  # spelled so in the checkpoints
 

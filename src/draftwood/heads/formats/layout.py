@@ -15,7 +15,7 @@ import torch
 from draftwood.errors import ModelError
 from draftwood.heads.build import build_head
 from draftwood.heads.config import HeadConfig
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 
 Json = dict[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]

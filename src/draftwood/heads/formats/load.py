@@ -24,7 +24,7 @@ from draftwood.heads.formats.sglang import SglangLayout
 from draftwood.heads.formats.speculators import SpeculatorsLayout
 from draftwood.heads.formats.vllm import VllmLayout
 from draftwood.heads.vocabulary import checked_vocabulary, token_mask, tokens_of
-from draftwood.models.config import ModelConfig, architecture_of
+from draftwood.models import ModelConfig, architecture_of
 
 # In the order they are tried: what says most about itself first.
 LAYOUTS: tuple[Layout, ...] = (

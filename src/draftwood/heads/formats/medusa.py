@@ -8,7 +8,7 @@ from __future__ import annotations
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.fields import number
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes, matrix_shape
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 
 
 class MedusaLayout(Layout):

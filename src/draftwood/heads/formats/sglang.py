@@ -11,7 +11,7 @@ from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import Eagle3Layout, looks_like_eagle3
 from draftwood.heads.formats.fields import SGLANG_SHIFT, TAP_IDS, flag_objections, unordered_taps
 from draftwood.heads.formats.layout import Export, Json, Shapes
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 _OLD_NORMS = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}

@@ -7,7 +7,7 @@ from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import Eagle3Layout
 from draftwood.heads.formats.fields import TAP_IDS, flag_objections, unordered_taps, write_decoder
 from draftwood.heads.formats.layout import Export, Json, Shapes
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 
 VERSION = "0.3.0"
 SPECULATIVE_TOKENS = 5  # the default that engines take from the file

@@ -7,7 +7,7 @@ from draftwood.heads.formats.eagle3_family import EMBED, Eagle3Layout, looks_lik
 from draftwood.heads.formats.fields import TAP_IDS, flag_objections, unordered_taps
 from draftwood.heads.formats.layout import Export, Json, Shapes
 from draftwood.heads.formats.sglang import ARCHITECTURE as SGLANG
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 
 ARCHITECTURE = "Eagle3LlamaForCausalLM"
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")

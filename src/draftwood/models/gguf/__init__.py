@@ -1,1 +1,6 @@
 """GGUF files: reading them, and turning them once into a folder in Hugging Face layout."""
+
+from draftwood.models.gguf.conversion import CONVERTER_VERSION, convert, converted_size
+from draftwood.models.gguf.reader import MAGIC, GgufFile
+
+__all__ = ["CONVERTER_VERSION", "MAGIC", "GgufFile", "convert", "converted_size"]

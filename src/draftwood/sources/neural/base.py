@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.targets.base import Segment
-from draftwood.targets.toprows import TopRows
+from draftwood.targets import Segment, TopRows
 
 
 class DraftSegment(NamedTuple):

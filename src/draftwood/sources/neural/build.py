@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftwood.heads import Eagle3Head, EagleHead, Head, HydraHead, MedusaHead
 from draftwood.sources.neural.head import AheadModel, EagleModel, HeadModel
-from draftwood.sources.neural.head_graphs import GraphedEagleModel, why_not_graphed
+from draftwood.targets.native import cuda
 
 
 def head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
@@ -12,6 +12,9 @@ def head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
     taps = head.config.taps_for(num_layers)
     if isinstance(head, (MedusaHead, HydraHead)):
         return AheadModel(head, taps, num_slots)
-    if isinstance(head, (EagleHead, Eagle3Head)) and not why_not_graphed(head):
-        return GraphedEagleModel(head, taps, num_slots)
+    if isinstance(head, (EagleHead, Eagle3Head)) and not cuda.why_not_on(head.parts.embed.device):
+        from draftwood.sources.neural.head_graphs import GraphedEagleModel, why_not_graphed  # needs Triton
+
+        if not why_not_graphed(head):
+            return GraphedEagleModel(head, taps, num_slots)
     return EagleModel(head, taps, num_slots)

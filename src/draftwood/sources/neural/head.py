@@ -22,11 +22,8 @@ from torch import Tensor
 
 from draftwood.heads import Eagle3Head, EagleHead, Head, HydraHead, MedusaHead
 from draftwood.sources.neural.base import DraftModel, DraftSegment
-from draftwood.targets.cache import KVCache
-from draftwood.targets.find_top import top_rows
-from draftwood.targets.native.decoder import PackedBatch, PackedSegment, pack
-from draftwood.targets.native.eager import CacheAttention
-from draftwood.targets.toprows import TopRows
+from draftwood.targets import KVCache, TopRows, top_rows
+from draftwood.targets.native import CacheAttention, PackedBatch, PackedSegment, pack
 
 
 class HeadModel(DraftModel):

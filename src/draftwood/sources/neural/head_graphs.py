@@ -13,25 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftwood.heads import Eagle3Head, EagleHead, HeadConfig
-from draftwood.heads.eagle3 import FirstLayer
-from draftwood.heads.layers import DecoderLayer, RMSNorm
-from draftwood.models.config import ModelConfig
+from draftwood.heads import DecoderLayer, Eagle3Head, EagleHead, FirstLayer, HeadConfig, RMSNorm
+from draftwood.models import ModelConfig
 from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.head import EagleModel
-from draftwood.targets.native import cuda
-from draftwood.targets.native.cuda.features.weights import MOST_FEATURES, FeatureWeights
-from draftwood.targets.native.decoder import pack
-from draftwood.targets.native.weights import LayerWeights, Weights
-from draftwood.targets.toprows import TopRows
+from draftwood.targets import TopRows
+from draftwood.targets.native import LayerWeights, Weights, cuda, pack
+from draftwood.targets.native.cuda.features import MOST_FEATURES, FeatureDecoder, FeatureWeights
 
 
 class GraphedEagleModel(EagleModel):
     """``EagleModel`` with few launches; see ``why_not_graphed``."""
 
     def __init__(self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int) -> None:
-        from draftwood.targets.native.cuda.features.decoder import FeatureDecoder
-
         super().__init__(head, taps, num_slots)
         self._decoder = FeatureDecoder(feature_weights(head), self._cache, self._hidden)
 

@@ -8,9 +8,7 @@ import numpy as np
 
 from draftwood.errors import CapabilityError
 from draftwood.sources.neural.base import DraftModel, DraftSegment
-from draftwood.targets.base import USUAL_TOP, Segment, Target
-from draftwood.targets.find_top import top_rows
-from draftwood.targets.toprows import TopRows
+from draftwood.targets import USUAL_TOP, Segment, Target, TopRows, top_rows
 
 
 class SmallModel(DraftModel):

@@ -18,7 +18,7 @@ import torch
 
 from draftwood.targets.base import Segment, depths_of
 from draftwood.targets.slots import SlotBook
-from draftwood.tree.layout import ancestor_mask
+from draftwood.tree import ancestor_mask
 
 _FIRST_ROWS = 256  # a layer's first size; it doubles from there
 

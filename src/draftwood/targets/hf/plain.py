@@ -21,7 +21,7 @@ from draftwood.errors import CapabilityError
 from draftwood.targets.base import ForwardOutput, Segment, Target, TargetInfo, chain_parents
 from draftwood.targets.hf.probe import plain_logits, worst_mismatch
 from draftwood.targets.hf.taps import LayerTaps
-from draftwood.tree.layout import is_chain
+from draftwood.tree import is_chain
 
 _STATE_NAMES = ("past_key_values", "cache_params", "state")
 

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 from draftwood.targets.base import Attend, ForwardOutput, depths_of
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.decoder import Decoder, PackedBatch, PackedSegment
 from draftwood.targets.native.quantize import dense
 from draftwood.targets.native.rope import inverse_frequencies
 from draftwood.targets.native.weights import LayerWeights, Weights
-from draftwood.tree.layout import ancestor_mask
+from draftwood.tree import ancestor_mask
 
 HEAD_ROWS = 16_384  # rows of a half-precision head expanded to float32 at a time
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from draftwood.models.config import Rope
+from draftwood.models import Rope
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

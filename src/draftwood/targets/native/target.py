@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 from draftwood.progress import Progress, report
 from draftwood.targets.base import (
     USUAL_TOP,

@@ -17,8 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from draftwood.errors import ModelError
-from draftwood.models.config import ModelConfig
-from draftwood.models.tensors import tensor_shapes
+from draftwood.models import ModelConfig, tensor_shapes
 from draftwood.targets.base import TargetParts
 from draftwood.targets.native.quantize import Matrix, quantized, stored
 

@@ -9,7 +9,7 @@ from draftwood.config import EngineOptions
 from draftwood.drafters import make_factory
 from draftwood.engine import Engine
 from draftwood.progress import Progress
-from draftwood.targets.load import Loaded
+from draftwood.targets import Loaded
 from draftwood.train.data.dialogue import Dialogue
 
 Heard = Callable[[int], None]  # tokens that were just written

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood.config import SamplingParams
-from draftwood.text.chat import Message
-from draftwood.text.tokenizer import TextCodec
+from draftwood.text import Message, TextCodec
 from draftwood.train.data.prompts import Prompt
 from draftwood.train.data.settings import DataSettings
 from draftwood.train.data.transcript import Transcript, answer_of, asked

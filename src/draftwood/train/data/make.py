@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwood.disk.store import locked
+from draftwood.disk import locked
 from draftwood.drafters import check_drafter, drafter_class
 from draftwood.errors import OptionError, PromptError
 from draftwood.progress import Progress, report
-from draftwood.targets.load import Loaded
+from draftwood.targets import Loaded
 from draftwood.train.data.answers import Answerer, Heard
 from draftwood.train.data.dialogue import EMPTY, Dialogue, Kept, Rules, SelfMade
 from draftwood.train.data.manifest import MANIFEST, Manifest, about_model, check_same_run, read_manifest, write_manifest

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from draftwood.disk.files import write_json
+from draftwood.disk import write_json
 from draftwood.errors import OptionError
-from draftwood.heads.fit import identity
-from draftwood.targets.base import Target
+from draftwood.heads import identity
+from draftwood.targets import Target
 from draftwood.train.data.shards import FORMAT, VERSION, Counts, DataError
 
 MANIFEST = "manifest.json"

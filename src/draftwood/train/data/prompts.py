@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftwood.corpus import has_half_letters
-from draftwood.disk.store import sha256_of
+from draftwood.disk import sha256_of
 from draftwood.errors import PromptError
-from draftwood.text.chat import Message
+from draftwood.text import Message
 
 SPEAKERS = {
     "system": "system",

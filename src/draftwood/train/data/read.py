@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from draftwood.config import whole
 from draftwood.errors import OptionError
-from draftwood.targets.base import Target
+from draftwood.targets import Target
 from draftwood.train.base import Example
 from draftwood.train.data.manifest import Manifest, read_manifest
 from draftwood.train.data.shards import DataError, Shard, damaged, read_shard, shard_name

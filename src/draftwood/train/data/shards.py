@@ -19,7 +19,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from draftwood.disk.files import new_file
+from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError
 from draftwood.train.base import Example
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from draftwood.errors import CapabilityError, PromptError
 from draftwood.prompts import prompt_ids
-from draftwood.text.chat import Message
-from draftwood.text.tokenizer import TextCodec
+from draftwood.text import Message, TextCodec
 from draftwood.train.base import Example
 
 # Beginnings that have no letter in common: what stands before all of them is what stands before any user's turn.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from draftwood.targets.base import Layers
+from draftwood.targets import Layers
 
 PART_OF_GPU = 16
 

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from draftwood.disk.files import new_file
+from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError, OptionError
-from draftwood.heads.fit import identity
+from draftwood.heads import identity
 from draftwood.progress import Progress, report
 from draftwood.train.base import Batch, Example, Signals
 from draftwood.train.frozen.room import free_bytes

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwood.heads import Head
-from draftwood.heads.layers import float_logits
-from draftwood.targets.base import Layers, Segment, Target, TargetParts, chain_parents
-from draftwood.targets.native.eager import rms_norm
-from draftwood.train.attention.texts import causal_attention
+from draftwood.heads import Head, float_logits
+from draftwood.targets import Layers, Segment, Target, TargetParts, chain_parents
+from draftwood.targets.native import rms_norm
+from draftwood.train.attention import causal_attention
 from draftwood.train.base import Batch, Signals
 from draftwood.train.frozen.room import part_of_gpu, state_bytes
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from draftwood.errors import DraftwoodError, ModelError
 from draftwood.heads import HeadModule, build_head, load_head, save_head
-from draftwood.train.frozen.room import free_bytes
+from draftwood.train.frozen import free_bytes
 from draftwood.train.loop.distributed import fill, whole
 
 VERSION = 1

@@ -14,18 +14,15 @@ from typing import Any
 import torch
 
 from draftwood.display import duration, readable_size
-from draftwood.heads import HeadConfig, build_head, find_head, load_head
-from draftwood.heads.fit import target_shape
-from draftwood.models.config import ModelConfig
-from draftwood.models.tensors import tensor_shapes
+from draftwood.heads import HeadConfig, build_head, find_head, load_head, target_shape
+from draftwood.models import ModelConfig, tensor_shapes
 from draftwood.progress import Progress, report
-from draftwood.targets.load import pick_device
-from draftwood.targets.room import default_cache_tokens
+from draftwood.targets import default_cache_tokens, pick_device
 from draftwood.train.config import TrainConfig
-from draftwood.train.data.read import TrainingData
+from draftwood.train.data import TrainingData
 from draftwood.train.loop.setup import check_method, count_steps, head_shape, open_texts, prepare
 from draftwood.train.loop.trainer import Trainer, compute_dtype
-from draftwood.train.losses.losses import most_logits
+from draftwood.train.losses import most_logits
 
 TIMED_STEPS = 5
 WARMING_STEPS = 2

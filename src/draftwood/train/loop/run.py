@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from draftwood.disk.files import check_place, new_file
-from draftwood.disk.toml import read_toml
+from draftwood.disk import check_place, new_file, read_toml
 from draftwood.display import duration, readable_size
 from draftwood.errors import OptionError
 from draftwood.heads import save_head
@@ -34,8 +33,7 @@ from draftwood.train.loop.logs import Board, Console, Log, read_log
 from draftwood.train.loop.plan import signal_bytes
 from draftwood.train.loop.setup import Setup, check_method, prepare, signal_source
 from draftwood.train.loop.trainer import NotFiniteError, StepResult, Trainer
-from draftwood.train.measure.plot import plot_log
-from draftwood.train.measure.validate import score, validate_head
+from draftwood.train.measure import plot_log, score, validate_head
 
 SMOOTHING = 0.95  # of the pace that the time left is reckoned from
 

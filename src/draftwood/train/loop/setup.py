@@ -10,22 +10,28 @@ import torch
 
 from draftwood.config import from_mapping
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.heads import Eagle3Head, HeadConfig, HeadModule, build_head, check_fit, default_head_config, find_head
-from draftwood.heads.fit import fingerprint, load_fitting, native_shape
-from draftwood.models.config import ModelConfig
+from draftwood.heads import (
+    Eagle3Head,
+    HeadConfig,
+    HeadModule,
+    build_head,
+    check_fit,
+    default_head_config,
+    find_head,
+    fingerprint,
+    load_fitting,
+    native_shape,
+)
+from draftwood.models import ModelConfig
 from draftwood.progress import Progress
-from draftwood.targets.base import Target
-from draftwood.targets.load import load_target, pick_device
-from draftwood.text.tokenizer import TextCodec
+from draftwood.targets import Target, load_target, pick_device
+from draftwood.text import TextCodec
 from draftwood.train.config import TrainConfig
-from draftwood.train.data.read import TrainingData
-from draftwood.train.data.vocabulary import draft_vocabulary
-from draftwood.train.frozen.signals import KeptSignals
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.data import TrainingData, draft_vocabulary
+from draftwood.train.frozen import FrozenTarget, KeptSignals
 from draftwood.train.loop.distributed import Processes
 from draftwood.train.loop.trainer import SignalSource, compute_dtype
-from draftwood.train.methods import method_class
-from draftwood.train.methods.base import Method
+from draftwood.train.methods import Method, method_class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

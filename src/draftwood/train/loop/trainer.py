@@ -24,7 +24,7 @@ from draftwood.train.config import TrainConfig
 from draftwood.train.loop.checkpoint import Place, Progress, Snapshot, random_state, set_random_state, whole_head
 from draftwood.train.loop.distributed import Processes, gather_objects, gradients_meet, shared_module, whole
 from draftwood.train.loop.schedule import RunningMean, learning_rate, make_optimizer
-from draftwood.train.methods.base import Method
+from draftwood.train.methods import Method
 
 FIRST_GUESS = 1000  # steps, before the first is timed
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from draftwood.heads import Head
 from draftwood.train.base import Batch
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.frozen import FrozenTarget
 from draftwood.train.losses.entropy import cross_entropies, hard_cross_entropy
 
 LOGITS_ON_CPU = 2**24  # that are computed together, of all steps and of the target, where nobody asks for a block

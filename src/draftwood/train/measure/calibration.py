@@ -19,16 +19,12 @@ from torch import Tensor
 
 from draftwood.heads import HeadModule, HydraHead, MedusaHead
 from draftwood.progress import Progress, report
-from draftwood.targets.base import Target
-from draftwood.train.attention.unroll import UnrolledAttention
+from draftwood.targets import Target
+from draftwood.train.attention import UnrolledAttention
 from draftwood.train.base import Batch, Example, Signals
-from draftwood.train.frozen.target import FrozenTarget
-from draftwood.train.losses.losses import calibration_error
-from draftwood.train.trees.beam import DraftTrees
-from draftwood.train.trees.dense import blocks_of
-from draftwood.train.trees.roots import padded, texts_of
-from draftwood.train.trees.run import DraftHead, HeadRun
-from draftwood.train.trees.verify import verify_trees
+from draftwood.train.frozen import FrozenTarget
+from draftwood.train.losses import calibration_error
+from draftwood.train.trees import DraftHead, DraftTrees, HeadRun, blocks_of, padded, texts_of, verify_trees
 
 RANKS = 5
 MOST_ROWS = 1 << 14  # positions of texts, padding included, and guesses below them that go together

@@ -18,15 +18,14 @@ from typing import Any
 import torch
 
 from draftwood.config import SamplingParams
-from draftwood.drafters import DraftRequest, Verified, drafter_class
-from draftwood.drafters.neural import NeuralDrafter
+from draftwood.drafters import DraftRequest, NeuralDrafter, Verified, drafter_class
 from draftwood.errors import DraftwoodError
-from draftwood.growth.neural.ranked import BEAM_DEPTH
+from draftwood.growth.neural import BEAM_DEPTH
 from draftwood.heads import HeadModule, save_head
 from draftwood.llm import LLM
 from draftwood.progress import Progress, report
-from draftwood.targets.base import Target
-from draftwood.text.tokenizer import TextCodec
+from draftwood.targets import Target
+from draftwood.text import TextCodec
 from draftwood.train.base import Example
 from draftwood.train.config import ValidateSection
 from draftwood.train.measure.calibration import measure_ranks

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.drafters.checks import check_flag, check_share
+from draftwood.drafters import check_flag, check_share
 from draftwood.heads import HeadConfig, HydraHead, MedusaHead
-from draftwood.train.attention.unroll import UnrolledAttention
+from draftwood.train.attention import UnrolledAttention
 from draftwood.train.base import Batch, Losses, Signals
-from draftwood.train.losses.losses import Marker, Places
+from draftwood.train.losses import Marker, Places
 from draftwood.train.methods.base import Method
 from draftwood.train.methods.unrolled import Recipe, joined, zero_of
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig
 from draftwood.train.base import Batch, Losses, Signals
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.frozen import FrozenTarget
 
 
 class Method(ABC):

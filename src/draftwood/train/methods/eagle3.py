@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood.drafters.checks import check_share, check_whole
+from draftwood.drafters import check_share, check_whole
 from draftwood.train.methods.unrolled import Recipe, UnrolledMethod
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwood.drafters.checks import check_flag, check_whole
+from draftwood.drafters import check_flag, check_whole
 from draftwood.train.base import Batch
-from draftwood.train.losses.losses import Marks, Places
+from draftwood.train.losses import Marks, Places
 from draftwood.train.methods.hass import HassMethod, HassOptions
 from draftwood.train.methods.unrolled import Recipe
 

@@ -18,19 +18,33 @@ import torch
 from torch import Tensor
 
 from draftwood.config import from_mapping
-from draftwood.drafters.checks import check_choice, check_flag, check_share, check_whole
+from draftwood.drafters import check_choice, check_flag, check_share, check_whole
 from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig, build_head
 from draftwood.train.base import Batch, Losses, Signals
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.frozen import FrozenTarget
 from draftwood.train.methods import method_class
 from draftwood.train.methods.base import Method
-from draftwood.train.trees.beam import DraftBeam, DraftTrees, grow_draft_trees
-from draftwood.train.trees.branch import branch_log_probs
-from draftwood.train.trees.reward import REWARDS, Branch, accepted_branch, advantages, clipped, ratios, reward
-from draftwood.train.trees.roots import counted_roots, drawn_groups, padded, texts_of
-from draftwood.train.trees.run import DraftHead, HeadRun
-from draftwood.train.trees.verify import verify_trees
+from draftwood.train.trees import (
+    REWARDS,
+    Branch,
+    DraftBeam,
+    DraftHead,
+    DraftTrees,
+    HeadRun,
+    accepted_branch,
+    advantages,
+    branch_log_probs,
+    clipped,
+    counted_roots,
+    drawn_groups,
+    grow_draft_trees,
+    padded,
+    ratios,
+    reward,
+    texts_of,
+    verify_trees,
+)
 
 TOKEN_LOSSES = ("auto", "eagle", "hass", "eagle3")
 USUAL_TOKEN_LOSS = {"eagle": "hass", "eagle3": "eagle3"}  # by kind of head

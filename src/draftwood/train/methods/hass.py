@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from draftwood.drafters.checks import check_flag, check_share, check_whole
+from draftwood.drafters import check_flag, check_share, check_whole
 from draftwood.train.methods.unrolled import Recipe, UnrolledMethod, check_some_weight, check_weights
 
 

@@ -24,23 +24,32 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from draftwood.drafters.checks import check_choice, check_flag, check_whole
+from draftwood.drafters import check_choice, check_flag, check_whole
 from draftwood.errors import OptionError
-from draftwood.heads import Head, HeadConfig
-from draftwood.heads.fit import identity
+from draftwood.heads import Head, HeadConfig, identity
 from draftwood.train.base import Batch, Losses, Signals
-from draftwood.train.frozen.target import FrozenTarget
-from draftwood.train.losses.losses import Marker, Places
+from draftwood.train.frozen import FrozenTarget
+from draftwood.train.losses import Marker, Places
 from draftwood.train.methods.base import Method
 from draftwood.train.methods.unrolled import zero_of
-from draftwood.train.trees.dense import spread
-from draftwood.train.trees.grow import grow_trees
-from draftwood.train.trees.labels import Labels, node_losses, vocabulary_of
-from draftwood.train.trees.roots import counted_roots, drawn_roots, padded, texts_of
-from draftwood.train.trees.run import DraftHead, HeadRun
-from draftwood.train.trees.store import TreeStore
-from draftwood.train.trees.target_trees import Beam, TextTrees, joined
-from draftwood.train.trees.walk import Texts
+from draftwood.train.trees import (
+    Beam,
+    DraftHead,
+    HeadRun,
+    Labels,
+    Texts,
+    TextTrees,
+    TreeStore,
+    counted_roots,
+    drawn_roots,
+    grow_trees,
+    joined,
+    node_losses,
+    padded,
+    spread,
+    texts_of,
+    vocabulary_of,
+)
 
 MOST_WIDTH = 1 << 14  # parents are kept in 16 bits
 WEIGHTS = ("even", "path")

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from draftwood.errors import OptionError
 from draftwood.heads import Eagle3Head, EagleHead, Head, HeadConfig
-from draftwood.train.attention.unroll import unroll
+from draftwood.train.attention import unroll
 from draftwood.train.base import Batch, Losses, Signals
-from draftwood.train.losses.losses import Marker, Marks, Places, share, smooth_l1
+from draftwood.train.losses import Marker, Marks, Places, share, smooth_l1
 from draftwood.train.methods.base import Method
 
 NOISE_LENGTH = 512  # tokens of a text to which the noise that is asked for applies; longer ones get less

@@ -71,7 +71,7 @@ def tree_attention(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ancesto
     """``query [B, R, k, heads, D]`` over the ``text [B, S, kv_heads, D]`` up to ``last [B, R]``, and over those of the
     ``nodes [B, R, m, kv_heads, D]`` that are ``ancestors [B, R, k, m]``. The text lies there once for all roots."""
     if is_fused(query, *text, *nodes):
-        from draftwood.targets.native.cuda.attention.forest import forest_attention
+        from draftwood.targets.native.cuda.attention import forest_attention
 
         return forest_attention(query, text, nodes, last, ancestors)
     return attention_in_steps(query, text, nodes, last, ancestors)

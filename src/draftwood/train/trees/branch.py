@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draftwood.train.trees.reward import Branch
+from draftwood.train.trees.rewards import Branch
 from draftwood.train.trees.run import DraftHead, HeadRun
 
 ROWS = 4096  # whose logits are held at once

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
-from draftwood.targets.base import Attend, Layers, Target
-from draftwood.train.attention.texts import causal_attention
-from draftwood.train.frozen.room import part_of_gpu, state_bytes
-from draftwood.train.losses.losses import most_logits
+from draftwood.targets import Attend, Layers, Target
+from draftwood.train.attention import causal_attention
+from draftwood.train.frozen import part_of_gpu, state_bytes
+from draftwood.train.losses import most_logits
 from draftwood.train.trees.attention import Rows, has_kernel, is_fused, joined, tree_attention
 from draftwood.train.trees.roots import padded
 from draftwood.train.trees.walk import Texts

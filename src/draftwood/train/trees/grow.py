@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from draftwood.targets.base import Layers, Target
+from draftwood.targets import Layers, Target
 from draftwood.train.trees.attention import children_of
 from draftwood.train.trees.dense import Slice, as_target, blocks_of, slices, spread
 from draftwood.train.trees.grow_walk import grow_walking

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwood.targets.base import Target
+from draftwood.targets import Target
 from draftwood.train.trees.labels import Labels, read_labels
 from draftwood.train.trees.target_trees import Beam, TextTrees, best_of, by_root, no_trees, packed
 from draftwood.train.trees.walk import Block, Load, Nodes, Texts, Walk, together, walking

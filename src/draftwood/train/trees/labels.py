@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draftwood.train.losses.entropy import class_cross_entropy, log_sum_exp
-from draftwood.train.losses.losses import most_logits
+from draftwood.train.losses import class_cross_entropy, log_sum_exp, most_logits
 from draftwood.train.trees.run import DraftHead
 
 

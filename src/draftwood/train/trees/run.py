@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draftwood.heads import Attend, Eagle3Head, EagleHead
-from draftwood.train.attention.texts import causal_attention
+from draftwood.heads import Eagle3Head, EagleHead
+from draftwood.targets import Attend
+from draftwood.train.attention import causal_attention
 from draftwood.train.base import Batch, Signals
 from draftwood.train.trees.attention import Rows, attention_in_steps, children_of, is_fused, joined, tree_attention
 

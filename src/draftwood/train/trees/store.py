@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from draftwood.disk.files import new_file
+from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError
 from draftwood.train.trees.target_trees import TextTrees
 from draftwood.train.trees.walk import Texts

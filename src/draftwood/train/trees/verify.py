@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwood.targets.base import Layers, Target
+from draftwood.targets import Layers, Target
 from draftwood.train.trees.attention import ancestors_of
 from draftwood.train.trees.beam import DraftTrees
 from draftwood.train.trees.dense import Slice, as_target, blocks_of, slices

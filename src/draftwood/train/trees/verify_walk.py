@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwood.targets.base import Target
+from draftwood.targets import Target
 from draftwood.train.trees.merge import MergedTrees
 from draftwood.train.trees.walk import Block, Load, Nodes, Texts, Walk, together, walking
 

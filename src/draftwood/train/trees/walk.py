@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwood.targets.base import Segment, Target, chain_parents
+from draftwood.targets import Segment, Target, chain_parents
 
 PASS_ROWS = 1024  # nodes of a pass, about: the largest that GPUs run as a captured graph
 LONG_CHAIN = 1024  # positions without roots that are read at once

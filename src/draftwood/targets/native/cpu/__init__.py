@@ -1,5 +1,6 @@
 """The fused decoder for CPUs: one C call per forward."""
 
+from draftwood.targets.native.cpu.build import load_kernel
 from draftwood.targets.native.cpu.decoder import CpuDecoder
 
-__all__ = ["CpuDecoder"]
+__all__ = ["CpuDecoder", "load_kernel"]

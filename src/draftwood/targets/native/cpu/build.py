@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from draftwood.disk.compiler import Library
+from draftwood.disk import Library
 
 KERNEL = Library("cpu", Path(__file__).parent / "kernel.c")
 

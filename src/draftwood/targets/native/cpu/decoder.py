@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 from draftwood.targets.base import ForwardOutput
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cpu import build

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.weights import Weights
 
 if TYPE_CHECKING:
     from draftwood.targets.native.cuda.decoder import CudaDecoder
     from draftwood.targets.native.cuda.layers import FusedLayers
+
+__all__ = ["new_decoder", "new_layers", "why_not_on", "why_unavailable"]
 
 LEAST_CAPABILITY = (8, 0)  # bfloat16 on matrix units
 FP8_CAPABILITY = (8, 9)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 from draftwood.targets.base import Flight, ForwardOutput
 from draftwood.targets.cache import KVCache
-from draftwood.targets.native.cuda.attention.plan import LEAST_WORDS, WORD_BITS, bits_needed
+from draftwood.targets.native.cuda.attention import LEAST_WORDS, WORD_BITS, bits_needed
 from draftwood.targets.native.cuda.device import (
     can_overlap,
     capture,
@@ -29,7 +29,7 @@ from draftwood.targets.native.cuda.device import (
 )
 from draftwood.targets.native.cuda.inputs import MOST_MOVES, no_moves
 from draftwood.targets.native.cuda.passes import Model, Pass, Shape, new_pass
-from draftwood.targets.native.cuda.products.launch import MOST_ROWS
+from draftwood.targets.native.cuda.products import MOST_ROWS
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.decoder import Decoder, PackedBatch
 from draftwood.targets.native.weights import Weights

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from draftwood.models.config import ModelConfig
-from draftwood.targets.native.cuda.products.launch import Gpu
+from draftwood.models import ModelConfig
+from draftwood.targets.native.cuda.products import Gpu
 from draftwood.targets.native.rope import inverse_frequencies
 
 INTERPRETED = Gpu(num_processors=4, shared_bytes=100_000)  # where kernels are tried without a GPU

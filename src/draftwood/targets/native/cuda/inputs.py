@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood.disk.compiler import Library
-from draftwood.targets.native.cuda.attention.plan import TILE_FIELDS, words_per_row, write_plan
+from draftwood.disk import Library
+from draftwood.targets.native.cuda.attention import TILE_FIELDS, words_per_row, write_plan
 from draftwood.targets.native.decoder import PackedBatch
 
 MOST_MOVES = 256  # cache rows that a pass moves before it starts

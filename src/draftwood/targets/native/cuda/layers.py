@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+from draftwood.targets.native.cuda.common import normed
 from draftwood.targets.native.cuda.device import on_device
 from draftwood.targets.native.cuda.kernels import rows
-from draftwood.targets.native.cuda.kernels.common import normed
 from draftwood.targets.native.eager import EagerLayers, Turns
 from draftwood.targets.native.weights import LayerWeights
 

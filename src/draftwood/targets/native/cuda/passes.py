@@ -13,23 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 from draftwood.targets.cache import KVCache
-from draftwood.targets.native.cuda.attention.kernel import tree_attention
-from draftwood.targets.native.cuda.attention.plan import choose, most_tiles, scratch_size
+from draftwood.targets.native.cuda.attention import choose, most_tiles, scratch_size, tree_attention
 from draftwood.targets.native.cuda.inputs import Inputs
-from draftwood.targets.native.cuda.kernels import rows
-from draftwood.targets.native.cuda.kernels.top import block_size, launch_top_rows, new_scratch, new_words
-from draftwood.targets.native.cuda.products.launch import (
-    HEAD_BLOCK,
-    MOST_ROWS,
-    Gpu,
-    Heads,
-    Kind,
-    Product,
-    Rotation,
-    Turned,
-)
+from draftwood.targets.native.cuda.kernels import block_size, launch_top_rows, new_scratch, new_words, rows
+from draftwood.targets.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Gpu, Heads, Kind, Product, Rotation, Turned
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.quantize import Matrix, Quantized, row_blocks, stored
 from draftwood.targets.native.weights import LayerWeights, Weights

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.models.config import ModelConfig
-from draftwood.targets.native.cuda.products.launch import Hidden
+from draftwood.models import ModelConfig
+from draftwood.targets.native.cuda.products import Hidden
 
 CLASSES = (16, 128, 512)  # rows that memory is handed out for; beyond the last, powers of two
 

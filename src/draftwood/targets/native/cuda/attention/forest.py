@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from draftwood.targets.native.cuda.device import gpu_of, on_device
-from draftwood.targets.native.cuda.products.launch import Gpu
+from draftwood.targets.native.cuda.products import Gpu
 
 Rows = tuple[Tensor, Tensor]  # keys and values
 

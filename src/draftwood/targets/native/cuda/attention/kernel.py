@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from draftwood.targets.native.cuda.attention.plan import WORD_BITS, AttentionConfig
-from draftwood.targets.native.cuda.kernels.common import prefetch, wait_for_input
+from draftwood.targets.native.cuda.common import prefetch, wait_for_input
 
 MERGE_WARPS = 2
 MERGE_ROWS = 4  # of a program of the merging kernel; the last of a tile's programs takes more at a time

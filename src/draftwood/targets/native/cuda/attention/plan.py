@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from draftwood.errors import OptionError
 from draftwood.targets.native.decoder import PackedSegment
-from draftwood.tree.layout import is_chain
+from draftwood.tree import is_chain
 
 Ints = npt.NDArray[np.int32]
 

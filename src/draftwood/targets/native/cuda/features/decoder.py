@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from draftwood.targets.cache import KVCache
-from draftwood.targets.native.cuda.attention.plan import LEAST_WORDS, WORD_BITS, bits_needed
+from draftwood.targets.native.cuda.attention import LEAST_WORDS, WORD_BITS, bits_needed
 from draftwood.targets.native.cuda.device import (
     can_overlap,
     capture,
@@ -29,7 +29,7 @@ from draftwood.targets.native.cuda.features.passes import FeatureModel, FeatureP
 from draftwood.targets.native.cuda.features.weights import MOST_FEATURES, FeatureWeights
 from draftwood.targets.native.cuda.inputs import Moves
 from draftwood.targets.native.cuda.passes import Model, Shape
-from draftwood.targets.native.cuda.products.launch import MOST_ROWS
+from draftwood.targets.native.cuda.products import MOST_ROWS
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.decoder import PackedBatch
 from draftwood.targets.toprows import KERNEL_MOST, TopRows

@@ -14,10 +14,9 @@ import torch
 
 from draftwood.targets.native.cuda.features import rows as feature_rows
 from draftwood.targets.native.cuda.features.weights import FeatureWeights
-from draftwood.targets.native.cuda.kernels import rows
-from draftwood.targets.native.cuda.kernels.top import block_size, launch_top_rows
+from draftwood.targets.native.cuda.kernels import block_size, launch_top_rows, rows
 from draftwood.targets.native.cuda.passes import Model, NarrowPass, Pass, Shape, WidePass
-from draftwood.targets.native.cuda.products.launch import HEAD_BLOCK, MOST_ROWS, Heads, Kind, Product
+from draftwood.targets.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Heads, Kind, Product
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.quantize import dense
 

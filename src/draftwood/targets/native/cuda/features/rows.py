@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from draftwood.targets.native.cuda.kernels.common import normed, wait_for_input
+from draftwood.targets.native.cuda.common import normed, wait_for_input
 
 WARPS = 8  # a row is a few thousand numbers, and nobody else has work meanwhile
 

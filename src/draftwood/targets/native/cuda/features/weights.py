@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftwood.models.config import ModelConfig
+from draftwood.models import ModelConfig
 from draftwood.targets.native.cuda.inputs import MOST_MOVES
 from draftwood.targets.native.weights import Weights
 

@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from draftwood.targets.native.cuda.kernels.common import normed, wait_for_input
-from draftwood.targets.native.cuda.products.launch import HALF_SCALE, Hidden, Turned
+from draftwood.targets.native.cuda.common import normed, wait_for_input
+from draftwood.targets.native.cuda.products import HALF_SCALE, Hidden, Turned
 
 MOVES_AT_ONCE = 32
 GATE_BLOCK = 1024

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from draftwood.targets.native.cuda.kernels.common import block_peaks, cleaned, exponent_base, wait_for_input
+from draftwood.targets.native.cuda.common import block_peaks, cleaned, exponent_base, wait_for_input
 
 BLOCK = 128  # entries of a block at least: what a warp reads at once
 MOST_BLOCKS = 2048  # of a row, which one program goes through

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from draftwood.targets.native.cuda.kernels.common import block_peaks, prefetch
+from draftwood.targets.native.cuda.common import block_peaks, prefetch
 
 # Of a block of heads: so many dimensions of a first half stand before their partners. A thread then has both.
 SLAB = tl.constexpr(8)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draftwood.heads import Attend
+from draftwood.targets import Attend
 from draftwood.train.attention.texts import causal_attention
 
 # (embeds [B, n, Ht], features [B, n, H], positions [B, n], attend) -> [B, n, H]: the forward pass of EAGLE heads.

@@ -17,11 +17,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from draftwood.disk.store import DiskFullError, locked, models_home, new_folder, sha256_of
+from draftwood.disk import DiskFullError, locked, models_home, new_folder, sha256_of
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import fetch
-from draftwood.models.gguf.convert import CONVERTER_VERSION, convert, converted_size
-from draftwood.models.gguf.reader import MAGIC, GgufFile
+from draftwood.models.gguf import CONVERTER_VERSION, MAGIC, GgufFile, convert, converted_size
 from draftwood.progress import Progress
 
 RECORD = "draftwood.json"
