@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood import LLM, SamplingParams
+from draftwood.config import ModelOptions
 from draftwood.drafters import DraftRequest, Verified
 from draftwood.drafters.stand import StandDrafter
 from draftwood.prompts import prompt_ids, read_prompts
@@ -92,7 +93,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--model", default="smollm2")
     args = parser.parse_args()
-    loaded = load_target(args.model, max_batch=1)
+    loaded = load_target(ModelOptions(model=args.model, max_batch=1))
     for task in args.tasks.split(","):
         for conversation in read_prompts(Path(args.data) / f"{task}.jsonl", args.prompts):
             # One memory a prompt, which all its samples fill.

@@ -29,7 +29,7 @@ from draftwood import SamplingParams
 from draftwood.config import EngineOptions
 from draftwood.drafters.goose import GooseDrafter
 from draftwood.drafters.registry import make_factory
-from draftwood.engine import Engine
+from draftwood.engine import Engine, GenerationRequest
 from draftwood.engine.session import Session
 from draftwood.models.config import ModelConfig
 from draftwood.models.tensors import tensor_shapes
@@ -247,7 +247,7 @@ def measure(args: argparse.Namespace, *, auto: bool, full: bool) -> dict[str, fl
     factory = make_factory(PreparedGoose, {}, target.info)
     for text in texts:
         params = SamplingParams(max_tokens=len(text) - args.context - 2, temperature=args.temperature, seed=0)
-        engine.submit(text[: args.context], params, factory)
+        engine.submit(GenerationRequest(prompt_ids=tuple(text[: args.context]), params=params, drafter=factory))
     clock = Clock()
     clock.watch(target, "forward", "forward")
     clock.watch(target, "keep", "keep")

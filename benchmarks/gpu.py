@@ -34,7 +34,7 @@ import torch
 from draftwood import LLM, Completion, SamplingParams
 from draftwood.bench.records.machine import machine_facts, model_facts, software_facts
 from draftwood.bench.tasks.tasks import load_tasks
-from draftwood.config import QUANTIZE
+from draftwood.config import QUANTIZE, ModelOptions
 from draftwood.engine import RequestStats
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
 from draftwood.prompts import prompt_ids
@@ -185,7 +185,7 @@ def clocks(device: torch.device) -> str:
 def run_model(args: argparse.Namespace, report: Report) -> None:
     tasks = load_tasks(args.tasks, args.data, args.limit)
     how = {"dtype": args.dtype, "quantize": args.quantize, "device": args.device}
-    loaded = load_target(args.model, **how, max_batch=args.batch)
+    loaded = load_target(ModelOptions(model=args.model, **how, max_batch=args.batch))
     prompts = [prompt_ids(loaded.codec, prompt.turns[0]) for task in tasks for prompt in task.prompts]
     report.facts["models"][loaded.target.info.name] = model_facts(loaded.target.info)
     report.facts["prompts"] = {task.name: {"number": len(task.prompts), "sha256": task.sha256} for task in tasks}

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from draftwood import LLM, SamplingParams
 from draftwood.disk.files import write_json
+from draftwood.engine import GenerationRequest
 from draftwood.errors import OptionError
 from draftwood.prompts import read_prompts
 from draftwood.serve.app import ServerOptions
@@ -101,7 +102,9 @@ def by_library(llm: LLM, prompts: Sequence[object], max_tokens: int) -> Turn:
     tokens = 0
     for prompt in prompts:
         ids = llm.tokenizer.apply_chat(prompt)  # type: ignore[arg-type]
-        texts |= dict.fromkeys(llm.engine.submit(ids, params, factory, reuse=True), "")
+        texts |= dict.fromkeys(
+            llm.engine.submit(GenerationRequest(prompt_ids=tuple(ids), params=params, drafter=factory, reuse=True)), ""
+        )
     for event in llm.engine.events(list(texts)):
         texts[event.request_id] += event.text
         tokens += len(event.token_ids)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from draftwood import LLM, SamplingParams
 from draftwood.cli.console.options import drafter_options
+from draftwood.config import ModelOptions
 from draftwood.engine import RequestStats
 from draftwood.prompts import prompt_ids, read_prompts
 from draftwood.targets.load import Loaded, load_target
@@ -191,7 +192,9 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     args = parser.parse_args()
     batch = 1 if args.what == "speed" else args.batch
-    loaded = load_target(args.model, dtype=args.dtype, device=args.device, max_batch=batch, cache_tokens=4096 * batch)
+    loaded = load_target(
+        ModelOptions(model=args.model, dtype=args.dtype, device=args.device, max_batch=batch, cache_tokens=4096 * batch)
+    )
     started = time.perf_counter()
     run = {"tau": tau, "speed": speed, "trajectories": trajectories}[args.what]
     results = run(args, loaded, [parse_method(text, args) for text in args.methods])

@@ -1,8 +1,9 @@
-"""The options of the public surface: frozen, keyword-only, checked when they are made. The one place with defaults."""
+"""Public options: frozen, keyword-only, checked when they are created. The one place with defaults."""
 
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,7 +22,7 @@ QUANTIZE = ("fp8", "int8")  # 8-bit formats of the weights
 TARGETS = ("auto", "native", "hf", "hf-plain")
 MAX_BUDGET = 1024
 PREFILL_CHUNK = 512
-MOST = sys.float_info.max  # of any number
+MAX_FLOAT = sys.float_info.max
 _WORDS = {"none": None, "true": True, "false": False}
 
 
@@ -42,7 +43,7 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     n: int = 1
-    logprobs: int | None = None  # that many alternatives per token; 0: the token's own only
+    logprobs: int | None = None  # alternatives per token; 0: only the token's own
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
@@ -71,26 +72,43 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ModelOptions:
+    """Which model is loaded, and how it runs."""
+
+    model: str | os.PathLike[str] = DEFAULT_MODEL  # a known name, a folder, a GGUF file or a hub id
+    dtype: str = "auto"
+    quantize: str | None = None  # 8-bit weights, on a GPU: half the memory, and another model
+    device: str = "auto"
+    target: str = "auto"  # "native": our own decoder; "hf": transformers; "hf-plain": also without trees
+    max_batch: int = 8  # sequences that run together
+    cache_tokens: int | None = None  # KV cache capacity; None: what max_batch full contexts need, at most 65,536
+
+    def __post_init__(self) -> None:
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("target", self.target, TARGETS)
+        if self.quantize is not None:
+            one_of("quantize", self.quantize, QUANTIZE)
+        whole("max_batch", self.max_batch, 1)
+        if self.cache_tokens is not None:
+            whole("cache_tokens", self.cache_tokens, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EngineOptions:
     """How requests share one target."""
 
     budget: int | str = "auto"  # positions per verification pass and sequence, the root included
     max_batch: int = 8  # sequences that run together
     prefill_chunk: int = PREFILL_CHUNK  # prompt positions per pass
-    cache_tokens: int | None = (
-        None  # slots of the shared cache; None: what max_batch full contexts need, at most 65,536
-    )
 
     def __post_init__(self) -> None:
         _budget(self.budget)
         whole("max_batch", self.max_batch, 1)
         whole("prefill_chunk", self.prefill_chunk, 1)
-        if self.cache_tokens is not None:
-            whole("cache_tokens", self.cache_tokens, 1)
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
-    """Builds the options record ``cls`` and refuses keys it does not have."""
+    """Builds the options record ``cls``; raises OptionError for unknown keys."""
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     unknown = sorted(set(values) - set(known))
     if unknown:
@@ -130,26 +148,26 @@ def _budget(budget: object) -> None:
     is_whole = isinstance(budget, int) and not isinstance(budget, bool)
     if budget != "auto" and not (is_whole and 1 <= budget <= MAX_BUDGET):  # type: ignore[operator]
         allowed = f"'auto', or 1 to {MAX_BUDGET} positions"
-        raise OptionError("budget is no usable number of positions", got=repr(budget), allowed=allowed)
+        raise OptionError("budget must be a number of positions or 'auto'", got=repr(budget), allowed=allowed)
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, (tuple, list)) or not all(isinstance(s, str) and s for s in strings):
-        raise OptionError("stop must be a text or several, none of them empty", got=repr(stop))
+        raise OptionError("stop must be one or several texts, none of them empty", got=repr(stop))
     return tuple(strings)
 
 
 def _stop_token_ids(ids: object) -> tuple[int, ...]:
     if not isinstance(ids, (tuple, list)) or not all(type(token) is int and token >= 0 for token in ids):
         raise OptionError(
-            "stop_token_ids is no list of token ids", got=repr(ids), allowed="whole numbers, as in (2, 7)"
+            "stop_token_ids must be a list of token ids", got=repr(ids), allowed="whole numbers, as in (2, 7)"
         )
     return tuple(ids)
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and -MOST <= value <= MOST  # no nan
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_FLOAT <= value <= MAX_FLOAT  # no nan
     if not ok or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
         above = f"above {low:g}" if open_low else f"{low:g}"
         bounded = f"{above} or more" if high == math.inf else f"{above} to {high:g}"

@@ -7,6 +7,7 @@ print(llm.generate("Write a haiku about trees.")[0].text)
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +19,20 @@ from draftwood.config import (
     DEFAULT_MODEL,
     PREFILL_CHUNK,
     EngineOptions,
+    ModelOptions,
     SamplingParams,
+    from_mapping,
 )
 from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_factory, memory_plan
-from draftwood.engine import Engine, RequestStats, TokenEvent, TokenLogprobs
+from draftwood.engine import Engine, GenerationRequest, RequestStats, TokenEvent, TokenLogprobs
 from draftwood.errors import OptionError, PromptError
 from draftwood.progress import Progress
-from draftwood.targets import Target, TargetInfo, load_target
+from draftwood.targets import Loaded, Target, TargetInfo, load_target
 from draftwood.text import TextCodec
 
 Prompt = str | Sequence[int]  # text, or token ids
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
-DrafterLike = str | type[Drafter]  # a registered name, or a class of one's own
+DrafterLike = str | type[Drafter]  # a registered name, or a class
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,50 +44,37 @@ class Completion:
     text: str
     token_ids: list[int]
     texts: list[str]  # the text each token made certain; joined they are ``text``
-    sources: list[str]  # who drafted each token; "target" where the target added it itself
+    sources: list[str]  # which source drafted each token; "target": the target itself
     finish_reason: str  # "stop", "length" or "cancelled"
     stats: RequestStats
-    logprobs: list[TokenLogprobs] | None  # one a token, if they were asked for
+    logprobs: list[TokenLogprobs] | None  # one per token, if requested
 
 
 class LLM:
-    """A loaded model that generates. Holds the target's cache; ``close`` or a ``with`` block gives it back."""
+    """A loaded model that generates. It holds the KV cache until ``close`` or the end of a ``with`` block."""
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
         drafter: DrafterLike = DEFAULT_DRAFTER,
         drafter_options: Mapping[str, Any] | None = None,
         memory: str | Path = DEFAULT_MEMORY,
         budget: int | str = "auto",
-        dtype: str = "auto",
-        quantize: str | None = None,
-        device: str = "auto",
-        target: str = "auto",
-        max_batch: int = 8,
-        cache_tokens: int | None = None,
         progress: Progress | None = None,
+        **loading: Any,
     ) -> None:
-        """``memory``: who shares what drafters learn: "request", "prompt", "process", or a file to keep it in.
+        """Loads a model.
 
-        ``quantize``: "fp8" or "int8" hold the weights in 8 bits, on a GPU. That is half the memory, and another model:
-        ``LLM("smollm2", quantize="fp8")``.
+        ``memory``: who shares what drafters learn: "request", "prompt", "process", or a file to keep it in.
+        ``loading``: further fields of ``ModelOptions``: ``dtype``, ``quantize``, ``device``, ``target``, ``max_batch``,
+        ``cache_tokens``.
         """
-        options = EngineOptions(budget=budget, max_batch=max_batch, cache_tokens=cache_tokens)
-        check_drafter(drafter, drafter_options)  # a slip of the pen should not wait for a model to load
+        chosen = from_mapping(ModelOptions, {"model": model, **loading}, "LLM")
+        options = EngineOptions(budget=budget, max_batch=chosen.max_batch)
+        check_drafter(drafter, drafter_options)  # a typing error should not wait for a model to load
         memory_plan(memory)
-        loaded = load_target(
-            model,
-            dtype=dtype,
-            quantize=quantize,
-            device=device,
-            target=target,
-            max_batch=max_batch,
-            cache_tokens=cache_tokens,
-            progress=progress,
-        )
-        self._setup(loaded.target, loaded.codec, drafter, drafter_options, memory, options, progress)
+        self._setup(load_target(chosen, progress), drafter, drafter_options, memory, options, progress)
 
     @classmethod
     def from_target(
@@ -99,26 +89,25 @@ class LLM:
         max_batch: int = 8,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> LLM:
-        """Around a target that is loaded already."""
+        """Wraps a target that is loaded already."""
         llm = cls.__new__(cls)
         options = EngineOptions(budget=budget, max_batch=max_batch, prefill_chunk=prefill_chunk)
-        llm._setup(target, codec, drafter, drafter_options, memory, options)
+        llm._setup(Loaded(target, codec), drafter, drafter_options, memory, options)
         return llm
 
     def _setup(
         self,
-        target: Target,
-        codec: TextCodec,
+        loaded: Loaded,
         drafter: DrafterLike,
         drafter_options: Mapping[str, Any] | None,
         memory: str | Path,
         options: EngineOptions,
         progress: Progress | None = None,
     ) -> None:
-        self.tokenizer = codec
-        self._scope = memory_plan(memory).scope  # a file belongs to one drafter, its scope to all
-        self._engine = Engine(target, codec, options, progress)
-        self._default = make_factory(drafter, drafter_options, target, memory, codec)
+        target, self.tokenizer = loaded
+        self._scope = memory_plan(memory).scope  # a memory file belongs to one drafter, its scope to all
+        self._engine = Engine(target, self.tokenizer, options, progress)
+        self._default = make_factory(drafter, drafter_options, target, memory, self.tokenizer)
         self._factories: dict[DrafterLike, DrafterFactory] = {drafter: self._default}
 
     def __enter__(self) -> LLM:
@@ -128,24 +117,24 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Ends what still runs, frees the cache's slots, and writes the drafter's memory to its file, if it has one."""
+        """Cancels running requests, frees the cache, and saves the drafter's memory to its file, if it has one."""
         self._engine.clear()
         with self._engine.at_rest():
             self._default.memory.save()
 
     @property
     def info(self) -> TargetInfo:
-        """What is known about the loaded model."""
+        """Facts about the loaded model."""
         return self._engine.target.info
 
     @property
     def engine(self) -> Engine:
-        """What runs the requests, for those who submit and collect themselves."""
+        """The engine, for callers that submit requests and collect events themselves."""
         return self._engine
 
     @property
     def drafter(self) -> str:
-        """The name of the drafter that runs where none is named."""
+        """The name of the default drafter."""
         return self._default.name
 
     @property
@@ -163,12 +152,12 @@ class LLM:
     ) -> list[Completion]:
         """Completes texts as they are. Results come in the order of the prompts, the ``n`` samples of each together.
 
-        ``drafter`` is another drafter for this call, with its default options where it is not the one of this LLM.
-        ``prediction`` is the output that you expect, such as a text of which little is to be changed: drafters that
-        copy text find it there. It changes nothing but the speed.
+        ``drafter`` replaces the drafter for this call, with its default options.
+        ``prediction`` is the output that you expect, such as a text with few changes: drafters that copy text find it
+        there. It affects only the speed.
         """
-        own = [self._encode(prompt) for prompt in _listed(prompts)]
-        return self._run(own, params, drafter, prediction, reuse=False)
+        prompt_ids = [self._encode(prompt) for prompt in _as_list(prompts)]
+        return self._run([self.request(ids, params, drafter=drafter, prediction=prediction) for ids in prompt_ids])
 
     def chat(
         self,
@@ -178,8 +167,9 @@ class LLM:
         drafter: DrafterLike | None = None,
         prediction: str | None = None,
     ) -> list[Completion]:
-        """Answers a conversation through the model's chat template. The cache of earlier turns is used again."""
-        return self._run([self.tokenizer.apply_chat(messages)], params, drafter, prediction, reuse=True)
+        """Answers a conversation through the model's chat template. The cache of earlier turns is reused."""
+        prompt_ids = self.tokenizer.apply_chat(messages)
+        return self._run([self.request(prompt_ids, params, drafter=drafter, prediction=prediction, reuse=True)])
 
     def stream(
         self,
@@ -189,8 +179,8 @@ class LLM:
         drafter: DrafterLike | None = None,
         prediction: str | None = None,
     ) -> Generator[TokenEvent, None, None]:
-        """Token events of one completion as blocks are accepted. Leaving the loop early cancels the request."""
-        return self._events(self._encode(prompt), params, drafter, prediction, reuse=False)
+        """Yields token events of one completion as blocks are accepted. Leaving the loop early cancels the request."""
+        return self._stream(self.request(self._encode(prompt), params, drafter=drafter, prediction=prediction))
 
     def stream_chat(
         self,
@@ -201,76 +191,72 @@ class LLM:
         prediction: str | None = None,
     ) -> Generator[TokenEvent, None, None]:
         """As ``stream``, for a conversation."""
-        return self._events(self.tokenizer.apply_chat(messages), params, drafter, prediction, reuse=True)
+        prompt_ids = self.tokenizer.apply_chat(messages)
+        return self._stream(self.request(prompt_ids, params, drafter=drafter, prediction=prediction, reuse=True))
+
+    def request(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        drafter: DrafterLike | None = None,
+        prediction: str | Sequence[int] | None = None,
+        reuse: bool = False,
+    ) -> GenerationRequest:
+        """A request for ``engine.submit``, for callers that run cycles themselves."""
+        if params is not None and not isinstance(params, SamplingParams):
+            raise OptionError("params must be SamplingParams", got=type(params).__name__)
+        return GenerationRequest(
+            prompt_ids=tuple(prompt_ids),
+            params=params or SamplingParams(),
+            drafter=self.factory(drafter),
+            reuse=reuse,
+            prediction=tuple(self.predicted_ids(prediction) if isinstance(prediction, str) else prediction or ()),
+        )
 
     def predicted_ids(self, prediction: str | None) -> list[int]:
-        """Of the text that somebody expects, as the model would write it."""
+        """Token ids of a predicted output."""
         return self.tokenizer.encode(prediction, add_special=False) if prediction else []
 
-    def _run(
-        self,
-        prompts: list[list[int]],
-        params: SamplingParams | None,
-        drafter: DrafterLike | None,
-        prediction: str | None,
-        *,
-        reuse: bool,
-    ) -> list[Completion]:
-        params = _checked(params)
-        factory, expected = self.factory(drafter), self.predicted_ids(prediction)
+    def _run(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         results: dict[int, _Collected] = {}
         try:
-            for prompt_index, prompt_ids in enumerate(prompts):
-                own = self._engine.submit(prompt_ids, params, factory, reuse=reuse, prediction=expected)
-                for index, request_id in enumerate(own):
-                    results[request_id] = _Collected(prompt_index, index)
+            for prompt_index, request in enumerate(requests):
+                for index, request_id in enumerate(self._engine.submit(request)):
+                    results[request_id] = _Collected(request.params, prompt_index, index)
             for event in self._engine.events(list(results)):
                 results[event.request_id].add(event)
         finally:
             for request_id in results:  # after an error or Ctrl-C nothing may go on running
                 self._engine.cancel(request_id)
-            self.keep_memory(factory)
-        return [collected.completion(params) for collected in results.values()]
+            for factory in {request.drafter for request in requests}:
+                self.keep_memory(factory)
+        return [collected.completion() for collected in results.values()]
 
-    def _events(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams | None,
-        drafter: DrafterLike | None,
-        prediction: str | None,
-        *,
-        reuse: bool,
-    ) -> Generator[TokenEvent, None, None]:
-        params = _checked(params)
-        if params.n != 1:
-            raise OptionError("A stream carries one sample", got=f"n={params.n}", next_step="Use generate for several.")
-        self._engine.check(prompt_ids)
-        return self._started(prompt_ids, params, self.factory(drafter), self.predicted_ids(prediction), reuse=reuse)
+    def _stream(self, request: GenerationRequest) -> Generator[TokenEvent, None, None]:
+        if request.params.n != 1:
+            raise OptionError(
+                "A stream carries one sample", got=f"n={request.params.n}", next_step="Use generate for several."
+            )
+        self._engine.check(request.prompt_ids)
+        return self._events(request)
 
-    def _started(
-        self,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        factory: DrafterFactory,
-        prediction: list[int],
-        *,
-        reuse: bool,
-    ) -> Generator[TokenEvent, None, None]:
-        """Submits when the first event is asked for: a stream that nobody reads costs nothing."""
-        (request_id,) = self._engine.submit(prompt_ids, params, factory, reuse=reuse, prediction=prediction)
+    def _events(self, request: GenerationRequest) -> Generator[TokenEvent, None, None]:
+        """Submits when the first event is read: a stream that is never read costs nothing."""
+        (request_id,) = self._engine.submit(request)
         try:
             yield from self._engine.events([request_id])
         finally:
             self._engine.cancel(request_id)
-            self.keep_memory(factory)
+            self.keep_memory(request.drafter)
 
     def keep_memory(self, factory: DrafterFactory) -> None:
-        """Saves it now and then; not while another thread's request writes to it."""
+        """Saves a drafter's memory at intervals, and not while another thread's request writes to it."""
         with self._engine.at_rest():
             factory.memory.save(at_once=False)
 
     def factory(self, drafter: DrafterLike | None = None) -> DrafterFactory:
-        """Of drafters with this name, and with its default options where it is not the one of this LLM."""
+        """The factory of the default drafter, or of another one with its default options."""
         if drafter is None:
             return self._default
         if drafter not in self._factories:
@@ -286,10 +272,10 @@ class LLM:
 
 
 class _Collected:
-    """The events of one sample, put together. Their trees are let go: nobody reads them from a completion."""
+    """The events of one sample, joined. Their trees are dropped: a completion does not show them."""
 
-    def __init__(self, prompt_index: int, index: int) -> None:
-        self._prompt_index, self._index = prompt_index, index
+    def __init__(self, params: SamplingParams, prompt_index: int, index: int) -> None:
+        self._params, self._prompt_index, self._index = params, prompt_index, index
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._sources: list[str] = []
@@ -305,7 +291,7 @@ class _Collected:
         self._finish_reason = event.finish_reason or self._finish_reason
         self._stats = event.stats
 
-    def completion(self, params: SamplingParams) -> Completion:
+    def completion(self) -> Completion:
         return Completion(
             prompt_index=self._prompt_index,
             index=self._index,
@@ -315,25 +301,19 @@ class _Collected:
             sources=self._sources,
             finish_reason=self._finish_reason,
             stats=self._stats,
-            logprobs=None if params.logprobs is None else self._logprobs,
+            logprobs=None if self._params.logprobs is None else self._logprobs,
         )
 
 
-def _checked(params: SamplingParams | None) -> SamplingParams:
-    if params is None:
-        return SamplingParams()
-    if not isinstance(params, SamplingParams):
-        raise OptionError("params must be SamplingParams", got=type(params).__name__)
-    return params
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several; a row of numbers is one prompt of token ids."""
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several; a sequence of numbers is one prompt of token ids."""
     if isinstance(prompts, str) or (_is_row(prompts) and len(prompts) > 0 and _is_whole(prompts[0])):
         return [prompts]  # type: ignore[list-item]
     if not _is_row(prompts):
         raise PromptError(
-            "This is no prompt", got=type(prompts).__name__, allowed="a text, token ids, or a list of either"
+            "A prompt must be text or token ids",
+            got=type(prompts).__name__,
+            allowed="a text, token ids, or a list of either",
         )
     return list(prompts)  # type: ignore[arg-type]
 
@@ -342,7 +322,9 @@ def _token_ids(prompt: Sequence[int]) -> list[int]:
     """Whole numbers of any kind: Python's, numpy's or torch's."""
     if _is_row(prompt) and all(_is_whole(token_id) for token_id in prompt):
         return [operator.index(token_id) for token_id in prompt]
-    raise PromptError("This is no prompt", got=ascii(prompt)[:80], allowed="a text, or whole numbers as token ids")
+    raise PromptError(
+        "A prompt must be text or token ids", got=ascii(prompt)[:80], allowed="a text, or whole numbers as token ids"
+    )
 
 
 def _is_row(value: object) -> bool:

@@ -16,6 +16,7 @@ from draftwood.bench.records.methods import PEER, Method
 from draftwood.bench.records.settings import Settings
 from draftwood.bench.run import peering, runner
 from draftwood.bench.run.engines import Answer
+from draftwood.config import ModelOptions
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.targets.load import load_target
 from tests.tools.bench import bench
@@ -71,7 +72,7 @@ def test_an_interrupt_while_peers_start_ends_those_that_run(monkeypatch: pytest.
     monkeypatch.setattr(peering, "resolve", lambda *_: SimpleNamespace(path=Path("model")))
     settings = Settings(peers=("transformers", "llamacpp"))
     with pytest.raises(KeyboardInterrupt), ExitStack() as closing:
-        peering.start_peers(settings, load_target("tiny"), 100, closing)
+        peering.start_peers(settings, load_target(ModelOptions(model="tiny")), 100, closing)
     assert closed == ["transformers"]
 
 

@@ -31,16 +31,18 @@ from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree, TreeBuilder
-from tests.tools.replay import (
+from tests.tools.replay import (  # noqa: F401 - fixtures
     GREEDY,
     SAMPLED,
     TEXTS,
     counts,
+    goose,
     hand_made,
     method_of,
     really_run,
     recorded,
     replay_with,
+    target,
 )
 
 # -- the recorded method comes out exactly as it ran -----------------------------------------------------------------

@@ -31,7 +31,7 @@ from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified
 from draftwood.errors import OptionError
 from draftwood.targets.native.target import NativeTarget
 from draftwood.tree import DraftTree
-from tests.tools.replay import SAMPLED, TEXTS, method_of, really_run, recorded
+from tests.tools.replay import SAMPLED, TEXTS, goose, method_of, really_run, recorded, target  # noqa: F401 - fixtures
 
 # -- what cannot be replayed -----------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from draftwood.config import ModelOptions
 from draftwood.sizing import costs
 from draftwood.sizing.costs import load_profile
 from draftwood.sources.successors import WIDTH, load_successors
@@ -45,7 +46,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def tiny_info() -> Any:
     from draftwood.targets.load import load_target  # tests may put another one there
 
-    return load_target("tiny", max_batch=1).target.info
+    return load_target(ModelOptions(model="tiny", max_batch=1)).target.info
 
 
 # -- the machine -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,12 @@ from draftwood.drafters.anpd import AdaptiveNgramDrafter
 from draftwood.drafters.sam import SuffixDrafter
 from draftwood.errors import OptionError
 from draftwood.sources.datastore import build
-from tests.tools.engine import PROMPTS, make_llm, reference
+from tests.tools.engine import (
+    PROMPTS,
+    llm,  # noqa: F401 - fixtures
+    make_llm,
+    reference,
+)
 
 DRAFTERS: list[type[Drafter]] = [SuffixDrafter, AdaptiveNgramDrafter]
 

@@ -20,7 +20,12 @@ from draftwood.tree import DraftTree, TreeBuilder
 from draftwood.tree.layout import ancestor_mask
 from draftwood.verify import accept_greedy
 from tests.conftest import logits_after
-from tests.tools.engine import PROMPTS, make_llm, reference
+from tests.tools.engine import (
+    PROMPTS,
+    llm,  # noqa: F401 - fixtures
+    make_llm,
+    reference,
+)
 
 # -- the pool --------------------------------------------------------------------------------------------------------
 

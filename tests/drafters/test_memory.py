@@ -17,6 +17,7 @@ from draftwood.drafters.memory import MemoryPlan, memory_plan
 from draftwood.errors import OptionError
 from draftwood.sources.transitions import TransitionTable
 from draftwood.targets.tiny import tiny_target
+from tests.tools.cli import _plain_environment  # noqa: F401 - fixtures
 from tests.tools.engine import CHOOSING, DRAWING, PROMPTS, reference
 from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, metadata, open_llm
 

@@ -17,7 +17,7 @@ from draftwood.drafters import memory as memories
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.models.config import ModelConfig
 from draftwood.targets.tiny import TINY_CONFIG
-from tests.tools.cli import TINY, Command
+from tests.tools.cli import TINY, Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 from tests.tools.engine import reference
 from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, metadata, names, open_llm
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest
+from draftwood.engine import GenerationRequest
 from tests.tools.cli import SHORT, Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 from tests.tools.engine import CHOOSING, DRAWING, make_llm
 
@@ -59,7 +60,11 @@ def test_a_right_one_is_copied_from_the_first_token_on(llm: LLM, drafter: str) -
     prompt_ids = llm.tokenizer.encode(PROMPT)
     engine = llm.engine
     # By ids: the bytes that this model writes are no text.
-    (own,) = engine.submit(prompt_ids, LONG, llm.factory(drafter), prediction=plain.token_ids)
+    (own,) = engine.submit(
+        GenerationRequest(
+            prompt_ids=tuple(prompt_ids), params=LONG, drafter=llm.factory(drafter), prediction=tuple(plain.token_ids)
+        )
+    )
     events = list(engine.events([own]))
     tokens = [token for event in events for token in event.token_ids]
     assert tokens == plain.token_ids == without.token_ids

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import Drafter, base, drafter_names, make_factory
 from draftwood.drafters.goose import GooseOptions
-from draftwood.engine import draws, session
+from draftwood.engine import GenerationRequest, draws, session
 from draftwood.targets.base import ForwardOutput, Segment
 from draftwood.targets.find_top import top_rows
 from draftwood.targets.tiny import tiny_target
@@ -27,6 +27,7 @@ from tests.tools.engine import (
     OracleDrafter,
     WildDrafter,
     law_of_pairs,
+    llm,  # noqa: F401 - fixtures
     make_llm,
     reference,
 )
@@ -99,7 +100,10 @@ def test_requests_of_all_kinds_draw_together_what_each_draws_alone(
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     engine, factory = llm._engine, make_factory("goose", None, llm._engine.target, codec=llm.tokenizer)
     prompt_ids = llm.tokenizer.encode(PROMPTS[0])
-    ids = [engine.submit(prompt_ids, params, factory)[0] for params in kinds]
+    ids = [
+        engine.submit(GenerationRequest(prompt_ids=tuple(prompt_ids), params=params, drafter=factory))[0]
+        for params in kinds
+    ]
     found: dict[int, list[int]] = {request_id: [] for request_id in ids}
     for event in engine.events(ids):
         found[event.request_id] += event.token_ids
@@ -119,7 +123,7 @@ def test_those_who_draw_pay_for_the_time_that_it_takes(llm: LLM, monkeypatch: py
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     engine, factory = llm._engine, make_factory("plain", None, llm._engine.target, codec=llm.tokenizer)
     kinds = [SamplingParams(max_tokens=5, ignore_eos=True, temperature=t, seed=1) for t in (0.9, 0.0, 0.9)]
-    ids = [engine.submit([65], params, factory)[0] for params in kinds]
+    ids = [engine.submit(GenerationRequest(prompt_ids=(65,), params=params, drafter=factory))[0] for params in kinds]
     stats = {event.request_id: event.stats for event in engine.events(ids)}
     assert [stats[request_id].accept_seconds for request_id in ids] == [7.5, 0.0, 7.5]
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, Verified, make_factory
-from draftwood.engine import Engine, TokenEvent
-from draftwood.sizing.sizer import Load, beside
+from draftwood.engine import Engine, GenerationRequest, TokenEvent
+from draftwood.sizing.sizer import Load, loads_of_others
 from draftwood.targets.base import Flight, ForwardOutput, Segment
 from draftwood.targets.load import Loaded
 from draftwood.targets.native.target import NativeTarget
@@ -73,7 +73,11 @@ def events_of(
     ids = [
         request_id
         for prompt in PROMPTS
-        for request_id in engine.submit(codec.encode(prompt), params, factory, with_text=with_text)
+        for request_id in engine.submit(
+            GenerationRequest(
+                prompt_ids=tuple(codec.encode(prompt)), params=params, drafter=factory, with_text=with_text
+            )
+        )
     ]
     found: dict[int, list[TokenEvent]] = {request_id: [] for request_id in ids}
     for event in engine.events(ids):
@@ -117,7 +121,13 @@ def test_who_looks_gets_its_own_rows_beside_others_that_do_not() -> None:
     engine = Engine(target, codec, EngineOptions(budget=4, max_batch=4))
     factories = [make_factory(kind, None, target, codec=codec) for kind in (NotLooking, Watching, NotLooking)]
     ids = [
-        engine.submit(codec.encode(prompt), SamplingParams(max_tokens=9, ignore_eos=True), factory)[0]
+        engine.submit(
+            GenerationRequest(
+                prompt_ids=tuple(codec.encode(prompt)),
+                params=SamplingParams(max_tokens=9, ignore_eos=True),
+                drafter=factory,
+            )
+        )[0]
         for prompt, factory in zip(PROMPTS, factories, strict=True)
     ]
     for _ in engine.events(ids):
@@ -149,7 +159,7 @@ def test_a_batch_in_which_nobody_looks_is_not_taken_apart(monkeypatch: pytest.Mo
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.5, 9.0)), max_size=12))
 def test_loads_beside_are_sums_of_the_others(given_loads: list[tuple[int, float]]) -> None:
     loads = [Load(*each) for each in given_loads]
-    for index, load in enumerate(beside(loads)):
+    for index, load in enumerate(loads_of_others(loads)):
         others = loads[:index] + loads[index + 1 :]
         assert load.positions == sum(other.positions for other in others)
         assert load.tokens == pytest.approx(sum(other.tokens for other in others))

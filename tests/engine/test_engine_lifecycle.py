@@ -14,12 +14,19 @@ import torch
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest, PromptRows, Verified
 from draftwood.drafters.pld import PromptLookupDrafter
+from draftwood.engine import GenerationRequest
 from draftwood.errors import CapabilityError, OptionError, PromptError, TreeError
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree
 from tests.conftest import logits_after
-from tests.tools.engine import PROMPTS, WildDrafter, make_llm, reference
+from tests.tools.engine import (
+    PROMPTS,
+    WildDrafter,
+    llm,  # noqa: F401 - fixtures
+    make_llm,
+    reference,
+)
 
 # -- streams, cancellation, errors -----------------------------------------------------------------------------------
 
@@ -47,7 +54,7 @@ def test_cancel_waiting_running_and_leading_requests() -> None:
     llm = make_llm(max_batch=2, prefill_chunk=4)
     engine, factory = llm._engine, llm.factory("plain")
     params = SamplingParams(max_tokens=10, n=3, temperature=1.0, seed=1)
-    ids = engine.submit([1, 2, 3, 4, 5, 6, 7, 8, 9], params, factory)
+    ids = engine.submit(GenerationRequest(prompt_ids=(1, 2, 3, 4, 5, 6, 7, 8, 9), params=params, drafter=factory))
     engine.step()
     engine.cancel(ids[0])  # the leader, in the middle of its prefill
     engine.cancel(999)
@@ -109,7 +116,7 @@ def test_a_drafter_that_cannot_begin_ends_its_own_request_only(llm: LLM) -> None
     params = SamplingParams(max_tokens=8, ignore_eos=True)
     good = llm.stream(PROMPTS[0], params)
     tokens = list(next(good).token_ids)
-    bad = llm._engine.submit([1, 2, 3], params, llm.factory(NeverReady))
+    bad = llm._engine.submit(GenerationRequest(prompt_ids=(1, 2, 3), params=params, drafter=llm.factory(NeverReady)))
     tokens += [token for event in good for token in event.token_ids]
     assert tokens == reference(llm, PROMPTS[0], 8)
     with pytest.raises(RuntimeError, match="a mistake"):
@@ -202,10 +209,10 @@ def test_statistics_add_up(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "why"),
     [
-        ([1.5, 2], "no prompt"),
-        (b"abc", "no prompt"),
-        (None, "no prompt"),
-        ([1, "a"], "no prompt"),
+        ([1.5, 2], "must be text or token ids"),
+        (b"abc", "must be text or token ids"),
+        (None, "must be text or token ids"),
+        ([1, "a"], "must be text or token ids"),
         ("", "empty"),
         ([], "empty"),
         ([300], "unknown token"),
@@ -255,7 +262,7 @@ def test_token_ids_may_come_from_numpy_and_torch(llm: LLM) -> None:
 
 @pytest.mark.parametrize("prompts", [None, 5, {"a": 1}])
 def test_what_is_no_prompt_at_all_is_refused(llm: LLM, prompts: object) -> None:
-    with pytest.raises(PromptError, match="no prompt"):
+    with pytest.raises(PromptError, match="must be text or token ids"):
         llm.generate(prompts)
     with pytest.raises(OptionError, match="SamplingParams"):
         llm.generate("x", {"max_tokens": 3})

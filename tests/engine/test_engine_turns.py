@@ -10,8 +10,8 @@ import pytest
 
 from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import make_factory
-from draftwood.engine import Engine
-from draftwood.engine.engine import FEWEST_IN_TURNS
+from draftwood.engine import Engine, GenerationRequest
+from draftwood.engine.engine import MIN_IN_TURNS
 from draftwood.errors import CapabilityError
 from draftwood.targets.base import Flight, ForwardOutput, Segment
 from draftwood.targets.native.decoder import pack
@@ -19,7 +19,7 @@ from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
 
-PROMPTS = [f"abab{'xyz'[n % 3]}abab{n}" * (1 + n % 3) for n in range(FEWEST_IN_TURNS + 3)]
+PROMPTS = [f"abab{'xyz'[n % 3]}abab{n}" * (1 + n % 3) for n in range(MIN_IN_TURNS + 3)]
 
 
 class LateFlight(Flight):
@@ -85,7 +85,9 @@ def run(
     factory = make_factory(drafter, {}, target.info)
     ids = []
     for prompt, wanted in zip(PROMPTS, params, strict=False):
-        ids += engine.submit(ByteTokenizer().encode(prompt), wanted, factory)
+        ids += engine.submit(
+            GenerationRequest(prompt_ids=tuple(ByteTokenizer().encode(prompt)), params=wanted, drafter=factory)
+        )
     tokens: dict[int, list[int]] = {request: [] for request in ids}
     for event in engine.events(ids):
         tokens[event.request_id] += event.token_ids
@@ -124,7 +126,9 @@ def test_halves_join_when_somebody_comes_who_reads_logits() -> None:
             for _ in range(4):
                 engine.step()
             assert late.flights
-        ids += engine.submit(ByteTokenizer().encode(prompt), wanted, factory)
+        ids += engine.submit(
+            GenerationRequest(prompt_ids=tuple(ByteTokenizer().encode(prompt)), params=wanted, drafter=factory)
+        )
         tokens[ids[-1]] = []
     for event in engine.events(ids):
         tokens[event.request_id] += event.token_ids
@@ -134,7 +138,7 @@ def test_halves_join_when_somebody_comes_who_reads_logits() -> None:
 
 def test_few_requests_share_every_pass() -> None:
     late = LateTarget.made()
-    run(late, [SamplingParams(max_tokens=8)] * (FEWEST_IN_TURNS - 1))
+    run(late, [SamplingParams(max_tokens=8)] * (MIN_IN_TURNS - 1))
     assert late.most_at_once == 1
 
 
@@ -143,7 +147,12 @@ def test_a_request_can_be_cancelled_while_its_pass_is_under_way() -> None:
     engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
     factory = make_factory("goose", {}, late.info)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
-    ids = [engine.submit(ByteTokenizer().encode(prompt), params, factory)[0] for prompt in PROMPTS]
+    ids = [
+        engine.submit(
+            GenerationRequest(prompt_ids=tuple(ByteTokenizer().encode(prompt)), params=params, drafter=factory)
+        )[0]
+        for prompt in PROMPTS
+    ]
     for _ in range(6):
         engine.step()
     assert late.flights
@@ -173,7 +182,11 @@ def test_requests_come_and_go_at_any_time(seed: int) -> None:
         for _ in range(rng.randint(0, 4) if len(tokens) < 30 else 0):
             prompt = rng.randrange(len(PROMPTS))
             reuse, factory = rng.random() < 0.5, rng.choice(factories)
-            unfinished += engine.submit(codec.encode(PROMPTS[prompt]), params, factory, reuse=reuse)
+            unfinished += engine.submit(
+                GenerationRequest(
+                    prompt_ids=tuple(codec.encode(PROMPTS[prompt])), params=params, drafter=factory, reuse=reuse
+                )
+            )
             prompts[unfinished[-1]], tokens[unfinished[-1]] = prompt, []
         engine.step()
         if unfinished and rng.random() < 0.2:
@@ -196,7 +209,11 @@ def test_everything_can_be_ended_while_a_pass_is_under_way() -> None:
     engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
     factory = make_factory("goose", {}, late.info)
     for prompt in PROMPTS:
-        engine.submit(ByteTokenizer().encode(prompt), SamplingParams(max_tokens=12), factory)
+        engine.submit(
+            GenerationRequest(
+                prompt_ids=tuple(ByteTokenizer().encode(prompt)), params=SamplingParams(max_tokens=12), drafter=factory
+            )
+        )
     for _ in range(4):
         engine.step()
     assert late.flights
@@ -212,7 +229,12 @@ def test_a_pass_that_cannot_start_leaves_the_one_under_way_alone() -> None:
     params = [SamplingParams(max_tokens=6, ignore_eos=True)] * len(PROMPTS)
     engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
     factory = make_factory("plain", {}, late.info)
-    ids = [engine.submit(ByteTokenizer().encode(prompt), params[0], factory)[0] for prompt in PROMPTS]
+    ids = [
+        engine.submit(
+            GenerationRequest(prompt_ids=tuple(ByteTokenizer().encode(prompt)), params=params[0], drafter=factory)
+        )[0]
+        for prompt in PROMPTS
+    ]
     tokens: dict[int, list[int]] = {request: [] for request in ids}
 
     def go_on() -> None:

@@ -8,17 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.heads import (
-    KINDS,
-    Eagle3Head,
-    EagleHead,
-    HydraHead,
-    MedusaHead,
-    TargetParts,
-    build_head,
-    default_head_config,
-)
+from draftwood.heads import KINDS, Eagle3Head, EagleHead, HydraHead, MedusaHead, build_head, default_head_config
 from draftwood.models.config import Rope
+from draftwood.targets import TargetParts
 from draftwood.targets.native.rope import inverse_frequencies
 from tests.tools.head import SMALL, GrowingCache, causal, random_head, random_parts
 

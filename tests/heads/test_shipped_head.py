@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from draftwood import LLM, SamplingParams
 from draftwood.cli.inspect.head import SHIPPED
-from draftwood.config import DEFAULT_MODEL
+from draftwood.config import DEFAULT_MODEL, ModelOptions
 from draftwood.disk.toml import read_toml
 from draftwood.drafters import check_drafter, make_factory
 from draftwood.errors import ModelError, OptionError
@@ -153,7 +153,7 @@ def test_a_gguf_file_has_the_fingerprint_of_its_weights(tmp_path: Path, dtype: s
     norm = torch.from_numpy(toy.expected["model.norm.weight"])
     for name in ("one.gguf", "other.gguf"):
         file = write_gguf(tmp_path / name, toy.metadata, toy.tensors)
-        loaded = load_target(file, dtype=dtype, device="cpu", cache_tokens=256)
+        loaded = load_target(ModelOptions(model=file, dtype=dtype, device="cpu", cache_tokens=256))
         assert fingerprint(loaded.target.parts().norm) == fingerprint(norm)
         assert fingerprint_if_here(loaded.target.info.name) == fingerprint(norm)  # from its folder in the cache
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from draftwood.sizing.chances import HOPE, TRUST
 from draftwood.sizing.costs import CostProfile
-from draftwood.sizing.sizer import DEAR, FEWEST_WANTED, LONGEST_PAUSE, Experience, Load, Sizer, beside
+from draftwood.sizing.sizer import DEAR, FEWEST_WANTED, LONGEST_PAUSE, Experience, Load, Sizer, loads_of_others
 from draftwood.tree import DraftTree, TreeBuilder
 from tests.conftest import random_parents
-from tests.tools.sizing import ALONE, CHAIN, FREE, HOPELESS, KNEE, PROFILES, STEEP, cut, play, sizer
+from tests.tools.sizing import CHAIN, FREE, HOPELESS, KNEE, NO_LOAD, PROFILES, STEEP, cut, play, sizer
 
 
 @st.composite
@@ -118,8 +118,8 @@ def test_siblings_are_not_right_together() -> None:
 def test_the_longer_the_context_the_dearer_a_position() -> None:
     costs = CostProfile((1, 2, 8), (0, 1000), ((1.0, 1.1, 1.7), (1.0, 3.0, 15.0)))
     by = play(sizer(costs), [7] * 100)
-    assert len(by.cut(CHAIN, 0, 0.0, ALONE)) == 8
-    assert len(by.cut(CHAIN, 1000, 0.0, ALONE)) == 1
+    assert len(by.cut(CHAIN, 0, 0.0, NO_LOAD)) == 8
+    assert len(by.cut(CHAIN, 1000, 0.0, NO_LOAD)) == 1
 
 
 def test_drafting_that_takes_time_is_paid_by_larger_trees() -> None:
@@ -128,7 +128,7 @@ def test_drafting_that_takes_time_is_paid_by_larger_trees() -> None:
     by = sizer()
     assert len(cut(by, doubtful)) == 1
     for _ in range(50):
-        by.cut(doubtful, 16, 5.0, ALONE)
+        by.cut(doubtful, 16, 5.0, NO_LOAD)
     assert len(cut(by, doubtful)) > 1
 
 
@@ -144,8 +144,8 @@ def test_beside_others_the_marginal_cost_counts() -> None:
 
 def test_loads_of_the_others() -> None:
     loads = [Load(1, 1.0), Load(4, 2.5), Load(8, 3.0)]
-    assert beside(loads)[1] == Load(9, 4.0)
-    assert beside(loads[:1]) == [ALONE]
+    assert loads_of_others(loads)[1] == Load(9, 4.0)
+    assert loads_of_others(loads[:1]) == [NO_LOAD]
 
 
 def test_more_is_wanted_where_everything_paid() -> None:
@@ -180,7 +180,7 @@ def pauses(by: Sizer, tree: DraftTree, draft_seconds: float, num_cycles: int, em
     for _ in range(num_cycles):
         left_alone.append(by.wanted == 1)
         offered = DraftTree.root_only(tree.tokens[0]) if left_alone[-1] else tree
-        part = by.cut(offered, 16, draft_seconds, ALONE) if len(offered) > 1 else offered
+        part = by.cut(offered, 16, draft_seconds, NO_LOAD) if len(offered) > 1 else offered
         by.note(offered, part, emitted)
     return left_alone
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from draftwood import LLM
+from draftwood.config import ModelOptions
 from draftwood.errors import CapabilityError, DraftwoodError, ModelError, OptionError, PromptError
 from draftwood.models.find import resolve
 from draftwood.sizing.costs import LARGEST_TREE
@@ -26,11 +27,11 @@ def test_what_is_no_name_of_a_model(model: object) -> None:
 
 
 def test_a_path_is_a_place_on_this_disk(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_target(toy).target.info.name.startswith("toy-")
+    assert load_target(ModelOptions(model=toy)).target.info.name.startswith("toy-")
     resolve(str(toy)).path.rename(tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
-    assert load_target(Path("tiny")).codec.vocab_size != ByteTokenizer.vocab_size
-    assert isinstance(load_target("tiny").codec, ByteTokenizer)
+    assert load_target(ModelOptions(model=Path("tiny"))).codec.vocab_size != ByteTokenizer.vocab_size
+    assert isinstance(load_target(ModelOptions(model="tiny")).codec, ByteTokenizer)
 
 
 @pytest.mark.parametrize("device", ["xpu", "mps", "meta", None, 5, "", "gpu", "cuda:-1"])
@@ -55,7 +56,7 @@ def test_the_built_in_model_runs_natively_or_not_at_all(target: str) -> None:
 def test_a_cache_that_no_machine_has_room_for(toy: Path, cache_tokens: int) -> None:
     for model in ("tiny", toy):
         with pytest.raises(CapabilityError, match=r"no room for the cache[\s\S]*\d bytes\n[\s\S]*Lower cache_tokens"):
-            load_target(model, device="cpu", cache_tokens=cache_tokens)
+            load_target(ModelOptions(model=model, device="cpu", cache_tokens=cache_tokens))
     check_room(1000, 1000, torch.device("cpu"))
 
 
@@ -65,7 +66,7 @@ def test_running_out_of_memory_while_loading(toy: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("draftwood.targets.native.target.load_weights", full)
     with pytest.raises(CapabilityError, match="do not fit into the memory"):
-        load_target(toy, device="cpu")
+        load_target(ModelOptions(model=toy, device="cpu"))
     assert "cache alone" not in str(out_of_memory(torch.device("cuda"), None))
 
 
@@ -73,9 +74,9 @@ def test_a_full_context_leaves_room_for_a_tree(toy: Path) -> None:
     assert default_cache_tokens(8, 1024) == 8 * (1024 + LARGEST_TREE)
     assert default_cache_tokens(8, 131_072) == MAX_CACHE_TOKENS
     for model in ("tiny", toy):
-        target = load_target(model, max_batch=3).target
+        target = load_target(ModelOptions(model=model, max_batch=3)).target
         assert target.num_slots == 3 * (target.info.context_length + LARGEST_TREE)
-        assert load_target(model, cache_tokens=100).target.num_slots == 100
+        assert load_target(ModelOptions(model=model, cache_tokens=100)).target.num_slots == 100
 
 
 @pytest.mark.parametrize("target", ["auto", "native", "hf"])
@@ -89,7 +90,7 @@ def test_odd_configurations_never_give_a_stack_trace(toy: Path, target: str, cha
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(DraftwoodError):
-        load_target(folder, target=target)
+        load_target(ModelOptions(model=folder, target=target))
 
 
 @pytest.mark.parametrize("messages", ["hello", [], [5], [{"role": "user"}], [{"role": "", "content": "x"}]])

@@ -17,6 +17,7 @@ from draftwood import LLM, SamplingParams
 from draftwood.bench.records.machine import model_facts
 from draftwood.bench.records.settings import Settings
 from draftwood.check import check
+from draftwood.config import ModelOptions
 from draftwood.drafters.memory import model_fingerprint
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.models.tensors import tensor_shapes
@@ -209,7 +210,7 @@ def test_a_cpu_is_refused_before_anything_is_fetched(name: str) -> None:
 @pytest.mark.parametrize("name", ["fp4", "", "auto", 8])
 def test_formats_that_are_not_known(name: Any) -> None:
     with pytest.raises(OptionError, match=r"quantize is unknown[\s\S]*fp8, int8"):
-        load_target("tiny", quantize=name, device="cpu")
+        load_target(ModelOptions(model="tiny", quantize=name, device="cpu"))
     with pytest.raises(OptionError, match="quantize is unknown"):
         Settings(quantize=name)
 
@@ -217,11 +218,14 @@ def test_formats_that_are_not_known(name: Any) -> None:
 def test_other_targets_and_types_are_refused(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "why_not_on", lambda device, quantize=None: "")  # as on a GPU
     with pytest.raises(CapabilityError, match="transformers runs this model"):
-        load_target(toy, quantize="fp8", target="hf", device="cpu")
+        load_target(ModelOptions(model=toy, quantize="fp8", target="hf", device="cpu"))
     for model in ("tiny", toy):
         with pytest.raises(CapabilityError, match="only bfloat16 and float16"):
-            load_target(model, quantize="int8", dtype="float32", device="cpu")
-    assert load_target("tiny", quantize="int8", dtype="bfloat16", device="cpu").target.info.quantize == "int8"
+            load_target(ModelOptions(model=model, quantize="int8", dtype="float32", device="cpu"))
+    assert (
+        load_target(ModelOptions(model="tiny", quantize="int8", dtype="bfloat16", device="cpu")).target.info.quantize
+        == "int8"
+    )
 
 
 def test_old_gpus_take_int8(monkeypatch: pytest.MonkeyPatch) -> None:

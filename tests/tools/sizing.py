@@ -14,7 +14,7 @@ KNEE = CostProfile((1, 16, 32), (16,), ((1.0, 1.1, 8.0),))  # flat, then steep
 HOPELESS = CostProfile((1, 2, 16), (16,), ((1.0, 3.0, 31.0),))  # no guess is worth a second position
 MILD = CostProfile((1, 2, 4, 8), (16,), ((1.0, 1.3, 1.8, 3.0),))
 PROFILES = {"free": FREE, "mild": MILD, "steep": STEEP, "knee": KNEE, "hopeless": HOPELESS}
-ALONE = Load()
+NO_LOAD = Load()
 CHAIN = DraftTree.chain(list(range(8)), "test")
 
 
@@ -22,7 +22,7 @@ def sizer(costs: CostProfile = STEEP, drafter: Experience | None = None) -> Size
     return Sizer(costs, drafter or Experience())
 
 
-def cut(by: Sizer, tree: DraftTree, load: Load = ALONE) -> DraftTree:
+def cut(by: Sizer, tree: DraftTree, load: Load = NO_LOAD) -> DraftTree:
     return by.cut(tree, 16, 0.0, load)
 
 

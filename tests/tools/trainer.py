@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftwood.config import ModelOptions
 from draftwood.heads import Eagle3Head, HeadModule, load_head
 from draftwood.targets.load import load_target
 from draftwood.train.attention.unrolled import unroll
@@ -33,7 +34,7 @@ def data_folder(model: str = "tiny") -> str:
     """Texts of a few prompts; pytest has the temporary files removed in time."""
     folder = Path(mkdtemp(prefix="train-")) / "data"
     settings = DataSettings(self_made=24, max_tokens=12, prompt_tokens=4, batch=24)
-    make_data(prepare(settings, str(folder)), load_target(model, dtype="float32"))
+    make_data(prepare(settings, str(folder)), load_target(ModelOptions(model=model, dtype="float32")))
     return str(folder)
 
 

@@ -26,7 +26,12 @@ from draftwood.train.measure import calibration
 from draftwood.train.measure.calibration import RANKS, measure_ranks, spread_roots
 from tests.conftest import logits_after
 from tests.tools.head import random_head
-from tests.tools.neural import clock_target, clock_text, knowing_head
+from tests.tools.neural import (
+    _one_thread,  # noqa: F401 - fixtures
+    clock_target,
+    clock_text,
+    knowing_head,
+)
 from tests.tools.train import MODEL
 
 FEW = replace(MODEL, vocab_size=12, eos_token_ids=())  # of so few tokens a random head guesses some

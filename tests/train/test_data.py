@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from draftwood import LLM, SamplingParams
+from draftwood.config import ModelOptions
 from draftwood.errors import OptionError, PromptError
 from draftwood.targets.load import load_target
 from draftwood.targets.tiny import tiny_target
@@ -150,7 +151,7 @@ def test_a_folder_is_gone_on_with_by_the_same_run_only(prompts: str, tmp_path: P
     with pytest.raises(OptionError, match="sources"):
         make(folder, (other,))
     with pytest.raises(OptionError, match="dtype"):
-        make(folder, (prompts,), load_target("tiny", dtype="bfloat16", device="cpu"))
+        make(folder, (prompts,), load_target(ModelOptions(model="tiny", dtype="bfloat16", device="cpu")))
     assert contents(folder) == before
     make(folder, (prompts,), licence="MIT", batch=1)  # these change no answer
     make(folder, (prompts,))
@@ -208,7 +209,7 @@ def test_progress_counts_prompts_up_to_the_last(prompts: str, tmp_path: Path) ->
 @pytest.mark.skipif(not HAS_SMOLLM2, reason="the default model is not in the cache")
 def test_the_default_model_answers_and_asks(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"turns": ["Say only the word yes.", "Once more."]})
-    model = load_target("smollm2", dtype="float32", device="cpu", cache_tokens=2048)
+    model = load_target(ModelOptions(model="smollm2", dtype="float32", device="cpu", cache_tokens=2048))
     make(tmp_path / "data", (path,), model, self_made=1, max_tokens=16)
     data = TrainingData.open(tmp_path / "data")
     data.check_model(model.target)

@@ -35,6 +35,7 @@ from draftwood.train.trees.verify import NO_CHOICE, verify_trees
 from tests.tools.train import MODEL, random_examples, target_of
 from tests.tools.tree import (
     DraftHead,
+    _one_thread,  # noqa: F401 - fixtures
     batch_and_signals,
     both_kinds,
     draft_head,

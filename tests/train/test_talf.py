@@ -31,6 +31,7 @@ from tests.tools.train import (
 )
 from tests.tools.tree import (
     DraftHead,
+    _one_thread,  # noqa: F401 - fixtures
     batch_and_signals,
     both_kinds,
     draft_head,

@@ -27,7 +27,13 @@ from draftwood.train.trees.labels import Labels, _losses_of, read_labels, vocabu
 from draftwood.train.trees.roots import drawn_roots
 from draftwood.train.trees.target_trees import Beam, TextTrees
 from tests.tools.train import MODEL, random_examples, target_of
-from tests.tools.tree import both_kinds, draft_head, path_to, said_behind
+from tests.tools.tree import (
+    _one_thread,  # noqa: F401 - fixtures
+    both_kinds,
+    draft_head,
+    path_to,
+    said_behind,
+)
 
 # -- growing ---------------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from draftwood.config import ModelOptions
 from draftwood.drafters.neural import MOST_NODES, NeuralDrafter, NeuralOptions, Shared
 from draftwood.errors import ModelError, OptionError
 from draftwood.sources.neural import SmallModel
@@ -39,10 +40,12 @@ class SmallModelDrafter(NeuralDrafter):
     def attach(cls, options: SmallModelOptions, target: Target, codec: TextCodec) -> Shared:
         info = target.info
         loaded = load_target(
-            options.model,
-            dtype=str(info.dtype).removeprefix("torch."),
-            device=str(info.device),
-            cache_tokens=target.num_slots + MORE_SLOTS,
+            ModelOptions(
+                model=options.model,
+                dtype=str(info.dtype).removeprefix("torch."),
+                device=str(info.device),
+                cache_tokens=target.num_slots + MORE_SLOTS,
+            )
         )
         check_same_vocabulary(codec, loaded.codec, info.name, loaded.target.info.name)
         return cls.sharing(SmallModel(loaded.target, info.vocab_size), options, info)

@@ -1,7 +1,8 @@
-"""The engine: sessions, the step, scheduling, stopping, text, statistics."""
+"""The engine: sessions, the step, scheduling, stopping, statistics."""
 
 from draftwood.engine.engine import Engine
 from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
+from draftwood.engine.requests import GenerationRequest
 from draftwood.engine.session import DRAFTER_STREAM
 from draftwood.engine.stats import BRANCH_SOURCE, SPINE_SOURCE, RequestStats
 
@@ -11,6 +12,7 @@ __all__ = [
     "DRAFTER_STREAM",
     "SPINE_SOURCE",
     "Engine",
+    "GenerationRequest",
     "RequestStats",
     "TokenEvent",
     "TokenLogprobs",

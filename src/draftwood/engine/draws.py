@@ -1,7 +1,8 @@
-"""What sampled requests draw in a cycle, for all of them at once: a few launches, and tokens alone travel to the host.
+"""Sampled tokens of many requests, drawn at once: few launches, and only tokens travel to the host.
 
-A request can take part where the token after a node is one draw from what the target says there. With penalties that
-depends on the path to the node, and drawn children are accepted by another rule: such requests look at rows themselves.
+A request can take part if the token after a node is one draw from the target's distribution there. With penalties that
+distribution depends on the path to the node, and drawn children are accepted by another rule: such requests read their
+rows themselves.
 """
 
 from __future__ import annotations
@@ -15,61 +16,71 @@ import torch
 
 from draftwood.engine.session import Session
 from draftwood.sampling import Warper, tokens_at
+from draftwood.verify import numbers_of
 
-MOST_LOGITS = 2**27  # whose distributions are held at once
+MAX_LOGITS = 2**27  # whose distributions are held at once
 
 
 class Rows(NamedTuple):
-    """The rows of logits of one request."""
+    """The rows of logits of one session."""
 
-    place: int  # of the request
+    member: int  # index of the session
     first: int
-    numbers: Sequence[float]  # one a row
+    numbers: Sequence[float]  # random numbers, one per row
 
     @property
     def end(self) -> int:
         return self.first + len(self.numbers)
 
 
-def draw_together(logits: torch.Tensor, running: Sequence[tuple[Session, int]]) -> list[list[int] | None]:
-    """Of each request, with its number of rows of ``logits [N, V]``, the token after every node of its tree; None if
-    it has to look itself. On a CPU all do: what is not asked for is not computed there."""
-    found: list[list[int] | None] = [None] * len(running)
+def draw_tokens(
+    logits: torch.Tensor, sessions: Sequence[Session], num_rows: Sequence[int]
+) -> Sequence[list[int] | None]:
+    """The token after every node of each session's tree, from its rows of ``logits [N, V]``; None: not drawn here.
+
+    On a CPU nothing is drawn here: acceptance computes only the rows that it reaches.
+    """
+    drawn: list[list[int] | None] = [None] * len(sessions)
     if not logits.is_cuda:
-        return found
-    alike: dict[tuple[float, ...], list[Rows]] = defaultdict(list)
+        return drawn
+    groups: dict[tuple[float, ...], list[Rows]] = defaultdict(list)  # by sampling rule
     warpers: dict[tuple[float, ...], Warper] = {}
     first = 0
-    for place, (session, num_rows) in enumerate(running):
-        if session.draws_at_once:
+    for index, (session, size) in enumerate(zip(sessions, num_rows, strict=True)):
+        if _draws_at_once(session):
             warper = session.warper
             warpers[warper.rule] = warper
-            alike[warper.rule].append(Rows(place, first, session.numbers()))
-        first += num_rows
-    for rule, members in alike.items():
-        for some in _within(members, max(1, MOST_LOGITS // logits.shape[-1])):
+            groups[warper.rule].append(Rows(index, first, numbers_of(session.tree, session.randomness)))
+        first += size
+    for rule, members in groups.items():
+        for some in _batches(members, max(1, MAX_LOGITS // logits.shape[-1])):
             numbers = [number for rows in some for number in rows.numbers]
-            tokens = tokens_at(warpers[rule].probs(_gathered(logits, some)), numbers)
+            tokens = tokens_at(warpers[rule].probs(_gather(logits, some)), numbers)
             taken = 0
             for rows in some:
-                found[rows.place] = tokens[taken : taken + len(rows.numbers)]
+                drawn[rows.member] = tokens[taken : taken + len(rows.numbers)]
                 taken += len(rows.numbers)
-    return found
+    return drawn
 
 
-def _gathered(logits: torch.Tensor, some: Sequence[Rows]) -> torch.Tensor:
+def _draws_at_once(session: Session) -> bool:
+    params = session.params
+    return not (params.is_greedy or params.has_penalties or session.is_prefilling or session.tree.proposals)
+
+
+def _gather(logits: torch.Tensor, some: Sequence[Rows]) -> torch.Tensor:
     if all(after.first == before.end for before, after in pairwise(some)):
         return logits[some[0].first : some[-1].end]
     index = [row for rows in some for row in range(rows.first, rows.end)]
     return logits[torch.tensor(index, device=logits.device)]
 
 
-def _within(members: Sequence[Rows], most: int) -> Iterator[list[Rows]]:
-    """Groups of at most so many rows; a larger tree goes alone."""
+def _batches(members: Sequence[Rows], max_rows: int) -> Iterator[list[Rows]]:
+    """Groups of at most ``max_rows`` rows; a larger tree goes alone."""
     group: list[Rows] = []
     size = 0
     for rows in members:
-        if group and size + len(rows.numbers) > most:
+        if group and size + len(rows.numbers) > max_rows:
             yield group
             group, size = [], 0
         group.append(rows)

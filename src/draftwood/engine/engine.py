@@ -1,7 +1,7 @@
-"""The engine: takes requests, runs cycles, gives events. One target, any number of requests and drafters.
+"""The engine: takes requests, runs cycles, delivers events. One target, any number of requests and drafters.
 
-Requests may come from several places at once, streams that are read in turns or threads: whoever waits for its events
-runs cycles for everybody, and events lie in their request's inbox until its owner fetches them.
+Several callers may submit at once, from interleaved streams or threads. A caller that waits for its events runs cycles
+for all requests; events stay in their request's inbox until its caller reads them.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
-from draftwood.config import EngineOptions, SamplingParams
-from draftwood.drafters import Drafter, DrafterFactory, NoOptions, PlainDrafter
+from draftwood.config import EngineOptions
+from draftwood.drafters import DrafterFactory, NoOptions, PlainDrafter
 from draftwood.engine.events import TokenEvent
+from draftwood.engine.passes import Pass
+from draftwood.engine.requests import GenerationRequest, Sample
 from draftwood.engine.scheduler import Scheduler
-from draftwood.engine.session import Request, Session
-from draftwood.engine.step import Round, begin, finish, step
+from draftwood.engine.session import Session
+from draftwood.engine.step import begin, finish, step
 from draftwood.errors import CapabilityError, PromptError
 from draftwood.progress import Progress
 from draftwood.sizing import CostProfile, Experience, Sizer, known_costs
 from draftwood.targets import Target
 from draftwood.text import TextCodec
 
-FEWEST_IN_TURNS = 8  # requests: fewer of them share a pass, whose time hardly depends on their number
+MIN_IN_TURNS = 8  # requests: fewer share one pass, whose time hardly depends on their number
 
 
 class Engine:
@@ -37,17 +39,17 @@ class Engine:
         self._scheduler = Scheduler(target, options.max_batch)
         self._costs: CostProfile | None = None
         self._prepared = False
-        self._under_way: Round | None = None  # a pass whose answer has not been taken yet
+        self._in_flight: Pass | None = None
         self._lane = 0
         self._experience: WeakKeyDictionary[DrafterFactory, Experience] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
-        self._inboxes: dict[int, deque[TokenEvent | Exception]] = {}  # by request, from submit to its end
+        self._inboxes: dict[int, deque[TokenEvent | Exception]] = {}  # by request id, from submit to the last event
         self._lock = threading.RLock()
 
     @property
     def budget(self) -> int:
-        """Positions per pass and sequence at most. Where it was left to us, costs are measured on first use."""
+        """Maximum positions per pass and sequence. With ``auto``, costs are measured on first use."""
         if not self.target.info.can_tree:
             return 1
         if isinstance(self._options.budget, int):
@@ -57,7 +59,7 @@ class Engine:
             if self._costs is None:
                 self._costs = known_costs(self.target, self._progress)
         largest = 1 if self._costs is None else self._costs.largest
-        self._prepare(largest)  # costs that were measured another day leave it to do
+        self._prepare(largest)  # stored costs were measured without preparing anything
         return largest
 
     def _prepare(self, largest: int) -> None:
@@ -70,40 +72,22 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
-    def submit(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        factory: DrafterFactory,
-        *,
-        reuse: bool = False,
-        with_text: bool = True,
-        prediction: Sequence[int] = (),
-    ) -> list[int]:
-        """Queues ``params.n`` samples of one prompt; returns their request ids. The prompt is prefilled once.
-        ``prediction``: the output that somebody expects; drafters that copy take it for text that was seen.
+    def submit(self, request: GenerationRequest) -> list[int]:
+        """Queues the ``params.n`` samples of a request; returns their request ids. The prompt is prefilled once.
 
-        Whoever submits must read ``events`` to the end, or ``cancel``. Who does not read their texts may say so: they
-        are empty then, unless stop strings have to be looked for.
+        The caller must read ``events`` to the end, or ``cancel``.
         """
-        self.check(prompt_ids)
+        self.check(request.prompt_ids)
         with self._lock:
-            group = self._next_id + 1
-            requests = [
-                self._request(prompt_ids, params, group, index, reuse=reuse, with_text=with_text, prediction=prediction)
-                for index in range(params.n)
-            ]
-            sessions = [
-                Session(request, _drafter(factory, request), self._codec, self.target.info, self._sizer(factory))
-                for request in requests
-            ]
+            group, count = self._next_id + 1, request.params.n
+            sessions = [self._session(request, group=group, index=index) for index in range(count)]
             for session in sessions:
                 self._scheduler.add(session)
-                self._inboxes[session.request.request_id] = deque()
-        return [request.request_id for request in requests]
+                self._inboxes[session.sample.request_id] = deque()
+        return [session.sample.request_id for session in sessions]
 
     def events(self, request_ids: Sequence[int]) -> Iterator[TokenEvent]:
-        """The events of these requests as they happen, until all have ended. An error of one of them is raised here."""
+        """Yields the events of these requests until all have ended. Raises the error of one that fails."""
         unfinished = list(request_ids)
         while unfinished:
             for event in self._collect(unfinished):
@@ -113,8 +97,8 @@ class Engine:
                     self._inboxes.pop(event.request_id, None)
 
     def take_ready(self, request_ids: Iterable[int]) -> list[tuple[int, TokenEvent | Exception]]:
-        """What lies in the inboxes of these requests, for one who runs cycles for many with ``step``. An error is the
-        last that is heard of its request."""
+        """Empties the inboxes of these requests, for callers that run cycles themselves with ``step``. An error is the
+        last item of its request."""
         found: list[tuple[int, TokenEvent | Exception]] = []
         with self._lock:
             for request_id in request_ids:
@@ -127,7 +111,7 @@ class Engine:
         return found
 
     def cancel(self, request_id: int) -> None:
-        """Ends a request between two cycles; its cache slots are free at once. Unknown or finished ones are ignored."""
+        """Ends a request between two cycles and frees its cache slots. Ignores unknown and finished ones."""
         with self._lock:
             self._inboxes.pop(request_id, None)
             session = self._scheduler.find(request_id)
@@ -139,19 +123,19 @@ class Engine:
         """Ends everything and frees every slot."""
         with self._lock:
             self._inboxes.clear()
-            under_way, self._under_way = self._under_way, None
-            if under_way is not None:
-                under_way.flight.wait()  # others may use the target, and this lane of it, from now on
+            in_flight, self._in_flight = self._in_flight, None
+            if in_flight is not None:
+                in_flight.flight.wait()  # others may use the target and its lane from now on
             self._scheduler.clear()
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:
-        """Between two cycles, for as long as the block lasts: no drafter runs."""
+        """Holds the engine between two cycles while the block runs: no drafter is active."""
         with self._lock:
             yield
 
     def step(self) -> None:
-        """Admits who fits, runs one cycle, lets go of who finished; events go to the inboxes."""
+        """Admits requests that fit, runs one cycle, releases finished ones. Events go to the inboxes."""
         with self._lock:
             self._scheduler.admit()
             if self._scheduler.has_work and not self._scheduler.running:
@@ -164,32 +148,34 @@ class Engine:
                 self._deliver(event.request_id, event)
             for session in [session for session in self._scheduler.running if session.finish_reason is not None]:
                 if session.error is not None:
-                    self._deliver(session.request.request_id, session.error)
+                    self._deliver(session.sample.request_id, session.error)
                 self._scheduler.release(session)
 
     def _cycle(self) -> list[TokenEvent]:
-        """A cycle of everybody; of half of them in turns where they are many and passes can be under way meanwhile:
-        the drafts of one half are made while the target checks those of the other. Logits can be read only when the
-        pass behind them is over too, so nothing is gained where somebody reads them, or
-        where a draft model runs on the same device."""
-        running, before = self._scheduler.running, self._under_way
+        """Runs a cycle for all requests, or for half of them where passes can overlap with drafting.
+
+        With many requests and two lanes, the drafts of one half are made while the target verifies those of the other.
+        Logits can be read only after the following pass too, so requests that read logits, or whose draft model runs on
+        the same device, gain nothing and run together.
+        """
+        running, before = self._scheduler.running, self._in_flight
         if self.target.num_lanes == 1:
             return step(self.target, running)
-        in_turns = len(running) >= FEWEST_IN_TURNS and not any(
+        in_turns = len(running) >= MIN_IN_TURNS and not any(
             session.reads_logits or session.drafter.drafts_together for session in running
         )
         if before is None and not in_turns:
             return step(self.target, running)
-        busy = set() if before is None else {id(session) for session, _ in before.running}
+        busy = set() if before is None else set(map(id, before.sessions))
         idle = [session for session in running if id(session) not in busy]
         half = idle[: -(-len(running) // 2)] if in_turns else []
         lane = 1 - self._lane
-        self._under_way = begin(self.target, half, lane) if half else None
+        self._in_flight = begin(self.target, half, lane) if half else None
         self._lane = lane
         return [] if before is None else finish(self.target, before)
 
     def check(self, prompt_ids: Sequence[int]) -> None:
-        """Refuses a prompt that cannot be generated from."""
+        """Raises PromptError for a prompt that cannot be completed."""
         info = self.target.info
         if not prompt_ids:
             raise PromptError("The prompt is empty", next_step="Give at least one token of text.")
@@ -207,7 +193,7 @@ class Engine:
             )
 
     def _collect(self, request_ids: Sequence[int]) -> list[TokenEvent]:
-        """What lies in the inboxes; runs a cycle if that is nothing."""
+        """Empties the inboxes; runs a cycle first if they are empty."""
         with self._lock:
             found = self._empty_inboxes(request_ids)
             if not found:
@@ -233,44 +219,29 @@ class Engine:
             self._inboxes[request_id].append(event)
 
     def _sizer(self, factory: DrafterFactory) -> Sizer | None:
-        """Where the budget was left to us: requests of one drafter start from what earlier ones showed."""
+        """With budget ``auto``: requests of one drafter start from what earlier ones learned."""
         if self._costs is None:
             return None
         return Sizer(self._costs, self._experience.setdefault(factory, Experience()))
 
     def _room(self) -> int:
-        """Tokens of prompt and output together."""
+        """Maximum tokens of prompt and output together."""
         return min(self.target.info.context_length, self.target.num_slots)
 
-    def _request(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        group: int,
-        index: int,
-        *,
-        reuse: bool,
-        with_text: bool,
-        prediction: Sequence[int],
-    ) -> Request:
+    def _session(self, request: GenerationRequest, *, group: int, index: int) -> Session:
         self._next_id += 1
-        return Request(
+        sample = Sample(
+            request=request,
             request_id=self._next_id,
-            prompt_ids=tuple(prompt_ids),
-            params=params,
-            max_tokens=min(params.max_tokens, self._room() - len(prompt_ids)),
+            group=group,
+            index=index,
+            max_tokens=min(request.params.max_tokens, self._room() - len(request.prompt_ids)),
             budget=self.budget,
             max_capacity=self.target.num_slots,
             prefill_chunk=self._options.prefill_chunk,
-            group=group,
-            index=index,
-            reuse=reuse,
-            with_text=with_text,
-            prediction=tuple(prediction),
         )
-
-
-def _drafter(factory: DrafterFactory, request: Request) -> Drafter:
-    """Its own. A head that is never asked for a tree need not read the text, nor the target show its hidden states."""
-    drafter = factory.new(request.group)
-    return PlainDrafter(NoOptions(), None) if request.budget == 1 and drafter.wants_taps else drafter
+        drafter = request.drafter.new(group)
+        if sample.budget == 1 and drafter.wants_taps:
+            # A head that is never asked for a tree needs neither the text nor the target's hidden states.
+            drafter = PlainDrafter(NoOptions(), None)
+        return Session(sample, drafter, self._codec, self.target.info, self._sizer(request.drafter))

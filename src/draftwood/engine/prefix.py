@@ -1,4 +1,4 @@
-"""Finished sequences whose cache may serve again: the next turn of a chat begins with the last one."""
+"""Finished sequences whose cache may be reused: the next turn of a chat begins with the last one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from draftwood.targets import Target
 
-MIN_SHARED = 8  # tokens; below this prefilling anew costs nothing
+MIN_SHARED = 8  # tokens; below this prefill costs nothing
 
 
 class _Kept(NamedTuple):
@@ -16,7 +16,7 @@ class _Kept(NamedTuple):
 
 
 class PrefixStore:
-    """The latest finished sequences, kept as long as nobody needs their slots."""
+    """The latest finished sequences, kept until their slots are needed."""
 
     def __init__(self, target: Target, limit: int) -> None:
         self._target = target

@@ -1,4 +1,4 @@
-"""Who runs: requests wait in order, are admitted when a row and cache slots are free, and leave when they finish."""
+"""Scheduling: requests wait in order, are admitted when a batch row and cache slots are free, and leave when done."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Scheduler:
         self._waiting.append(session)
 
     def find(self, request_id: int) -> Session | None:
-        everyone = [*self._running, *self._waiting]
-        return next((session for session in everyone if session.request.request_id == request_id), None)
+        sessions = [*self._running, *self._waiting]
+        return next((session for session in sessions if session.sample.request_id == request_id), None)
 
     def admit(self) -> None:
-        """Lets waiting requests in, oldest first. One whose prompt another is just prefilling waits for it."""
+        """Admits waiting requests, oldest first. A sample waits while a sibling prefills their common prompt."""
         for session in list(self._waiting):
             if len(self._running) >= self._max_batch:
                 return
@@ -44,26 +44,26 @@ class Scheduler:
                 continue
             place = self._place(session)
             if place is None:
-                return  # those behind it wait too: nobody is overtaken for good
+                return  # later ones wait too, so that a large request is not overtaken for ever
             self._waiting.remove(session)
             self._running.append(session)
             session.admit(*place)
 
     def release(self, session: Session) -> None:
-        """Takes a session out, whatever its state, and leaves the cache consistent."""
+        """Removes a session in any state and leaves the cache consistent."""
         if session in self._waiting:
             self._waiting.remove(session)
             return
         self._running.remove(session)
-        if session.request.reuse or self._is_last_copy(session):
+        if session.sample.request.reuse or self._is_last_copy(session):
             length = self._target.length(session.sequence)
             self._prefixes.put(session.tokens[:length], session.sequence)
         else:
             self._target.close(session.sequence)
         try:
             session.drafter.end()
-        except Exception:  # its request is over, and others go on
-            LOG.exception("The drafter %s failed at its end", session.drafter.name)
+        except Exception:  # the request has ended; others go on
+            LOG.exception("The drafter %s failed in end()", session.drafter.name)
 
     def clear(self) -> None:
         for session in [*self._running, *self._waiting]:
@@ -71,23 +71,23 @@ class Scheduler:
         self._prefixes.clear()
 
     def _siblings(self, session: Session) -> list[Session]:
-        """Running samples of the same prompt; nobody to a drafter that has to see the whole prompt itself."""
-        if session.request.params.n == 1 or session.drafter.wants_taps:
+        """Running samples of the same prompt; none for drafters that must see the whole prompt themselves."""
+        if session.params.n == 1 or session.drafter.wants_taps:
             return []
-        return [other for other in self._running if other.request.group == session.request.group]
+        return [other for other in self._running if other.sample.group == session.sample.group]
 
     def _is_last_copy(self, session: Session) -> bool:
-        """Whether waiting samples of the same prompt would find it nowhere else."""
-        waiting = session.request.params.n > 1 and any(
-            other.request.group == session.request.group and not other.drafter.wants_taps for other in self._waiting
+        """Whether waiting samples of the same prompt would find its cache nowhere else."""
+        waiting = session.params.n > 1 and any(
+            other.sample.group == session.sample.group and not other.drafter.wants_taps for other in self._waiting
         )
         return waiting and not self._siblings(session)
 
     def _place(self, session: Session) -> tuple[int, int] | None:
-        """A sequence for the session and how much of its prompt it holds already; None if there is no room now."""
-        capacity, prompt_ids = session.capacity, session.request.prompt_ids
+        """Opens a sequence for the session; returns it and how much of the prompt it holds. None: no room now."""
+        capacity, prompt_ids = session.sample.capacity, session.sample.request.prompt_ids
         siblings = self._siblings(session)
-        known = session.request.reuse or session.request.index > 0
+        known = session.sample.request.reuse or session.sample.index > 0
         if known and not siblings and not session.drafter.wants_taps:
             found = self._prefixes.take(prompt_ids, capacity)
             if found is not None:

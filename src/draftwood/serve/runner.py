@@ -122,11 +122,10 @@ class Runner:
     def _begin(self, ticket: Ticket) -> None:
         try:
             for job in ticket.jobs if not ticket.is_over else ():
-                factory = self._llm.factory(job.drafter)
-                begun = self._engine.submit(
-                    job.prompt_ids, job.params, factory, reuse=job.reuse, prediction=job.prediction
+                request = self._llm.request(
+                    job.prompt_ids, job.params, drafter=job.drafter, reuse=job.reuse, prediction=job.prediction
                 )
-                for request_id in begun:
+                for request_id in self._engine.submit(request):
                     self._owners[request_id] = ticket, len(ticket.request_ids)
                     ticket.request_ids.append(request_id)
         except Exception as error:  # noqa: BLE001 - told to the one who asked

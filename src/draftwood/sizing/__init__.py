@@ -1,16 +1,16 @@
 """Tree sizes for ``budget="auto"``: measured costs, estimated chances, and the size that pays best."""
 
 from draftwood.sizing.costs import CostProfile, known_costs, measure_costs, processor, save_profile, timed_contexts
-from draftwood.sizing.sizer import ALONE, Experience, Load, Sizer, beside
+from draftwood.sizing.sizer import NO_LOAD, Experience, Load, Sizer, loads_of_others
 
 __all__ = [
-    "ALONE",
+    "NO_LOAD",
     "CostProfile",
     "Experience",
     "Load",
     "Sizer",
-    "beside",
     "known_costs",
+    "loads_of_others",
     "measure_costs",
     "processor",
     "save_profile",

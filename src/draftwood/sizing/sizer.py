@@ -25,7 +25,7 @@ from draftwood.sizing.chances import HOPE, AcceptanceRecord, Choice, Kind, Pass,
 from draftwood.sizing.costs import CostProfile
 from draftwood.tree import DraftTree
 
-__all__ = ["DRAFTER_DECAY", "REQUEST_DECAY", "AcceptanceRecord", "Experience", "Load", "Sizer", "beside"]
+__all__ = ["DRAFTER_DECAY", "REQUEST_DECAY", "AcceptanceRecord", "Experience", "Load", "Sizer", "loads_of_others"]
 
 REQUEST_DECAY, DRAFTER_DECAY = 0.96, 0.995  # per trial of a kind: what is long ago counts less
 DRAWN = "drawn"  # instead of a source: nodes of drawn trees are known by their place alone
@@ -46,17 +46,17 @@ class Load(NamedTuple):
     tokens: float = 0.0
 
 
-ALONE = Load()
+NO_LOAD = Load()
 
 
-def beside(loads: Sequence[Load]) -> list[Load]:
-    """For each of the loads all others together."""
+def loads_of_others(loads: Sequence[Load]) -> list[Load]:
+    """For each load, the sum of all others."""
     positions = sum(load.positions for load in loads)
     tokens = [load.tokens for load in loads]
     before = accumulate(tokens, initial=0.0)
-    behind = list(accumulate(reversed(tokens), initial=0.0))[-2::-1]
+    after = list(accumulate(reversed(tokens), initial=0.0))[-2::-1]
     return [
-        Load(positions - load.positions, one + other) for load, one, other in zip(loads, before, behind, strict=False)
+        Load(positions - load.positions, one + other) for load, one, other in zip(loads, before, after, strict=False)
     ]
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.config import DTYPES, QUANTIZE, TARGETS, one_of
+from draftwood.config import ModelOptions
 from draftwood.errors import CapabilityError, ModelError, OptionError
 from draftwood.models import BUILT_IN, ModelConfig, ModelFolder, is_native, parse_config, read_json_config, resolve
 from draftwood.progress import Progress
@@ -29,54 +29,32 @@ class Loaded(NamedTuple):
     codec: TextCodec
 
 
-def load_target(
-    model: str | os.PathLike[str],
-    *,
-    dtype: str = "auto",
-    quantize: str | None = None,
-    device: str = "auto",
-    target: str = "auto",
-    max_batch: int = 8,
-    cache_tokens: int | None = None,
-    progress: Progress | None = None,
-) -> Loaded:
-    """Finds, loads and places a model. ``tiny`` is the built-in random one.
-
-    ``target``: "native" is our own decoder; "hf" is transformers; "hf-plain" is transformers, plain decoding allowed
-    where the model cannot run trees; "auto" is native where it can be, else "hf". ``quantize``: "fp8" or "int8" hold
-    the weights in 8 bits, on a GPU.
-    """
-    one_of("dtype", dtype, DTYPES)
-    one_of("target", target, TARGETS)
-    name = _name_of(model)
-    place = pick_device(device)
-    if quantize is not None:
-        one_of("quantize", quantize, QUANTIZE)
-        _check_quantize(quantize, cuda.why_not_on(place, quantize))  # before anything is fetched
+def load_target(options: ModelOptions, progress: Progress | None = None) -> Loaded:
+    """Finds, loads and places a model. ``tiny`` is the built-in random one."""
+    name = _name_of(options.model)
+    place = pick_device(options.device)
+    if options.quantize is not None:
+        _check_quantize(options, cuda.why_not_on(place, options.quantize))  # before anything is fetched
     if name == BUILT_IN:
-        slots = cache_tokens or default_cache_tokens(max_batch, TINY_CONFIG.context_length)
-        return _load_tiny(dtype, quantize, place, target, slots)
+        return _load_tiny(options, place)
     folder = resolve(name, progress)
     config, generation = read_json_config(folder.path)
     codec = Tokenizer.from_folder(folder.path)
-    kind = pick_dtype(dtype, place)
-    if target == "native" or (target == "auto" and is_native(config)):
-        shape = parse_config(config, generation)
-        slots = cache_tokens or default_cache_tokens(max_batch, shape.context_length)
-        return Loaded(_load_native(folder, shape, kind, quantize, place, slots, progress), codec)
-    if quantize is not None:
-        _check_quantize(quantize, "transformers runs this model")
+    if options.target == "native" or (options.target == "auto" and is_native(config)):
+        return Loaded(_load_native(options, folder, parse_config(config, generation), place, progress), codec)
+    if options.quantize is not None:
+        _check_quantize(options, "transformers runs this model")
     from draftwood.targets.hf import HFTarget  # transformers is an extra and slow to import
 
     with _memory_explained(place):
         wrapped = HFTarget.from_folder(
             folder.path,
-            dtype=kind,
+            dtype=pick_dtype(options.dtype, place),
             device=place,
             name=folder.name,
-            max_batch=max_batch,
-            cache_tokens=cache_tokens,
-            allow_plain=target == "hf-plain",
+            max_batch=options.max_batch,
+            cache_tokens=options.cache_tokens,
+            allow_plain=options.target == "hf-plain",
         )
     return Loaded(wrapped, codec)
 
@@ -96,57 +74,56 @@ def _name_of(model: object) -> str:
     )
 
 
-def _check_quantize(quantize: str, why: str) -> None:
-    """Refuses weights in 8 bits if there is a reason."""
-    if why:
+def _check_quantize(options: ModelOptions, why: str) -> None:
+    """Raises CapabilityError if there is a reason why 8-bit weights cannot run."""
+    if options.quantize is not None and why:
         raise CapabilityError(
-            "Weights in 8 bits need the fused GPU decoder",
-            got=f"quantize={quantize!r}: {why}",
+            "8-bit weights need the fused GPU decoder",
+            got=f"quantize {options.quantize}: {why}",
             allowed="native models in bfloat16 or float16 on a CUDA GPU, fp8 from compute capability 8.9 on",
             next_step="Leave quantize out, or use another device, dtype or target.",
         )
 
 
-def _load_tiny(dtype: str, quantize: str | None, place: torch.device, target: str, cache_tokens: int) -> Loaded:
-    if target not in ("auto", "native"):
+def _load_tiny(options: ModelOptions, place: torch.device) -> Loaded:
+    if options.target not in ("auto", "native"):
         raise OptionError(
             f"The built-in model {BUILT_IN!r} runs on the native target only",
-            got=f"target={target!r}",
+            got=f"target {options.target}",
             allowed=("auto", "native"),
             next_step="Leave target out, or name a model folder.",
         )
-    kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
-    if quantize is not None:
-        _check_quantize(quantize, cuda.why_unavailable(TINY_CONFIG, kind, place, quantize))
-    check_room(cache_tokens, TINY_CONFIG.cache_bytes_per_token(kind.itemsize), place)
-    model = tiny_target(dtype=kind, quantize=quantize, device=place, cache_tokens=cache_tokens)
+    dtype = torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
+    slots = _checked_slots(options, TINY_CONFIG, dtype, place)
+    model = tiny_target(dtype=dtype, quantize=options.quantize, device=place, cache_tokens=slots)
     return Loaded(model, ByteTokenizer())
 
 
 def _load_native(
-    folder: ModelFolder,
-    shape: ModelConfig,
-    dtype: torch.dtype,
-    quantize: str | None,
-    place: torch.device,
-    cache_tokens: int,
-    progress: Progress | None,
+    options: ModelOptions, folder: ModelFolder, shape: ModelConfig, place: torch.device, progress: Progress | None
 ) -> NativeTarget:
-    if quantize is not None:
-        _check_quantize(quantize, cuda.why_unavailable(shape, dtype, place, quantize))
-    bytes_per_token = shape.cache_bytes_per_token(dtype.itemsize)
-    check_room(cache_tokens, bytes_per_token, place)
-    with _memory_explained(place, cache_tokens * bytes_per_token):
+    dtype = pick_dtype(options.dtype, place)
+    slots = _checked_slots(options, shape, dtype, place)
+    with _memory_explained(place, slots * shape.cache_bytes_per_token(dtype.itemsize)):
         return NativeTarget.from_folder(
             folder.path,
             folder.name,
             shape,
             dtype=dtype,
-            quantize=quantize,
+            quantize=options.quantize,
             device=place,
-            cache_tokens=cache_tokens,
+            cache_tokens=slots,
             progress=None if progress is None else lambda done, total: progress("loading weights", done, total),
         )
+
+
+def _checked_slots(options: ModelOptions, shape: ModelConfig, dtype: torch.dtype, place: torch.device) -> int:
+    """Positions of the cache, after a check that the model can run with these options and that the cache fits."""
+    if options.quantize is not None:
+        _check_quantize(options, cuda.why_unavailable(shape, dtype, place, options.quantize))
+    slots = options.cache_tokens or default_cache_tokens(options.max_batch, shape.context_length)
+    check_room(slots, shape.cache_bytes_per_token(dtype.itemsize), place)
+    return slots
 
 
 @contextmanager

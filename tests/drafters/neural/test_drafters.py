@@ -15,6 +15,7 @@ from draftwood.targets.native.target import NativeTarget
 from tests.tools.neural import (
     KINDS,
     NEURAL,
+    _one_thread,  # noqa: F401 - fixtures
     every_growth,
     mean_tree,
     neural_llm,

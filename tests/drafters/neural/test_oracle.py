@@ -9,6 +9,7 @@ from draftwood.drafters.shapes import static_tree
 from draftwood.targets.tiny import TINY_CONFIG
 from tests.tools.neural import (
     KIND_OF,
+    _one_thread,  # noqa: F401 - fixtures
     clock_target,
     clock_text,
     every_growth,

@@ -11,6 +11,7 @@ from draftwood.targets.native.target import NativeTarget
 from draftwood.text.bytes import ByteTokenizer
 from tests.tools.neural import (
     KINDS,
+    _one_thread,  # noqa: F401 - fixtures
     clock_text,
     draft_model,
     following,

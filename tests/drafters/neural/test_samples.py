@@ -14,6 +14,7 @@ from tests.tools.enumeration import assert_fits
 from tests.tools.neural import (
     PROMPT,
     SOME,
+    _one_thread,  # noqa: F401 - fixtures
     every_growth,
     few_llm,
     law_of,

@@ -19,7 +19,15 @@ from draftwood import LLM, SamplingParams
 from draftwood.drafters.neural import NeuralDrafter
 from draftwood.growth.drawn import Draw, Probs, draw_nothing
 from tests.tools.enumeration import Branching, Law, difference, outcomes
-from tests.tools.neural import FEW, PROMPT, every_growth, few_llm, law_of, with_wrong_proposals
+from tests.tools.neural import (
+    FEW,
+    PROMPT,
+    _one_thread,  # noqa: F401 - fixtures
+    every_growth,
+    few_llm,
+    law_of,
+    with_wrong_proposals,
+)
 
 chosen_or_drawn = pytest.mark.parametrize("draw", [False, True])
 both_kinds = pytest.mark.parametrize("drafter", ["eagle", "sps"])

@@ -13,6 +13,7 @@ import torch
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import make_factory
 from draftwood.drafters.heads import Eagle2Drafter
+from draftwood.engine import GenerationRequest
 from draftwood.sources.neural.base import DraftModel, DraftSegment
 from draftwood.sources.neural.head import HeadModel
 from draftwood.targets.native.cpu import CpuDecoder
@@ -26,6 +27,7 @@ from tests.tools.neural import (
     CONFIG,
     KIND_OF,
     KINDS,
+    _one_thread,  # noqa: F401 - fixtures
     clock_target,
     clock_text,
     draft_model,
@@ -225,7 +227,11 @@ def trees_of(llm: LLM, factories: Sequence[Any], params: SamplingParams) -> list
     """For requests that run at once, one a factory: the tokens of all their trees, and what they emitted."""
     engine = llm._engine
     found: dict[int, tuple[list[Any], list[int]]] = {
-        engine.submit([1, 2, 3, 4, 5, 6], params, factory)[0]: ([], []) for factory in factories
+        engine.submit(GenerationRequest(prompt_ids=(1, 2, 3, 4, 5, 6), params=params, drafter=factory))[0]: (
+            [],
+            [],
+        )
+        for factory in factories
     }
     for event in engine.events(list(found)):
         found[event.request_id][0].append(event.tree.tokens)
@@ -250,8 +256,11 @@ def test_a_failing_drafter_ends_its_own_requests_alone() -> None:
     llm = LLM.from_target(target_on(), ByteTokenizer(), drafter=FailingDrafter, drafter_options=place, budget=8)
     engine = llm._engine
     params = SamplingParams(max_tokens=24, ignore_eos=True)
-    failing = [engine.submit([1, 2, 3, number], params, llm._default)[0] for number in (4, 5)]
-    other = engine.submit([1, 2, 3, 4], params, llm.factory("pld"))[0]
+    failing = [
+        engine.submit(GenerationRequest(prompt_ids=(1, 2, 3, number), params=params, drafter=llm._default))[0]
+        for number in (4, 5)
+    ]
+    other = engine.submit(GenerationRequest(prompt_ids=(1, 2, 3, 4), params=params, drafter=llm.factory("pld")))[0]
     tokens = [token for event in engine.events([other]) for token in event.token_ids]
     assert tokens == llm.generate([[1, 2, 3, 4]], params, drafter="plain")[0].token_ids
     for request_id in failing:

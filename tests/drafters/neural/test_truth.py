@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
+from draftwood.engine import GenerationRequest
 from draftwood.growth.neural.policies import GROWTHS
 from draftwood.heads import Eagle3Head, EagleHead, HeadModule
 from draftwood.sources.neural.head import HeadModel
@@ -24,6 +25,7 @@ from tests.conftest import logits_after, prefill
 from tests.tools.head import GrowingCache, causal
 from tests.tools.neural import (
     CONFIG,
+    _one_thread,  # noqa: F401 - fixtures
     clock_target,
     clock_text,
     draft_model,
@@ -132,7 +134,10 @@ def check_run(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> fl
     says = says_of(llm)
     engine = llm._engine
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    texts = {engine.submit(prompt, params, llm._default)[0]: list(prompt) for prompt in prompts}
+    texts = {
+        engine.submit(GenerationRequest(prompt_ids=tuple(prompt), params=params, drafter=llm._default))[0]: list(prompt)
+        for prompt in prompts
+    }
     cycles = 0
     for event in engine.events(list(texts)):
         text = texts[event.request_id]

@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from draftwood.config import (
-    DEFAULT_MEMORY,
-    DEFAULT_MODEL,
-    DTYPES,
-    QUANTIZE,
-    TARGETS,
-    SamplingParams,
-    from_mapping,
-    one_of,
-    whole,
-)
+from draftwood.config import DEFAULT_MEMORY, DEFAULT_MODEL, ModelOptions, SamplingParams, from_mapping, whole
 from draftwood.errors import OptionError
 
 DEFAULT_METHODS = ("plain", "pld", "recycling", "goose")
@@ -53,10 +43,6 @@ class Settings:
             value = getattr(self, f.name)
             if isinstance(value, list):
                 object.__setattr__(self, f.name, tuple(value))
-        one_of("dtype", self.dtype, DTYPES)
-        one_of("target", self.target, TARGETS)
-        if self.quantize is not None:
-            one_of("quantize", self.quantize, QUANTIZE)
         for name in ("limit", "repeats", "batch"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
@@ -71,6 +57,7 @@ class Settings:
             raise OptionError("A budget is named twice", got=",".join(map(str, self.budget)))
         if not self.budget:
             raise OptionError("There is no budget", allowed="positions a pass, or auto, as in 8,16,auto")
+        self.loading()
         self.sampling()
         if max(self.trajectories) > 1 and self.temperature == 0.0:
             raise OptionError(
@@ -84,6 +71,16 @@ class Settings:
     @property
     def num_samples(self) -> int:
         return max(self.trajectories)
+
+    def loading(self) -> ModelOptions:
+        return ModelOptions(
+            model=self.model,
+            dtype=self.dtype,
+            quantize=self.quantize,
+            device=self.device,
+            target=self.target,
+            max_batch=self.batch,
+        )
 
     def sampling(self) -> SamplingParams:
         return SamplingParams(

@@ -18,7 +18,7 @@ from draftwood.bench.replay.scale import (
     trajectory_study,
 )
 from draftwood.bench.tasks import Task
-from draftwood.config import SamplingParams
+from draftwood.config import ModelOptions, SamplingParams
 from draftwood.disk import check_place
 from draftwood.errors import OptionError
 from draftwood.progress import Progress
@@ -27,16 +27,12 @@ from draftwood.targets import load_target
 
 def record_to(
     path: Path,
-    model: str,
+    model: ModelOptions,
     methods: Sequence[Method],
     tasks: Sequence[Task],
     params: SamplingParams,
     *,
     width: int = DEFAULT_WIDTH,
-    dtype: str = "auto",
-    quantize: str | None = None,
-    device: str = "auto",
-    target: str = "auto",
     force: bool = False,
     progress: Progress | None = None,
     note: Callable[[str], None] = print,
@@ -48,9 +44,7 @@ def record_to(
     check_place(path, force=force)
     if width < 1:
         raise OptionError("Of a row some tokens are kept", got=f"width {width}", allowed="1 or more")
-    loaded = load_target(
-        model, dtype=dtype, quantize=quantize, device=device, target=target, max_batch=1, progress=progress
-    )
+    loaded = load_target(model, progress)
     info = loaded.target.info
     recording = Recording(target=info, width=min(width, info.vocab_size))
     try:

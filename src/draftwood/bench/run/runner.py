@@ -94,15 +94,7 @@ def prepare(request: Request, progress: Progress | None = None) -> Prepared:
 def _run(request: Request, prepared: Prepared, progress: Progress | None, note: Note | None) -> Run:
     settings = request.settings
     methods, tasks, before = prepared
-    loaded = load_target(
-        settings.model,
-        dtype=settings.dtype,
-        quantize=settings.quantize,
-        device=settings.device,
-        target=settings.target,
-        max_batch=settings.batch,
-        progress=progress,
-    )
+    loaded = load_target(settings.loading(), progress)
     longest = longest_request(tasks, loaded, settings) if settings.peers else 0  # nobody else asks
     with ExitStack() as closing:
         peers, absent = start_peers(settings, loaded, longest, closing, progress)

@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwood.cli.bench.options import DEFAULTS, add_prompt_settings, add_setting, budgets, methods, numbers
 from draftwood.cli.bench.tables import figures_table, tell
-from draftwood.cli.console import Screen, Subparsers, add_command, add_model_options, show
+from draftwood.cli.console import Screen, Subparsers, add_command, add_model_options, model_options, show
 from draftwood.config import SamplingParams
 from draftwood.disk import check_place, new_file
 
@@ -69,8 +69,8 @@ def run_record(args: argparse.Namespace) -> int:
     from draftwood.bench.tasks import load_tasks
 
     tasks = load_tasks(args.tasks or [], args.data, args.limit, screen.progress)
-    how = {name: getattr(args, name) for name in ("width", "dtype", "quantize", "device", "target", "force")}
-    recording = record_to(path, args.model, chosen, tasks, params, **how, progress=screen.progress, note=screen.note)
+    how = {"width": args.width, "force": args.force, "progress": screen.progress, "note": screen.note}
+    recording = record_to(path, model_options(args, max_batch=1), chosen, tasks, params, **how)
     size = path.stat().st_size
     content = {"recording": str(path), "bytes": size, "texts": len(recording.requests), "rows": recording.num_rows}
     return show(args, content, [f"{recording.summary()}, {size / 1e6:.1f} MB: {path}"])

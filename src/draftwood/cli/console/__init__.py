@@ -14,6 +14,7 @@ from draftwood.cli.console.options import (
     add_run_options,
     drafter_options,
     examples,
+    model_options,
     sampling_params,
 )
 from draftwood.cli.console.pace import PaceBar
@@ -64,6 +65,7 @@ __all__ = [
     "legend",
     "load_llm",
     "logprob_lines",
+    "model_options",
     "piped_lines",
     "quoted",
     "read_prompt",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console.options import drafter_options
+from draftwood.cli.console.options import drafter_options, model_options
 from draftwood.cli.console.terminal import Screen
 
 if TYPE_CHECKING:
@@ -19,18 +20,12 @@ def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1, cache
     from draftwood.llm import LLM  # torch: only now, a help text does not wait for it
 
     llm = LLM(
-        args.model,
         drafter=args.drafter,
         drafter_options=options,
         memory=args.memory,
         budget=args.budget,
-        dtype=args.dtype,
-        quantize=args.quantize,
-        device=args.device,
-        target=args.target,
-        max_batch=max_batch,
-        cache_tokens=cache_tokens,
         progress=screen.progress,
+        **asdict(model_options(args, max_batch=max_batch, cache_tokens=cache_tokens)),
     )
     if _slow_on_cpu(llm.info):
         screen.note(_why_slow(llm.info))

@@ -16,6 +16,7 @@ from draftwood.config import (
     QUANTIZE,
     TARGETS,
     EngineOptions,
+    ModelOptions,
     SamplingParams,
     parse_value,
 )
@@ -173,6 +174,11 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add("frequency_penalty", float, "against tokens of the output, by their count, 0: none")
     add("seed", int, "same seed, same draws")
     group.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end before this text; repeatable")
+
+
+def model_options(args: argparse.Namespace, **more: Any) -> ModelOptions:
+    given = {f.name: getattr(args, f.name) for f in fields(ModelOptions) if hasattr(args, f.name)}
+    return ModelOptions(**{**given, **more})
 
 
 def sampling_params(args: argparse.Namespace, **more: Any) -> SamplingParams:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.console import Screen
 from draftwood.cli.inspect.head_options import DEFAULTS, MAX_LENGTH, SECTION
+from draftwood.config import ModelOptions
 from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) ->
     device, dtype = pick_device(args.device or "auto"), args.dtype or "auto"
     if dtype == "auto":  # that of training: in torch, half precision is slow on a CPU
         dtype = str(compute_dtype(dtype, device)).removeprefix("torch.")
-    target, codec = load_target(args.model, dtype=dtype, device=str(device), max_batch=BATCH, progress=screen.progress)
+    options = ModelOptions(model=args.model, dtype=dtype, device=str(device), max_batch=BATCH)
+    target, codec = load_target(options, screen.progress)
     data.check_model(target)
     found = validate_head(head, target, codec, texts, section, screen.progress)
     trees = found.pop("trees", {})

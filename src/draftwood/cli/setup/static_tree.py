@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftwood.cli.console import Screen, drafter_options, sampling_params, show
+from draftwood.cli.console import Screen, drafter_options, model_options, sampling_params, show
 from draftwood.errors import OptionError
 
 
@@ -24,8 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from draftwood.tune import optimise_tree
 
     prompts = read_prompts(args.prompts, args.limit)
-    where = {name: getattr(args, name) for name in ("dtype", "quantize", "device", "target")}
-    loaded = load_target(args.model, **where, max_batch=1, progress=screen.progress)
+    loaded = load_target(model_options(args, max_batch=1), screen.progress)
     shape, about = optimise_tree(
         partial(LLM.from_target, loaded.target, loaded.codec, memory="process", max_batch=1),
         [prompt_ids(loaded.codec, prompt) for prompt in prompts],

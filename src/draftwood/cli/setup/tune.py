@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console import Screen, Subparsers, add_command, add_run_options, show, table
+from draftwood.cli.console import Screen, Subparsers, add_command, add_run_options, model_options, show, table
 from draftwood.cli.setup import static_tree
 from draftwood.config import DEFAULT_DRAFTER
 from draftwood.errors import OptionError
@@ -60,15 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from draftwood.targets import load_target
     from draftwood.tune import tune_costs, tune_successors
 
-    loaded = load_target(
-        args.model,
-        dtype=args.dtype,
-        quantize=args.quantize,
-        device=args.device,
-        target=args.target,
-        max_batch=1,
-        progress=screen.progress,
-    )
+    loaded = load_target(model_options(args, max_batch=1), screen.progress)
     costs, path = tune_costs(loaded, screen.progress)
     kept = [path, *([] if args.no_successors else [tune_successors(loaded, screen.progress)])]
     info = loaded.target.info

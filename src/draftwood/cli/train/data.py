@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console import PaceBar, Screen, Subparsers, add_command, add_model_options, show
-from draftwood.config import whole
+from draftwood.cli.console import PaceBar, Screen, Subparsers, add_command, add_model_options, model_options, show
 from draftwood.train.data import DataSettings
 
 if TYPE_CHECKING:
@@ -60,17 +59,13 @@ def register_data(group: Subparsers[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     given = {f.name: getattr(args, f.name) for f in fields(DataSettings)}
     settings = DataSettings(**{**given, "files": tuple(args.files)})
-    if args.cache_tokens is not None:
-        whole("cache_tokens", args.cache_tokens, 1)
     screen = Screen(args.color)
     bar = screen.progress = PaceBar(screen.err)
     from draftwood.targets import load_target
     from draftwood.train.data import make_data, prepare
 
     prepared = prepare(settings, args.out)
-    places = ("dtype", "quantize", "device", "target", "cache_tokens")
-    options = {name: getattr(args, name) for name in places}
-    loaded = load_target(args.model, **options, max_batch=args.batch, progress=bar)
+    loaded = load_target(model_options(args, max_batch=args.batch), bar)
     try:
         manifest = make_data(prepared, loaded, bar, bar.hear)
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from draftwood.config import EngineOptions
 from draftwood.drafters import make_factory
-from draftwood.engine import Engine
+from draftwood.engine import Engine, GenerationRequest
 from draftwood.progress import Progress
 from draftwood.targets import Loaded
 from draftwood.train.data.dialogue import Dialogue
@@ -43,9 +43,13 @@ class Answerer:
             if ask is None:
                 ended()
                 return
-            (request_id,) = self._engine.submit(
-                ask.prompt_ids, ask.params, self._factory, with_text=dialogue.reads_text
+            request = GenerationRequest(
+                prompt_ids=tuple(ask.prompt_ids),
+                params=ask.params,
+                drafter=self._factory,
+                with_text=dialogue.reads_text,
             )
+            (request_id,) = self._engine.submit(request)
             under_way[request_id] = _Answer(dialogue)
 
         try:

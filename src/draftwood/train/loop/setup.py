@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from draftwood.config import from_mapping
+from draftwood.config import ModelOptions, from_mapping
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.heads import (
     Eagle3Head,
@@ -116,14 +116,14 @@ def prepare(config: TrainConfig, processes: Processes | None = None, progress: P
     num_steps = count_steps(config, texts, processes.world_size)
     device = pick_device(processes.device(config.model.device))
     dtype = str(compute_dtype(config.run.dtype, device)).removeprefix("torch.")
-    target, codec = load_target(
-        config.model.name,
+    options = ModelOptions(
+        model=config.model.name,
         dtype=dtype,
         device=str(device),
         target=config.model.target,
         cache_tokens=config.model.cache_tokens or None,
-        progress=progress,
     )
+    target, codec = load_target(options, progress)
     if not target.info.can_tap:
         raise CapabilityError("The target does not show its hidden states", got=target.info.backend)
     texts.check_model(target)

@@ -1,0 +1,82 @@
+"""From the target's answer to an event: accept the longest correct path, write it out, let the drafter learn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from draftwood.drafters import Verified
+from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
+from draftwood.engine.output import Block
+from draftwood.engine.passes import Answer
+from draftwood.engine.session import Session
+from draftwood.verify import Accepted, accept_drawn, accept_greedy, accept_sampled
+
+
+def accept(session: Session, answer: Answer) -> Accepted:
+    """The longest path of the session's tree that the target agrees with, and the target's own next token."""
+    tree, warper, logits = session.tree, session.warper, answer.output.logits
+    if answer.drawn is not None:
+        return accept_drawn(tree, answer.drawn, session.randomness)
+    if session.takes_choices:
+        return accept_greedy(tree, answer.choices)
+    if session.params.is_greedy:
+        return accept_greedy(tree, lambda node: warper.choice(logits[node], tree.path_tokens(node)))
+    return accept_sampled(tree, lambda node: warper.probs(logits[node], tree.path_tokens(node)), session.randomness)
+
+
+def emit(session: Session, accepted: Accepted) -> Block:
+    """Appends the accepted tokens to the output, up to a stop condition, and counts the cycle."""
+    block = session.writer.write(accepted.token_ids(session.tree))
+    num_emitted = len(block.token_ids)
+    session.tokens += block.token_ids
+    session.finish_reason = block.finish_reason
+    if not session.takes_choices:
+        session.warper.commit(block.token_ids)
+    stats, now = session.stats, time.perf_counter()
+    if stats.cycles == 0:
+        stats.first_token_seconds = now - session.admitted
+    stats.total_seconds = now - session.admitted
+    stats.note_tree(session.tree, accepted.path[1 : num_emitted + 1], num_emitted)
+    return block
+
+
+def learn(session: Session, accepted: Accepted, block: Block, answer: Answer) -> None:
+    """Shows sizer and drafter what came of their tree."""
+    tree, output = session.tree, answer.output
+    if session.sizer is not None:
+        session.sizer.note(session.offered, tree, block.token_ids)
+    session.drafter.observe(
+        Verified(tree, output.logits, answer.choices, accepted.path, block.token_ids, output.taps, output.top)
+    )
+
+
+def event_of(session: Session, accepted: Accepted, block: Block, answer: Answer) -> TokenEvent:
+    tree, path = session.tree, accepted.path
+    return TokenEvent(
+        request_id=session.sample.request_id,
+        token_ids=tuple(block.token_ids),
+        sources=(*[tree.sources[node] for node in path[1:]], BONUS_SOURCE)[: len(block.token_ids)],
+        texts=block.texts,
+        logprobs=_logprobs(session.params.logprobs, block.token_ids, path, answer.output.logits),
+        finish_reason=block.finish_reason,
+        stats=session.stats,
+        tree=tree,
+        path=path,
+    )
+
+
+def _logprobs(
+    wanted: int | None, token_ids: Sequence[int], path: Sequence[int], logits: torch.Tensor
+) -> tuple[TokenLogprobs, ...]:
+    if wanted is None:
+        return ()
+    rows = logits[list(path[: len(token_ids)])].log_softmax(dim=-1)  # [emitted, V]
+    best, best_ids = rows.topk(min(wanted, rows.shape[-1]), dim=-1)
+    own = rows[torch.arange(len(token_ids)), list(token_ids)].tolist()
+    return tuple(
+        TokenLogprobs(token_id, logprob, tuple(zip(ids, values, strict=True)))
+        for token_id, logprob, ids, values in zip(token_ids, own, best_ids.tolist(), best.tolist(), strict=True)
+    )

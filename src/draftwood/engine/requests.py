@@ -1,0 +1,39 @@
+"""What is submitted to the engine, and the samples that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftwood.config import SamplingParams
+from draftwood.drafters import DrafterFactory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """One prompt and everything that decides how it is completed."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    drafter: DrafterFactory
+    reuse: bool = False  # whether a cached prefix may replace prefill
+    with_text: bool = True  # False: events carry empty texts, unless stop strings have to be searched for
+    prediction: tuple[int, ...] = ()  # token ids of the predicted output; drafters that copy text copy from it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One of the ``params.n`` samples of a request, with the limits that the engine sets."""
+
+    request: GenerationRequest
+    request_id: int
+    group: int  # shared by the samples of one prompt
+    index: int  # of the sample in its group
+    max_tokens: int  # what was requested, reduced to what the context has room for
+    budget: int  # positions per verification pass
+    max_capacity: int  # positions of the whole cache
+    prefill_chunk: int
+
+    @property
+    def capacity(self) -> int:
+        """Cache positions to reserve: all that the sample can need, or all there are."""
+        return min(len(self.request.prompt_ids) + self.max_tokens + self.budget, self.max_capacity)
