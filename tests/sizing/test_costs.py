@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.sizing import costs
-from draftwood.sizing.costs import CostProfile, fitted, load_profile, never_falling, profile_path
+from draftwood.sizing.costs import CostProfile, fitted, isotonic, load_profile, profile_path
 from draftwood.sizing.costs import save_profile as save
 from draftwood.targets.tiny import tiny_target
 
@@ -108,15 +108,15 @@ VALUES = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=9)
     ],
 )
 def test_single_readings_that_are_off_move_no_others(readings: list[float], fit: list[float]) -> None:
-    assert never_falling(readings) == fit
+    assert isotonic(readings) == fit
 
 
 @given(VALUES)
 def test_a_fit_ascends_and_leaves_what_ascends_alone(values: list[float]) -> None:
-    fit = never_falling(values)
+    fit = isotonic(values)
     assert fit == sorted(fit)
     assert set(fit) <= set(values)
-    assert never_falling(sorted(values)) == sorted(values)
+    assert isotonic(sorted(values)) == sorted(values)
 
 
 @given(VALUES)
@@ -131,7 +131,7 @@ def test_no_ascending_values_are_nearer(values: list[float]) -> None:
     for value in values:
         ending = [before + abs(value - level) for before, level in zip(best, levels, strict=True)]
         best = np.minimum.accumulate(ending).tolist()
-    assert distance(never_falling(values)) == pytest.approx(best[-1])
+    assert distance(isotonic(values)) == pytest.approx(best[-1])
 
 
 @given(st.integers(1, 3).flatmap(lambda c: st.lists(st.tuples(*[st.floats(0.1, 9.0)] * 6), min_size=c, max_size=c)))

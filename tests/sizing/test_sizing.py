@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.sizing.chances import HOPE, TRUST
+from draftwood.sizing.chances import DISCOUNT, TRUST
 from draftwood.sizing.costs import CostProfile
-from draftwood.sizing.sizer import DEAR, FEWEST_WANTED, LONGEST_PAUSE, Experience, Load, Sizer, loads_of_others
+from draftwood.sizing.sizer import MAX_PAUSE, MIN_DRAFT_COST, MIN_WANTED, Experience, Load, Sizer, loads_of_others
 from draftwood.tree import DraftTree, TreeBuilder
 from tests.conftest import random_parents
 from tests.tools.sizing import CHAIN, FREE, HOPELESS, KNEE, NO_LOAD, PROFILES, STEEP, cut, play, sizer
@@ -54,7 +54,7 @@ def test_the_best_part_of_a_tree_by_trying_all(tree: DraftTree, costs: CostProfi
     chances, seconds = chances_by_hand(tree), costs.of(16, 16)
 
     def worth(nodes: Sequence[int]) -> float:
-        hopes = sum(HOPE * chances[node] for node in nodes[1:])
+        hopes = sum(DISCOUNT * chances[node] for node in nodes[1:])
         return (load.tokens + 1.0 + hopes) / seconds[load.positions + len(nodes) - 1]
 
     whole = [
@@ -150,7 +150,7 @@ def test_loads_of_the_others() -> None:
 
 def test_more_is_wanted_where_everything_paid() -> None:
     by = sizer(FREE)
-    assert by.wanted == FEWEST_WANTED
+    assert by.wanted == MIN_WANTED
     cut(by, DraftTree.chain(list(range(4)), "test"))
     assert by.wanted == FREE.largest == 64
     cut(by, DraftTree.root_only(0))  # nothing was offered: nothing is known anew
@@ -161,11 +161,11 @@ def test_some_more_is_wanted_than_was_used() -> None:
     cheap = CostProfile((1, 4, 64), (16,), ((1.0, 1.2, 20.0),))  # flat to 4, then steep
     some = sizer(cheap)
     used = len(cut(some, DraftTree.chain(list(range(20)), "test")))
-    assert FEWEST_WANTED < 3 * used < cheap.largest
+    assert MIN_WANTED < 3 * used < cheap.largest
     assert some.wanted == 3 * used
     hopeless = sizer(HOPELESS)
     assert len(cut(hopeless, DraftTree.chain(list(range(12)), "test"))) == 1
-    assert hopeless.wanted == FEWEST_WANTED
+    assert hopeless.wanted == MIN_WANTED
     assert sizer(STEEP).wanted == STEEP.largest == 8
 
 
@@ -190,7 +190,7 @@ def test_drafts_that_cost_more_than_they_bring_are_left_out_for_a_while() -> Non
     found = pauses(sizer(), CHAIN, 5.0, 400, wrong)
     tries = [cycle for cycle, alone in enumerate(found) if not alone]
     gaps = [later - earlier - 1 for earlier, later in pairwise(tries)]
-    assert gaps[-2:] == [LONGEST_PAUSE, LONGEST_PAUSE]
+    assert gaps[-2:] == [MAX_PAUSE, MAX_PAUSE]
     assert sorted(gaps) == gaps
 
 
@@ -203,7 +203,7 @@ def test_requests_in_turn_pause_as_one_long_request_would(num_cycles: int) -> No
         later.begin()
         found += pauses(later, CHAIN, 5.0, num_cycles, [999])
     # Its first draft may read the prompt, and is not believed if it is slow: a few more tries, and no more.
-    assert found[-LONGEST_PAUSE:].count(False) <= 2
+    assert found[-MAX_PAUSE:].count(False) <= 2
     assert abs(found.count(False) - expected.count(False)) <= 3
 
 
@@ -219,14 +219,14 @@ def test_a_request_that_may_not_pause_begins_without_one() -> None:
 def test_short_requests_find_out_that_drafts_pay_again() -> None:
     drafter = Experience()
     pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
-    assert drafter.pause == LONGEST_PAUSE
+    assert drafter.pause == MAX_PAUSE
     found: list[bool] = []
     for _ in range(40):
         short = sizer(FREE, drafter)
         short.begin()
-        found += pauses(short, CHAIN, 0.0, LONGEST_PAUSE // 4, [*CHAIN.tokens[1:], 9])
+        found += pauses(short, CHAIN, 0.0, MAX_PAUSE // 4, [*CHAIN.tokens[1:], 9])
     assert drafter.pause == 1
-    assert not any(found[-LONGEST_PAUSE:])
+    assert not any(found[-MAX_PAUSE:])
 
 
 def side_by_side(num_requests: int, seconds: Sequence[float], costs: CostProfile, emitted: list[int]) -> Experience:
@@ -253,13 +253,13 @@ def test_many_first_drafts_at_once_are_no_reason_to_pause(num_requests: int) -> 
 def test_one_vain_try_of_many_requests_is_one_reason_to_pause_longer(num_requests: int) -> None:
     for num_cycles in range(2, 8):
         alone, together = (side_by_side(n, [5.0] * num_cycles, STEEP, [999]) for n in (1, num_requests))
-        assert together.pause == alone.pause < LONGEST_PAUSE
+        assert together.pause == alone.pause < MAX_PAUSE
 
 
 def test_drafts_that_pay_again_are_made_again() -> None:
     drafter = Experience()
     pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
-    pauses(sizer(drafter=drafter), CHAIN, 0.0, 20 * LONGEST_PAUSE, [999])  # it has become fast
+    pauses(sizer(drafter=drafter), CHAIN, 0.0, 20 * MAX_PAUSE, [999])  # it has become fast
     assert drafter.pause == 1
     later = sizer(drafter=drafter)
     later.begin()
@@ -268,7 +268,7 @@ def test_drafts_that_pay_again_are_made_again() -> None:
 
 def test_drafts_that_cost_little_or_bring_much_are_never_left_out() -> None:
     plain = STEEP.of(1, 16)[0]
-    assert not any(pauses(sizer(), CHAIN, 0.9 * DEAR * plain, 100, [999]))
+    assert not any(pauses(sizer(), CHAIN, 0.9 * MIN_DRAFT_COST * plain, 100, [999]))
     right = [*CHAIN.tokens[1:], 999]
     assert not any(pauses(play(sizer(FREE), [7] * 100), CHAIN, 0.5 * float(FREE.of(1, 16)[0]), 100, right))
 

@@ -1,4 +1,4 @@
-"""What comes out of the engine while requests run."""
+"""Events that the engine emits while requests run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class TokenLogprobs(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """One accepted block of a request."""
+    """The tokens of one cycle of a request."""
 
     request_id: int
     token_ids: tuple[int, ...]
-    sources: tuple[str, ...]  # who drafted each token; "target" where the target added it itself
+    sources: tuple[str, ...]  # which source drafted each token; "target": the target itself
     texts: tuple[str, ...]  # the text each token made certain; may be empty for some
     logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: str | None  # None while the request goes on; "stop" or "length" in its last event
+    finish_reason: str | None  # None while the request runs; "stop" or "length" in its last event
     stats: RequestStats
     tree: DraftTree  # the tree that was verified
     path: tuple[int, ...]  # its accepted nodes

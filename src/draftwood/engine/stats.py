@@ -1,4 +1,4 @@
-"""What a request did: counted as it runs, the same names in the API, in JSON and on the closing line."""
+"""Statistics of a request, with the same names in the API, in JSON and in the CLI summary."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class RequestStats:
     trees_by_depth: Counter[int] = field(default_factory=Counter)  # cycles, by the depth of their tree
     paths_by_length: Counter[int] = field(default_factory=Counter)  # cycles, by the number of accepted nodes
     drafted_by_source: Counter[str] = field(default_factory=Counter)
-    tried_by_source: Counter[str] = field(default_factory=Counter)  # drafted below an accepted node
+    tried_by_source: Counter[str] = field(default_factory=Counter)  # drafted as a child of an accepted node
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     accepted_by_path: Counter[str] = field(default_factory=Counter)  # tokens, by the sources of the whole path
-    routes: Counter[str] = field(default_factory=Counter)  # cycles, by how the drafter came to its tree
+    routes: Counter[str] = field(default_factory=Counter)  # cycles, by the drafter's route
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0  # this request's share of the target's passes, by positions
@@ -53,30 +53,30 @@ class RequestStats:
 
     @property
     def tried_by_depth(self) -> Counter[int]:
-        """Cycles whose tree had a node at depth 1, 2, ..."""
-        return _that_reach(self.trees_by_depth)
+        """Cycles whose tree reached depth 1, 2, ..."""
+        return _count_reaching(self.trees_by_depth)
 
     @property
     def accepted_by_depth(self) -> Counter[int]:
         """Cycles that accepted a node at depth 1, 2, ..."""
-        return _that_reach(self.paths_by_length)
+        return _count_reaching(self.paths_by_length)
 
     def acceptance_by_source(self) -> dict[str, float]:
-        """How often a source's guess was right, given that the node it follows was accepted."""
+        """Acceptance rate by source, given that the parent was accepted."""
         return {source: self.accepted_by_source[source] / tried for source, tried in self.tried_by_source.items()}
 
     def source_rates(self) -> tuple[float, float] | None:
-        """p_s and p_t: acceptance of copied and of recycled tokens; None where one of them was never tried."""
+        """p_s and p_t: acceptance rates of copied and of recycled tokens; None if one of them was never tried."""
         rates = self.acceptance_by_source()
         if SPINE_SOURCE in rates and BRANCH_SOURCE in rates:
             return rates[SPINE_SOURCE], rates[BRANCH_SOURCE]
         return None
 
     def note_tree(self, tree: DraftTree, accepted: Sequence[int], num_emitted: int) -> None:
-        """Counts one cycle; ``accepted`` are the nodes of the path that were emitted, the root left out."""
+        """Counts one cycle; ``accepted`` are the emitted nodes of the path, without the root."""
         self.cycles += 1
         self.output_tokens += num_emitted
-        if len(tree.tokens) == 1:  # nobody guessed anything
+        if len(tree.tokens) == 1:  # plain decoding
             self.routes["plain"] += 1
             self.trees_by_depth[0] += 1
             self.paths_by_length[0] += 1
@@ -85,7 +85,7 @@ class RequestStats:
         self.routes[tree.route or "draft"] += 1
         self.trees_by_depth[max(tree.depths)] += 1
         self.paths_by_length[len(accepted)] += 1
-        reached = {0, *accepted[: num_emitted - 1]}  # what followed the others was not emitted: a stop cut it off
+        reached = {0, *accepted[: num_emitted - 1]}  # children of later nodes were cut off by a stop
         _add(self.drafted_by_source, tree.sources[1:])
         _add(self.tried_by_source, list(compress(tree.sources, map(reached.__contains__, tree.parents))))
         if accepted:
@@ -94,7 +94,7 @@ class RequestStats:
             self.accepted_by_path["+".join(dict.fromkeys(sources))] += len(sources)
 
     def acceptance_by_depth(self) -> list[float]:
-        """Share of the trees that reach depth 1, 2, ... which had a node accepted there."""
+        """Of the trees that reach depth 1, 2, ..., the fraction with a node accepted there."""
         tried, accepted = self.tried_by_depth, self.accepted_by_depth
         return [accepted[depth] / tried[depth] for depth in tried]
 
@@ -131,7 +131,7 @@ class RequestStats:
         }
 
     def _rates(self) -> dict[str, float | None]:
-        """p_s, p_t and their ratio, as the papers report them; nothing where there are no two sources to compare."""
+        """p_s, p_t and their ratio, as the papers report them; empty without two sources to compare."""
         rates = self.source_rates()
         if rates is None:
             return {}
@@ -140,13 +140,13 @@ class RequestStats:
 
 
 def _add(counts: Counter[str], names: Sequence[str]) -> None:
-    """As ``counts.update(names)``, quicker where there are few different ones."""
+    """As ``counts.update(names)``, faster for few distinct names."""
     for name in dict.fromkeys(names):
         counts[name] += names.count(name)
 
 
-def _that_reach(ends: Counter[int]) -> Counter[int]:
-    """How many reach 1, 2, ... if so many end at 0, 1, 2, ..."""
+def _count_reaching(ends: Counter[int]) -> Counter[int]:
+    """From counts that end at each depth to counts that reach each depth 1, 2, ..."""
     depths = range(max(ends, default=0), 0, -1)
     reaching = accumulate(ends[depth] for depth in depths)
     return Counter(dict(reversed(list(zip(depths, reaching, strict=True)))))

@@ -1,4 +1,4 @@
-"""When a request ends: at an end token, a stop string or a length, also in the middle of an accepted block."""
+"""Stop conditions: end tokens, stop strings and the length limit, also in the middle of an accepted block."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from draftwood.config import SamplingParams
 
 
 class StopStrings:
-    """Watches text for stop strings; text that could be the start of one is held back."""
+    """Searches text for stop strings; holds back text that could be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """Text that may be shown now, and whether a stop string was met. What follows the stop is dropped."""
+        """Text that may be shown now, and whether a stop string was found. Text after it is dropped."""
         if not self._stops:
             return text, False
         self._held += text
@@ -29,12 +29,12 @@ class StopStrings:
         return shown, False
 
     def flush(self) -> str:
-        """The text ended without the stop string it seemed to begin."""
+        """The held text, if the output ended without a stop string."""
         shown, self._held = self._held, ""
         return shown
 
     def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that begins ``stop``."""
+        """Length of the longest suffix of the held text that is a prefix of ``stop``."""
         for size in range(min(len(stop) - 1, len(self._held)), 0, -1):
             if self._held.endswith(stop[:size]):
                 return size

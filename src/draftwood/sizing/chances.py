@@ -1,12 +1,11 @@
-"""How likely guesses are right, learned as requests run, and which of them pay.
+"""The chance that a node is accepted, learned online, and the nodes that pay.
 
-The chance of a node is the product, along its path, of how often guesses of its kind were right when the guess before
-them was. A kind is the source, what the source itself thought of the guess, the depth, and for first guesses whether
-the last one was right. Its rate starts from what earlier requests of the drafter showed, and at the very first from
-most of the source's own estimate.
+The chance of a node is the product, along its path, of the acceptance rates of each node given its parent. Rates are
+kept per kind: source, the source's own estimate, depth, and for first guesses whether the last first guess was right.
+A rate starts from the rates of earlier requests of the drafter, and those start from a part of the source's estimate.
 
-Chosen guesses are weighed in Python and in C (compiled/sizing.h), with the same results to the last bit: every cycle
-does it, for dozens of nodes.
+Chances of chosen nodes are computed in Python and in C (compiled/sizing.h) with bit-identical results: every cycle does
+it for dozens of nodes.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from draftwood.tree import DraftTree
 
 Kind = tuple[str, int, int, bool]
 
-ESTIMATES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # edges between what sources think of a guess
-DEEP = 3  # from this depth on all are alike
-TRUST = 0.7  # sources are surer than they are right: so much of an estimate is believed until it was tried
-PRIOR_TRIALS = 3.0  # how much experience what is believed beforehand is worth
-HOPE = 0.93  # what a chance is taken for: chances are uncertain, costs are not
+ESTIMATES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # bucket edges of the sources' own estimates
+DEEP = 3  # all depths from here on share a bucket
+TRUST = 0.7  # sources overestimate: the part of an estimate that is believed before the first trial
+PRIOR_TRIALS = 3.0  # weight of the prior
+DISCOUNT = 0.93  # of chances, since they are uncertain and costs are not
 KINDS_OF_A_SOURCE = (len(ESTIMATES) + 1) * (DEEP + 1) * 2
 
 
 class _Numbers(dict[str, int]):
-    """Numbers sources as they come."""
+    """Numbers sources in the order of appearance."""
 
     def __missing__(self, source: str) -> int:
         self[source] = len(self)
@@ -40,29 +39,29 @@ class _Numbers(dict[str, int]):
 
 
 class AcceptanceRecord:
-    """How often guesses of a kind were right, given that the one before them was."""
+    """Acceptance rates by kind, given that the parent was accepted."""
 
     def __init__(self, decay: float, before: AcceptanceRecord | None = None) -> None:
-        """``before``: where beliefs come from until there is experience."""
+        """``before``: the record that provides the priors."""
         self.decay = decay
         self._before = before
         self._numbers: _Numbers = _Numbers() if before is None else before._numbers
         self._counts = array("d")  # by kind: trials, hits; decayed
 
     def rate(self, kind: Kind, estimate: float) -> float:
-        """``estimate``: what is believed where nobody has any experience."""
+        """``estimate``: the prior where no record has any trials."""
         return self._rate(self._place(kind), estimate)
 
     def note(self, kind: Kind, right: float) -> None:
-        """``right``: 1 or 0, or the share of several that are counted as one."""
+        """``right``: 1 or 0, or the fraction of several guesses that count as one trial."""
         self._note(self._place(kind), right)
 
     def numbers_of(self, sources: Sequence[str]) -> array[int]:
-        """By which the sources are known here, and in the record before."""
+        """The numbers of sources, the same in this record and in the one before."""
         return array("i", list(map(self._numbers.__getitem__, sources)))
 
     def address(self) -> int:
-        """Where the counts of all sources are that have a number; until one more gets its own."""
+        """Address of the counts; valid until another source gets a number."""
         self._make_room()
         return self._counts.buffer_info()[0]
 
@@ -91,47 +90,47 @@ class AcceptanceRecord:
             self._before._note(place, right)
 
 
-class Pass(NamedTuple):
-    """What there is to know of the pass a tree is to be verified in."""
+class PassCosts(NamedTuple):
+    """Costs and yield of the pass that a tree shares with other requests."""
 
-    seconds: array[float]  # of passes over 1, 2, ... positions, the others' included; or for more
+    seconds: array[float]  # of passes over 1, 2, ... positions in all
     others: int  # positions of other requests
-    tokens: float  # that those bring
-    drafting: float  # seconds that are spent whatever the size
+    tokens: float  # expected from other requests
+    drafting: float  # seconds, independent of the size
 
 
 class Choice(NamedTuple):
     kept: Sequence[int]  # nodes, ascending
-    expected: float  # tokens
+    expected: float  # tokens of the cycle
 
 
 class Guesses(Protocol):
-    """What one request's chosen guesses are worth."""
+    """Chances of one request's chosen nodes."""
 
     def chances(self, tree: DraftTree) -> list[float]:
-        """Of every node but the root to be accepted."""
+        """The chance of every node but the root."""
 
-    def best_part(self, tree: DraftTree, verified_in: Pass) -> Choice:
+    def best_part(self, tree: DraftTree, verified_in: PassCosts) -> Choice:
         """The nodes with the largest chances, as many as make expected tokens per second highest."""
 
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:
-        """Counts the guesses that emitted tokens tell of: the children of the root and of every right one."""
+        """Counts the nodes whose outcome is known: the children of the root and of every accepted node."""
 
 
 def new_guesses(request: AcceptanceRecord, drafter: AcceptanceRecord) -> Guesses:
-    """``request``: what it learns, from what ``drafter`` knows."""
+    """``request`` starts from the rates of ``drafter``; both are updated."""
     core = load_core()
     return PythonGuesses(request) if core is None else CompiledGuesses(core, request, drafter)
 
 
-def best_size(chances: Sequence[float], verified_in: Pass) -> tuple[int, float]:
-    """How many nodes make tokens per second highest, and how many tokens they bring; the chances are in order."""
+def best_size(chances: Sequence[float], verified_in: PassCosts) -> tuple[int, float]:
+    """The number of nodes that maximises tokens per second, and their expected tokens; chances are sorted."""
     tokens = list(accumulate(chances, initial=verified_in.tokens))[1:]  # [nodes] by size
     seconds = verified_in.seconds[verified_in.others : verified_in.others + len(tokens)]
     drafting = verified_in.drafting
     rates = [count / (time + drafting) for count, time in zip(tokens, seconds, strict=True)]
     size = rates.index(max(rates)) + 1
-    return size, 1.0 + (tokens[size - 1] - tokens[0]) / HOPE
+    return size, 1.0 + (tokens[size - 1] - tokens[0]) / DISCOUNT
 
 
 class PythonGuesses:
@@ -140,7 +139,7 @@ class PythonGuesses:
         self._last_was_right = False
 
     def chances(self, tree: DraftTree) -> list[float]:
-        """One of several siblings at most is right: later ones get what earlier ones leave."""
+        """At most one sibling is right: later ones share what earlier ones leave."""
         rate, parents, probs = self._record.rate, tree.parents, tree.probs
         chances, left = [1.0], [1.0] * len(tree)
         for node in range(1, len(tree)):
@@ -150,9 +149,9 @@ class PythonGuesses:
             chances.append(chances[parent] * share)
         return chances[1:]
 
-    def best_part(self, tree: DraftTree, verified_in: Pass) -> Choice:
-        chances = [1.0, *(HOPE * chance for chance in self.chances(tree))]
-        nodes = sorted(range(len(tree)), key=chances.__getitem__, reverse=True)  # of equals the earlier one first
+    def best_part(self, tree: DraftTree, verified_in: PassCosts) -> Choice:
+        chances = [1.0, *(DISCOUNT * chance for chance in self.chances(tree))]
+        nodes = sorted(range(len(tree)), key=chances.__getitem__, reverse=True)  # stable: the earlier of equals first
         size, expected = best_size([chances[node] for node in nodes], verified_in)
         return Choice(sorted(nodes[:size]), expected)
 
@@ -181,7 +180,7 @@ def followed(tree: DraftTree, emitted: Sequence[int]) -> list[int]:
     return path[1:]
 
 
-RULES = RulesRecord(TRUST, PRIOR_TRIALS, HOPE, DEEP, len(ESTIMATES), ESTIMATES)
+RULES = RulesRecord(TRUST, PRIOR_TRIALS, DISCOUNT, DEEP, len(ESTIMATES), ESTIMATES)
 
 
 class CompiledGuesses:
@@ -200,7 +199,7 @@ class CompiledGuesses:
         self._core.chances(record, guesses, chances.buffer_info()[0])
         return chances[1 : len(tree)].tolist()
 
-    def best_part(self, tree: DraftTree, verified_in: Pass) -> Choice:
+    def best_part(self, tree: DraftTree, verified_in: PassCosts) -> Choice:
         record, guesses = self._records(tree)
         kept, tokens = array("i", bytes(4 * len(tree))), array("d", [verified_in.tokens])
         seconds = verified_in.seconds.buffer_info()[0] + 8 * verified_in.others
@@ -217,17 +216,17 @@ class CompiledGuesses:
         self._tree = None
 
     def _records(self, tree: DraftTree) -> tuple[int, int]:
-        """Where they are. A cycle asks twice about a tree, when it cuts and when it counts."""
+        """Addresses of the records. A cycle uses a tree twice, to cut it and to count it."""
         if self._tree is not tree:
             self._tree, self._columns = tree, _Columns(tree, self._request.numbers_of(tree.sources))
-        # Sources that got a number meanwhile, in any request of the drafter, may have moved the counts.
+        # New sources, in any request of the drafter, may have moved the counts.
         self._record.request_counts = self._request.address()
         self._record.drafter_counts = self._drafter.address()
         return ctypes.addressof(self._record), self._columns.address
 
 
 class _Columns:
-    """A tree as C reads it."""
+    """A tree in the layout that C reads."""
 
     def __init__(self, tree: DraftTree, numbers: array[int]) -> None:
         self._memory = (

@@ -1,12 +1,11 @@
 """What a forward pass costs on this machine: measured once per machine and model, kept in the cache.
 
-The cost of n positions depends on the model, the number format, the processor and the length of the context. It is
-timed for a few n at a few lengths. Between and beyond lengths it is taken as linear, which it nearly is; between sizes
-too, but for a target that says which sizes its passes have (``TargetInfo.pass_sizes``): there a pass over n positions
-costs what the next of these sizes does, and those are timed.
+The cost of n positions depends on the model, the number format, the processor and the context length. It is timed for
+a few n at two context lengths and interpolated linearly. A target with fixed pass sizes (``TargetInfo.pass_sizes``) is
+timed at those sizes; n positions then cost what the next larger size costs.
 
-What else runs on the machine disturbs a reading. So all sizes take turns, the quickest of several readings counts, and
-a curve that never falls is laid through them in which no single reading that is off moves the others.
+Other processes disturb readings. So all sizes take turns, the fastest of several readings counts, and an isotonic fit
+by medians removes single outliers.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from draftwood.targets import USUAL_TOP, Segment, Target, TargetInfo, chain_pare
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # timed where passes may have any size
 LARGEST_TREE = 128
 LARGEST_TIMED = 512  # positions: the trees of a batch share a pass
-CONTEXTS, GPU_CONTEXTS = (16, 512), (16, 2048)  # enough for a line; on a GPU a short one shows no slope
-MAX_COST = 8.0  # times a single position: beyond that no tree of that size pays
-MIN_ROUNDS, MAX_ROUNDS = 3, 25  # in which every size is timed once
-ROUNDS_SECONDS = 0.6  # of each context: no more rounds than needed after that
+CONTEXTS, GPU_CONTEXTS = (16, 512), (16, 2048)  # two points of a line; on a GPU a short context shows no slope
+MAX_COST = 8.0  # relative to one position: beyond that no tree of that size pays
+MIN_ROUNDS, MAX_ROUNDS = 3, 25  # each times every size once
+ROUNDS_SECONDS = 0.6  # per context: after that only MIN_ROUNDS are completed
 WARM_UP_SECONDS = 0.2
 FORMAT, VERSION = "draftwood-costs", 2
-KERNELS = 2  # raised when passes of ours take other times than before: old profiles are left behind then
+KERNELS = 2  # raised when our kernels change speed, which makes old profiles invalid
 LABEL = "timing the model on this machine"
 ALMOST_NOTHING = 1e-9  # seconds
 
@@ -52,15 +51,15 @@ class CostProfile:
     sizes: tuple[int, ...]  # [S] ascending from 1
     contexts: tuple[int, ...]  # [C] ascending
     seconds: tuple[tuple[float, ...], ...]  # [C, S]
-    stepped: bool = False  # True: passes have these sizes and no others; a smaller one is filled up to the next
+    stepped: bool = False  # True: passes have only these sizes; smaller ones are padded to the next
 
     @property
     def largest(self) -> int:
-        """The largest tree worth thinking of. Larger passes are timed for the trees of a batch."""
+        """The largest tree to consider. Larger passes are timed for the trees of a batch."""
         return max(size for size in self.sizes if size <= LARGEST_TREE)
 
     def of(self, positions: int, context: int) -> npt.NDArray[np.float64]:
-        """Seconds of passes over 1, 2, ... ``positions`` positions with that much context behind them."""
+        """Seconds of passes over 1, 2, ... ``positions`` positions after ``context`` positions."""
         counts = np.arange(1, positions + 1)
         curve = _steps if self.stepped else _line
         rows = [curve(self.sizes, row, counts) for row in self.seconds]  # [C][positions]
@@ -69,18 +68,18 @@ class CostProfile:
         low = int(np.clip(np.searchsorted(self.contexts, context) - 1, 0, len(rows) - 2))
         share = (context - self.contexts[low]) / (self.contexts[low + 1] - self.contexts[low])
         mixed = rows[low] + share * (rows[low + 1] - rows[low])
-        # Far beyond the last context noise is multiplied; still, more positions never take less time.
+        # Extrapolation amplifies noise; still, more positions never take less time.
         line: npt.NDArray[np.float64] = np.maximum.accumulate(np.maximum(mixed, ALMOST_NOTHING))
         return line
 
     def relative(self, context_index: int = 0) -> list[float]:
-        """The sizes' costs beside a single position's."""
+        """Costs of the sizes relative to one position."""
         row = self.seconds[context_index]
         return [seconds / row[0] for seconds in row]
 
 
 def load_profile(info: TargetInfo) -> CostProfile | None:
-    """What was measured before on this machine; None if nothing was, nothing that can be read, or other sizes."""
+    """The stored profile of this machine; None if there is none, it is damaged, or its sizes do not match."""
     try:
         content = json.loads(profile_path(info).read_text(encoding="utf-8"))
         if (content["format"], content["version"]) != (FORMAT, VERSION):
@@ -114,12 +113,12 @@ def save_profile(info: TargetInfo, profile: CostProfile) -> Path:
 
 
 def known_costs(target: Target, progress: Progress | None = None) -> CostProfile | None:
-    """The profile of this machine and model: from the cache, else measured now and kept. None: no room to measure."""
+    """The profile of this machine and model: stored, else measured now and stored. None: no room to measure."""
     profile = load_profile(target.info)
     if profile is None:
         profile = measure_costs(target, progress=progress)
         if profile is not None:
-            with suppress(DraftwoodError):  # a cache that cannot be written costs the next run some seconds, no more
+            with suppress(DraftwoodError):  # without a writable cache the next run measures again
                 save_profile(target.info, profile)
     return profile
 
@@ -156,7 +155,7 @@ def measure_costs(
 
 
 def timed_sizes(info: TargetInfo) -> list[int]:
-    """Those of the target's passes, up to what a batch of trees needs; a few where it does not say."""
+    """The target's pass sizes, up to what a batch of trees needs; else a standard selection."""
     return sorted({1, *(size for size in info.pass_sizes or SIZES if size <= LARGEST_TIMED)})
 
 
@@ -165,19 +164,16 @@ def timed_contexts(info: TargetInfo) -> tuple[int, ...]:
 
 
 def fitted(rows: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """[C, S] as it would be without noise: neither more positions nor a longer context ever take less time.
+    """[C, S] made monotonic: neither more positions nor a longer context take less time.
 
-    Laying the curves along contexts keeps those along sizes: of two rows, the one with larger values has larger fits.
+    Fitting along contexts keeps the fit along sizes: of two rows, the one with larger values has larger fits.
     """
-    by_size = zip(*map(never_falling, rows), strict=True)
-    return tuple(zip(*map(never_falling, by_size), strict=True))
+    by_size = zip(*map(isotonic, rows), strict=True)
+    return tuple(zip(*map(isotonic, by_size), strict=True))
 
 
-def never_falling(values: Sequence[float]) -> list[float]:
-    """The values with the fewest changes that make them ascend: an isotonic regression by medians.
-
-    A single reading that is too slow, or too quick, is outvoted by those behind it, or before it.
-    """
+def isotonic(values: Sequence[float]) -> list[float]:
+    """Isotonic regression by medians: a single outlier is outvoted by its neighbours."""
     ends = range(len(values))
     return [
         max(min(median_low(values[start : end + 1]) for end in ends[place:]) for start in ends[: place + 1])
@@ -193,14 +189,14 @@ def profile_path(info: TargetInfo) -> Path:
 
 
 def machine(info: TargetInfo) -> str:
-    """What the timing depends on beside the model."""
+    """What the timing depends on, apart from the model."""
     if info.device.type == "cuda":
         return f"{torch.cuda.get_device_name(info.device)}, torch {torch.__version__}"
     return f"{processor()}, {torch.get_num_threads()} of {os.cpu_count()} threads, torch {torch.__version__}"
 
 
 def processor() -> str:
-    """The name of the CPU, as far as the system tells."""
+    """The name of the CPU, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -210,7 +206,7 @@ def processor() -> str:
 
 
 def _line(sizes: Sequence[int], seconds: Sequence[float], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Linear between the sizes, and on beyond the last two."""
+    """Linear between the sizes, extrapolated from the last two."""
     line: npt.NDArray[np.float64] = np.interp(counts, sizes, seconds)
     if len(sizes) > 1:
         slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
@@ -219,14 +215,14 @@ def _line(sizes: Sequence[int], seconds: Sequence[float], counts: npt.NDArray[np
 
 
 def _steps(sizes: Sequence[int], seconds: Sequence[float], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """What the next size costs; beyond the last one in proportion, as passes do that have work for the whole device."""
+    """The cost of the next size; beyond the last one in proportion, since such passes fill the device."""
     places = np.minimum(np.searchsorted(sizes, counts), len(sizes) - 1)
     steps: npt.NDArray[np.float64] = np.asarray(seconds)[places] * np.maximum(counts / sizes[-1], 1.0)
     return steps
 
 
 def _is_of(info: TargetInfo, profile: CostProfile) -> bool:
-    """Whether the target's passes still have the sizes that were timed."""
+    """Whether the target's pass sizes are still those that were timed."""
     known = timed_sizes(info)[: len(profile.sizes)]
     return list(profile.sizes) == known if info.pass_sizes else not profile.stepped
 
@@ -246,7 +242,7 @@ def _is_sound(profile: CostProfile) -> bool:
 
 
 def _fill(target: Target, sequence: int, context: int) -> None:
-    """Commits tokens until the sequence is that long; which ones makes no difference to the time."""
+    """Commits tokens until the sequence has ``context`` positions; their values do not matter."""
     missing = context - target.length(sequence)
     while missing > 0:
         size = min(missing, 256)
@@ -256,13 +252,13 @@ def _fill(target: Target, sequence: int, context: int) -> None:
 
 
 def _time_sizes(target: Target, sequence: int, sizes: Sequence[int], tell: Callable[[int], None]) -> list[float]:
-    """The quickest pass of each size up to the first that costs too much; ``tell`` hears how many sizes were tried."""
+    """The fastest pass of each size up to the first that costs too much; ``tell`` gets the number of sizes tried."""
     row = _first_round(target, sequence, sizes, tell)
     started = time.perf_counter()
     for number in range(1, MAX_ROUNDS):
         if number >= MIN_ROUNDS and time.perf_counter() - started > ROUNDS_SECONDS:
             break
-        # What else runs on the machine only ever adds, to all sizes alike where they take turns.
+        # Other processes only ever add time, to all sizes alike since they take turns.
         row = [min(known, _forward(target, sequence, size)) for known, size in zip(row, sizes, strict=False)]
     return row
 
@@ -273,7 +269,7 @@ def _first_round(target: Target, sequence: int, sizes: Sequence[int], tell: Call
     for number, size in enumerate(sizes[1:], start=1):
         tell(number)
         seconds = _forward(target, sequence, size)
-        if seconds > MAX_COST * row[0]:  # the first pass of a size may have had something to prepare
+        if seconds > MAX_COST * row[0]:  # the first pass of a size may include preparation
             seconds = min(seconds, _forward(target, sequence, size))
         row.append(seconds)
         if seconds > MAX_COST * row[0]:
@@ -282,7 +278,7 @@ def _first_round(target: Target, sequence: int, sizes: Sequence[int], tell: Call
 
 
 def _warm_up(target: Target, sequence: int) -> float:
-    """The quickest pass over one position until clocks and caches have settled: what others are compared with."""
+    """The fastest pass over one position, repeated until clocks and caches have settled: the unit of all costs."""
     started = time.perf_counter()
     quickest = _forward(target, sequence, 1)
     while time.perf_counter() - started < WARM_UP_SECONDS:
