@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import Drafter, base, drafter_names, make_factory
 from draftwood.drafters.goose import GooseOptions
-from draftwood.engine import GenerationRequest, draws, session
+from draftwood.engine import GenerationRequest, accepting, draws
 from draftwood.targets.base import ForwardOutput, Segment
 from draftwood.targets.find_top import top_rows
 from draftwood.targets.tiny import tiny_target
@@ -76,8 +76,8 @@ def test_a_seed_gives_the_same_output_on_a_gpu(
     """Where the tokens of all nodes are drawn at once, if that can be done."""
     params = SamplingParams(max_tokens=40, temperature=0.9, top_k=60, top_p=0.95, presence_penalty=penalty, seed=3)
     expected = llm.generate(PROMPTS, params, drafter=drafter)
-    at_once = mock.Mock(wraps=session.accept_drawn)
-    monkeypatch.setattr(session, "accept_drawn", at_once)
+    at_once = mock.Mock(wraps=accepting.accept_drawn)
+    monkeypatch.setattr(accepting, "accept_drawn", at_once)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     assert [c.token_ids for c in llm.generate(PROMPTS, params, drafter=drafter)] == [c.token_ids for c in expected]
     assert at_once.called == (penalty == 0.0)
@@ -96,7 +96,7 @@ def test_requests_of_all_kinds_draw_together_what_each_draws_alone(
         SamplingParams(max_tokens=18, temperature=0.9, seed=5),
     ]
     alone = [llm.generate(PROMPTS[0], params, drafter="goose")[0] for params in kinds]
-    monkeypatch.setattr(draws, "MOST_LOGITS", most_logits)
+    monkeypatch.setattr(draws, "MAX_LOGITS", most_logits)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     engine, factory = llm._engine, make_factory("goose", None, llm._engine.target, codec=llm.tokenizer)
     prompt_ids = llm.tokenizer.encode(PROMPTS[0])

@@ -208,7 +208,7 @@ def test_new_prompts_share_passes_that_stay_small(monkeypatch: pytest.MonkeyPatc
     params = SamplingParams(max_tokens=6)
     with make_llm(max_batch=10, drafter="pld") as llm:
         expected = [each.token_ids for each in llm.generate(prompts, params)]
-    monkeypatch.setattr("draftwood.engine.step.PREFILL_ROWS", room)
+    monkeypatch.setattr("draftwood.engine.step.MAX_PREFILL_ROWS", room)
     with make_llm(max_batch=10, drafter="pld") as llm:
         sizes: list[int] = []
         launch = llm.engine.target.launch
