@@ -15,7 +15,7 @@ from typing import Any
 from draftwood import __version__
 from draftwood.drafters import drafter_names
 from draftwood.engine import TokenEvent
-from draftwood.errors import DraftwoodError
+from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, DraftwoodError
 from draftwood.llm import LLM
 from draftwood.serve.answers import Choice, Writer
 from draftwood.serve.http import (
@@ -44,7 +44,6 @@ METHODS = {CHAT: "POST", COMPLETIONS: "POST", MODELS: "GET", HEALTH: "GET", METR
 RETRY_SECONDS = 1
 LETTERS = 32  # of a token: texts with more than that for every token of the context do not fit it
 MISTAKE = "The server has made a mistake"
-TOO_LONG = "context_length_exceeded"
 GONE = 499  # the status of a client that hung up, as nginx calls it
 
 Queue = asyncio.Queue[tuple[int, TokenEvent | Exception]]
@@ -192,7 +191,7 @@ class App:
         for text, param in (*((text, where) for text in texts), (asked.prediction, "prediction")):
             if len(text) > most_letters:
                 message = f"The text is longer than the context\n  got: {len(text)} letters"
-                raise HttpError(400, message, param=param, code=TOO_LONG)
+                raise HttpError(400, message, param=param, code=CONTEXT_LENGTH_EXCEEDED)
 
         def encoded() -> list[Job]:
             codec = self._llm.tokenizer
@@ -209,8 +208,7 @@ class App:
         try:
             return await asyncio.to_thread(encoded)
         except DraftwoodError as error:
-            code = TOO_LONG if "longer" in error.what else None
-            raise HttpError(400, str(error), param=where, code=code) from error
+            raise HttpError(400, str(error), param=where, code=error.code) from error
 
     async def _events(
         self, queue: Queue, gone: asyncio.Task[None], choices: Sequence[Choice]

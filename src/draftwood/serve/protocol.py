@@ -91,7 +91,7 @@ def read_request(fields: Fields, *, chat: bool, context: int, drafters: Sequence
     try:
         params = SamplingParams(**values)
     except OptionError as error:
-        raise HttpError(400, str(error), param=error.what.split()[0]) from error
+        raise HttpError(400, str(error), param=error.param, code=error.code) from error
     return Asked(params, _flag(fields, "stream"), _flag(options, "include_usage"), drafter, _prediction(fields))
 
 
