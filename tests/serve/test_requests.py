@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.serve.http import MOST_BYTES, HttpError
-from draftwood.serve.protocol import read_messages, read_model, read_prompts, read_request
+from draftwood.serve.errors import ApiError
+from draftwood.serve.requests import MAX_BODY_BYTES, check_model, parse_messages, parse_options, parse_prompts
 from tests.tools.serve import NAME, Running, said, serving
 
 DRAFTERS = ["plain", "goose"]
@@ -28,10 +28,10 @@ top_logprobs prediction drafter tools logit_bias response_format stop_token_ids 
 FIELDS = st.sampled_from(NAMES.split())
 
 
-def refusal(read: Callable[[], object]) -> HttpError | None:
+def refusal(read: Callable[[], object]) -> ApiError | None:
     try:
         read()
-    except HttpError as error:
+    except ApiError as error:
         return error
     return None
 
@@ -39,32 +39,32 @@ def refusal(read: Callable[[], object]) -> HttpError | None:
 @given(st.dictionaries(FIELDS, JSON, max_size=4), st.booleans())
 def test_anything_is_read_or_refused(fields: dict[str, Any], chat: bool) -> None:
     for read in (
-        lambda: read_model(fields, [NAME]),
-        lambda: read_request(fields, chat=chat, context=64, drafters=DRAFTERS),
-        lambda: read_messages(fields) if chat else read_prompts(fields),
+        lambda: check_model(fields.get("model"), [NAME]),
+        lambda: parse_options(fields, is_chat=chat, context_length=64, drafters=DRAFTERS),
+        lambda: parse_messages(fields) if chat else parse_prompts(fields),
     ):
         refused = refusal(read)
         assert refused is None or (400 <= refused.status < 500 and str(refused))
 
 
 def test_defaults_are_openais() -> None:
-    asked = read_request(HELLO, chat=True, context=64, drafters=DRAFTERS)
+    asked = parse_options(HELLO, is_chat=True, context_length=64, drafters=DRAFTERS)
     assert (asked.params.temperature, asked.params.max_tokens, asked.stream) == (1.0, 64, False)
-    assert read_request({}, chat=False, context=64, drafters=DRAFTERS).params.max_tokens == 16
+    assert parse_options({}, is_chat=False, context_length=64, drafters=DRAFTERS).params.max_tokens == 16
 
 
 def test_nothing_is_as_good_as_null() -> None:
     names = ("temperature", "top_p", "n", "stop", "seed", "max_tokens", "tools", "logit_bias", "prediction", "drafter")
     nulls = dict.fromkeys(names)
-    assert read_request({**HELLO, **nulls}, chat=True, context=64, drafters=DRAFTERS) == read_request(
-        HELLO, chat=True, context=64, drafters=DRAFTERS
+    assert parse_options({**HELLO, **nulls}, is_chat=True, context_length=64, drafters=DRAFTERS) == parse_options(
+        HELLO, is_chat=True, context_length=64, drafters=DRAFTERS
     )
 
 
 def test_parts_of_a_message_are_one_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "short"}, {"role": "user", "content": parts}]
-    assert read_messages({"messages": messages}) == [
+    assert parse_messages({"messages": messages}) == [
         {"role": "system", "content": "short"},
         {"role": "user", "content": "ab"},
     ]
@@ -72,7 +72,6 @@ def test_parts_of_a_message_are_one_text() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    pytest.importorskip("uvicorn")
     with serving() as running:
         yield running
 
@@ -165,7 +164,7 @@ def test_half_a_letter(server: Running) -> None:
 
 def test_a_body_that_is_too_large(server: Running) -> None:
     try:
-        found = server.ask("/v1/chat/completions", b" " * (MOST_BYTES + 2))
+        found = server.ask("/v1/chat/completions", b" " * (MAX_BODY_BYTES + 2))
     except OSError:  # it was answered before all of it was sent
         return
     assert found.status == 413

@@ -19,7 +19,6 @@ from tests.tools.engine import PROMPTS
 from tests.tools.serve import NAME, Reply, Running, eventually, said, serving
 
 openai = pytest.importorskip("openai")
-pytest.importorskip("uvicorn")
 
 TOKENS = 24
 GREEDY = SamplingParams(max_tokens=TOKENS)
@@ -173,7 +172,7 @@ def test_who_hangs_up_is_forgotten(server: Running, client: Any) -> None:
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).chat.completions.create(**asked)
     assert eventually(lambda: not engine.has_work)
-    assert "draftwood_open_samples 0\n" in server.ask("/metrics").text
+    assert "draftwood_open_samples 0.0\n" in server.ask("/metrics").text
 
 
 def test_models_health_and_counts(server: Running, client: Any) -> None:
@@ -183,9 +182,9 @@ def test_models_health_and_counts(server: Running, client: Any) -> None:
         client.models.retrieve("another")
     assert server.ask("/health").body["status"] == "ok"
 
-    def outputs() -> int:
+    def outputs() -> float:
         lines = server.ask("/metrics").text.splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("draftwood_output_tokens_total "))
+        return next(float(line.split()[1]) for line in lines if line.startswith("draftwood_output_tokens_total "))
 
     before = outputs()
     found = client.completions.create(model=NAME, prompt="abc", max_tokens=7, temperature=0)
@@ -204,7 +203,7 @@ def test_a_cycle_that_fails_is_not_the_end(server: Running, monkeypatch: pytest.
     assert failed.status == 500
     assert "secret" not in failed.text
     assert server.chat(max_tokens=4).status == 200
-    assert "draftwood_open_samples 0\n" in server.ask("/metrics").text
+    assert "draftwood_open_samples 0.0\n" in server.ask("/metrics").text
 
 
 def test_an_error_in_the_midst_of_a_stream_is_its_last_event(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +234,7 @@ def test_an_api_key() -> None:
 
 
 def test_more_than_fit_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving({"most_samples": 2}) as server:
+    with serving({"max_samples": 2}) as server:
         gate, step = threading.Event(), server.llm.engine.step
 
         def waiting() -> None:
@@ -251,12 +250,12 @@ def test_more_than_fit_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
             assert first.result().status == 200
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert refused.error["code"] == "server_busy"
-        assert eventually(lambda: "draftwood_open_samples 0\n" in server.ask("/metrics").text)
+        assert eventually(lambda: "draftwood_open_samples 0.0\n" in server.ask("/metrics").text)
         assert server.chat(n=2, max_tokens=4).status == 200
 
 
 def test_what_never_fits_is_not_told_to_come_back() -> None:
-    with serving({"most_samples": 2}) as server:
+    with serving({"max_samples": 2}) as server:
         assert (server.chat(n=3).status, server.chat(n=3).error["param"]) == (400, "n")
         prompts = server.ask("/v1/completions", {"model": NAME, "prompt": ["a"] * 1000})
         assert (prompts.status, prompts.error["param"]) == (400, "prompt")
@@ -288,7 +287,7 @@ def test_drafters_that_fail(drafter: type[PlainDrafter], status: int, caplog: py
             assert "secret" not in found.text
         assert server.chat(max_tokens=4, drafter="pld").status == 200
         assert server.ask("/health").status == 200
-        assert "draftwood_open_samples 0\n" in server.ask("/metrics").text
+        assert "draftwood_open_samples 0.0\n" in server.ask("/metrics").text
     assert "a secret" in caplog.text
 
 
@@ -305,7 +304,7 @@ def test_orders_that_fail_do_not_end_the_runner(server: Running, monkeypatch: py
 
     monkeypatch.setattr(server.llm.engine, "cancel", broken)
     _hang_up(server)
-    assert eventually(lambda: "draftwood_open_samples 0\n" in server.ask("/metrics").text)
+    assert eventually(lambda: "draftwood_open_samples 0.0\n" in server.ask("/metrics").text)
     assert server.chat(max_tokens=4).status == 200
 
 
@@ -362,4 +361,4 @@ def test_the_end_of_a_server_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> 
     assert not server.llm.engine.has_work
     (answer,) = answers
     assert answer.status == 200
-    assert "The server is closing" in answer.text.split("\n\n")[-3]
+    assert "The server is shutting down" in answer.text.split("\n\n")[-3]

@@ -1,4 +1,4 @@
-"""What the tests of the server share: a real one behind a real port, with a tiny model, and OpenAI's own client."""
+"""A server on a real port with a tiny model, for the tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from draftwood import LLM
-from draftwood.serve.app import ServerOptions
-from draftwood.serve.server import address, listen, make_server
+from draftwood.serve import ServerOptions, create_server, listen, server_url
 from tests.tools.engine import make_llm
 
 NAME = "tiny"
@@ -60,15 +59,15 @@ def said(text: str) -> list[dict[str, str]]:
 
 @contextmanager
 def serving(options: Mapping[str, Any] | None = None, **llm_options: Any) -> Iterator[Running]:
-    """A server in a thread; it is ended as a signal would end it."""
+    """Run a server in a thread and stop it as a signal would."""
     with make_llm(**llm_options) as llm, listen("127.0.0.1", 0) as listener:
         is_ready = threading.Event()
-        server = make_server(llm, ServerOptions(**{"names": (NAME,), **(options or {})}), is_ready.set)
+        server = create_server(llm, ServerOptions(**{"names": (NAME,), **(options or {})}), is_ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             assert is_ready.wait(PATIENCE)
-            yield Running(llm, address(listener))
+            yield Running(llm, server_url(listener))
         finally:
             server.should_exit = True
             thread.join(PATIENCE)
