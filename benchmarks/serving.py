@@ -4,9 +4,9 @@
     python benchmarks/serving.py --model MODEL.gguf --data prompts.jsonl --clients 1,32 --max-tokens 256
 
 Both run in one process, in alternating rounds. Each client sends its next request, greedy and streamed, as soon as it
-has the last response. Throughput is all output tokens over the time from the first request to the last response, prefill
-included. "first text" is the median time to the first text of a response. The library gets all prompts at once and runs
-as many of them together as there are clients.
+has the last response. Throughput is all output tokens over the time from the first request to the last response,
+including prefill. "first text" is the median time to the first text of a response. The library gets all prompts at
+once and runs as many of them together as there are clients.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,14 +111,12 @@ def run_in_library(llm: LLM, prompts: Sequence[object], max_tokens: int) -> Serv
 
 def compare(args: argparse.Namespace, num_clients: int, prompts: Sequence[object]) -> dict[str, object]:
     """Return medians over alternating rounds."""
+    max_tokens = args.max_tokens
     with LLM(args.model, drafter=args.drafter, budget=args.budget, max_batch=num_clients) as llm:
         llm.generate("warm up", SamplingParams(max_tokens=8))
         with start_server(llm, num_clients) as url:
             rounds = [
-                (
-                    run_in_library(llm, prompts, args.max_tokens),
-                    run_on_server(url, prompts, num_clients, args.max_tokens),
-                )
+                (run_in_library(llm, prompts, max_tokens), run_on_server(url, prompts, num_clients, max_tokens))
                 for _ in range(args.rounds)
             ]
     library, server = zip(*rounds, strict=True)
@@ -144,19 +143,16 @@ def format_table(rows: Sequence[dict[str, object]]) -> Iterator[str]:
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="(default: smollm2)")
-    parser.add_argument("--drafter", default="goose", help="(default: goose)")
-    parser.add_argument("--budget", type=lambda text: text if text == "auto" else int(text), default="auto")
-    parser.add_argument(
-        "--data", type=Path, metavar="FILE", help="prompts, one per line (default: a few built-in ones)"
-    )
-    parser.add_argument("--limit", type=int, default=8, metavar="N", help="number of prompts (default: 8)")
-    parser.add_argument("--clients", type=lambda text: [int(each) for each in text.split(",")], default=[1, 8])
-    parser.add_argument(
-        "--max-tokens", type=int, default=64, metavar="N", help="maximum tokens per response (default: 64)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the results to this JSON file")
+    add = parser.add_argument
+    add("--model", default="smollm2", help="(default: smollm2)")
+    add("--drafter", default="goose", help="(default: goose)")
+    add("--budget", type=lambda text: text if text == "auto" else int(text), default="auto")
+    add("--data", type=Path, metavar="FILE", help="prompts, one per line (default: a few built-in ones)")
+    add("--limit", type=int, default=8, metavar="N", help="number of prompts (default: 8)")
+    add("--clients", type=lambda text: [int(each) for each in text.split(",")], default=[1, 8])
+    add("--max-tokens", type=int, default=64, metavar="N", help="maximum number of tokens per response (default: 64)")
+    add("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
+    add("--out", type=Path, metavar="FILE", help="write the results to this JSON file")
     args = parser.parse_args(argv)
     if min(args.limit, args.max_tokens, args.rounds, *args.clients) < 1:
         raise OptionError("--limit, --clients, --max-tokens and --rounds must be positive", allowed="1 or more")
@@ -166,10 +162,8 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     def run() -> None:
         args = parse_args(argv)
-        builtin = [[{"role": "user", "content": text}] for text in BUILTIN_PROMPTS]
-        prompts = (
-            read_prompts(args.data, args.limit) if args.data else [builtin[i % len(builtin)] for i in range(args.limit)]
-        )
+        chats = [[{"role": "user", "content": text}] for text in islice(cycle(BUILTIN_PROMPTS), args.limit)]
+        prompts = read_prompts(args.data, args.limit) if args.data else chats
         rows = []
         for num_clients in args.clients:
             rows.append(compare(args, num_clients, prompts))

@@ -38,17 +38,14 @@ class DraftwoodError(Exception):
         self.next_step = next_step
         self.code = code or self.code
         self.param = param
-        super().__init__(self._format_message())
-
-    def _format_message(self) -> str:
-        parts = [self.what]
-        if self.got is not None:
-            parts.append(f"got: {self.got}")
-        if self.allowed is not None:
-            parts.append(f"allowed: {_format_allowed(self.allowed)}")
-        if self.next_step is not None:
-            parts.append(self.next_step)
-        return "\n  ".join(parts)
+        lines = [what]
+        if got is not None:
+            lines.append(f"got: {got}")
+        if allowed is not None:
+            lines.append(f"allowed: {_format_allowed(allowed)}")
+        if next_step is not None:
+            lines.append(next_step)
+        super().__init__("\n  ".join(lines))
 
 
 class OptionError(DraftwoodError, ValueError):

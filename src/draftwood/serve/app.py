@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from draftwood.serve.endpoints import ChatCompletions, Completions, Health, MetricsReport, Models
-from draftwood.serve.errors import ApiError, MethodError, UnknownPathError
-from draftwood.serve.middleware import ApiKeyMiddleware, CorsMiddleware, ErrorMiddleware, MetricsMiddleware
+from draftwood.serve.errors import ApiError
+from draftwood.serve.middleware import ApiKeyMiddleware, RequestMiddleware
 from draftwood.serve.responses import error_response
-from draftwood.serve.state import ServerState
+from draftwood.serve.state import ServerState, get_state
 
 WITH_KEY = [Middleware(ApiKeyMiddleware)]
 
@@ -42,14 +42,9 @@ def create_app(state: ServerState) -> Starlette:
             yield
             await asyncio.to_thread(state.runner.close)
 
-    origin = state.options.allow_origin
     app = Starlette(
         routes=ROUTES,
-        middleware=[
-            Middleware(MetricsMiddleware, metrics=state.metrics, paths=PATHS),
-            *([Middleware(CorsMiddleware, allow_origin=origin)] if origin else []),
-            Middleware(ErrorMiddleware),
-        ],
+        middleware=[Middleware(RequestMiddleware, state=state, paths=PATHS)],
         exception_handlers={ApiError: handle_api_error, HTTPException: handle_routing_error},
         lifespan=lifespan,
     )
@@ -63,11 +58,13 @@ async def handle_api_error(_: Request, error: Exception) -> Response:
 
 
 async def handle_routing_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, as errors of the API."""
+    """Respond to unknown paths, unsupported methods, and preflight requests of browsers."""
     assert isinstance(error, HTTPException)
-    path = request.scope["path"]
-    if error.status_code != MethodError.status:
-        return error_response(UnknownPathError(f"Unknown path {path}", allowed=PATHS))
-    methods = sorted((error.headers or {})["Allow"].split(", "))
-    refused = MethodError(f"{path} does not accept this method", got=request.method, allowed=methods)
-    return error_response(refused, {"allow": ", ".join(methods)})
+    path, method = request.scope["path"], request.method
+    if method == "OPTIONS" and get_state(request.scope).options.allow_origin:
+        return Response(status_code=204)
+    if error.status_code == 404:
+        return error_response(ApiError(f"Unknown path {path}", allowed=PATHS, code="unknown_url"))
+    methods = ", ".join(sorted((error.headers or {})["Allow"].split(", ")))
+    what = f"{path} does not support this method"
+    return error_response(ApiError(what, got=method, allowed=methods, code="method_not_supported"), {"allow": methods})

@@ -2,71 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from draftwood.errors import DraftwoodError
 
 SHUTTING_DOWN = "The server is shutting down"
+STATUS_BY_CODE = {  # all others: 400
+    "invalid_api_key": 401,
+    "model_not_found": 404,
+    "unknown_url": 404,
+    "method_not_supported": 405,
+    "request_too_large": 413,
+    "internal_error": 500,
+    "server_busy": 503,
+}
+TYPE_BY_STATUS = {401: "authentication_error", 500: "server_error", 503: "server_error"}
+HEADERS_BY_STATUS = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}
 
 
 class ApiError(DraftwoodError):
-    """A request that cannot be served. Subclasses set the HTTP status and headers of the response."""
+    """A request that cannot be served. The code determines the HTTP status."""
 
     code = "invalid_value"
-    type = "invalid_request_error"
-    status = 400
-    headers: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def wrap(cls, error: DraftwoodError, param: str | None = None) -> ApiError:
         """Report an error of the library to the client. ``param`` applies if the error names no option itself."""
+        got, allowed, next_step = error.got, error.allowed, error.next_step
         return cls(
-            error.what,
-            got=error.got,
-            allowed=error.allowed,
-            next_step=error.next_step,
-            code=error.code,
-            param=error.param or param,
+            error.what, got=got, allowed=allowed, next_step=next_step, code=error.code, param=error.param or param
         )
 
+    @property
+    def status(self) -> int:
+        return STATUS_BY_CODE.get(self.code, 400)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return HEADERS_BY_STATUS.get(self.status, {})
+
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
-
-
-class ApiKeyError(ApiError):
-    code = "invalid_api_key"
-    type = "authentication_error"
-    status = 401
-    headers: ClassVar[Mapping[str, str]] = {"www-authenticate": "Bearer"}
-
-
-class UnknownModelError(ApiError):
-    code = "model_not_found"
-    status = 404
-
-
-class UnknownPathError(ApiError):
-    code = "unknown_url"
-    status = 404
-
-
-class MethodError(ApiError):
-    code = "method_not_supported"
-    status = 405
-
-
-class BodySizeError(ApiError):
-    code = "request_too_large"
-    status = 413
+        kind = TYPE_BY_STATUS.get(self.status, "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 class InternalError(ApiError):
     """A bug or a failed pass. Details go to the log, never to the client."""
 
     code = "internal_error"
-    type = "server_error"
-    status = 500
 
     def __init__(self) -> None:
         super().__init__("Internal server error")
@@ -76,6 +59,3 @@ class ServerBusyError(ApiError):
     """The queue is full, or the server is shutting down."""
 
     code = "server_busy"
-    type = "server_error"
-    status = 503
-    headers: ClassVar[Mapping[str, str]] = {"retry-after": "1"}

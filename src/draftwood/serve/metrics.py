@@ -8,15 +8,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created
 
 from draftwood.engine import RequestStats
 
-SAMPLE_COUNTERS = {
-    "samples": "Finished samples",
-    "prompt_tokens": "Prompt tokens",
-    "cached_tokens": "Prompt tokens found in the KV cache",
-    "output_tokens": "Generated tokens",
-    "passes": "Verification passes, counted once per request in the batch",
-    "drafted_tokens": "Draft tokens verified in these passes",
-    "first_token_seconds": "Seconds from admission of a sample to its first token",
-    "seconds": "Seconds from admission of a sample to its end",
+SAMPLE_COUNTERS: dict[str, tuple[str, Callable[[RequestStats], float]]] = {
+    "samples": ("Finished samples", lambda _: 1),
+    "prompt_tokens": ("Prompt tokens", lambda stats: stats.prompt_tokens),
+    "cached_tokens": ("Prompt tokens found in the KV cache", lambda stats: stats.reused_tokens),
+    "output_tokens": ("Generated tokens", lambda stats: stats.output_tokens),
+    "passes": ("Verification passes, counted once per request in the batch", lambda stats: stats.cycles),
+    "drafted_tokens": ("Draft tokens verified in these passes", lambda stats: stats.drafted_nodes),
+    "first_token_seconds": ("Seconds from admission to the first token", lambda stats: stats.first_token_seconds),
+    "seconds": ("Seconds from admission to the last token", lambda stats: stats.total_seconds),
 }
 
 
@@ -25,27 +25,18 @@ class Metrics:
 
     def __init__(self, num_open: Callable[[], int]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the number of time series
-        self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         self._responses = Counter(
-            "draftwood_requests", "HTTP responses by path and status", ["path", "status"], registry=self.registry
+            "draftwood_requests", "HTTP responses by path and status", ["path", "status"], registry=registry
         )
         self._counters = {
-            name: Counter(f"draftwood_{name}", text, registry=self.registry) for name, text in SAMPLE_COUNTERS.items()
+            name: Counter(f"draftwood_{name}", text, registry=registry) for name, (text, _) in SAMPLE_COUNTERS.items()
         }
-        Gauge("draftwood_open_samples", "Running and queued samples", registry=self.registry).set_function(num_open)
+        Gauge("draftwood_open_samples", "Running and queued samples", registry=registry).set_function(num_open)
 
     def count_response(self, path: str, status: int) -> None:
         self._responses.labels(path, str(status)).inc()
 
     def count_sample(self, stats: RequestStats) -> None:
-        for name, value in {
-            "samples": 1,
-            "prompt_tokens": stats.prompt_tokens,
-            "cached_tokens": stats.reused_tokens,
-            "output_tokens": stats.output_tokens,
-            "passes": stats.cycles,
-            "drafted_tokens": stats.drafted_nodes,
-            "first_token_seconds": stats.first_token_seconds,
-            "seconds": stats.total_seconds,
-        }.items():
-            self._counters[name].inc(value)
+        for name, (_, value_of) in SAMPLE_COUNTERS.items():
+            self._counters[name].inc(value_of(stats))

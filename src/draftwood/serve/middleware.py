@@ -9,94 +9,57 @@ from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftwood.serve.errors import SHUTTING_DOWN, ApiKeyError, InternalError, ServerBusyError
-from draftwood.serve.metrics import Metrics
+from draftwood.serve.errors import SHUTTING_DOWN, ApiError, InternalError, ServerBusyError
 from draftwood.serve.responses import error_response
-from draftwood.serve.state import ServerState
+from draftwood.serve.state import ServerState, get_state
 
 LOG = logging.getLogger("draftwood.serve")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected
 
 
-class MetricsMiddleware:
-    """Counts responses by path and status. Ignores trailing slashes, for the count and for the routes."""
+class RequestMiddleware:
+    """Counts responses by path and status, adds CORS headers, and responds to unexpected errors.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str]) -> None:
-        self._app, self._metrics, self._paths = app, metrics, paths
+    Trailing slashes of paths are removed. Errors of the API have handlers of their own, see ``app.py``.
+    """
+
+    def __init__(self, app: ASGIApp, state: ServerState, paths: Collection[str]) -> None:
+        self._app, self._metrics, self._paths = app, state.metrics, paths
+        origin = state.options.allow_origin
+        self._headers = {} if origin is None else {
+            "access-control-allow-origin": origin,
+            "access-control-allow-methods": "GET, POST, OPTIONS",
+            "access-control-allow-headers": "*, authorization, content-type",
+        }  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path, status = scope["path"].rstrip("/") or "/", 0
+        error: ApiError | None = None
 
-        async def record_status(message: Message) -> None:
+        async def send_response(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
-
-        try:
-            await self._app({**scope, "path": path}, receive, record_status)
-        except ClientDisconnect:
-            status = CLIENT_CLOSED_REQUEST
-        self._metrics.count_response(path if path in self._paths else "other", status)
-
-
-class CorsMiddleware:
-    """Allows scripts of web pages to call the API. Every response gets the headers, also to clients without origin."""
-
-    def __init__(self, app: ASGIApp, allow_origin: str) -> None:
-        self._app = app
-        self._headers = {
-            "access-control-allow-origin": allow_origin,
-            "access-control-allow-methods": "GET, POST, OPTIONS",
-            "access-control-allow-headers": "*, authorization, content-type",
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def add_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
-        is_preflight = scope["type"] == "http" and scope["method"] == "OPTIONS"
-        await (Response(status_code=204) if is_preflight else self._app)(scope, receive, add_headers)
-
-
-class ErrorMiddleware:
-    """Turns unexpected errors and a shutdown into a response. Errors of the API have handlers of their own."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = False
-
-        async def record_start(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
-        error: ServerBusyError | InternalError
         try:
-            await self._app(scope, receive, record_start)
-            return
+            await self._app({**scope, "path": path}, receive, send_response)
         except ClientDisconnect:
-            raise
+            status = CLIENT_CLOSED_REQUEST
         except asyncio.CancelledError:  # the request outlived the grace period of a shutdown
             error = ServerBusyError(SHUTTING_DOWN)
         except Exception:
-            LOG.exception("%s failed", scope["path"])
+            LOG.exception("%s failed", path)
             error = InternalError()
-        if not started:
-            await error_response(error)(scope, receive, send)
+        if error is not None and not status:  # otherwise the response has started
+            await error_response(error)(scope, receive, send_response)
+        self._metrics.count_response(path if path in self._paths else "other", status)
 
 
 class ApiKeyMiddleware:
@@ -106,12 +69,10 @@ class ApiKeyMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server: ServerState = scope["app"].state.server
-        key = server.options.api_key
+        key = get_state(scope).options.api_key
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        if key is not None:
-            if not given:
-                raise ApiKeyError("The request has no API key", allowed="Authorization: Bearer KEY")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
-                raise ApiKeyError("The API key is wrong")
+        is_bearer = scheme.lower() == "bearer"
+        if key is not None and not (is_bearer and hmac.compare_digest(given.strip().encode(), key.encode())):
+            what = "The API key is wrong" if given else "The request has no API key"
+            raise ApiError(what, allowed="the header 'Authorization: Bearer KEY'", code="invalid_api_key")
         await self._app(scope, receive, send)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 
 from draftwood.config import SamplingParams
-from draftwood.errors import OptionError, did_you_mean
-from draftwood.serve.errors import ApiError, BodySizeError, UnknownModelError
+from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, did_you_mean
+from draftwood.serve.errors import ApiError
 
 Fields = Mapping[str, Any]
 ChatMessage = dict[str, str]
@@ -41,17 +41,10 @@ IGNORED_FIELDS = {
 }  # fmt: skip
 # Unsupported fields, with the values that are accepted because they have no effect.
 UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "suffix": ("",),
-    "echo": (False,),
-    "best_of": (1,),
-}
+    "tools": ([],), "functions": ([],), "logit_bias": ({},), "response_format": ({"type": "text"},),
+    "modalities": (["text"],), "audio": (), "web_search_options": (),
+    "suffix": ("",), "echo": (False,), "best_of": (1,),
+}  # fmt: skip
 
 
 class RequestOptions(NamedTuple):
@@ -69,7 +62,8 @@ async def read_json(request: Request) -> dict[str, Any]:
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise BodySizeError("The request body is too large", allowed=f"at most {MAX_BODY_BYTES >> 20} MiB")
+            limit = f"at most {MAX_BODY_BYTES >> 20} MiB"
+            raise ApiError("The request body is too large", allowed=limit, code="request_too_large")
     try:
         fields = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deeply, or numbers too long
@@ -83,7 +77,7 @@ def check_model(model: object, served: Sequence[str]) -> None:
     if not isinstance(model, str):
         raise ApiError("model must be a string", got=repr(model), allowed=served, param="model")
     if model not in served:
-        raise UnknownModelError(f"The model {model!r} is not served here", allowed=served, param="model")
+        raise ApiError(f"Unknown model {model!r}", allowed=served, param="model", code="model_not_found")
 
 
 def parse_options(fields: Fields, *, is_chat: bool, context_length: int, drafters: Sequence[str]) -> RequestOptions:
@@ -112,19 +106,31 @@ def parse_options(fields: Fields, *, is_chat: bool, context_length: int, drafter
     return RequestOptions(params, stream, include_usage, drafter, _parse_prediction(fields))
 
 
-def parse_messages(fields: Fields) -> list[ChatMessage]:
+def check_length(text: str, max_characters: int, param: str) -> None:
+    if len(text) > max_characters:
+        what, got = "The text is longer than the context of the model", f"{len(text)} characters"
+        raise ApiError(what, got=got, param=param, code=CONTEXT_LENGTH_EXCEEDED)
+
+
+def parse_messages(fields: Fields, max_characters: int) -> list[ChatMessage]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError("messages must be a list with at least one message", param="messages")
-    return [_parse_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    parsed = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    for message in parsed:
+        check_length(message["content"], max_characters, "messages")
+    return parsed
 
 
-def parse_prompts(fields: Fields) -> list[str | list[int]]:
+def parse_prompts(fields: Fields, max_characters: int) -> list[str | list[int]]:
     """Parse the prompts of a completion: a text, a list of texts, a list of token ids, or a list of such lists."""
     prompt = fields.get("prompt")
     prompts = prompt if isinstance(prompt, list) and prompt and not _is_token_ids(prompt) else [prompt]
     if not all((isinstance(each, str) and each) or _is_token_ids(each) for each in prompts):
         raise ApiError("prompt must be a text, token ids, or a list of these, and must not be empty", param="prompt")
+    for text in prompts:
+        if isinstance(text, str):
+            check_length(text, max_characters, "prompt")
     return list(prompts)
 
 

@@ -127,13 +127,12 @@ class ResponseBuilder:
             return None
         if self._is_chat:
             return {"content": [self._chat_logprobs(token) for token in logprobs]}
-        columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for token, start in zip(logprobs, accumulate(map(len, texts), initial=offset), strict=False):
-            top = {self._token_text(token_id): _finite(logprob) for token_id, logprob in token.top}
-            row = (self._token_text(token.token_id), _finite(token.logprob), top, start)
-            for column, value in zip(columns.values(), row, strict=True):
-                column.append(value)
-        return columns
+        return {
+            "tokens": [self._token_text(token.token_id) for token in logprobs],
+            "token_logprobs": [_finite(token.logprob) for token in logprobs],
+            "top_logprobs": [{self._token_text(other): _finite(p) for other, p in token.top} for token in logprobs],
+            "text_offset": list(accumulate(map(len, texts), initial=offset))[: len(logprobs)],
+        }
 
     def _chat_logprobs(self, token: TokenLogprobs) -> Json:
         top = [self._chat_token(*each) for each in token.top]

@@ -41,13 +41,9 @@ def server_url(listener: socket.socket) -> str:
     return f"http://{shown}:{port}"
 
 
-def run_server(llm: LLM, options: ServerOptions, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until a signal arrives. Running requests then have ``GRACE_SECONDS`` to finish."""
-    create_server(llm, options, on_ready).run(sockets=[listener])
-
-
 def create_server(llm: LLM, options: ServerOptions, on_ready: Callable[[], None]) -> uvicorn.Server:
-    """``on_ready`` is called as soon as the server accepts requests."""
+    """Its ``run(sockets=[...])`` serves until a signal arrives. Running requests then have ``GRACE_SECONDS`` to finish.
+    ``on_ready`` is called as soon as the server accepts requests."""
     state = ServerState(llm, options)
 
     class Server(uvicorn.Server):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from starlette.types import Scope
+
 from draftwood.llm import LLM
 from draftwood.serve.metrics import Metrics
 from draftwood.serve.runner import Runner
@@ -24,3 +26,9 @@ class ServerState:
         self.runner = Runner(llm, options.max_samples)
         self.metrics = Metrics(lambda: self.runner.num_open)
         self.created = int(time.time())
+
+
+def get_state(scope: Scope) -> ServerState:
+    """Return the state of the server that handles a request."""
+    state: ServerState = scope["app"].state.server
+    return state

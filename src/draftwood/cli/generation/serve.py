@@ -46,8 +46,10 @@ def register(commands: Subparsers[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     whole("--port", args.port, 0, 65535)
     whole("--max-waiting", args.max_waiting, 0)
-    _check_installed()
-    from draftwood.serve import ServerOptions, listen, run_server, server_url
+    for package in PACKAGES:
+        if find_spec(package) is None:
+            raise MissingExtraError("draftwood serve", package, "serve")
+    from draftwood.serve import ServerOptions, create_server, listen, server_url
 
     screen = Screen(args.color)
     options = ServerOptions(
@@ -63,14 +65,8 @@ def run(args: argparse.Namespace) -> int:
     ):
         llm.budget  # noqa: B018 - measures costs now, not during the first request
         ready = f"{llm.info.name}, drafted by {llm.drafter}, at {server_url(listener)}/v1. Press Ctrl-C to stop."
-        run_server(llm, options, listener, lambda: screen.note(ready))
+        create_server(llm, options, lambda: screen.note(ready)).run(sockets=[listener])
     return 0
-
-
-def _check_installed() -> None:
-    for package in PACKAGES:
-        if find_spec(package) is None:
-            raise MissingExtraError("draftwood serve", package, "serve")
 
 
 def _api_key(given: str | None) -> str | None:

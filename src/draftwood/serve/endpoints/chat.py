@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from draftwood.serve.endpoints.generation import GenerationEndpoint
 from draftwood.serve.requests import ChatMessage, Fields, parse_messages
+from draftwood.text import TextCodec
 
 Conversation = list[ChatMessage]
 
@@ -12,11 +13,8 @@ class ChatCompletions(GenerationEndpoint[Conversation]):
     is_chat = True
     prompt_field = "messages"
 
-    def parse_prompts(self, fields: Fields) -> list[Conversation]:
-        return [parse_messages(fields)]
+    def parse_prompts(self, fields: Fields, max_characters: int) -> list[Conversation]:
+        return [parse_messages(fields, max_characters)]
 
-    def texts(self, prompt: Conversation) -> list[str]:
-        return [message["content"] for message in prompt]
-
-    def encode(self, prompt: Conversation) -> list[int]:
-        return self.server.llm.tokenizer.apply_chat(prompt)
+    def encode(self, prompt: Conversation, codec: TextCodec) -> list[int]:
+        return codec.apply_chat(prompt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from draftwood.serve.endpoints.generation import GenerationEndpoint
 from draftwood.serve.requests import Fields, parse_prompts
+from draftwood.text import TextCodec
 
 TextOrIds = str | list[int]
 
@@ -12,11 +13,8 @@ class Completions(GenerationEndpoint[TextOrIds]):
     is_chat = False
     prompt_field = "prompt"
 
-    def parse_prompts(self, fields: Fields) -> list[TextOrIds]:
-        return parse_prompts(fields)
+    def parse_prompts(self, fields: Fields, max_characters: int) -> list[TextOrIds]:
+        return parse_prompts(fields, max_characters)
 
-    def texts(self, prompt: TextOrIds) -> list[str]:
-        return [prompt] if isinstance(prompt, str) else []
-
-    def encode(self, prompt: TextOrIds) -> list[int]:
-        return self.server.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    def encode(self, prompt: TextOrIds, codec: TextCodec) -> list[int]:
+        return codec.encode(prompt) if isinstance(prompt, str) else prompt

@@ -9,15 +9,15 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import ClassVar, Generic, TypeVar
 
+from starlette.endpoints import HTTPEndpoint
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from draftwood.drafters import drafter_names
 from draftwood.engine import TokenEvent
-from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, DraftwoodError
-from draftwood.serve.endpoints.base import Endpoint
+from draftwood.errors import DraftwoodError
 from draftwood.serve.errors import SHUTTING_DOWN, ApiError, InternalError, ServerBusyError
-from draftwood.serve.requests import Fields, RequestOptions, check_model, parse_options, read_json
+from draftwood.serve.requests import Fields, RequestOptions, check_length, check_model, parse_options, read_json
 from draftwood.serve.responses import (
     DONE_EVENT,
     EventStreamResponse,
@@ -27,6 +27,8 @@ from draftwood.serve.responses import (
     json_response,
 )
 from draftwood.serve.runner import GenerationJob
+from draftwood.serve.state import ServerState, get_state
+from draftwood.text import TextCodec
 
 LOG = logging.getLogger("draftwood.serve")
 MAX_CHARACTERS_PER_TOKEN = 32  # a text with more characters per token of the context cannot fit, so it is not encoded
@@ -35,30 +37,29 @@ PromptT = TypeVar("PromptT")
 SampleEvents = AsyncGenerator[tuple[SampleOutput, TokenEvent], None]
 
 
-class GenerationEndpoint(Endpoint, Generic[PromptT]):
+class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
     """Subclasses define what a prompt is."""
 
     is_chat: ClassVar[bool]
     prompt_field: ClassVar[str]
 
     @abstractmethod
-    def parse_prompts(self, fields: Fields) -> list[PromptT]:
+    def parse_prompts(self, fields: Fields, max_characters: int) -> list[PromptT]:
         """Read and check the prompts of a request."""
 
     @abstractmethod
-    def texts(self, prompt: PromptT) -> list[str]:
-        """Return the texts of a prompt that have to be encoded."""
-
-    @abstractmethod
-    def encode(self, prompt: PromptT) -> list[int]:
+    def encode(self, prompt: PromptT, codec: TextCodec) -> list[int]:
         """Convert a prompt to token ids."""
 
+    @property
+    def _state(self) -> ServerState:
+        return get_state(self.scope)
+
     async def post(self, request: Request) -> Response:
-        fields, llm = await read_json(request), self.server.llm
-        check_model(fields.get("model"), self.server.options.names)
-        options = parse_options(
-            fields, is_chat=self.is_chat, context_length=llm.info.context_length, drafters=drafter_names()
-        )
+        fields, llm = await read_json(request), self._state.llm
+        check_model(fields.get("model"), self._state.options.names)
+        length = llm.info.context_length
+        options = parse_options(fields, is_chat=self.is_chat, context_length=length, drafters=drafter_names())
         jobs = await self._create_jobs(fields, options)
         num_samples = options.params.n
         samples = [SampleOutput(index, index // num_samples) for index in range(len(jobs) * num_samples)]
@@ -72,22 +73,20 @@ class GenerationEndpoint(Endpoint, Generic[PromptT]):
 
     async def _create_jobs(self, fields: Fields, options: RequestOptions) -> list[GenerationJob]:
         """One job per prompt. Checks first what needs no encoding, which is slow for long texts."""
-        prompts, llm = self.parse_prompts(fields), self.server.llm
-        max_samples, num_samples = self.server.options.max_samples, len(prompts) * options.params.n
+        llm, max_samples = self._state.llm, self._state.options.max_samples
+        max_characters = MAX_CHARACTERS_PER_TOKEN * llm.info.context_length
+        prompts = self.parse_prompts(fields, max_characters)
+        check_length(options.prediction, max_characters, "prediction")
+        num_samples = len(prompts) * options.params.n
         if num_samples > max_samples:
             param = "n" if len(prompts) == 1 else self.prompt_field
             raise ApiError("Too many samples", got=num_samples, allowed=f"at most {max_samples}", param=param)
-        max_characters = MAX_CHARACTERS_PER_TOKEN * llm.info.context_length
-        texts = [(text, self.prompt_field) for prompt in prompts for text in self.texts(prompt)]
-        for text, param in (*texts, (options.prediction, "prediction")):
-            if len(text) > max_characters:
-                what, got = "The text is longer than the context of the model", f"{len(text)} characters"
-                raise ApiError(what, got=got, param=param, code=CONTEXT_LENGTH_EXCEEDED)
 
         def create() -> list[GenerationJob]:
             prediction = llm.predicted_ids(options.prediction)
             jobs = []
-            for prompt_ids in map(self.encode, prompts):
+            for prompt in prompts:
+                prompt_ids = self.encode(prompt, llm.tokenizer)
                 llm.engine.check(prompt_ids)
                 jobs.append(GenerationJob(prompt_ids, options.params, options.drafter, self.is_chat, prediction))
             return jobs
@@ -113,7 +112,7 @@ class GenerationEndpoint(Endpoint, Generic[PromptT]):
                 pass
             queue.put_nowait((0, ClientDisconnect()))
 
-        runner = self.server.runner
+        runner = self._state.runner
         ticket = runner.submit(jobs, deliver)
         watcher = asyncio.create_task(watch_connection())
         try:
@@ -128,7 +127,7 @@ class GenerationEndpoint(Endpoint, Generic[PromptT]):
                 samples[index].add(event)
                 if event.finish_reason is not None:
                     num_running -= 1
-                    self.server.metrics.count_sample(event.stats)
+                    self._state.metrics.count_sample(event.stats)
                 yield samples[index], event
         except asyncio.CancelledError:  # the request outlived the grace period of a shutdown
             raise ServerBusyError(SHUTTING_DOWN) from None

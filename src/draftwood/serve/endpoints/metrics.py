@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from prometheus_client.exposition import choose_encoder
+from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import Response
 
-from draftwood.serve.endpoints.base import Endpoint
+from draftwood.serve.state import get_state
 
 
-class MetricsReport(Endpoint):
+class MetricsReport(HTTPEndpoint):
     async def get(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self.server.metrics.registry), headers={"content-type": content_type})
+        return Response(encode(get_state(self.scope).metrics.registry), headers={"content-type": content_type})

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import Response
 
-from draftwood.serve.endpoints.base import Endpoint
 from draftwood.serve.requests import check_model
 from draftwood.serve.responses import json_response
+from draftwood.serve.state import ServerState, get_state
 
 
-class Models(Endpoint):
+class Models(HTTPEndpoint):
     async def get(self, request: Request) -> Response:
-        names = self.server.options.names
-        name = request.path_params.get("name")
+        state, name = get_state(self.scope), request.path_params.get("name")
         if name is None:
-            return json_response({"object": "list", "data": [self._describe(each) for each in names]})
-        check_model(name, names)
-        return json_response(self._describe(name))
+            return json_response({"object": "list", "data": [_describe(each, state) for each in state.options.names]})
+        check_model(name, state.options.names)
+        return json_response(_describe(name, state))
 
-    def _describe(self, name: str) -> dict[str, Any]:
-        llm = self.server.llm
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.server.created,
-            "owned_by": "draftwood",
-            "max_model_len": llm.info.context_length,
-            "drafter": llm.drafter,
-        }
+
+def _describe(name: str, state: ServerState) -> dict[str, Any]:
+    about = {"max_model_len": state.llm.info.context_length, "drafter": state.llm.drafter}
+    return {"id": name, "object": "model", "created": state.created, "owned_by": "draftwood", **about}
