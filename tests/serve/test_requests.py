@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from draftwood.serve.errors import ApiError
 from draftwood.serve.requests import MAX_BODY_BYTES, check_model, parse_messages, parse_options, parse_prompts
-from tests.tools.serve import NAME, Running, said, serving
+from tests.tools.serve import NAME, Running, serving, user_message
 
 DRAFTERS = ["plain", "goose"]
-HELLO = {"model": NAME, "messages": said("hello")}
+HELLO = {"model": NAME, "messages": user_message("hello")}
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -121,15 +121,15 @@ def test_unsupported_fields_without_effect_are_accepted(server: Running) -> None
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], [1, "a"], [1.5], [True], {"a": 1}, None, ["a", ""]], ids=str)
 def test_invalid_prompts_are_rejected(server: Running, prompt: object) -> None:
-    found = server.ask("/v1/completions", {"model": NAME, "prompt": prompt})
+    found = server.request("/v1/completions", {"model": NAME, "prompt": prompt})
     assert (found.status, found.error["param"]) == (400, "prompt")
 
 
 def test_prompts_beyond_the_context_are_rejected(server: Running) -> None:
-    found = server.chat(messages=said("long " * 2000))
+    found = server.chat(messages=user_message("long " * 2000))
     assert found.status == 400
     assert found.error["code"] == "context_length_exceeded"
-    unknown = server.ask("/v1/completions", {"model": NAME, "prompt": [1, 99999]})
+    unknown = server.request("/v1/completions", {"model": NAME, "prompt": [1, 99999]})
     assert (unknown.status, unknown.error["param"]) == (400, "prompt")
 
 
@@ -144,11 +144,11 @@ def test_unknown_models_are_not_found(server: Running) -> None:
     ids=lambda body: repr(body[:8]),
 )
 def test_bodies_must_be_json_objects(server: Running, body: bytes) -> None:
-    assert server.ask("/v1/chat/completions", body, method="POST").status == 400
+    assert server.request("/v1/chat/completions", body, method="POST").status == 400
 
 
 def test_top_logprobs_are_limited(server: Running) -> None:
-    found = server.ask("/v1/completions", {"model": NAME, "prompt": "a", "logprobs": 21})
+    found = server.request("/v1/completions", {"model": NAME, "prompt": "a", "logprobs": 21})
     assert (found.status, found.error["param"]) == (400, "logprobs")
 
 
@@ -158,23 +158,23 @@ def test_negative_seeds(server: Running) -> None:
 
 
 def test_lone_surrogates(server: Running) -> None:
-    assert server.chat(messages=said("a\ud83d"), max_tokens=2).status in (200, 400)
+    assert server.chat(messages=user_message("a\ud83d"), max_tokens=2).status in (200, 400)
     assert server.chat(prediction={"type": "content", "content": "a\ud83d"}, max_tokens=2).status in (200, 400)
 
 
 def test_large_bodies_are_rejected(server: Running) -> None:
     try:
-        found = server.ask("/v1/chat/completions", b" " * (MAX_BODY_BYTES + 2))
+        found = server.request("/v1/chat/completions", b" " * (MAX_BODY_BYTES + 2))
     except OSError:  # the response came before the whole body was sent
         return
     assert found.status == 413
 
 
 def test_unknown_paths_and_methods(server: Running) -> None:
-    assert server.ask("/v1/chat").status == 404
-    wrong = server.ask("/v1/chat/completions")
+    assert server.request("/v1/chat").status == 404
+    wrong = server.request("/v1/chat/completions")
     assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
-    assert server.ask("/v1/models", {}).status == 405
-    assert server.ask("/v1/models/").status == 200
-    assert server.ask("/v1/completions/", {"model": NAME, "prompt": "a", "max_tokens": 1}).status == 200
-    assert (server.ask("/health", method="HEAD").status, server.ask("/health", method="HEAD").text) == (200, "")
+    assert server.request("/v1/models", {}).status == 405
+    assert server.request("/v1/models/").status == 200
+    assert server.request("/v1/completions/", {"model": NAME, "prompt": "a", "max_tokens": 1}).status == 200
+    assert (server.request("/health", method="HEAD").status, server.request("/health", method="HEAD").text) == (200, "")

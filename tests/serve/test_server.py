@@ -16,7 +16,7 @@ from draftwood import SamplingParams
 from draftwood.drafters.plain import PlainDrafter
 from draftwood.tree import DraftTree
 from tests.tools.engine import PROMPTS
-from tests.tools.serve import NAME, Reply, Running, eventually, said, serving
+from tests.tools.serve import NAME, Reply, Running, eventually, serving, user_message
 
 openai = pytest.importorskip("openai")
 
@@ -36,7 +36,7 @@ def client(server: Running) -> Any:
 
 
 def test_a_chat_has_the_output_of_the_library(server: Running, client: Any) -> None:
-    messages = said("hello hello hello")
+    messages = user_message("hello hello hello")
     expected = server.llm.chat(messages, GREEDY)[0]
     found = client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_completion_tokens=TOKENS)
     (choice,) = found.choices
@@ -51,7 +51,12 @@ def test_a_chat_has_the_output_of_the_library(server: Running, client: Any) -> N
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_stream_has_the_output_of_a_whole_response(client: Any, number: int) -> None:
-    fields: dict[str, Any] = {"model": NAME, "messages": said("the cat sat on"), "max_tokens": TOKENS, "seed": 5}
+    fields: dict[str, Any] = {
+        "model": NAME,
+        "messages": user_message("the cat sat on"),
+        "max_tokens": TOKENS,
+        "seed": 5,
+    }
     whole = client.chat.completions.create(**fields, n=number)
     chunks = list(
         client.chat.completions.create(**fields, n=number, stream=True, stream_options={"include_usage": True})
@@ -72,7 +77,7 @@ def test_a_stream_has_the_output_of_a_whole_response(client: Any, number: int) -
 
 
 def test_a_stream_has_no_usage_by_default(client: Any) -> None:
-    chunks = client.chat.completions.create(model=NAME, messages=said("a"), max_tokens=4, stream=True)
+    chunks = client.chat.completions.create(model=NAME, messages=user_message("a"), max_tokens=4, stream=True)
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
@@ -95,7 +100,7 @@ def test_prompts_as_token_ids(server: Running, client: Any) -> None:
 
 
 def test_logprobs_of_chats(server: Running, client: Any) -> None:
-    messages = said("hello")
+    messages = user_message("hello")
     (expected,) = server.llm.chat(messages, SamplingParams(max_tokens=6, logprobs=2))
     fields: dict[str, Any] = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 6}
     found = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2).choices[0].logprobs.content
@@ -149,7 +154,7 @@ def test_stop_strings_with_another_drafter(server: Running, client: Any) -> None
 
 
 def test_a_correct_prediction_takes_fewer_passes(server: Running, client: Any) -> None:
-    fields: dict[str, Any] = {"model": NAME, "messages": said("q w e"), "temperature": 0, "max_tokens": TOKENS}
+    fields: dict[str, Any] = {"model": NAME, "messages": user_message("q w e"), "temperature": 0, "max_tokens": TOKENS}
     plain = client.chat.completions.create(**fields, extra_body={"drafter": "pld"})
     text = plain.choices[0].message.content
     found = {
@@ -166,7 +171,7 @@ def test_requests_of_disconnected_clients_are_cancelled(server: Running, client:
     engine = server.llm.engine
     fields: dict[str, Any] = {
         "model": NAME,
-        "messages": said("z"),
+        "messages": user_message("z"),
         "max_tokens": 3000,
         "extra_body": {"ignore_eos": True},
     }
@@ -178,7 +183,7 @@ def test_requests_of_disconnected_clients_are_cancelled(server: Running, client:
     with pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=0.3).chat.completions.create(**fields)
     assert eventually(lambda: not engine.has_work)
-    metrics = server.ask("/metrics").text
+    metrics = server.request("/metrics").text
     assert "draftwood_open_samples 0.0\n" in metrics
     assert 'draftwood_requests_total{path="/v1/chat/completions",status="499"} 2.0\n' in metrics
 
@@ -188,10 +193,10 @@ def test_models_health_and_metrics(server: Running, client: Any) -> None:
     assert client.models.retrieve(NAME).id == NAME
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("another")
-    assert server.ask("/health").body["status"] == "ok"
+    assert server.request("/health").body["status"] == "ok"
 
     def outputs() -> float:
-        lines = server.ask("/metrics").text.splitlines()
+        lines = server.request("/metrics").text.splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith("draftwood_output_tokens_total "))
 
     before = outputs()
@@ -211,7 +216,7 @@ def test_the_server_survives_a_failed_cycle(server: Running, monkeypatch: pytest
     assert failed.status == 500
     assert "secret" not in failed.text
     assert server.chat(max_tokens=4).status == 200
-    assert "draftwood_open_samples 0.0\n" in server.ask("/metrics").text
+    assert "draftwood_open_samples 0.0\n" in server.request("/metrics").text
 
 
 def test_an_error_during_a_stream_is_its_last_event(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,11 +239,16 @@ def test_an_error_during_a_stream_is_its_last_event(server: Running, monkeypatch
 
 def test_an_api_key() -> None:
     with serving({"api_key": "right"}) as server:
-        assert server.ask("/health").status == 200
-        assert server.ask("/v1/models").status == 401
-        assert server.ask("/v1/models", headers={"Authorization": "Bearer wrong"}).error["code"] == "invalid_api_key"
-        assert server.ask("/v1/models", headers={"Authorization": "right"}).status == 401
-        assert server.ask("/v1/models", headers={"Authorization": "bearer right"}).status == 200
+        assert server.request("/health").status == 200
+        assert server.request("/v1/models").status == 401
+        assert (
+            server.request("/v1/models", headers={"Authorization": "Bearer wrong"}).error["code"] == "invalid_api_key"
+        )
+        assert server.request("/v1/models", headers={"Authorization": "right"}).status == 401
+        assert server.request("/v1/models", headers={"Authorization": "bearer right"}).status == 200
+    with serving({"api_key": "schlüssel"}) as server:
+        key = "schlüssel".encode().decode("latin-1")  # the bytes of headers are sent as latin-1
+        assert server.request("/v1/models", headers={"Authorization": f"Bearer {key}"}).status == 200
 
 
 def test_requests_beyond_the_queue_get_status_503(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,14 +268,14 @@ def test_requests_beyond_the_queue_get_status_503(monkeypatch: pytest.MonkeyPatc
             assert first.result().status == 200
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert refused.error["code"] == "server_busy"
-        assert eventually(lambda: "draftwood_open_samples 0.0\n" in server.ask("/metrics").text)
+        assert eventually(lambda: "draftwood_open_samples 0.0\n" in server.request("/metrics").text)
         assert server.chat(n=2, max_tokens=4).status == 200
 
 
 def test_requests_larger_than_the_queue_get_status_400() -> None:
     with serving({"max_samples": 2}) as server:
         assert (server.chat(n=3).status, server.chat(n=3).error["param"]) == (400, "n")
-        prompts = server.ask("/v1/completions", {"model": NAME, "prompt": ["a"] * 1000})
+        prompts = server.request("/v1/completions", {"model": NAME, "prompt": ["a"] * 1000})
         assert (prompts.status, prompts.error["param"]) == (400, "prompt")
 
 
@@ -294,15 +304,15 @@ def test_drafters_that_fail(drafter: type[PlainDrafter], status: int, caplog: py
             assert found.status == status
             assert "secret" not in found.text
         assert server.chat(max_tokens=4, drafter="pld").status == 200
-        assert server.ask("/health").status == 200
-        assert "draftwood_open_samples 0.0\n" in server.ask("/metrics").text
+        assert server.request("/health").status == 200
+        assert "draftwood_open_samples 0.0\n" in server.request("/metrics").text
     assert "a secret" in caplog.text
 
 
 def test_health_reports_a_dead_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as server:
         monkeypatch.setattr("draftwood.serve.runner.Runner.is_alive", False)
-        assert server.ask("/health").status == 503
+        assert server.request("/health").status == 503
 
 
 def test_the_runner_survives_a_failed_command(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,13 +322,15 @@ def test_the_runner_survives_a_failed_command(server: Running, monkeypatch: pyte
 
     monkeypatch.setattr(server.llm.engine, "cancel", broken)
     _disconnect_during_stream(server)
-    assert eventually(lambda: "draftwood_open_samples 0.0\n" in server.ask("/metrics").text)
+    assert eventually(lambda: "draftwood_open_samples 0.0\n" in server.request("/metrics").text)
     assert server.chat(max_tokens=4).status == 200
 
 
 def _disconnect_during_stream(server: Running) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    body = json.dumps({"model": NAME, "messages": said("a"), "max_tokens": 3000, "ignore_eos": True, "stream": True})
+    body = json.dumps(
+        {"model": NAME, "messages": user_message("a"), "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    )
     with socket.create_connection((host, int(port))) as connection:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall((head + body).encode())
@@ -341,11 +353,11 @@ def test_an_incomplete_body_does_not_block_the_shutdown(
 
 def test_cors_headers() -> None:
     with serving() as server:
-        assert server.ask("/v1/models", method="OPTIONS").status == 405
-        assert "access-control-allow-origin" not in server.ask("/v1/models").headers
+        assert server.request("/v1/models", method="OPTIONS").status == 405
+        assert "access-control-allow-origin" not in server.request("/v1/models").headers
     with serving({"allow_origin": "https://page"}) as server:
-        assert server.ask("/v1/models", method="OPTIONS").status == 204
-        for reply in (server.ask("/v1/models"), server.chat(n=0), server.chat(max_tokens=2, stream=True)):
+        assert server.request("/v1/models", method="OPTIONS").status == 204
+        for reply in (server.request("/v1/models"), server.chat(n=0), server.chat(max_tokens=2, stream=True)):
             assert reply.headers["access-control-allow-origin"] == "https://page"
 
 

@@ -29,7 +29,7 @@ ROUTES = (
     Route("/health", Health, methods=["GET"]),
     Route("/metrics", MetricsReport, methods=["GET"], middleware=WITH_KEY),
 )
-PATHS = [route.path for route in ROUTES]
+PATHS = [route.path_format for route in ROUTES]
 
 
 def create_app(state: ServerState) -> Starlette:

@@ -72,7 +72,7 @@ class ApiKeyMiddleware:
         key = get_state(scope).options.api_key
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         is_bearer = scheme.lower() == "bearer"
-        if key is not None and not (is_bearer and hmac.compare_digest(given.strip().encode(), key.encode())):
+        if key is not None and not (is_bearer and hmac.compare_digest(given.strip().encode("latin-1"), key.encode())):
             what = "The API key is wrong" if given else "The request has no API key"
             raise ApiError(what, allowed="the header 'Authorization: Bearer KEY'", code="invalid_api_key")
         await self._app(scope, receive, send)
