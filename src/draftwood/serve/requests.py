@@ -85,13 +85,12 @@ def parse_options(fields: Fields, *, is_chat: bool, context_length: int, drafter
     _check_field_names(fields, CHAT_FIELDS if is_chat else COMPLETION_FIELDS)
     values = {name: fields[name] for name in SAMPLING_FIELDS if fields.get(name) is not None}
     values.setdefault("temperature", 1.0)
-    values["max_tokens"] = _parse_max_tokens(fields, context_length if is_chat else DEFAULT_COMPLETION_TOKENS)
+    default = context_length if is_chat else DEFAULT_COMPLETION_TOKENS
+    limits = (fields.get("max_completion_tokens"), fields.get("max_tokens"), default)
+    values["max_tokens"] = next(limit for limit in limits if limit is not None)
     values["logprobs"] = _parse_chat_logprobs(fields) if is_chat else _parse_top_logprobs(fields, "logprobs")
     if type(values.get("seed")) is int:
         values["seed"] %= NUM_SEEDS  # OpenAI allows negative seeds
-    for name in ("stop", "stop_token_ids"):
-        if isinstance(values.get(name), list):
-            values[name] = tuple(values[name])
     stream_options = fields.get("stream_options") or {}
     if not isinstance(stream_options, dict):
         raise ApiError("stream_options must be an object", got=repr(stream_options), param="stream_options")
@@ -128,9 +127,8 @@ def parse_prompts(fields: Fields, max_characters: int) -> list[str | list[int]]:
     prompts = prompt if isinstance(prompt, list) and prompt and not _is_token_ids(prompt) else [prompt]
     if not all((isinstance(each, str) and each) or _is_token_ids(each) for each in prompts):
         raise ApiError("prompt must be a text, token ids, or a list of these, and must not be empty", param="prompt")
-    for text in prompts:
-        if isinstance(text, str):
-            check_length(text, max_characters, "prompt")
+    for text in (each for each in prompts if isinstance(each, str)):
+        check_length(text, max_characters, "prompt")
     return list(prompts)
 
 
@@ -178,11 +176,6 @@ def _check_field_names(fields: Fields, own: set[str]) -> None:
         elif name not in known and name not in IGNORED_FIELDS:
             guess = did_you_mean(name, known)
             raise ApiError(f"Unknown field {name!r}", next_step=guess, param=name, code="unknown_parameter")
-
-
-def _parse_max_tokens(fields: Fields, default: int) -> Any:
-    values = (fields.get(name) for name in ("max_completion_tokens", "max_tokens"))
-    return next((value for value in values if value is not None), default)
 
 
 def _parse_chat_logprobs(fields: Fields) -> int | None:
