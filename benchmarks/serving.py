@@ -1,11 +1,12 @@
-"""The server beside the library: the same requests through HTTP and straight to the engine, in turns in one process.
+"""Compare the throughput of the server with that of the library: the same requests over HTTP and by direct calls.
 
     python benchmarks/serving.py --limit 8 --clients 1,8
     python benchmarks/serving.py --model MODEL.gguf --data prompts.jsonl --clients 1,32 --max-tokens 256
 
-Clients ask for streams, greedily, each as soon as its last answer is there. Tokens of all answers are counted over the
-time from the first request to the last answer, prompts included. ``first`` is the median time to the first text of an
-answer. The library gets the same prompts at once and runs as many together.
+Both run in one process, in alternating rounds. Each client sends its next request, greedy and streamed, as soon as it
+has the last response. Throughput is all output tokens over the time from the first request to the last response,
+including prefill. "first text" is the median time to the first text of a response. The library gets all prompts at
+once and runs as many of them together as there are clients.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,22 +30,21 @@ from draftwood.disk.files import write_json
 from draftwood.engine import GenerationRequest
 from draftwood.errors import OptionError
 from draftwood.prompts import read_prompts
-from draftwood.serve.app import ServerOptions
-from draftwood.serve.server import address, listen, make_server
+from draftwood.serve import ServerOptions, create_server, listen, server_url
 from outcome import exit_code
 
-OWN_PROMPTS = ("Name three trees.", "What is a loop?", "Write a haiku about rain.", "Count to twenty.")
+BUILTIN_PROMPTS = ("Name three trees.", "What is a loop?", "Write a haiku about rain.", "Count to twenty.")
 NAME = "model"
 
 
-class Answer(NamedTuple):
+class StreamedResponse(NamedTuple):
     text: str
-    tokens: int
+    num_tokens: int
     first_seconds: float
 
 
-class Turn(NamedTuple):
-    """All requests once, by one of the two ways."""
+class ServingRound(NamedTuple):
+    """All requests once, through the server or the library."""
 
     tokens_per_second: float
     first_seconds: float | None
@@ -51,28 +52,27 @@ class Turn(NamedTuple):
 
 
 @contextmanager
-def serving(llm: LLM, clients: int) -> Iterator[str]:
-    """The address of a server around the model, in a thread."""
+def start_server(llm: LLM, num_clients: int) -> Iterator[str]:
+    """Run a server for the model in a thread and yield its URL."""
     with listen("127.0.0.1", 0) as listener:
         ready = threading.Event()
-        server = make_server(llm, ServerOptions(names=(NAME,), most_samples=2 * clients), ready.set)
+        server = create_server(llm, ServerOptions(names=(NAME,), max_samples=2 * num_clients), ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
             ready.wait()
-            yield address(listener)
+            yield server_url(listener)
         finally:
             server.should_exit = True
             thread.join()
 
 
-def asked(url: str, messages: object, max_tokens: int) -> Answer:
-    """One streamed answer."""
+def request_stream(url: str, messages: object, max_tokens: int) -> StreamedResponse:
     fields = {"model": NAME, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True}
     body = json.dumps({**fields, "stream_options": {"include_usage": True}}).encode()
-    started, first, texts, tokens = time.perf_counter(), None, [], 0
-    with urllib.request.urlopen(f"{url}/v1/chat/completions", body) as answer:
-        for line in answer:
+    started, first, texts, num_tokens = time.perf_counter(), None, [], 0
+    with urllib.request.urlopen(f"{url}/v1/chat/completions", body) as response:
+        for line in response:
             if not line.startswith(b"data: {"):
                 continue
             chunk = json.loads(line[6:])
@@ -81,25 +81,26 @@ def asked(url: str, messages: object, max_tokens: int) -> Answer:
                     first = first or time.perf_counter() - started
                     texts.append(text)
             if chunk.get("usage"):
-                tokens = chunk["usage"]["completion_tokens"]
-    return Answer("".join(texts), tokens, first or 0.0)
+                num_tokens = chunk["usage"]["completion_tokens"]
+    return StreamedResponse("".join(texts), num_tokens, first or 0.0)
 
 
-def by_server(url: str, prompts: Sequence[object], clients: int, max_tokens: int) -> Turn:
+def run_on_server(url: str, prompts: Sequence[object], num_clients: int, max_tokens: int) -> ServingRound:
     started = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(lambda prompt: asked(url, prompt, max_tokens), prompts))
+    with ThreadPoolExecutor(num_clients) as pool:
+        responses = list(pool.map(lambda prompt: request_stream(url, prompt, max_tokens), prompts))
     seconds = time.perf_counter() - started
-    first = statistics.median(answer.first_seconds for answer in answers)
-    return Turn(sum(answer.tokens for answer in answers) / seconds, first, [answer.text for answer in answers])
+    num_tokens = sum(response.num_tokens for response in responses)
+    first = statistics.median(response.first_seconds for response in responses)
+    return ServingRound(num_tokens / seconds, first, [response.text for response in responses])
 
 
-def by_library(llm: LLM, prompts: Sequence[object], max_tokens: int) -> Turn:
-    """Straight to the engine; prompts that the cache has are used again, as chats do."""
+def run_in_library(llm: LLM, prompts: Sequence[object], max_tokens: int) -> ServingRound:
+    """Submit all prompts to the engine. Cached prefixes are reused, as the server does for chats."""
     params, factory = SamplingParams(max_tokens=max_tokens), llm.factory()
     started = time.perf_counter()
     texts: dict[int, str] = {}
-    tokens = 0
+    num_tokens = 0
     for prompt in prompts:
         ids = llm.tokenizer.apply_chat(prompt)  # type: ignore[arg-type]
         texts |= dict.fromkeys(
@@ -107,33 +108,34 @@ def by_library(llm: LLM, prompts: Sequence[object], max_tokens: int) -> Turn:
         )
     for event in llm.engine.events(list(texts)):
         texts[event.request_id] += event.text
-        tokens += len(event.token_ids)
-    return Turn(tokens / (time.perf_counter() - started), None, list(texts.values()))
+        num_tokens += len(event.token_ids)
+    return ServingRound(num_tokens / (time.perf_counter() - started), None, list(texts.values()))
 
 
-def measured(args: argparse.Namespace, clients: int, prompts: Sequence[object]) -> dict[str, object]:
-    """Medians over rounds in which both take turns; what is loaded once is loaded before."""
-    with LLM(args.model, drafter=args.drafter, budget=args.budget, max_batch=clients) as llm:
+def compare(args: argparse.Namespace, num_clients: int, prompts: Sequence[object]) -> dict[str, object]:
+    """Return medians over alternating rounds."""
+    max_tokens = args.max_tokens
+    with LLM(args.model, drafter=args.drafter, budget=args.budget, max_batch=num_clients) as llm:
         llm.generate("warm up", SamplingParams(max_tokens=8))
-        with serving(llm, clients) as url:
+        with start_server(llm, num_clients) as url:
             rounds = [
-                (by_library(llm, prompts, args.max_tokens), by_server(url, prompts, clients, args.max_tokens))
+                (run_in_library(llm, prompts, max_tokens), run_on_server(url, prompts, num_clients, max_tokens))
                 for _ in range(args.rounds)
             ]
     library, server = zip(*rounds, strict=True)
-    speeds = [statistics.median(turn.tokens_per_second for turn in turns) for turns in (library, server)]
+    speeds = [statistics.median(each.tokens_per_second for each in side) for side in (library, server)]
     same = sum(a == b for a, b in zip(library[0].texts, server[0].texts, strict=True))
     return {
-        "clients": clients,
+        "clients": num_clients,
         "library_tokens_per_second": speeds[0],
         "server_tokens_per_second": speeds[1],
         "ratio": speeds[1] / speeds[0],
-        "first_seconds": statistics.median(turn.first_seconds for turn in server),
+        "first_seconds": statistics.median(each.first_seconds for each in server),
         "same_texts": f"{same} of {len(prompts)}",
     }
 
 
-def table(rows: Sequence[dict[str, object]]) -> Iterator[str]:
+def format_table(rows: Sequence[dict[str, object]]) -> Iterator[str]:
     yield "| clients | library, tokens/s | server, tokens/s | ratio | first text, ms | same texts |"
     yield "| --- " * 6 + "|"
     for row in rows:
@@ -142,33 +144,34 @@ def table(rows: Sequence[dict[str, object]]) -> Iterator[str]:
         yield f"| {row['clients']} | {speeds} | {row['ratio']:.3f} | {first:.0f} | {row['same_texts']} |"
 
 
-def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="(default: smollm2)")
-    parser.add_argument("--drafter", default="goose", help="(default: goose)")
-    parser.add_argument("--budget", type=lambda text: text if text == "auto" else int(text), default="auto")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="prompts, one a line (default: a few of its own)")
-    parser.add_argument("--limit", type=int, default=8, metavar="N", help="prompts (default: 8)")
-    parser.add_argument("--clients", type=lambda text: [int(each) for each in text.split(",")], default=[1, 8])
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: 64)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a JSON file with the figures")
+    add = parser.add_argument
+    add("--model", default="smollm2", help="(default: smollm2)")
+    add("--drafter", default="goose", help="(default: goose)")
+    add("--budget", type=lambda text: text if text == "auto" else int(text), default="auto")
+    add("--data", type=Path, metavar="FILE", help="prompts, one per line (default: a few built-in ones)")
+    add("--limit", type=int, default=8, metavar="N", help="number of prompts (default: 8)")
+    add("--clients", type=lambda text: [int(each) for each in text.split(",")], default=[1, 8])
+    add("--max-tokens", type=int, default=64, metavar="N", help="maximum number of tokens per response (default: 64)")
+    add("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
+    add("--out", type=Path, metavar="FILE", help="write the results to this JSON file")
     args = parser.parse_args(argv)
     if min(args.limit, args.max_tokens, args.rounds, *args.clients) < 1:
-        raise OptionError("--limit, --clients, --max-tokens and --rounds count something", allowed="1 or more")
+        raise OptionError("--limit, --clients, --max-tokens and --rounds must be positive", allowed="1 or more")
     return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     def run() -> None:
-        args = parsed(argv)
-        own = [[{"role": "user", "content": text}] for text in OWN_PROMPTS]
-        prompts = read_prompts(args.data, args.limit) if args.data else [own[i % len(own)] for i in range(args.limit)]
+        args = parse_args(argv)
+        chats = [[{"role": "user", "content": text}] for text in islice(cycle(BUILTIN_PROMPTS), args.limit)]
+        prompts = read_prompts(args.data, args.limit) if args.data else chats
         rows = []
-        for clients in args.clients:
-            rows.append(measured(args, clients, prompts))
-            print(f"{clients} clients: {rows[-1]['ratio']:.3f}", file=sys.stderr, flush=True)
-        print("\n".join(table(rows)))
+        for num_clients in args.clients:
+            rows.append(compare(args, num_clients, prompts))
+            print(f"{num_clients} clients: {rows[-1]['ratio']:.3f}", file=sys.stderr, flush=True)
+        print("\n".join(format_table(rows)))
         if args.out:
             write_json(args.out, {"model": args.model, "drafter": args.drafter, "rows": rows})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import pkgutil
 import re
 import subprocess
@@ -23,7 +24,9 @@ from tests.tools.paths import ROOT
 SOURCE = Path(draftwood.__file__).parent
 MAX_LINES = 400
 # The core has no further requirements; these come with an extra and are imported where they are used.
-EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow", "tensorboard", "uvicorn"}
+EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow", "tensorboard"}
+# Packages that exist only with their extra: they import it at the top, and others import them where they are used.
+OWN_EXTRAS = {"serve": {"uvicorn", "starlette", "prometheus_client"}}
 
 # Modules that import Triton; packages of the GPU decoder say without it whether they can run.
 NEEDS_TRITON = ("draftwood.targets.native.cuda.", "draftwood.sources.neural.head_graphs")
@@ -99,11 +102,15 @@ def test_layers_import_downwards(path: Path) -> None:
         return  # the package itself names what users import
     assert own in LEVEL, f"{own} belongs to no layer: add it to docs/architecture.md"
     for each in imports(path):
-        if each.module.split(".")[0] in EXTRAS:
+        if each.module.split(".")[0] in EXTRAS.union(*OWN_EXTRAS.values()) - OWN_EXTRAS.get(own, set()):
             assert not each.at_top, f"{path}:{each.line}: {each.module} is an extra: import it where it is used"
     for each in inner_imports(path):
         other = each.module.split(".")[1]
         assert other == own or LEVEL[own] < LEVEL[other], f"{path}:{each.line}: {own} must not import {other}"
+        needs_extra = other in OWN_EXTRAS and other != own
+        assert not (needs_extra and each.at_top), (
+            f"{path}:{each.line}: {other} needs an extra: import it where it is used"
+        )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=by_path)
@@ -147,22 +154,28 @@ def test_files_stay_small_and_say_what_they_are(path: Path) -> None:
     assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
 
 
+def importable_modules() -> list[str]:
+    """Every module, except packages whose extra is not installed."""
+    absent = [name for name, extras in OWN_EXTRAS.items() if not all(map(importlib.util.find_spec, extras))]
+    names = [module.name for module in pkgutil.walk_packages([str(SOURCE)], "draftwood.")]
+    return [name for name in names if not name.endswith("__main__") and name.split(".")[1] not in absent]
+
+
 def test_every_module_can_be_imported() -> None:
     """All but those of the GPU decoder where Triton is missing."""
-    for module in pkgutil.walk_packages([str(SOURCE)], "draftwood."):
-        if not module.name.endswith("__main__"):
-            try:
-                importlib.import_module(module.name)
-            except ModuleNotFoundError as missing:
-                if missing.name != "triton" or not module.name.startswith(NEEDS_TRITON):
-                    raise
+    for name in importable_modules():
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as missing:
+            if missing.name != "triton" or not name.startswith(NEEDS_TRITON):
+                raise
 
 
 def test_only_the_gpu_decoder_needs_triton() -> None:
     """Everything else is imported where there is none, and nothing of it imports Triton by the way."""
-    modules = [module.name for module in pkgutil.walk_packages([str(SOURCE)], "draftwood.")]
-    wanted = [name for name in modules if not name.endswith("__main__") and not name.startswith(NEEDS_TRITON)]
-    assert len(wanted) < len(modules) - 1
+    modules = importable_modules()
+    wanted = [name for name in modules if not name.startswith(NEEDS_TRITON)]
+    assert len(wanted) < len(modules)
     code = f"import importlib, sys; sys.modules['triton'] = None; [importlib.import_module(m) for m in {wanted}]"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

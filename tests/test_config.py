@@ -45,8 +45,9 @@ from draftwood.targets.tiny import tiny_target
     ],
 )
 def test_sampling_parameters_out_of_range(wrong: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match=next(iter(wrong))):
+    with pytest.raises(OptionError, match=next(iter(wrong))) as caught:
         SamplingParams(**wrong)
+    assert (caught.value.code, caught.value.param) == ("invalid_value", next(iter(wrong)))
 
 
 def test_one_stop_string_may_stand_alone() -> None:

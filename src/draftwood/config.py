@@ -133,14 +133,14 @@ def parse_value(text: str) -> Any:
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     if value not in allowed:
-        raise OptionError(f"{name} is unknown", got=repr(value), allowed=allowed)
+        raise OptionError(f"{name} is unknown", got=repr(value), allowed=allowed, param=name)
     return value
 
 
 def whole(name: str, value: object, low: int, high: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         span = f"{low} or more" if high is None else f"{low} to {high}"
-        raise OptionError(f"{name} must be a whole number", got=repr(value), allowed=span)
+        raise OptionError(f"{name} must be a whole number", got=repr(value), allowed=span, param=name)
     return value
 
 
@@ -148,20 +148,25 @@ def _budget(budget: object) -> None:
     is_whole = isinstance(budget, int) and not isinstance(budget, bool)
     if budget != "auto" and not (is_whole and 1 <= budget <= MAX_BUDGET):  # type: ignore[operator]
         allowed = f"'auto', or 1 to {MAX_BUDGET} positions"
-        raise OptionError("budget must be a number of positions or 'auto'", got=repr(budget), allowed=allowed)
+        raise OptionError(
+            "budget must be a number of positions or 'auto'", got=repr(budget), allowed=allowed, param="budget"
+        )
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop
     if not isinstance(strings, (tuple, list)) or not all(isinstance(s, str) and s for s in strings):
-        raise OptionError("stop must be one or several texts, none of them empty", got=repr(stop))
+        raise OptionError("stop must be one or several texts, none of them empty", got=repr(stop), param="stop")
     return tuple(strings)
 
 
 def _stop_token_ids(ids: object) -> tuple[int, ...]:
     if not isinstance(ids, (tuple, list)) or not all(type(token) is int and token >= 0 for token in ids):
         raise OptionError(
-            "stop_token_ids must be a list of token ids", got=repr(ids), allowed="whole numbers, as in (2, 7)"
+            "stop_token_ids must be a list of token ids",
+            got=repr(ids),
+            allowed="whole numbers, as in (2, 7)",
+            param="stop_token_ids",
         )
     return tuple(ids)
 
@@ -172,4 +177,4 @@ def _number(name: str, value: object, low: float, high: float, *, open_low: bool
         above = f"above {low:g}" if open_low else f"{low:g}"
         bounded = f"{above} or more" if high == math.inf else f"{above} to {high:g}"
         span = "any finite number" if low == -math.inf else bounded
-        raise OptionError(f"{name} is out of range", got=repr(value), allowed=span)
+        raise OptionError(f"{name} is out of range", got=repr(value), allowed=span, param=name)

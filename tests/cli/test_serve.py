@@ -71,8 +71,9 @@ def test_a_host_that_is_not_here(draftwood_command: Command) -> None:
     assert "203.0.113.1" in result.err
 
 
-def test_without_the_extra(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+@pytest.mark.parametrize("package", ["uvicorn", "starlette", "prometheus_client"])
+def test_without_the_extra(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     result = draftwood_command("serve", *TINY)
     assert result.code == 2
     assert "draftwood[serve]" in result.err

@@ -1,4 +1,4 @@
-"""What a request may say, and what is answered to one that makes no sense."""
+"""Parsing of requests, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.serve.http import MOST_BYTES, HttpError
-from draftwood.serve.protocol import read_messages, read_model, read_prompts, read_request
-from tests.tools.serve import NAME, Running, said, serving
+from draftwood.serve.errors import ApiError
+from draftwood.serve.requests import MAX_BODY_BYTES, check_model, parse_messages, parse_options, parse_prompts
+from tests.tools.serve import NAME, Running, serving, user_message
 
 DRAFTERS = ["plain", "goose"]
-HELLO = {"model": NAME, "messages": said("hello")}
+HELLO = {"model": NAME, "messages": user_message("hello")}
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -23,48 +23,48 @@ JSON = st.recursive(
 )
 NAMES = """
 model messages prompt temperature top_p n stop seed stream stream_options max_tokens max_completion_tokens logprobs
-top_logprobs prediction drafter tools logit_bias response_format stop_token_ids user unheard_of
+top_logprobs prediction drafter tools logit_bias response_format stop_token_ids user unknown_field
 """
 FIELDS = st.sampled_from(NAMES.split())
 
 
-def refusal(read: Callable[[], object]) -> HttpError | None:
+def find_error(parse: Callable[[], object]) -> ApiError | None:
     try:
-        read()
-    except HttpError as error:
+        parse()
+    except ApiError as error:
         return error
     return None
 
 
 @given(st.dictionaries(FIELDS, JSON, max_size=4), st.booleans())
-def test_anything_is_read_or_refused(fields: dict[str, Any], chat: bool) -> None:
-    for read in (
-        lambda: read_model(fields, [NAME]),
-        lambda: read_request(fields, chat=chat, context=64, drafters=DRAFTERS),
-        lambda: read_messages(fields) if chat else read_prompts(fields),
+def test_any_fields_are_parsed_or_rejected(fields: dict[str, Any], chat: bool) -> None:
+    for parse in (
+        lambda: check_model(fields.get("model"), [NAME]),
+        lambda: parse_options(fields, is_chat=chat, context_length=64, drafters=DRAFTERS),
+        lambda: parse_messages(fields, 1000) if chat else parse_prompts(fields, 1000),
     ):
-        refused = refusal(read)
-        assert refused is None or (400 <= refused.status < 500 and str(refused))
+        error = find_error(parse)
+        assert error is None or (400 <= error.status < 500 and str(error))
 
 
 def test_defaults_are_openais() -> None:
-    asked = read_request(HELLO, chat=True, context=64, drafters=DRAFTERS)
-    assert (asked.params.temperature, asked.params.max_tokens, asked.stream) == (1.0, 64, False)
-    assert read_request({}, chat=False, context=64, drafters=DRAFTERS).params.max_tokens == 16
+    options = parse_options(HELLO, is_chat=True, context_length=64, drafters=DRAFTERS)
+    assert (options.params.temperature, options.params.max_tokens, options.stream) == (1.0, 64, False)
+    assert parse_options({}, is_chat=False, context_length=64, drafters=DRAFTERS).params.max_tokens == 16
 
 
-def test_nothing_is_as_good_as_null() -> None:
+def test_null_is_the_same_as_a_missing_field() -> None:
     names = ("temperature", "top_p", "n", "stop", "seed", "max_tokens", "tools", "logit_bias", "prediction", "drafter")
     nulls = dict.fromkeys(names)
-    assert read_request({**HELLO, **nulls}, chat=True, context=64, drafters=DRAFTERS) == read_request(
-        HELLO, chat=True, context=64, drafters=DRAFTERS
+    assert parse_options({**HELLO, **nulls}, is_chat=True, context_length=64, drafters=DRAFTERS) == parse_options(
+        HELLO, is_chat=True, context_length=64, drafters=DRAFTERS
     )
 
 
-def test_parts_of_a_message_are_one_text() -> None:
+def test_text_parts_of_a_message_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "short"}, {"role": "user", "content": parts}]
-    assert read_messages({"messages": messages}) == [
+    assert parse_messages({"messages": messages}, 1000) == [
         {"role": "system", "content": "short"},
         {"role": "user", "content": "ab"},
     ]
@@ -72,7 +72,6 @@ def test_parts_of_a_message_are_one_text() -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    pytest.importorskip("uvicorn")
     with serving() as running:
         yield running
 
@@ -103,11 +102,11 @@ def server() -> Iterator[Running]:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"5": 100}}, "logit_bias"),
         ({"temprature": 0.5}, "temprature"),
-        ({"prompt": "of another path"}, "prompt"),
+        ({"prompt": "of another endpoint"}, "prompt"),
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(server: Running, fields: dict[str, Any], param: str) -> None:
+def test_invalid_fields_are_rejected(server: Running, fields: dict[str, Any], param: str) -> None:
     found = server.chat(**fields)
     assert found.status == 400
     assert found.error["param"] == param
@@ -115,26 +114,26 @@ def test_what_makes_no_sense_is_refused(server: Running, fields: dict[str, Any],
     assert "Traceback" not in found.error["message"]
 
 
-def test_what_asks_for_nothing_is_let_pass(server: Running) -> None:
+def test_unsupported_fields_without_effect_are_accepted(server: Running) -> None:
     fields = {"tools": [], "response_format": {"type": "text"}, "user": "me", "store": True, "logit_bias": {}}
     assert server.chat(max_tokens=2, **fields).status == 200
 
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], [1, "a"], [1.5], [True], {"a": 1}, None, ["a", ""]], ids=str)
-def test_prompts_that_are_none(server: Running, prompt: object) -> None:
-    found = server.ask("/v1/completions", {"model": NAME, "prompt": prompt})
+def test_invalid_prompts_are_rejected(server: Running, prompt: object) -> None:
+    found = server.request("/v1/completions", {"model": NAME, "prompt": prompt})
     assert (found.status, found.error["param"]) == (400, "prompt")
 
 
-def test_a_prompt_that_is_too_long(server: Running) -> None:
-    found = server.chat(messages=said("long " * 2000))
+def test_prompts_beyond_the_context_are_rejected(server: Running) -> None:
+    found = server.chat(messages=user_message("long " * 2000))
     assert found.status == 400
     assert found.error["code"] == "context_length_exceeded"
-    unknown = server.ask("/v1/completions", {"model": NAME, "prompt": [1, 99999]})
+    unknown = server.request("/v1/completions", {"model": NAME, "prompt": [1, 99999]})
     assert (unknown.status, unknown.error["param"]) == (400, "prompt")
 
 
-def test_another_model(server: Running) -> None:
+def test_unknown_models_are_not_found(server: Running) -> None:
     found = server.chat(model="gpt-4")
     assert (found.status, found.error["code"]) == (404, "model_not_found")
 
@@ -144,36 +143,38 @@ def test_another_model(server: Running) -> None:
     [b"", b"{", b"[1]", b"\xff\xfe", b"3", b"[" * 5000, b'{"n": ' + b"1" * 5000 + b"}"],
     ids=lambda body: repr(body[:8]),
 )
-def test_bodies_that_are_no_json(server: Running, body: bytes) -> None:
-    assert server.ask("/v1/chat/completions", body, method="POST").status == 400
+def test_bodies_must_be_json_objects(server: Running, body: bytes) -> None:
+    assert server.request("/v1/chat/completions", body, method="POST").status == 400
 
 
-def test_more_alternatives_than_anybody_reads(server: Running) -> None:
-    found = server.ask("/v1/completions", {"model": NAME, "prompt": "a", "logprobs": 21})
+def test_top_logprobs_are_limited(server: Running) -> None:
+    found = server.request("/v1/completions", {"model": NAME, "prompt": "a", "logprobs": 21})
     assert (found.status, found.error["param"]) == (400, "logprobs")
 
 
-def test_seeds_below_nothing(server: Running) -> None:
+def test_negative_seeds(server: Running) -> None:
     found = [server.chat(seed=seed, max_tokens=8).body["choices"][0]["message"]["content"] for seed in (-1, -1, 2)]
     assert found[0] == found[1] != found[2]
 
 
-def test_half_a_letter(server: Running) -> None:
-    assert server.chat(messages=said("a\ud83d"), max_tokens=2).status in (200, 400)
+def test_lone_surrogates(server: Running) -> None:
+    assert server.chat(messages=user_message("a\ud83d"), max_tokens=2).status in (200, 400)
     assert server.chat(prediction={"type": "content", "content": "a\ud83d"}, max_tokens=2).status in (200, 400)
 
 
-def test_a_body_that_is_too_large(server: Running) -> None:
+def test_large_bodies_are_rejected(server: Running) -> None:
     try:
-        found = server.ask("/v1/chat/completions", b" " * (MOST_BYTES + 2))
-    except OSError:  # it was answered before all of it was sent
+        found = server.request("/v1/chat/completions", b" " * (MAX_BODY_BYTES + 2))
+    except OSError:  # the response came before the whole body was sent
         return
     assert found.status == 413
 
 
-def test_paths_and_methods(server: Running) -> None:
-    assert server.ask("/v1/chat").status == 404
-    wrong = server.ask("/v1/chat/completions")
+def test_unknown_paths_and_methods(server: Running) -> None:
+    assert server.request("/v1/chat").status == 404
+    wrong = server.request("/v1/chat/completions")
     assert (wrong.status, wrong.headers["allow"]) == (405, "POST")
-    assert server.ask("/v1/models", {}).status == 405
-    assert server.ask("/v1/models/").status == 200
+    assert server.request("/v1/models", {}).status == 405
+    assert server.request("/v1/models/").status == 200
+    assert server.request("/v1/completions/", {"model": NAME, "prompt": "a", "max_tokens": 1}).status == 200
+    assert (server.request("/health", method="HEAD").status, server.request("/health", method="HEAD").text) == (200, "")

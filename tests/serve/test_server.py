@@ -1,4 +1,4 @@
-"""The server behind a real port: what OpenAI's client gets, side by side with the library; errors, ends, keys."""
+"""The server on a real port: the same output as the library, streams, errors, cancellation, shutdown, API keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from draftwood import SamplingParams
 from draftwood.drafters.plain import PlainDrafter
 from draftwood.tree import DraftTree
 from tests.tools.engine import PROMPTS
-from tests.tools.serve import NAME, Reply, Running, eventually, said, serving
+from tests.tools.serve import NAME, Reply, Running, eventually, serving, user_message
 
 openai = pytest.importorskip("openai")
-pytest.importorskip("uvicorn")
 
 TOKENS = 24
 GREEDY = SamplingParams(max_tokens=TOKENS)
@@ -36,8 +35,8 @@ def client(server: Running) -> Any:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
 
 
-def test_a_chat_is_the_librarys(server: Running, client: Any) -> None:
-    messages = said("hello hello hello")
+def test_a_chat_has_the_output_of_the_library(server: Running, client: Any) -> None:
+    messages = user_message("hello hello hello")
     expected = server.llm.chat(messages, GREEDY)[0]
     found = client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_completion_tokens=TOKENS)
     (choice,) = found.choices
@@ -46,16 +45,21 @@ def test_a_chat_is_the_librarys(server: Running, client: Any) -> None:
     assert found.usage.completion_tokens == len(expected.token_ids)
     assert found.usage.prompt_tokens == expected.stats.prompt_tokens
     assert found.usage.total_tokens == found.usage.prompt_tokens + found.usage.completion_tokens
-    assert found.usage.prompt_tokens_details.cached_tokens > 0  # of the one before
+    assert found.usage.prompt_tokens_details.cached_tokens > 0  # from the request before
     assert found.draftwood["tokens_per_pass"] >= 1.0
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_stream_is_the_whole_in_parts(client: Any, number: int) -> None:
-    asked: dict[str, Any] = {"model": NAME, "messages": said("the cat sat on"), "max_tokens": TOKENS, "seed": 5}
-    whole = client.chat.completions.create(**asked, n=number)
+def test_a_stream_has_the_output_of_a_whole_response(client: Any, number: int) -> None:
+    fields: dict[str, Any] = {
+        "model": NAME,
+        "messages": user_message("the cat sat on"),
+        "max_tokens": TOKENS,
+        "seed": 5,
+    }
+    whole = client.chat.completions.create(**fields, n=number)
     chunks = list(
-        client.chat.completions.create(**asked, n=number, stream=True, stream_options={"include_usage": True})
+        client.chat.completions.create(**fields, n=number, stream=True, stream_options={"include_usage": True})
     )
     texts, roles, ends = [""] * number, [""] * number, [None] * number
     for chunk in chunks[:-1]:
@@ -72,8 +76,8 @@ def test_a_stream_is_the_whole_in_parts(client: Any, number: int) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_a_stream_has_no_usage_unless_it_is_asked_for(client: Any) -> None:
-    chunks = client.chat.completions.create(model=NAME, messages=said("a"), max_tokens=4, stream=True)
+def test_a_stream_has_no_usage_by_default(client: Any) -> None:
+    chunks = client.chat.completions.create(model=NAME, messages=user_message("a"), max_tokens=4, stream=True)
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
 
 
@@ -86,41 +90,47 @@ def test_completions_of_several_prompts(server: Running, client: Any) -> None:
     assert found.usage.prompt_tokens == sum(each.stats.prompt_tokens for each in expected[::2])
 
 
-def test_prompts_of_token_ids(server: Running, client: Any) -> None:
+def test_prompts_as_token_ids(server: Running, client: Any) -> None:
     ids = server.llm.tokenizer.encode("xyz")
     by_ids = client.completions.create(model=NAME, prompt=ids, temperature=0)
     by_rows = client.completions.create(model=NAME, prompt=[ids, ids], temperature=0)
     by_text = client.completions.create(model=NAME, prompt="xyz", temperature=0)
     assert by_ids.choices[0].text == by_text.choices[0].text == by_rows.choices[1].text
-    assert by_text.usage.completion_tokens == 16  # as at OpenAI, where nothing was said
+    assert by_text.usage.completion_tokens == 16  # OpenAI's default
 
 
-def test_log_probabilities(server: Running, client: Any) -> None:
-    messages = said("hello")
+def test_logprobs_of_chats(server: Running, client: Any) -> None:
+    messages = user_message("hello")
     (expected,) = server.llm.chat(messages, SamplingParams(max_tokens=6, logprobs=2))
-    asked: dict[str, Any] = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 6}
-    found = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    fields: dict[str, Any] = {"model": NAME, "messages": messages, "temperature": 0, "max_tokens": 6}
+    found = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2).choices[0].logprobs.content
     assert expected.logprobs is not None
     assert [each.logprob for each in found] == pytest.approx([each.logprob for each in expected.logprobs])
     assert all(len(each.top_logprobs) == 2 and each.top_logprobs[0].logprob >= each.logprob - 1e-9 for each in found)
-    chunks = client.chat.completions.create(**asked, logprobs=True, stream=True)
+    chunks = client.chat.completions.create(**fields, logprobs=True, stream=True)
     parts = [entry for chunk in chunks if chunk.choices[0].logprobs for entry in chunk.choices[0].logprobs.content]
     assert [each.token for each in parts] == [each.token for each in found]
 
 
-def test_log_probabilities_of_completions(client: Any) -> None:
-    asked: dict[str, Any] = {"model": NAME, "prompt": "abc", "max_tokens": 12, "temperature": 0, "logprobs": 1}
-    choice = client.completions.create(**asked).choices[0]
-    told = choice.logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 12
-    assert told.text_offset == sorted(told.text_offset)
-    assert told.text_offset[0] == 0
-    assert told.text_offset[-1] <= len(choice.text)
-    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**asked, stream=True)]
-    assert [offset for part in parts if part for offset in part.text_offset] == told.text_offset
+def test_logprobs_of_completions(client: Any) -> None:
+    fields: dict[str, Any] = {"model": NAME, "prompt": "abc", "max_tokens": 12, "temperature": 0, "logprobs": 1}
+    choice = client.completions.create(**fields).choices[0]
+    logprobs = choice.logprobs
+    assert (
+        len(logprobs.tokens)
+        == len(logprobs.token_logprobs)
+        == len(logprobs.top_logprobs)
+        == len(logprobs.text_offset)
+        == 12
+    )
+    assert logprobs.text_offset == sorted(logprobs.text_offset)
+    assert logprobs.text_offset[0] == 0
+    assert logprobs.text_offset[-1] <= len(choice.text)
+    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**fields, stream=True)]
+    assert [offset for part in parts if part for offset in part.text_offset] == logprobs.text_offset
 
 
-def test_many_at_once_are_each_their_own(server: Running, client: Any) -> None:
+def test_concurrent_requests_have_their_own_output(server: Running, client: Any) -> None:
     expected = {prompt: server.llm.generate(prompt, GREEDY)[0].text for prompt in PROMPTS}
     gate = threading.Barrier(len(PROMPTS))
 
@@ -133,7 +143,7 @@ def test_many_at_once_are_each_their_own(server: Running, client: Any) -> None:
         assert dict(zip(PROMPTS, pool.map(ask, PROMPTS), strict=True)) == expected
 
 
-def test_stops_and_another_drafter(server: Running, client: Any) -> None:
+def test_stop_strings_with_another_drafter(server: Running, client: Any) -> None:
     whole = server.llm.generate("one two", GREEDY)[0].text
     stop = whole[5:7]
     expected = server.llm.generate("one two", SamplingParams(max_tokens=TOKENS, stop=(stop,)))[0]
@@ -143,13 +153,13 @@ def test_stops_and_another_drafter(server: Running, client: Any) -> None:
     assert (found.choices[0].text, found.choices[0].finish_reason) == (expected.text, "stop")
 
 
-def test_a_right_prediction_takes_fewer_passes(server: Running, client: Any) -> None:
-    asked: dict[str, Any] = {"model": NAME, "messages": said("q w e"), "temperature": 0, "max_tokens": TOKENS}
-    plain = client.chat.completions.create(**asked, extra_body={"drafter": "pld"})
+def test_a_correct_prediction_takes_fewer_passes(server: Running, client: Any) -> None:
+    fields: dict[str, Any] = {"model": NAME, "messages": user_message("q w e"), "temperature": 0, "max_tokens": TOKENS}
+    plain = client.chat.completions.create(**fields, extra_body={"drafter": "pld"})
     text = plain.choices[0].message.content
     found = {
         content: client.chat.completions.create(
-            **asked, prediction={"type": "content", "content": content}, extra_body={"drafter": "pld"}
+            **fields, prediction={"type": "content", "content": content}, extra_body={"drafter": "pld"}
         )
         for content in (text, "nothing like it")
     }
@@ -157,43 +167,45 @@ def test_a_right_prediction_takes_fewer_passes(server: Running, client: Any) -> 
     assert found[text].draftwood["passes"] < plain.draftwood["passes"]
 
 
-def test_who_hangs_up_is_forgotten(server: Running, client: Any) -> None:
+def test_requests_of_disconnected_clients_are_cancelled(server: Running, client: Any) -> None:
     engine = server.llm.engine
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": NAME,
-        "messages": said("z"),
+        "messages": user_message("z"),
         "max_tokens": 3000,
         "extra_body": {"ignore_eos": True},
     }
-    stream = client.chat.completions.create(**asked, stream=True)
+    stream = client.chat.completions.create(**fields, stream=True)
     next(iter(stream))
     assert engine.has_work
     stream.close()
     assert eventually(lambda: not engine.has_work)
     with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.3).chat.completions.create(**asked)
+        client.with_options(timeout=0.3).chat.completions.create(**fields)
     assert eventually(lambda: not engine.has_work)
-    assert "draftwood_open_samples 0\n" in server.ask("/metrics").text
+    metrics = server.request("/metrics").text
+    assert "draftwood_open_samples 0.0\n" in metrics
+    assert 'draftwood_requests_total{path="/v1/chat/completions",status="499"} 2.0\n' in metrics
 
 
-def test_models_health_and_counts(server: Running, client: Any) -> None:
+def test_models_health_and_metrics(server: Running, client: Any) -> None:
     assert [model.id for model in client.models.list()] == [NAME]
     assert client.models.retrieve(NAME).id == NAME
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("another")
-    assert server.ask("/health").body["status"] == "ok"
+    assert server.request("/health").body["status"] == "ok"
 
-    def outputs() -> int:
-        lines = server.ask("/metrics").text.splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("draftwood_output_tokens_total "))
+    def outputs() -> float:
+        lines = server.request("/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("draftwood_output_tokens_total "))
 
     before = outputs()
     found = client.completions.create(model=NAME, prompt="abc", max_tokens=7, temperature=0)
     assert outputs() - before == found.usage.completion_tokens
 
 
-def test_a_cycle_that_fails_is_not_the_end(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does its client hear what happened inside."""
+def test_the_server_survives_a_failed_cycle(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gets no internal details."""
 
     def broken() -> None:
         monkeypatch.undo()
@@ -204,10 +216,10 @@ def test_a_cycle_that_fails_is_not_the_end(server: Running, monkeypatch: pytest.
     assert failed.status == 500
     assert "secret" not in failed.text
     assert server.chat(max_tokens=4).status == 200
-    assert "draftwood_open_samples 0\n" in server.ask("/metrics").text
+    assert "draftwood_open_samples 0.0\n" in server.request("/metrics").text
 
 
-def test_an_error_in_the_midst_of_a_stream_is_its_last_event(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_during_a_stream_is_its_last_event(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     step, calls = server.llm.engine.step, []
 
     def broken() -> None:
@@ -227,15 +239,20 @@ def test_an_error_in_the_midst_of_a_stream_is_its_last_event(server: Running, mo
 
 def test_an_api_key() -> None:
     with serving({"api_key": "right"}) as server:
-        assert server.ask("/health").status == 200
-        assert server.ask("/v1/models").status == 401
-        assert server.ask("/v1/models", headers={"Authorization": "Bearer wrong"}).error["code"] == "invalid_api_key"
-        assert server.ask("/v1/models", headers={"Authorization": "right"}).status == 401
-        assert server.ask("/v1/models", headers={"Authorization": "bearer right"}).status == 200
+        assert server.request("/health").status == 200
+        assert server.request("/v1/models").status == 401
+        assert (
+            server.request("/v1/models", headers={"Authorization": "Bearer wrong"}).error["code"] == "invalid_api_key"
+        )
+        assert server.request("/v1/models", headers={"Authorization": "right"}).status == 401
+        assert server.request("/v1/models", headers={"Authorization": "bearer right"}).status == 200
+    with serving({"api_key": "schlüssel"}) as server:
+        key = "schlüssel".encode().decode("latin-1")  # the bytes of headers are sent as latin-1
+        assert server.request("/v1/models", headers={"Authorization": f"Bearer {key}"}).status == 200
 
 
-def test_more_than_fit_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving({"most_samples": 2}) as server:
+def test_requests_beyond_the_queue_get_status_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving({"max_samples": 2}) as server:
         gate, step = threading.Event(), server.llm.engine.step
 
         def waiting() -> None:
@@ -251,74 +268,76 @@ def test_more_than_fit_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
             assert first.result().status == 200
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         assert refused.error["code"] == "server_busy"
-        assert eventually(lambda: "draftwood_open_samples 0\n" in server.ask("/metrics").text)
+        assert eventually(lambda: "draftwood_open_samples 0.0\n" in server.request("/metrics").text)
         assert server.chat(n=2, max_tokens=4).status == 200
 
 
-def test_what_never_fits_is_not_told_to_come_back() -> None:
-    with serving({"most_samples": 2}) as server:
+def test_requests_larger_than_the_queue_get_status_400() -> None:
+    with serving({"max_samples": 2}) as server:
         assert (server.chat(n=3).status, server.chat(n=3).error["param"]) == (400, "n")
-        prompts = server.ask("/v1/completions", {"model": NAME, "prompt": ["a"] * 1000})
+        prompts = server.request("/v1/completions", {"model": NAME, "prompt": ["a"] * 1000})
         assert (prompts.status, prompts.error["param"]) == (400, "prompt")
 
 
-class Unending(PlainDrafter):
-    """Fails when its request is over."""
+class FailingEnd(PlainDrafter):
+    """Fails when its request ends."""
 
-    name = "unending"
+    name = "failing_end"
 
     def end(self) -> None:
         raise RuntimeError("a secret")
 
 
-class Failing(PlainDrafter):
-    name = "failing"
+class FailingPropose(PlainDrafter):
+    name = "failing_propose"
 
     def propose(self, budget: int) -> DraftTree:
         raise ZeroDivisionError("a secret")
 
 
-@pytest.mark.parametrize(("drafter", "status"), [(Unending, 200), (Failing, 500)])
+@pytest.mark.parametrize(("drafter", "status"), [(FailingEnd, 200), (FailingPropose, 500)])
 def test_drafters_that_fail(drafter: type[PlainDrafter], status: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Of one's own, say. They are written down, and nobody else hears of it."""
+    """The error is logged, and other requests are not affected."""
     with serving(drafter=drafter) as server:
         for _ in range(3):
             found = server.chat(max_tokens=4)
             assert found.status == status
             assert "secret" not in found.text
         assert server.chat(max_tokens=4, drafter="pld").status == 200
-        assert server.ask("/health").status == 200
-        assert "draftwood_open_samples 0\n" in server.ask("/metrics").text
+        assert server.request("/health").status == 200
+        assert "draftwood_open_samples 0.0\n" in server.request("/metrics").text
     assert "a secret" in caplog.text
 
 
-def test_a_runner_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_reports_a_dead_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as server:
         monkeypatch.setattr("draftwood.serve.runner.Runner.is_alive", False)
-        assert server.ask("/health").status == 503
+        assert server.request("/health").status == 503
 
 
-def test_orders_that_fail_do_not_end_the_runner(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runner_survives_a_failed_command(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         monkeypatch.undo()
         raise RuntimeError
 
     monkeypatch.setattr(server.llm.engine, "cancel", broken)
-    _hang_up(server)
-    assert eventually(lambda: "draftwood_open_samples 0\n" in server.ask("/metrics").text)
+    _disconnect_during_stream(server)
+    assert eventually(lambda: "draftwood_open_samples 0.0\n" in server.request("/metrics").text)
     assert server.chat(max_tokens=4).status == 200
 
 
-def _hang_up(server: Running) -> None:
+def _disconnect_during_stream(server: Running) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    body = json.dumps({"model": NAME, "messages": said("a"), "max_tokens": 3000, "ignore_eos": True, "stream": True})
+    body = json.dumps(
+        {"model": NAME, "messages": user_message("a"), "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    )
     with socket.create_connection((host, int(port))) as connection:
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         connection.sendall((head + body).encode())
         connection.recv(100)
 
 
-def test_a_body_that_never_ends_does_not_hold_up_the_end(
+def test_an_incomplete_body_does_not_block_the_shutdown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("draftwood.serve.server.GRACE_SECONDS", 1)
@@ -332,17 +351,17 @@ def test_a_body_that_never_ends_does_not_hold_up_the_end(
     assert "Traceback" not in caplog.text
 
 
-def test_web_pages_of_others() -> None:
+def test_cors_headers() -> None:
     with serving() as server:
-        assert server.ask("/v1/models", method="OPTIONS").status == 405
-        assert "access-control-allow-origin" not in server.ask("/v1/models").headers
+        assert server.request("/v1/models", method="OPTIONS").status == 405
+        assert "access-control-allow-origin" not in server.request("/v1/models").headers
     with serving({"allow_origin": "https://page"}) as server:
-        assert server.ask("/v1/models", method="OPTIONS").status == 204
-        for reply in (server.ask("/v1/models"), server.chat(n=0), server.chat(max_tokens=2, stream=True)):
+        assert server.request("/v1/models", method="OPTIONS").status == 204
+        for reply in (server.request("/v1/models"), server.chat(n=0), server.chat(max_tokens=2, stream=True)):
             assert reply.headers["access-control-allow-origin"] == "https://page"
 
 
-def test_the_end_of_a_server_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_cancels_running_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwood.serve.server.GRACE_SECONDS", 1)
     answers: list[Reply] = []
     with serving() as server:
@@ -362,4 +381,4 @@ def test_the_end_of_a_server_ends_what_runs(monkeypatch: pytest.MonkeyPatch) -> 
     assert not server.llm.engine.has_work
     (answer,) = answers
     assert answer.status == 200
-    assert "The server is closing" in answer.text.split("\n\n")[-3]
+    assert "The server is shutting down" in answer.text.split("\n\n")[-3]

@@ -1,4 +1,4 @@
-"""What the tests of the server share: a real one behind a real port, with a tiny model, and OpenAI's own client."""
+"""A server on a real port with a tiny model, for the tests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from draftwood import LLM
-from draftwood.serve.app import ServerOptions
-from draftwood.serve.server import address, listen, make_server
+from draftwood.serve import ServerOptions, create_server, listen, server_url
 from tests.tools.engine import make_llm
 
 NAME = "tiny"
-PATIENCE = 30.0  # seconds
+TIMEOUT_SECONDS = 30.0
 
 
 class Reply(NamedTuple):
@@ -39,44 +38,44 @@ class Running(NamedTuple):
     llm: LLM
     url: str
 
-    def ask(
+    def request(
         self, path: str, body: Any = None, headers: Mapping[str, str] | None = None, method: str | None = None
     ) -> Reply:
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, dict(headers or {}), method=method)
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as found:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as found:
                 return Reply(found.status, found.headers, found.read().decode())
         except urllib.error.HTTPError as error:
             return Reply(error.code, error.headers, error.read().decode())
 
     def chat(self, **fields: Any) -> Reply:
-        return self.ask("/v1/chat/completions", {"model": NAME, "messages": said("hello hello"), **fields})
+        return self.request("/v1/chat/completions", {"model": NAME, "messages": user_message("hello hello"), **fields})
 
 
-def said(text: str) -> list[dict[str, str]]:
+def user_message(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
 @contextmanager
 def serving(options: Mapping[str, Any] | None = None, **llm_options: Any) -> Iterator[Running]:
-    """A server in a thread; it is ended as a signal would end it."""
+    """Run a server in a thread and stop it as a signal would."""
     with make_llm(**llm_options) as llm, listen("127.0.0.1", 0) as listener:
         is_ready = threading.Event()
-        server = make_server(llm, ServerOptions(**{"names": (NAME,), **(options or {})}), is_ready.set)
+        server = create_server(llm, ServerOptions(**{"names": (NAME,), **(options or {})}), is_ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            assert is_ready.wait(PATIENCE)
-            yield Running(llm, address(listener))
+            assert is_ready.wait(TIMEOUT_SECONDS)
+            yield Running(llm, server_url(listener))
         finally:
             server.should_exit = True
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT_SECONDS)
             assert not thread.is_alive()
 
 
 def eventually(holds: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT_SECONDS
     while not holds() and time.monotonic() < end:
         time.sleep(0.01)
     return holds()

@@ -20,7 +20,7 @@ from draftwood.engine.requests import GenerationRequest, Sample
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Session
 from draftwood.engine.step import begin, finish, step
-from draftwood.errors import CapabilityError, PromptError
+from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, CapabilityError, PromptError
 from draftwood.progress import Progress
 from draftwood.sizing import CostProfile, Experience, Sizer, known_costs
 from draftwood.targets import Target
@@ -190,6 +190,7 @@ class Engine:
                 got=f"{len(prompt_ids)} tokens",
                 allowed=f"at most {limit}",
                 next_step="Shorten it, or raise cache_tokens." if by_cache else "Shorten it, or use another model.",
+                code=CONTEXT_LENGTH_EXCEEDED,
             )
 
     def _collect(self, request_ids: Sequence[int]) -> list[TokenEvent]:

@@ -1,6 +1,9 @@
-"""A server that OpenAI's clients talk to: one model, one drafter, requests of many people in one batch."""
+"""An HTTP server with OpenAI's API: one model, one default drafter, concurrent requests in one batch.
 
-from draftwood.serve.app import ServerOptions
-from draftwood.serve.server import address, check_installed, listen, run
+Its packages come with the extra ``serve``. Import it only where it is used.
+"""
 
-__all__ = ["ServerOptions", "address", "check_installed", "listen", "run"]
+from draftwood.serve.server import create_server, listen, server_url
+from draftwood.serve.state import ServerOptions
+
+__all__ = ["ServerOptions", "create_server", "listen", "server_url"]

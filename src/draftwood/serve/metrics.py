@@ -1,62 +1,42 @@
-"""Counts for Prometheus, in its text format."""
+"""Prometheus metrics of the server."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
 from draftwood.engine import RequestStats
 
-HELP = {
-    "requests_total": "Requests that were answered, by path and status",
-    "samples_total": "Samples that ran to their end",
-    "prompt_tokens_total": "Tokens of prompts",
-    "cached_tokens_total": "Tokens of prompts that were found in the cache",
-    "output_tokens_total": "Tokens that were answered",
-    "passes_total": "Passes of the model that answered them, one request's share each",
-    "drafted_tokens_total": "Guesses that those passes checked",
-    "first_token_seconds_total": "Seconds from the start of a sample to its first token",
-    "seconds_total": "Seconds from the start of a sample to its end",
+SAMPLE_COUNTERS: dict[str, tuple[str, Callable[[RequestStats], float]]] = {
+    "samples": ("Finished samples", lambda _: 1),
+    "prompt_tokens": ("Prompt tokens", lambda stats: stats.prompt_tokens),
+    "cached_tokens": ("Prompt tokens found in the KV cache", lambda stats: stats.reused_tokens),
+    "output_tokens": ("Generated tokens", lambda stats: stats.output_tokens),
+    "passes": ("Verification passes, counted once per request in the batch", lambda stats: stats.cycles),
+    "drafted_tokens": ("Draft tokens verified in these passes", lambda stats: stats.drafted_nodes),
+    "first_token_seconds": ("Seconds from admission to the first token", lambda stats: stats.first_token_seconds),
+    "seconds": ("Seconds from admission to the last token", lambda stats: stats.total_seconds),
 }
 
 
 class Metrics:
-    """Kept by the event loop's thread alone."""
+    """Counters of one server. Only the event loop's thread updates them."""
 
-    def __init__(self) -> None:
-        self._counts: dict[str, float] = dict.fromkeys(list(HELP)[1:], 0)
-        self._requests: Counter[tuple[str, int]] = Counter()
+    def __init__(self, num_open: Callable[[], int]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the number of time series
+        registry = self.registry = CollectorRegistry()
+        self._responses = Counter(
+            "draftwood_requests", "HTTP responses by path and status", ["path", "status"], registry=registry
+        )
+        self._counters = {
+            name: Counter(f"draftwood_{name}", text, registry=registry) for name, (text, _) in SAMPLE_COUNTERS.items()
+        }
+        Gauge("draftwood_open_samples", "Running and queued samples", registry=registry).set_function(num_open)
 
-    def answered(self, path: str, status: int) -> None:
-        self._requests[path, status] += 1
+    def count_response(self, path: str, status: int) -> None:
+        self._responses.labels(path, str(status)).inc()
 
-    def finished(self, stats: RequestStats) -> None:
-        for name, value in {
-            "samples_total": 1,
-            "prompt_tokens_total": stats.prompt_tokens,
-            "cached_tokens_total": stats.reused_tokens,
-            "output_tokens_total": stats.output_tokens,
-            "passes_total": stats.cycles,
-            "drafted_tokens_total": stats.drafted_nodes,
-            "first_token_seconds_total": stats.first_token_seconds,
-            "seconds_total": stats.total_seconds,
-        }.items():
-            self._counts[name] += value
-
-    def text(self, num_open: int) -> str:
-        lines = [
-            *_told("requests_total", [(f'{{path="{path}",status="{status}"}}', count)
-                                      for (path, status), count in sorted(self._requests.items())]),
-            *(line for name, count in self._counts.items() for line in _told(name, [("", count)])),
-            "# HELP draftwood_open_samples Samples that run or wait",
-            "# TYPE draftwood_open_samples gauge",
-            f"draftwood_open_samples {num_open}",
-        ]  # fmt: skip
-        return "\n".join(lines) + "\n"
-
-
-def _told(name: str, values: Sequence[tuple[str, float]]) -> Iterator[str]:
-    yield f"# HELP draftwood_{name} {HELP[name]}"
-    yield f"# TYPE draftwood_{name} counter"
-    for labels, value in values:
-        yield f"draftwood_{name}{labels} {value!r}"
+    def count_sample(self, stats: RequestStats) -> None:
+        for name, (_, value_of) in SAMPLE_COUNTERS.items():
+            self._counters[name].inc(value_of(stats))

@@ -1,6 +1,7 @@
-"""The engine in a thread of its own: it runs cycles for everybody, and tells each request's owner what came out.
+"""Runs the engine in a thread of its own and delivers events to the requests.
 
-Others leave orders, which are carried out between two cycles, so nobody waits for a lock while the target runs.
+Other threads send commands, which the runner executes between two cycles. So no thread waits for a lock while the
+target runs.
 """
 
 from __future__ import annotations
@@ -15,23 +16,15 @@ from draftwood.config import SamplingParams
 from draftwood.engine import TokenEvent
 from draftwood.errors import DraftwoodError
 from draftwood.llm import LLM
+from draftwood.serve.errors import SHUTTING_DOWN, ApiError, ServerBusyError
 
-Deliver = Callable[[int, TokenEvent | Exception], None]  # (which sample of the ticket, what): in the runner's thread
+Deliver = Callable[[int, TokenEvent | Exception], None]  # (sample index in the ticket, result), in the runner's thread
 
-CLOSING = "The server is closing"
 LOG = logging.getLogger("draftwood.serve")
 
 
-class BusyError(DraftwoodError):
-    """There are too many requests already, or the server is closing."""
-
-
-class RefusedError(Exception):
-    """A job that cannot be begun; its text says why."""
-
-
-class Job(NamedTuple):
-    """The samples of one prompt, which ``Engine.check`` has let pass."""
+class GenerationJob(NamedTuple):
+    """The samples of one prompt. ``Engine.check`` has accepted the prompt."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
@@ -41,25 +34,25 @@ class Job(NamedTuple):
 
 
 class Ticket:
-    """Jobs that somebody waits for: all of their samples, one after the other."""
+    """The jobs of one HTTP request. Their samples are numbered in order."""
 
-    def __init__(self, jobs: Sequence[Job], deliver: Deliver) -> None:
+    def __init__(self, jobs: Sequence[GenerationJob], deliver: Deliver) -> None:
         self.jobs, self.deliver = jobs, deliver
-        self.size = sum(job.params.n for job in jobs)
+        self.num_samples = sum(job.params.n for job in jobs)
         self.request_ids: list[int] = []
-        self.is_over = False  # refused or cancelled
+        self.is_cancelled = False  # by the client, or because the engine rejected a job
 
 
 class Runner:
-    """``most_samples``: that run or wait; more are refused."""
+    """``max_samples``: limit of running and queued samples. Jobs beyond it are rejected."""
 
-    def __init__(self, llm: LLM, most_samples: int) -> None:
+    def __init__(self, llm: LLM, max_samples: int) -> None:
         self._llm, self._engine = llm, llm.engine
-        self._most = most_samples
-        self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._owners: dict[int, tuple[Ticket, int]] = {}  # by request: its ticket, and which sample it is
-        self._num_open = 0  # samples between submit and their end
-        self._lock = threading.Lock()  # of that number
+        self._max_samples = max_samples
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._owners: dict[int, tuple[Ticket, int]] = {}  # by request id: its ticket and sample index
+        self._num_open = 0  # running and queued samples
+        self._lock = threading.Lock()  # guards _num_open
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="draftwood-runner", daemon=True)
 
@@ -75,29 +68,30 @@ class Runner:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends what still runs; whoever waits for it is told. Once is as good as twice."""
-        self._orders.put(self._stop)
+        """Stop the thread. Running requests get an error. Idempotent."""
+        self._commands.put(self._stop)
         if self._thread.is_alive():
             self._thread.join()
 
-    def submit(self, jobs: Sequence[Job], deliver: Deliver) -> Ticket:
-        """All of them or none."""
+    def submit(self, jobs: Sequence[GenerationJob], deliver: Deliver) -> Ticket:
+        """Queue all of the jobs, or raise ``ServerBusyError`` and queue none."""
         ticket = Ticket(jobs, deliver)
         with self._lock:
-            if self._num_open + ticket.size > self._most:
-                raise BusyError("The server is busy", got=f"{self._num_open} samples", allowed=self._most)
-            self._num_open += ticket.size
-        self._orders.put(lambda: self._begin(ticket))
+            if self._num_open + ticket.num_samples > self._max_samples:
+                got = f"{self._num_open} samples"
+                raise ServerBusyError("The server is busy", got=got, allowed=self._max_samples)
+            self._num_open += ticket.num_samples
+        self._commands.put(lambda: self._start_jobs(ticket))
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Ends what of it still runs; nothing more is delivered soon after. Once is as good as twice."""
-        self._orders.put(lambda: self._end(ticket))
+        """Cancel what still runs, before the next cycle. Nothing is delivered after that. Idempotent."""
+        self._commands.put(lambda: self._cancel(ticket))
 
     def _run(self) -> None:
         while not self._is_closing:
             try:
-                self._carry_out_orders()
+                self._execute_commands()
                 if not self._is_closing:
                     self._cycle()
             except Exception as error:
@@ -106,63 +100,63 @@ class Runner:
 
     def _cycle(self) -> None:
         self._engine.step()
-        for request_id, what in self._engine.take_ready(list(self._owners)):
-            self._tell(request_id, what)
+        for request_id, result in self._engine.take_ready(list(self._owners)):
+            self._deliver(request_id, result)
         self._llm.keep_memory(self._llm.factory())
 
-    def _carry_out_orders(self) -> None:
-        """All that lie there; where nothing runs, what comes next is waited for."""
+    def _execute_commands(self) -> None:
+        """Execute all queued commands. Waits for the next one if the engine has no work."""
         while not self._is_closing:
             try:
-                order = self._orders.get(block=not self._engine.has_work)
+                command = self._commands.get(block=not self._engine.has_work)
             except Empty:
                 return
-            order()
+            command()
 
-    def _begin(self, ticket: Ticket) -> None:
+    def _start_jobs(self, ticket: Ticket) -> None:
         try:
-            for job in ticket.jobs if not ticket.is_over else ():
+            for job in ticket.jobs if not ticket.is_cancelled else ():
                 request = self._llm.request(
                     job.prompt_ids, job.params, drafter=job.drafter, reuse=job.reuse, prediction=job.prediction
                 )
                 for request_id in self._engine.submit(request):
                     self._owners[request_id] = ticket, len(ticket.request_ids)
                     ticket.request_ids.append(request_id)
-        except Exception as error:  # noqa: BLE001 - told to the one who asked
-            self._end(ticket)
-            ticket.deliver(0, RefusedError(str(error)) if isinstance(error, DraftwoodError) else error)
+        except Exception as error:  # noqa: BLE001 - delivered to the request
+            self._cancel(ticket)
+            ticket.deliver(0, ApiError.wrap(error) if isinstance(error, DraftwoodError) else error)
 
-    def _end(self, ticket: Ticket) -> None:
-        if not ticket.is_over:
-            ticket.is_over = True
-            self._forget(ticket.size - len(ticket.request_ids))  # those that had not begun
+    def _cancel(self, ticket: Ticket) -> None:
+        if not ticket.is_cancelled:
+            ticket.is_cancelled = True
+            self._count_ended(ticket.num_samples - len(ticket.request_ids))  # the samples that have not started
         for request_id in ticket.request_ids:
             if self._owners.pop(request_id, None) is not None:
-                self._forget(1)
+                self._count_ended(1)
                 self._engine.cancel(request_id)
 
-    def _tell(self, request_id: int, what: TokenEvent | Exception) -> None:
+    def _deliver(self, request_id: int, result: TokenEvent | Exception) -> None:
         owner = self._owners.get(request_id)
         if owner is None:
             return
-        if isinstance(what, Exception) or what.finish_reason is not None:
+        if isinstance(result, Exception) or result.finish_reason is not None:
             del self._owners[request_id]
-            self._forget(1)
+            self._count_ended(1)
         ticket, index = owner
-        ticket.deliver(index, what)
+        ticket.deliver(index, result)
 
     def _fail_all(self, error: Exception) -> None:
         for request_id in list(self._owners):
-            self._tell(request_id, error)
+            self._deliver(request_id, error)
         try:
             self._engine.clear()
         except Exception:
-            LOG.exception("What ran could not be cleared away")
+            LOG.exception("The engine could not be cleared")
 
     def _stop(self) -> None:
         self._is_closing = True
-        self._fail_all(BusyError(CLOSING))
+        self._fail_all(ServerBusyError(SHUTTING_DOWN))
 
-    def _forget(self, number: int) -> None:
+    def _count_ended(self, num_samples: int) -> None:
         with self._lock:
-            self._num_open -= number
+            self._num_open -= num_samples

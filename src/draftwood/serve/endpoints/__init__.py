@@ -1,0 +1,9 @@
+"""The endpoints, one class each. A new one needs a file here and a row in the routes of ``app.py``."""
+
+from draftwood.serve.endpoints.chat import ChatCompletions
+from draftwood.serve.endpoints.completions import Completions
+from draftwood.serve.endpoints.health import Health
+from draftwood.serve.endpoints.metrics import MetricsReport
+from draftwood.serve.endpoints.models import Models
+
+__all__ = ["ChatCompletions", "Completions", "Health", "MetricsReport", "Models"]

@@ -1,0 +1,27 @@
+"""GET /v1/models and /v1/models/NAME: the names of the served model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import Request
+from starlette.responses import Response
+
+from draftwood.serve.requests import check_model
+from draftwood.serve.responses import json_response
+from draftwood.serve.state import ServerState, get_state
+
+
+class Models(HTTPEndpoint):
+    async def get(self, request: Request) -> Response:
+        state, name = get_state(self.scope), request.path_params.get("name")
+        if name is None:
+            return json_response({"object": "list", "data": [_describe(each, state) for each in state.options.names]})
+        check_model(name, state.options.names)
+        return json_response(_describe(name, state))
+
+
+def _describe(name: str, state: ServerState) -> dict[str, Any]:
+    about = {"max_model_len": state.llm.info.context_length, "drafter": state.llm.drafter}
+    return {"id": name, "object": "model", "created": state.created, "owned_by": "draftwood", **about}

@@ -1,0 +1,61 @@
+"""Errors that the server returns to clients, in the format of OpenAI's API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwood.errors import DraftwoodError
+
+SHUTTING_DOWN = "The server is shutting down"
+STATUS_BY_CODE = {  # all others: 400
+    "invalid_api_key": 401,
+    "model_not_found": 404,
+    "unknown_url": 404,
+    "method_not_supported": 405,
+    "request_too_large": 413,
+    "internal_error": 500,
+    "server_busy": 503,
+}
+TYPE_BY_STATUS = {401: "authentication_error", 500: "server_error", 503: "server_error"}
+HEADERS_BY_STATUS = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}
+
+
+class ApiError(DraftwoodError):
+    """A request that cannot be served. The code determines the HTTP status."""
+
+    code = "invalid_value"
+
+    @classmethod
+    def wrap(cls, error: DraftwoodError, param: str | None = None) -> ApiError:
+        """Report an error of the library to the client. ``param`` applies if the error names no option itself."""
+        got, allowed, next_step = error.got, error.allowed, error.next_step
+        return cls(
+            error.what, got=got, allowed=allowed, next_step=next_step, code=error.code, param=error.param or param
+        )
+
+    @property
+    def status(self) -> int:
+        return STATUS_BY_CODE.get(self.code, 400)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return HEADERS_BY_STATUS.get(self.status, {})
+
+    def body(self) -> dict[str, Any]:
+        kind = TYPE_BY_STATUS.get(self.status, "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+class InternalError(ApiError):
+    """A bug or a failed pass. Details go to the log, never to the client."""
+
+    code = "internal_error"
+
+    def __init__(self) -> None:
+        super().__init__("Internal server error")
+
+
+class ServerBusyError(ApiError):
+    """The queue is full, or the server is shutting down."""
+
+    code = "server_busy"
