@@ -183,7 +183,7 @@ def drafter_table(link: str) -> str:
 
 
 def tree_shape(cls: type[Drafter]) -> str:
-    return getattr(cls, "tree_shape", NONE)
+    return getattr(cls, "tree_shape", "") or NONE
 
 
 def drafter_sections() -> str:
@@ -262,8 +262,17 @@ def metavar(action: argparse.Action) -> str:
 # Server
 
 
+def metrics_text() -> str:
+    """What GET /metrics returns before the first request."""
+    if not hasattr(Metrics, "text"):
+        from prometheus_client import generate_latest
+
+        return generate_latest(Metrics(lambda: 0).registry).decode()
+    return Metrics().text(0)
+
+
 def metrics_table() -> str:
-    lines = Metrics().text(0).splitlines()
+    lines = metrics_text().splitlines()
     kinds = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
     helps = (line.split(maxsplit=3)[2:] for line in lines if line.startswith("# HELP"))
     return table(("metric", "type", "meaning"), [(code(name), kinds[name], text) for name, text in helps])
