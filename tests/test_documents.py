@@ -26,7 +26,7 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: 
 each_written = pytest.mark.parametrize("document", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-def test_facts_of_a_peer_are_what_its_worker_tells_and_not_the_number_of_the_question(
+def test_facts_of_a_peer_come_from_its_worker_without_the_message_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTWOOD_PEER_FAKE", sys.executable)
@@ -41,12 +41,12 @@ def test_facts_of_a_peer_are_what_its_worker_tells_and_not_the_number_of_the_que
         assert peer.facts == {"version": "1"}
 
 
-def test_memory_is_a_number_of_bytes() -> None:
+def test_memory_is_formatted_in_bytes() -> None:
     assert [text.memory(value) for value in (None, 3 << 20, 5 << 29)] == [text.NOTHING, "3 MiB", "2.50 GiB"]
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_scripts_that_recipes_name_are_there(name: str) -> None:
+def test_scripts_named_by_recipes_exist(name: str) -> None:
     recipe = load_recipe(name)
     for script in re.findall(r"python (\S+\.py)", f"{recipe.then} {recipe.command}"):
         assert (ROOT / script).is_file()
