@@ -60,7 +60,7 @@ FIELDS = {
 # The meaning of every environment variable. The names are compared with those in the source.
 ENVIRONMENT = {
     "DRAFTWOOD_API_KEY": "API key that clients of `draftwood serve` must send",
-    "DRAFTWOOD_CC": "C compiler for the kernels (default: `cc`, `gcc` or `clang`)",
+    "DRAFTWOOD_CC": "C compiler for the kernels, instead of prebuilt ones (default: `cc`, `gcc` or `clang`)",
     "DRAFTWOOD_DEBUG": "`1`: print tracebacks of user errors, as `--debug` does",
     "DRAFTWOOD_HOME": "cache folder (default: `~/.cache/draftwood`)",
     "DRAFTWOOD_NO_KERNEL": "`1`: run without the C kernels",
