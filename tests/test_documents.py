@@ -1,8 +1,11 @@
-"""Benchmarks: facts about peers, what reports write of a machine, and commands in recipes and documents that exist."""
+"""Documents that cannot drift: links, anchors, commands, generated parts, layout; and facts that reports state."""
 
 from __future__ import annotations
 
+import argparse
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,13 +15,18 @@ from draftwood.bench.peers import Peer, PeerModel, PeerSpec
 from draftwood.bench.recipes.recipes import load_recipe, recipe_names
 from draftwood.bench.report import text
 from draftwood.cli.main import build_parser
+from tests.tools.documents import DOCUMENTS, WRITTEN, anchors, blocks, command_lines, links, prose
+from tests.tools.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-COMMANDS = ("", "report", "diff", "recipes", "peers", "record", "replay")
+MAX_LINE = 120
+MAX_CELL = 220  # characters of a table cell: longer texts are paragraphs
+LANGUAGES = {"console", "python", "text", "toml", "layers"}
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+each_written = pytest.mark.parametrize("document", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-def test_facts_of_a_peer_are_what_its_worker_tells_and_not_the_number_of_the_question(
+def test_facts_of_a_peer_come_from_its_worker_without_the_message_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTWOOD_PEER_FAKE", sys.executable)
@@ -33,37 +41,88 @@ def test_facts_of_a_peer_are_what_its_worker_tells_and_not_the_number_of_the_que
         assert peer.facts == {"version": "1"}
 
 
-def test_memory_is_a_number_of_bytes() -> None:
+def test_memory_is_formatted_in_bytes() -> None:
     assert [text.memory(value) for value in (None, 3 << 20, 5 << 29)] == [text.NOTHING, "3 MiB", "2.50 GiB"]
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_scripts_that_recipes_name_are_there(name: str) -> None:
+def test_scripts_named_by_recipes_exist(name: str) -> None:
     recipe = load_recipe(name)
     for script in re.findall(r"python (\S+\.py)", f"{recipe.then} {recipe.command}"):
         assert (ROOT / script).is_file()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_and_scripts_of_documents_are_there(document: Path) -> None:
-    content = document.read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", content):
-        assert (document.parent / link).exists(), link
-    for script in re.findall(r"python (benchmarks/\S+\.py)", content):
+def test_generated_parts_are_up_to_date() -> None:
+    """If this fails, run ``python docs/generate.py``."""
+    command = [sys.executable, ROOT / "docs" / "generate.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    navigation = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(navigation) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.slow
+def test_site_builds_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@each_document
+def test_links_and_scripts_exist(document: Path) -> None:
+    for line, link in links(document):
+        file, _, anchor = link.partition("#")
+        target = (document.parent / file).resolve() if file else document
+        assert target.exists(), f"line {line}: {link}"
+        assert not anchor or anchor in anchors(target), f"line {line}: {link}"
+    for script in re.findall(r"python (benchmarks/\S+\.py)", document.read_text(encoding="utf-8")):
         assert (ROOT / script).is_file(), script
 
 
-def test_options_of_benchmarks_in_documents_are_known(capsys: pytest.CaptureFixture[str]) -> None:
-    known = {command: options_of(["bench", *command.split()], capsys) for command in COMMANDS}
-    for document in DOCUMENTS:
-        content = document.read_text(encoding="utf-8").replace("\\\n", " ")
-        for line in re.findall(r"draftwood bench ([^\n`]*)", content):
-            word = line.split()[0] if line.split() else ""
-            used = set(re.findall(r"(?:^|\s)(--[a-z-]+)", re.split(r"\s{2,}[#(]", line)[0]))
-            assert used <= known.get(word, known[""]), f"{document.name}: {line}"
+@each_written
+def test_lines_and_table_cells_are_short(document: Path) -> None:
+    for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), 1):
+        is_table = line.startswith("|")
+        assert is_table or len(line) <= MAX_LINE or "://" in line, f"line {number} has {len(line)} characters"
+        cells = re.split(r"(?<!\\)\|", line) if is_table else []
+        assert max(map(len, cells), default=0) <= MAX_CELL, f"line {number} has a paragraph in a table cell"
 
 
-def options_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
-    with pytest.raises(SystemExit):
-        build_parser().parse_args([*words, "--help"])
-    return set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+@each_written
+def test_code_blocks_name_their_language(document: Path) -> None:
+    for block in blocks(document):
+        assert block.language in LANGUAGES, f"line {block.line}: {block.language!r}"
+
+
+@each_written
+def test_commands_of_code_blocks_parse(document: Path) -> None:
+    for line, command in command_lines(document):
+        try:
+            build_parser().parse_args(shlex.split(command)[1:])
+        except SystemExit:
+            pytest.fail(f"line {line}: {command}")
+
+
+@each_document
+def test_commands_in_sentences_are_known(document: Path) -> None:
+    for line, content in prose(document):
+        for command in re.findall(r"`draftwood ([a-z][^`]*)`", content):
+            words = command.split()
+            parser = find_parser(build_parser(), words)
+            assert parser is not None, f"line {line}: draftwood {command}"
+            used = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert used <= set(parser._option_string_actions), f"line {line}: draftwood {command}"
+
+
+def find_parser(parser: argparse.ArgumentParser, words: list[str]) -> argparse.ArgumentParser | None:
+    """The parser of the command that the words name; None if there is no such command."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and words and not words[0].startswith("-"):
+            if words[0] in action.choices:
+                return find_parser(action.choices[words[0]], words[1:])
+            return parser if parser.get_default("run") is not None else None
+    return parser
