@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import DraftwoodError, ModelError, OptionError
-from draftwood.heads import KINDS, Eagle3Head, build_head, check_fit, default_head_config, usual_taps
+from draftwood.heads import KINDS, Eagle3Head, build_head, check_fit, default_head_config, default_taps
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from tests.tools.head import SMALL, random_head, random_parts
 
@@ -78,7 +78,7 @@ def test_parts_of_another_target_are_refused() -> None:
 
 @given(st.integers(1, 120))
 def test_usual_taps_exist_rise_and_differ_where_they_can(num_layers: int) -> None:
-    taps = usual_taps(num_layers)
+    taps = default_taps(num_layers)
     assert len(taps) == 3
     assert list(taps) == sorted(taps)
     assert all(0 <= tap <= num_layers for tap in taps)

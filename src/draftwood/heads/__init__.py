@@ -2,24 +2,24 @@
 
 from draftwood.heads.base import Head
 from draftwood.heads.build import HeadModule, build_head
-from draftwood.heads.config import KINDS, HeadConfig, check_fit, default_head_config, usual_taps
+from draftwood.heads.config import KINDS, HeadConfig, check_fit, default_head_config, default_taps
 from draftwood.heads.eagle import EagleHead
 from draftwood.heads.eagle3 import Eagle3Head, FirstLayer
 from draftwood.heads.fit import (
+    find_local_fingerprint,
+    find_local_shape,
     fingerprint,
-    fingerprint_if_here,
-    identity,
-    is_its_target,
-    load_fitting,
-    native_shape,
-    shape_if_here,
-    target_shape,
+    identify_target,
+    load_head_for,
+    load_target_shape,
+    native_config,
+    was_trained_for,
 )
 from draftwood.heads.formats import FORMATS, LoadedHead, load_head, save_head
 from draftwood.heads.hydra import HydraHead
 from draftwood.heads.layers import DecoderLayer, RMSNorm, float_logits
 from draftwood.heads.medusa import MedusaHead
-from draftwood.heads.shipped import ShippedHead, find_head, shipped_for, shipped_heads
+from draftwood.heads.shipped import ShippedHead, find_head, find_shipped_head, list_shipped_heads
 
 __all__ = [
     "FORMATS",
@@ -39,19 +39,19 @@ __all__ = [
     "build_head",
     "check_fit",
     "default_head_config",
+    "default_taps",
     "find_head",
+    "find_local_fingerprint",
+    "find_local_shape",
+    "find_shipped_head",
     "fingerprint",
-    "fingerprint_if_here",
     "float_logits",
-    "identity",
-    "is_its_target",
-    "load_fitting",
+    "identify_target",
+    "list_shipped_heads",
     "load_head",
-    "native_shape",
+    "load_head_for",
+    "load_target_shape",
+    "native_config",
     "save_head",
-    "shape_if_here",
-    "shipped_for",
-    "shipped_heads",
-    "target_shape",
-    "usual_taps",
+    "was_trained_for",
 ]

@@ -12,7 +12,7 @@ from draftwood.models import ModelConfig, Rope
 
 KINDS = ("eagle", "eagle3", "medusa", "hydra")
 FEATURES = ("normed", "raw")
-USUAL_TAPS = 3
+NUM_DEFAULT_TAPS = 3
 
 Rule = tuple[str, str, bool]
 
@@ -133,7 +133,7 @@ class HeadConfig:
         """What ``Target.set_taps`` takes, for a target with this many layers."""
         if self.taps:
             return self.taps
-        return usual_taps(num_layers) if self.kind == "eagle3" else (num_layers,)
+        return default_taps(num_layers) if self.kind == "eagle3" else (num_layers,)
 
     @property
     def has_draft_vocabulary(self) -> bool:
@@ -146,13 +146,13 @@ def published_taps(num_layers: int) -> tuple[int, ...]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-def usual_taps(num_layers: int) -> tuple[int, ...]:
+def default_taps(num_layers: int) -> tuple[int, ...]:
     """The published taps; for targets of so few layers that those would coincide, the same idea over what there is."""
     taps = published_taps(num_layers)
     if taps[0] < taps[1] < taps[2]:
         return taps
-    lowest = 1 if num_layers >= USUAL_TAPS else 0
-    return tuple(lowest + (num_layers - lowest) * step // 2 for step in range(USUAL_TAPS))
+    lowest = 1 if num_layers >= NUM_DEFAULT_TAPS else 0
+    return tuple(lowest + (num_layers - lowest) * step // 2 for step in range(NUM_DEFAULT_TAPS))
 
 
 def default_head_config(
@@ -180,8 +180,8 @@ def default_head_config(
         "target_hidden_size": model.hidden_size,
         "hidden_size": model.hidden_size,
         "num_layers": num_layers,
-        "taps": usual_taps(model.num_layers) if kind == "eagle3" else (model.num_layers,),
-        "num_taps": USUAL_TAPS if kind == "eagle3" else 1,
+        "taps": default_taps(model.num_layers) if kind == "eagle3" else (model.num_layers,),
+        "num_taps": NUM_DEFAULT_TAPS if kind == "eagle3" else 1,
         "own_lm_head": kind != "eagle",
         "fc_bias": kind == "eagle",
         "target_name": target_name,

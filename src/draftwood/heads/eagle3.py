@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from draftwood.heads.base import Head, draw_
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.layers import Angles, DecoderLayer, RMSNorm, Rotation, float_logits
-from draftwood.heads.vocabulary import checked_vocabulary, inverse_map, token_mask
+from draftwood.heads.vocabulary import check_vocabulary, inverse_map, token_mask
 from draftwood.targets import Attend
 
 
@@ -57,7 +57,7 @@ class Eagle3Head(Head):
     def set_vocabulary(self, token_ids: Tensor) -> None:
         """Which tokens of the target the head can suggest, in the order of its own ids: ``token_ids [Vd]``."""
         total = self.config.vocab_size
-        token_ids = checked_vocabulary(token_ids.to(self.d2t.device), self.config.draft_vocab_size, total)
+        token_ids = check_vocabulary(token_ids.to(self.d2t.device), self.config.draft_vocab_size, total)
         self.d2t = token_ids - torch.arange(len(token_ids), device=token_ids.device)
         self.t2d = token_mask(token_ids, total)
         self._to_draft = inverse_map(token_ids, total)

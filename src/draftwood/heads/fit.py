@@ -36,31 +36,31 @@ class TargetSizes:
     num_layers: int
 
 
-def native_shape(target: Target) -> ModelConfig | None:
+def native_config(target: Target) -> ModelConfig | None:
     """The shape of a loaded target; None if it is not our own decoder that runs it."""
     shape = getattr(target, "config", None)
     return shape if isinstance(shape, ModelConfig) else None
 
 
-def target_shape(name: str, progress: Progress | None = None) -> ModelConfig | TargetSizes:
+def load_target_shape(name: str, progress: Progress | None = None) -> ModelConfig | TargetSizes:
     """The shape of the model of this name, which is fetched if it is not here yet."""
     if name == BUILT_IN:
         return TINY_CONFIG
     return _shape(_folder_here(name) or resolve(name, progress).path)
 
 
-def shape_if_here(name: str) -> ModelConfig | TargetSizes | None:
-    """As ``target_shape``, but nothing is fetched: None if the model is not on this disk."""
+def find_local_shape(name: str) -> ModelConfig | TargetSizes | None:
+    """As ``load_target_shape``, but nothing is fetched: None if the model is not on this disk."""
     folder = _folder_here(name)
     if folder is None:
         return TINY_CONFIG if name == BUILT_IN else None
     return _shape(folder)
 
 
-def load_fitting(folder: Path, target: Target, dtype: torch.dtype) -> LoadedHead:
+def load_head_for(folder: Path, target: Target, dtype: torch.dtype) -> LoadedHead:
     """A head on the target's device; refuses one that was made for a target of another shape."""
     info = target.info
-    loaded = load_head(folder, info.device, dtype, model=native_shape(target))
+    loaded = load_head(folder, info.device, dtype, model=native_config(target))
     problems = check_fit(loaded.config, info)
     if problems:
         raise ModelError(
@@ -82,7 +82,7 @@ def fingerprint(norm: torch.Tensor) -> str:
     return hashlib.sha256(bits.numpy().astype("<i2").tobytes()).hexdigest()[:16]
 
 
-def identity(target: Target) -> str:
+def identify_target(target: Target) -> str:
     """Which model a target runs, wherever its files lie: shape and fingerprint; its name where it lends no norm."""
     info = target.info
     try:
@@ -93,7 +93,7 @@ def identity(target: Target) -> str:
     return f"{info.architecture} {sizes}, {info.num_parameters} parameters, {told}"
 
 
-def fingerprint_if_here(name: str) -> str:
+def find_local_fingerprint(name: str) -> str:
     """That of the model of this name; empty if its weights are not on this disk, or not of a model that we run.
 
     Weights that are here and cannot be read are an error.
@@ -107,11 +107,11 @@ def fingerprint_if_here(name: str) -> str:
     return fingerprint(load_parts(folder, shape, torch.bfloat16, torch.device("cpu")).norm)
 
 
-def is_its_target(config: HeadConfig, name: str) -> bool | None:
+def was_trained_for(config: HeadConfig, name: str) -> bool | None:
     """Whether the head was trained for the model of this name; None where that cannot be told."""
     if not config.target_fingerprint:
         return None
-    found = fingerprint_if_here(name)
+    found = find_local_fingerprint(name)
     return found == config.target_fingerprint if found else None
 
 

@@ -29,7 +29,7 @@ class ShippedHead(NamedTuple):
         return f"{self.name} (made for {self.config.target_name})"
 
 
-def shipped_heads(kind: str | None = None) -> list[ShippedHead]:
+def list_shipped_heads(kind: str | None = None) -> list[ShippedHead]:
     """All of them, or those of one kind, by name. Of their files only config.json is read."""
     layout = DraftwoodLayout()
     folders = sorted(path.parent for path in FOLDER.glob(f"*/{CONFIG}"))
@@ -40,7 +40,7 @@ def shipped_heads(kind: str | None = None) -> list[ShippedHead]:
 def find_head(head: str | os.PathLike[str]) -> Path:
     """The folder of a head. A shipped one goes by its name; a folder of one's own that is called so is ``./NAME``."""
     name = os.fspath(head)
-    shipped = {each.name: each.folder for each in shipped_heads()}
+    shipped = {each.name: each.folder for each in list_shipped_heads()}
     folder = shipped.get(name) or Path(name).expanduser()
     if not folder.exists():
         raise ModelError(
@@ -51,7 +51,7 @@ def find_head(head: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def shipped_for(kind: str, target: TargetShape, fingerprint: str) -> ShippedHead | None:
+def find_shipped_head(kind: str, target: TargetShape, fingerprint: str) -> ShippedHead | None:
     """The head of this kind that was trained for this very target, if one ships."""
-    fitting = (head for head in shipped_heads(kind) if not check_fit(head.config, target))
+    fitting = (head for head in list_shipped_heads(kind) if not check_fit(head.config, target))
     return next((head for head in fitting if head.config.target_fingerprint == fingerprint), None)

@@ -8,7 +8,7 @@ from torch import Tensor
 from draftwood.errors import ModelError
 
 
-def checked_vocabulary(token_ids: Tensor, size: int, total: int) -> Tensor:
+def check_vocabulary(token_ids: Tensor, size: int, total: int) -> Tensor:
     """``token_ids [size]`` int64, if they are that many different tokens of a target with ``total``."""
     token_ids = token_ids.to(torch.int64)
     inside = int(((token_ids >= 0) & (token_ids < total)).sum())

@@ -281,7 +281,7 @@ def test_cycles_of_random_trees_do_not_drift(dtype: str, cycles: int) -> None:
 @on_gpu
 def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that were forgotten are made again, and those that stay are not harmed."""
-    monkeypatch.setattr(cuda_decoder, "KEPT_PASSES", 3)
+    monkeypatch.setattr(cuda_decoder, "MAX_PASSES", 3)
     target = new_target()
     sizes = [1, 8, 64, 300, 2, 16, 128, 1, 64, 300, 8, 1]
     answers_by_size: dict[int, torch.Tensor] = {}

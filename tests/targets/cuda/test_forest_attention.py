@@ -365,7 +365,7 @@ def test_without_kernels_nothing_is_fused() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize(("capability", "shared", "dim"), [(80, AMPERE, 128), (90, HOPPER, 128), (90, HOPPER, 64)])
 def test_no_registers_are_spilled(capability: int, shared: int, dim: int) -> None:
-    tiles = forest.choose(100_000, 1, dim, Gpu(132, shared))
+    tiles = forest.choose_tiles(100_000, 1, dim, Gpu(132, shared))
     names = ("query", "text_key", "text_value", "node_key", "node_value", "out")
     types = {**dict.fromkeys(names, "*bf16"), "last": "*i64", "ancestors": "*u8", "scale": "fp32"}
     sizes = {"D": dim, "BLOCK_D": dim, "G": 4, "BLOCK_M": tiles.block_m, "BLOCK_S": tiles.block_s}
@@ -379,8 +379,8 @@ def test_no_registers_are_spilled(capability: int, shared: int, dim: int) -> Non
 
 @given(st.integers(1, 1 << 20), st.integers(1, 512), st.integers(1, 256), st.sampled_from([HOPPER, AMPERE, ADA]))
 def test_choices_are_sound(num_rows: int, num_walks: int, dim: int, shared: int) -> None:
-    tiles = forest.choose(num_rows, num_walks, dim, Gpu(132, shared))
-    size = forest.padded_dim(dim)
+    tiles = forest.choose_tiles(num_rows, num_walks, dim, Gpu(132, shared))
+    size = forest.pad_dim(dim)
     assert dim <= size < 2 * max(dim, 16)
     assert (tiles.block_m == 128) == (size <= 64 and -(-num_rows // 128) * num_walks >= 132)
     assert 1 <= tiles.num_stages <= 3

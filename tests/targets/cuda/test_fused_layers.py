@@ -262,9 +262,9 @@ def test_the_kernels_compile_for_gpus_and_stay_in_registers(capability: int) -> 
         types = dict.fromkeys(("qkv", "keys", "cos", "sin", "q_norm", "k_norm"), "*bf16")
         sizes = {"HEADS": 32, "KV": 8, "D": dim, "HALF": dim // 2, "BLOCK": block}
         used = resources(
-            fused_layers._turn, {**types, "num_turned": "i32", "eps": "fp32"},
-            {**sizes, "TILE": fused_layers.TURNED // block, "QK_NORM": True},
-            capability=capability, num_warps=fused_layers.TURN_WARPS, num_stages=3,
+            fused_layers._rotate, {**types, "num_heads": "i32", "eps": "fp32"},
+            {**sizes, "TILE": fused_layers.PAIRS_PER_PROGRAM // block, "QK_NORM": True},
+            capability=capability, num_warps=fused_layers.ROTATE_WARPS, num_stages=3,
         )  # fmt: skip
         assert used.stack == 0
         assert used.registers <= 128

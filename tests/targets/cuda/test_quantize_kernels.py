@@ -102,7 +102,7 @@ def test_a_model(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
     if INTERPRETED:  # where rows take long
         length = 5
         for module in (decoder, passes):
-            monkeypatch.setattr(module, "MOST_ROWS", 4)
+            monkeypatch.setattr(module, "MAX_ROWS", 4)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 1, "num_kv_heads": 1, "num_layers": 1}
     config = replace(TINY_CONFIG, **sizes, vocab_size=131, tied_embeddings=name == "fp8", qkv_bias=True)
     logits = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood.heads.config import USUAL_TAPS, HeadConfig
+from draftwood.heads.config import NUM_DEFAULT_TAPS, HeadConfig
 from draftwood.heads.formats.eagle3_family import EMBED, Eagle3Layout, looks_like_eagle3
 from draftwood.heads.formats.fields import flag_objections, only_published_taps, rope_objections
 from draftwood.heads.formats.layout import Export, Json, Shapes
@@ -42,6 +42,6 @@ class EagleLayout(Eagle3Layout):
             found.append(f"it has {config.num_layers} layers")
         if not config.own_lm_head:
             found.append("it has no lm_head of its own")
-        if config.num_taps != USUAL_TAPS:
+        if config.num_taps != NUM_DEFAULT_TAPS:
             found.append(f"it reads {config.num_taps} hidden states")
         return found + rope_objections(config) + only_published_taps(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftwood.errors import CapabilityError
-from draftwood.heads.config import USUAL_TAPS, HeadConfig
+from draftwood.heads.config import NUM_DEFAULT_TAPS, HeadConfig
 from draftwood.heads.formats.fields import eagle_config, number, read_decoder, read_taps, write_decoder
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes
 
@@ -67,7 +67,7 @@ class Eagle3Layout(Layout):
             "draft_vocab_size": draft_vocab,
             "target_hidden_size": number(outer, "target_hidden_size", fields["hidden_size"]),
             "taps": taps,
-            "num_taps": number(outer, "num_aux_hidden_states", len(taps) or USUAL_TAPS),
+            "num_taps": number(outer, "num_aux_hidden_states", len(taps) or NUM_DEFAULT_TAPS),
             "fc_bias": "fc.bias" in names,
             "norm_before_fc": _before_fc(outer) or "input_norm.weight" in names,
             "fc_norm": bool(outer.get("fc_norm") or outer.get("use_aux_norm")) or "fc_norm.0.weight" in names,

@@ -23,7 +23,7 @@ from draftwood.heads.formats.medusa import MedusaLayout
 from draftwood.heads.formats.sglang import SglangLayout
 from draftwood.heads.formats.speculators import SpeculatorsLayout
 from draftwood.heads.formats.vllm import VllmLayout
-from draftwood.heads.vocabulary import checked_vocabulary, token_mask, tokens_of
+from draftwood.heads.vocabulary import check_vocabulary, token_mask, tokens_of
 from draftwood.models import ModelConfig, architecture_of
 
 # In the order they are tried: what says most about itself first.
@@ -159,7 +159,7 @@ def _check_maps(config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> None
 
 def _mask(config: HeadConfig, state: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Which tokens the head has, by d2t; a mask that is there already must say the same."""
-    tokens = checked_vocabulary(tokens_of(state["d2t"]), config.draft_vocab_size, config.vocab_size)
+    tokens = check_vocabulary(tokens_of(state["d2t"]), config.draft_vocab_size, config.vocab_size)
     mask, stored = token_mask(tokens, config.vocab_size), state.get("t2d")
     if stored is not None and not torch.equal(stored.bool(), mask):
         raise ModelError(
