@@ -47,7 +47,7 @@ def test_a_loaded_state_brings_its_vocabulary() -> None:
 def test_what_is_no_vocabulary(tokens: list[int]) -> None:
     head = build_head(default_head_config("eagle3", SMALL, draft_vocab_size=3))
     assert isinstance(head, Eagle3Head)
-    with pytest.raises(ModelError, match="no draft vocabulary"):
+    with pytest.raises(ModelError, match="not a draft vocabulary"):
         head.set_vocabulary(torch.tensor(tokens))
 
 
@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_listed_in_full() -> None:
         ("eagle3", {"draft_vocab_size": 41}, "draft_vocab_size is 41"),
         ("eagle3", {"hidden_size": 16}, "own_embed is False"),
         ("eagle3", {"num_layers": 0}, "num_layers is 0"),
-        ("eagle3", {"taps": (1, 2)}, r"taps is \(1, 2\) and must be 3 of them"),
+        ("eagle3", {"taps": (1, 2)}, r"taps is \(1, 2\) and must be 3 layers"),
         ("eagle3", {"taps": (1, 2, -3)}, "taps"),
         ("eagle3", {"own_lm_head": False, "draft_vocab_size": 9}, "own_lm_head is False"),
         ("eagle3", {"num_kv_heads": 3}, "a divisor of num_heads, 4"),

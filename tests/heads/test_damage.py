@@ -102,8 +102,8 @@ def test_blocks_that_should_be_one_must_be_equal(tmp_path: Path) -> None:
     ("tensors", "text"),
     [
         ({"d2t": torch.zeros(17)}, "whole numbers"),
-        ({"d2t": torch.full((17,), 30)}, "no draft vocabulary"),
-        ({"d2t": -torch.arange(17)}, "no draft vocabulary"),
+        ({"d2t": torch.full((17,), 30)}, "not a draft vocabulary"),
+        ({"d2t": -torch.arange(17)}, "not a draft vocabulary"),
         ({"d2t": torch.zeros(17, dtype=torch.int64)}, "do not belong together"),
         ({"t2d": torch.ones(40, dtype=torch.bool)}, "t2d has 40 tokens, 17 of them in d2t"),
     ],
@@ -132,10 +132,10 @@ def test_maps_of_a_whole_vocabulary_must_map_nothing(tmp_path: Path) -> None:
         ({"num_attention_heads": 3}, "num_key_value_heads"),
         ({"hidden_act": "gelu"}, "activation gelu"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope variant yarn"),
-        ({"sliding_window": 8}, "look back only so far"),
+        ({"sliding_window": 8}, "sliding window"),
         ({"logit_scale": 0.5}, "logits are scaled"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "last hidden state"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, "2"]}, "impossible eagle_aux_hidden_state_layer_ids"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, "2"]}, "invalid eagle_aux_hidden_state_layer_ids"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2], "num_aux_hidden_states": 3}, "taps is"),
         ({"norm_before_fc": True}, "missing: input_norm.weight"),
         ({"attention_bias": True}, "missing: midlayer.self_attn.k_proj.bias"),
@@ -187,7 +187,7 @@ def test_a_model_is_no_head(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     save_file({"model.embed_tokens.weight": torch.ones(2, 2)}, folder / "model.safetensors")
-    with pytest.raises(ModelError, match="no head that is known"):
+    with pytest.raises(ModelError, match="known kind of head"):
         load_head(folder)
 
 
@@ -216,7 +216,7 @@ def test_bin_files_and_shards(tmp_path: Path, ending: str, shards: bool) -> None
     assert same_answers(head, load_head(folder).head)
     if shards:
         (folder / names[1]).unlink()
-        with pytest.raises(ModelError, match=f"Parts of the head are missing\n  got: {names[1]}"):
+        with pytest.raises(ModelError, match=f"Shards of the head are missing\n  got: {names[1]}"):
             load_head(folder)
 
 
@@ -247,7 +247,7 @@ def test_a_pickle_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("model.safetensors.index.json", b"{}", "which file holds which tensor"),
         ("model.safetensors.index.json", b'{"weight_map": {"a": "../b"}}', "which file holds which tensor"),
         ("elsewhere.safetensors", b"", "has no weights"),
-        ("config.json", b"[]", "no JSON object"),
+        ("config.json", b"[]", "must contain a JSON object"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, text: str) -> None:
@@ -262,7 +262,7 @@ def test_a_list_is_no_set_of_tensors(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, "eagle3", "eagle")
     (folder / "model.safetensors").unlink()
     torch.save([torch.ones(2)], folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="something else than tensors"):
+    with pytest.raises(ModelError, match="must contain tensors by name"):
         load_head(folder)
 
 

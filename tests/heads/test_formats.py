@@ -266,7 +266,7 @@ def test_the_prefix_layer_of_hydra_needs_its_targets_configuration(tmp_path: Pat
         tensors["input_embed_fn.weight"] = tensors["prefix_embeding_layer.embed_tokens.weight"] = torch.zeros(40, 24)
 
     rewrite(folder, original)
-    with pytest.raises(CapabilityError, match="left to the target's configuration"):
+    with pytest.raises(CapabilityError, match="which is not known"):
         load_head(folder)
     assert same_answers(head, load_head(folder, model=SMALL).head)
 
@@ -278,16 +278,16 @@ def test_the_prefix_layer_of_hydra_needs_its_targets_configuration(tmp_path: Pat
     ("kind", "to", "changes", "text", "able"),
     [
         ("eagle3", "sglang", {"norm_before_residual": True}, "norm_before_residual", "draftwood, vllm, speculators"),
-        ("eagle3", "sglang", {"taps": (0, 4, 6)}, "the output of no layer", "draftwood, vllm, speculators"),
-        ("eagle3", "sglang", {"own_embed": True}, "embeddings of its own", "draftwood, eagle, vllm, speculators"),
+        ("eagle3", "sglang", {"taps": (0, 4, 6)}, "not the output of a layer", "draftwood, vllm, speculators"),
+        ("eagle3", "sglang", {"own_embed": True}, "its own embeddings", "draftwood, eagle, vllm, speculators"),
         ("eagle3", "sglang", {"qk_norm": True}, "queries and keys", "draftwood, speculators"),
         ("eagle3", "vllm", {"fc_bias": True}, "fc has a bias", "draftwood, sglang"),
         ("eagle3", "vllm", {"qkv_bias": True}, "some biases", "draftwood"),
-        ("eagle3", "vllm", {"taps": (6, 4, 2)}, "from the lowest up", "draftwood"),
-        ("eagle3", "sglang", {"taps": (6, 4, 2)}, "from the lowest up", "draftwood"),
-        ("eagle3", "speculators", {"taps": (2, 4, 4)}, "from the lowest up", "draftwood"),
+        ("eagle3", "vllm", {"taps": (6, 4, 2)}, "in ascending order", "draftwood"),
+        ("eagle3", "sglang", {"taps": (6, 4, 2)}, "in ascending order", "draftwood"),
+        ("eagle3", "speculators", {"taps": (2, 4, 4)}, "in ascending order", "draftwood"),
         ("eagle3", "speculators", {"own_lm_head": False}, "no lm_head", "draftwood, sglang, vllm"),
-        ("eagle3", "speculators", {"target_name": ""}, "give it with --model", "draftwood, eagle, sglang, vllm"),
+        ("eagle3", "speculators", {"target_name": ""}, "pass it with --model", "draftwood, eagle, sglang, vllm"),
         ("eagle3", "eagle", {"norm_output": True}, "norm_output", "draftwood, sglang, vllm, speculators"),
         ("eagle3", "eagle", {"num_layers": 2}, "2 layers", "draftwood, sglang, vllm, speculators"),
         ("eagle3", "eagle", {"taps": (1, 4, 6)}, r"reads \[1, 4, 6\]", "draftwood, sglang, vllm, speculators"),

@@ -22,7 +22,8 @@ from draftwood.drafters import check_drafter, make_factory
 from draftwood.errors import ModelError, OptionError
 from draftwood.heads import check_fit, find_head, find_shipped_head, list_shipped_heads, load_head, save_head
 from draftwood.heads import shipped as shipping
-from draftwood.heads.fit import find_local_fingerprint, fingerprint, load_target_shape, was_trained_for
+from draftwood.heads.fit import was_trained_for
+from draftwood.heads.target import find_local_fingerprint, fingerprint, load_target_shape
 from draftwood.models.find import ModelFolder
 from draftwood.models.tensors import tensor_shapes
 from draftwood.targets.load import load_target

@@ -33,7 +33,7 @@ def two_inputs(
     """One that is filled in C, one that is filled in Python."""
     tiles = max_tiles(num_rows, MAX_SEQUENCES, per_tile) if num_tiles is None else num_tiles
     compiled = Inputs(num_rows, tiles, per_tile, CPU, window)
-    with mock.patch.object(inputs, "_compiled_fill", return_value=None):
+    with mock.patch.object(inputs, "_load_fill", return_value=None):
         python = Inputs(num_rows, tiles, per_tile, CPU, window)
     assert compiled._fill is not None
     assert python._fill is None

@@ -272,7 +272,7 @@ def test_a_product_turns_its_heads(num_rows: int, dim: int, normed: bool, dtype:
     for num_in in (64, 1536):
         work = Work(num_in, 7 * dim, num_rows, dtype, heads=case.heads)
         x, bias = noise(num_rows, num_in, dtype=dtype, seed=2), noise(7 * dim, dtype=dtype, seed=3)
-        out = work.run(x, turned=case.cache_write, bias=bias)
+        out = work.run(x, cache_write=case.cache_write, bias=bias)
         assert out[:, 3 * dim :].isnan().all()
         projected = x.double() @ work.weight.double().t() + bias.double()
         case.assert_right(projected.view(num_rows, 7, dim), out.view(num_rows, 7, dim), 12.0 if normed else 6.0)
