@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import DraftwoodError, ModelError, OptionError
-from draftwood.heads import KINDS, Eagle3Head, build_head, check_fit, default_head_config, default_taps
+from draftwood.heads import KINDS, Eagle3Head, build_head, check_fit, default_head_config
+from draftwood.heads.config import default_taps
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from tests.tools.head import SMALL, random_head, random_parts
 

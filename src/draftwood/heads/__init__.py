@@ -2,11 +2,11 @@
 
 from draftwood.heads.base import Head
 from draftwood.heads.build import HeadModule, build_head
-from draftwood.heads.config import KINDS, HeadConfig, default_head_config, default_taps
+from draftwood.heads.config import KINDS, HeadConfig, default_head_config
 from draftwood.heads.eagle import EagleHead
 from draftwood.heads.eagle3 import Eagle3Head, FirstLayer
 from draftwood.heads.fit import check_fit, load_head_for, was_trained_for
-from draftwood.heads.formats import FORMATS, LoadedHead, load_head, save_head
+from draftwood.heads.formats import FORMATS, load_head, save_head
 from draftwood.heads.hydra import HydraHead
 from draftwood.heads.layers import DecoderLayer, RMSNorm, float_logits
 from draftwood.heads.medusa import MedusaHead
@@ -31,14 +31,12 @@ __all__ = [
     "HeadConfig",
     "HeadModule",
     "HydraHead",
-    "LoadedHead",
     "MedusaHead",
     "RMSNorm",
     "ShippedHead",
     "build_head",
     "check_fit",
     "default_head_config",
-    "default_taps",
     "find_head",
     "find_local_fingerprint",
     "find_local_shape",

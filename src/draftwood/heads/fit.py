@@ -38,8 +38,7 @@ def check_fit(config: HeadConfig, target: TargetShape) -> list[str]:
     if config.kind != "eagle3" and config.taps and config.taps[0] != target.num_layers and not beyond:
         found.append(f"taps: the head reads {list(config.taps)}, the target's last state is {target.num_layers}")
     if config.target_num_layers and config.target_num_layers != target.num_layers:
-        made_for = f"the head was made for {config.target_num_layers}"
-        found.append(f"layers: {made_for}, the target has {target.num_layers}")
+        found.append(f"layers: the head was made for {config.target_num_layers}, the target has {target.num_layers}")
     return found
 
 

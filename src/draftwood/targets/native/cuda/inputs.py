@@ -47,20 +47,9 @@ class _InputsRecord(ctypes.Structure):
     """The struct ``Inputs`` of inputs.c."""
 
     _fields_ = (
-        ("moves", c_void_p),
-        ("ids", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("wanted", c_void_p),
-        ("tiles", c_void_p),
-        ("words", c_void_p),
-        ("num_rows", c_int64),
-        ("num_tiles", c_int64),
-        ("num_words", c_int64),
-        ("max_moves", c_int64),
-        ("nodes_per_tile", c_int64),
-        ("window", c_int64),
-        ("filled", c_int64),
+        *((name, c_void_p) for name in ("moves", "ids", "positions", "slots", "wanted", "tiles", "words")),
+        *((name, c_int64) for name in ("num_rows", "num_tiles", "num_words", "max_moves", "nodes_per_tile")),
+        *((name, c_int64) for name in ("window", "filled")),
     )
 
 

@@ -8,9 +8,8 @@ logits, which are copied to the host in one transfer.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -75,7 +74,7 @@ class Pass(ABC):
         num_tiles = max_tiles(shape.num_rows, shape.num_sequences, per_tile)
         self.inputs = Inputs(shape.num_rows, num_tiles, per_tile, embed.device, config.sliding_window or 0)
         for_attention = scratch_size(self._attention, num_tiles, config.num_kv_heads, config.head_dim)
-        self._parts, self._counters = workspace.scratch(*max_scratch([for_attention, self._prepare()]))
+        self._parts, self._counters = workspace.scratch(*map(max, for_attention, self._prepare()))
         self.taps: torch.Tensor | None = None  # [N, T*H]
         if shape.taps:
             self.taps = embed.new_zeros(shape.num_rows, len(shape.taps) * config.hidden_size)
@@ -174,22 +173,13 @@ class NarrowPass(Pass):
         self._gate_up = product(width, inner, Kind.GATED)
         self._down = product(inner, width)
         self._logits = product(width, config.vocab_size, Kind.HEAD)
-        return max_scratch(each.scratch for each in (self._qkv, self._o, self._gate_up, self._down, self._logits))
+        products = (self._qkv, self._o, self._gate_up, self._down, self._logits)
+        floats, counters = map(max, *(product.scratch for product in products))
+        return floats, counters
 
-    def _new_product(
-        self,
-        num_in: int,
-        num_out: int,
-        kind: Kind = Kind.PLAIN,
-        *,
-        weight_bytes: int,
-        eps: float = 0.0,
-        heads: Heads | None = None,
-    ) -> Product:
-        return Product(
-            num_in, num_out, self._shape.num_rows, self._model.gpu, kind, heads=heads,
-            dtype=self._model.weights.embed.dtype, weight_bytes=weight_bytes, eps=eps, pdl=self._model.pdl,
-        )  # fmt: skip
+    def _new_product(self, num_in: int, num_out: int, kind: Kind = Kind.PLAIN, **options: Any) -> Product:
+        rows, gpu, dtype = self._shape.num_rows, self._model.gpu, self._model.weights.embed.dtype
+        return Product(num_in, num_out, rows, gpu, kind, dtype=dtype, pdl=self._model.pdl, **options)
 
     def _project(self, index: int, layer: LayerWeights) -> None:
         hidden = self._buffers.hidden
@@ -244,7 +234,7 @@ class WidePass(Pass):
     def _project(self, index: int, layer: LayerWeights) -> None:
         buffers = self._buffers
         self._norm(layer.input_norm)
-        multiply(buffers.normed, self._dense(layer.qkv), layer.qkv_bias, buffers.qkv)
+        self._multiply(buffers.normed, self._dense(layer.qkv), layer.qkv_bias, buffers.qkv)
 
     def _finish(self, layer: LayerWeights, next_norm: torch.Tensor) -> None:
         buffers = self._buffers
@@ -264,7 +254,7 @@ class WidePass(Pass):
         first = 0
         for block in row_blocks(weights.head, len(self._room) // self._model.config.hidden_size):
             head = self._dense(block)
-            multiply_to_float(self._wanted, head, self.logits[:, first : first + len(head)])
+            self._write_logits(self._wanted, head, self.logits[:, first : first + len(head)])
             first += len(head)
         return False
 
@@ -276,6 +266,21 @@ class WidePass(Pass):
         rows.expand(matrix.values, matrix.scales, expanded, pdl=False)
         return expanded
 
+    @staticmethod
+    def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        if bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)
+
+    @staticmethod
+    def _write_logits(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """Write ``x [N, H]`` times ``weight [V, H]`` to ``out [N, V]`` float32."""
+        if weight.is_cuda:
+            torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(x.float(), weight.float().t(), out=out)
+
     def _norm(self, weight: torch.Tensor) -> None:
         buffers = self._buffers
         rows.norm_rows(buffers.hidden.states, weight, buffers.normed, self._model.config.norm_eps, pdl=False)
@@ -284,24 +289,3 @@ class WidePass(Pass):
 def new_pass(model: Model, shape: Shape, workspace: Workspace) -> Pass:
     kind = NarrowPass if shape.num_rows <= MAX_ROWS else WidePass
     return kind(model, shape, workspace)
-
-
-def max_scratch(demands: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The float32 values and counters that satisfy each of the demands."""
-    floats, counters = zip(*demands, strict=True)
-    return max(floats), max(counters)
-
-
-def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)
-
-
-def multiply_to_float(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """``x [N, in]`` times ``weight [out, in]`` into ``out [N, out]`` float32."""
-    if weight.is_cuda:
-        torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
-    else:
-        torch.mm(x.float(), weight.float().t(), out=out)

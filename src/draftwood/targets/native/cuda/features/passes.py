@@ -16,16 +16,7 @@ import torch
 from draftwood.targets.native.cuda.features import rows as feature_rows
 from draftwood.targets.native.cuda.features.weights import FeatureWeights
 from draftwood.targets.native.cuda.kernels import rows
-from draftwood.targets.native.cuda.passes import (
-    Model,
-    NarrowPass,
-    Pass,
-    Shape,
-    WidePass,
-    max_scratch,
-    multiply,
-    multiply_to_float,
-)
+from draftwood.targets.native.cuda.passes import Model, NarrowPass, Pass, Shape, WidePass
 from draftwood.targets.native.cuda.products import MAX_ROWS, Kind
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.quantize import dense
@@ -97,7 +88,8 @@ class NarrowFeaturePass(FeaturePass, NarrowPass):
         self._fc = product(features.joined_size, width)
         self._first_qkv = product(features.joined_size if features.fc is None else width, qkv, heads=self._heads)
         self._logits = product(width, config.vocab_size, Kind.HEAD, eps=features.norm_eps)
-        return max_scratch([demand, self._fc.scratch, self._first_qkv.scratch])
+        floats, counters = map(max, demand, self._fc.scratch, self._first_qkv.scratch)
+        return floats, counters
 
     def _project_first(self) -> None:
         features, first = self._features, self._model.weights.layers[0]
@@ -126,8 +118,8 @@ class WideFeaturePass(FeaturePass, WidePass):
         x = self._joined
         if features.fc is not None:
             x = self._buffers.hidden.states
-            multiply(self._joined, features.fc, features.fc_bias, x)
-        multiply(x, dense(first.qkv, x.dtype), first.qkv_bias, self._buffers.qkv)
+            self._multiply(self._joined, features.fc, features.fc_bias, x)
+        self._multiply(x, dense(first.qkv, x.dtype), first.qkv_bias, self._buffers.qkv)
 
     def _head(self) -> bool:
         features, weights = self._features, self._model.weights
@@ -136,7 +128,7 @@ class WideFeaturePass(FeaturePass, WidePass):
             rows.norm_rows(states, weights.norm, normed, features.norm_eps, pdl=False)
         index = self.inputs.wanted[: self._shape.num_logits]
         torch.index_select(normed if features.has_norm else states, 0, index, out=self._wanted)
-        multiply_to_float(self._wanted, dense(weights.head, states.dtype), self.logits)
+        self._write_logits(self._wanted, dense(weights.head, states.dtype), self.logits)
         return False
 
 

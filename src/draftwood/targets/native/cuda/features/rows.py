@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from draftwood.targets.native.cuda.common import launch_options, rms_norm, wait_for_input
 
@@ -59,14 +59,14 @@ def _store(
 
 
 def join_features(
-    ids: torch.Tensor,
-    sources: torch.Tensor,
-    table: torch.Tensor,
-    feature_cache: torch.Tensor,
-    given: torch.Tensor | None,
-    norms: tuple[torch.Tensor, torch.Tensor] | None,
-    joined: torch.Tensor,
-    states: torch.Tensor,
+    ids: Tensor,
+    sources: Tensor,
+    table: Tensor,
+    feature_cache: Tensor,
+    given: Tensor | None,
+    norms: tuple[Tensor, Tensor] | None,
+    joined: Tensor,
+    states: Tensor,
     eps: float,
     *,
     norm_before_residual: bool,
@@ -89,13 +89,7 @@ def join_features(
 
 
 def store_features(
-    states: torch.Tensor,
-    norm: torch.Tensor | None,
-    slots: torch.Tensor,
-    feature_cache: torch.Tensor,
-    eps: float,
-    *,
-    pdl: bool,
+    states: Tensor, norm: Tensor | None, slots: Tensor, feature_cache: Tensor, eps: float, *, pdl: bool
 ) -> None:
     """Store the rows of ``states [N, H]``, normed if ``norm`` is set, in their slots of ``feature_cache [slots, H]``.
 

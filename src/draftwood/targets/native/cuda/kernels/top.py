@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from draftwood.targets.native.cuda.common import block_peaks, clean, exponent_base, launch_options, wait_for_input
 
@@ -108,25 +109,19 @@ def block_size(vocab_size: int) -> int:
     return size
 
 
-def new_words(num_rows: int, k: int, device: torch.device) -> torch.Tensor:
+def new_words(num_rows: int, k: int, device: torch.device) -> Tensor:
     """A buffer for results [n, 2k + 1]: k ids, the bits of their k logits, the bits of log_total."""
     return torch.empty((num_rows, 2 * k + 1), dtype=torch.int32, device=device)
 
 
-def new_scratch(num_rows: int, vocab_size: int, device: torch.device) -> torch.Tensor:
+def new_scratch(num_rows: int, vocab_size: int, device: torch.device) -> Tensor:
     """The scratch memory of ``launch_top_rows`` for at most ``num_rows`` rows."""
     num_blocks = triton.cdiv(vocab_size, block_size(vocab_size))
     return torch.empty(num_rows * 2 * num_blocks, dtype=torch.float32, device=device)
 
 
 def launch_top_rows(
-    logits: torch.Tensor,
-    k: int,
-    words: torch.Tensor,
-    scratch: torch.Tensor,
-    *,
-    peaks_known: bool = False,
-    pdl: bool = False,
+    logits: Tensor, k: int, words: Tensor, scratch: Tensor, *, peaks_known: bool = False, pdl: bool = False
 ) -> None:
     """Fill the first n rows of ``words [>= n, 2k + 1]`` from ``logits [n, V]`` float32, whose rows are contiguous.
 
@@ -150,7 +145,7 @@ def launch_top_rows(
     )  # fmt: skip
 
 
-def top_words(logits: torch.Tensor, k: int) -> torch.Tensor:
+def top_words(logits: Tensor, k: int) -> Tensor:
     """The words [n, 2k + 1] of ``logits [n, V]`` float32, on the same device."""
     num_rows, vocab_size = logits.shape
     words, scratch = new_words(num_rows, k, logits.device), new_scratch(num_rows, vocab_size, logits.device)
