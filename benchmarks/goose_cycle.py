@@ -122,6 +122,7 @@ class StandInPass(Pass):
             num_kv_heads=8,
             head_dim=128,
             num_processors=132,
+            shared_bytes=227 << 10,
         )
         num_tiles = max_tiles(shape.num_rows, shape.num_sequences, plan.nodes_per_tile)
         self.inputs = Inputs(shape.num_rows, num_tiles, plan.nodes_per_tile, CPU)

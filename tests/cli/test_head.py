@@ -131,7 +131,7 @@ def test_a_prefix_layer_is_known_by_its_model(draftwood_command: Command, tmp_pa
     (folder / "config.json").write_text(json.dumps(content))
     result = draftwood_command("inspect", "head", str(folder))
     assert result.code == 2
-    assert "Name the target as well: --model" in result.err
+    assert "Name the target: --model" in result.err
     model = model_folder(tmp_path / "model")
     assert draftwood_command("inspect", "head", str(folder), "--model", str(model)).code == 0
 

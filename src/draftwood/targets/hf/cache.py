@@ -26,8 +26,7 @@ _INITIAL_ROWS = 256  # of a layer; doubled when they are full
 class SlotCache(SlotBook):
     """Keys and values of each layer, ``[1, heads, slots, dim]``, which grow as slots are used.
 
-    They are allocated when a layer first writes, so head counts and widths may differ between layers and between keys
-    and values.
+    Allocated when a layer first writes, so shapes may differ between layers and between keys and values.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -122,8 +121,7 @@ def _block_diagonal(blocks: list[npt.NDArray[np.bool_]]) -> npt.NDArray[np.bool_
 class CacheView:
     """The ``past_key_values`` of one forward: the part of transformers' cache interface that models call.
 
-    A single sequence is read as a view of its extent. Several are gathered into one row, which costs one copy per
-    layer.
+    A single sequence is read as a view of its extent. Several are gathered into one row: one copy per layer.
     """
 
     is_compileable = False

@@ -232,8 +232,8 @@ class HFTarget(Target):
             can_tap = self._can_tap(probe)
         finally:
             self.close(sequence)
-        bytes_per_token = self._cache.bytes_per_token
-        self.info = replace(self.info, vocab_size=vocab_size, cache_bytes_per_token=bytes_per_token, can_tap=can_tap)
+        size = self._cache.bytes_per_token
+        self.info = replace(self.info, vocab_size=vocab_size, cache_bytes_per_token=size, can_tap=can_tap)
 
     def _can_tap(self, probe: Sequence[Segment]) -> bool:
         try:

@@ -158,8 +158,7 @@ def rotate_and_store(qkv: torch.Tensor, cache_write: CacheWrite, *, num_heads: i
 def move_rows(keys: torch.Tensor, values: torch.Tensor, moves: torch.Tensor, *, pdl: bool) -> None:
     """Move rows of all layers' ``keys, values [layers, kv_heads, slots, D]`` to other slots.
 
-    ``moves`` may hold several paths. Slots of a path ascend, its targets are below its sources, and paths share no
-    slots.
+    ``moves`` may hold several paths. Slots of a path ascend, its targets precede its sources, paths share no slots.
     """
     layers, heads, _, dim = keys.shape
     _move[(layers * heads,)](
