@@ -1,4 +1,4 @@
-"""Heads that ship: which target gets one without asking, how they are named, and the real one once it is there."""
+"""Heads that ship: which target uses one by default, how they are named, and the real head."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def named(name: str, tensors: dict[str, torch.Tensor], dtype: torch.dtype = torc
 # -- which target it is for ------------------------------------------------------------------------------------------
 
 
-def test_its_target_gets_it_without_asking(shipped: Path) -> None:
+def test_the_matching_target_uses_it_by_default(shipped: Path) -> None:
     llm = llm_with()
     params = SamplingParams(max_tokens=16)
     (result,) = llm.generate("Hello, hello.", params)
@@ -108,7 +108,7 @@ def test_another_model_of_the_same_shape_does_not(shipped: Path) -> None:
     assert head_of(llm_with(tiny_target(seed=1), head=NAME)).config.target_name == "tiny"  # who insists may have it
 
 
-def test_a_name_is_no_proof_and_none_is_needed(place: Path) -> None:
+def test_the_fingerprint_decides_and_not_the_name(place: Path) -> None:
     tensors = tiny_tensors()
     mark = fingerprint(tensors["model.norm.weight"])
     save_head(tiny_head(target_name="original", target_fingerprint=mark), place / NAME)
@@ -119,13 +119,13 @@ def test_a_name_is_no_proof_and_none_is_needed(place: Path) -> None:
         llm_with(named("original", tuned))
 
 
-def test_a_head_that_names_no_fingerprint_is_nobodys(place: Path) -> None:
+def test_a_head_without_a_fingerprint_matches_no_target(place: Path) -> None:
     save_head(tiny_head(target_fingerprint=""), place / NAME)
     with pytest.raises(OptionError, match="none ships for tiny"):
         llm_with()
 
 
-def test_it_must_fit_as_well(place: Path) -> None:
+def test_the_shape_must_fit_as_well(place: Path) -> None:
     mark = find_local_fingerprint("tiny")
     deeper = replace(TINY_CONFIG, num_layers=9)
     save_head(random_head("eagle3", deeper, target_fingerprint=mark), place / "deeper")
@@ -138,7 +138,7 @@ def test_it_must_fit_as_well(place: Path) -> None:
 
 
 @given(st.lists(st.floats(2**-10, 2**10, width=16), min_size=1, max_size=64), st.integers(0, 63))
-def test_a_fingerprint_outlives_number_formats_and_tells_weights_apart(values: list[float], at: int) -> None:
+def test_a_fingerprint_depends_on_weights_and_not_on_number_formats(values: list[float], at: int) -> None:
     norm = torch.tensor(values).bfloat16()  # as published weights are
     formats = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     assert len({fingerprint(norm.to(dtype)) for dtype in formats}) == 1
@@ -159,7 +159,7 @@ def test_a_gguf_file_has_the_fingerprint_of_its_weights(tmp_path: Path, dtype: s
         assert find_local_fingerprint(loaded.target.info.name) == fingerprint(norm)  # from its folder in the cache
 
 
-def test_a_fingerprint_is_not_made_up(tmp_path: Path) -> None:
+def test_no_fingerprint_without_weights(tmp_path: Path) -> None:
     assert find_local_fingerprint("nobody/knows-it") == ""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GemmaForCausalLM"]} | _SIZES))
     assert find_local_fingerprint(str(tmp_path)) == ""  # not a model of ours
@@ -223,12 +223,12 @@ def test_a_shipped_head_goes_by_its_name(shipped: Path, tmp_path: Path, monkeypa
     assert head_of(llm_with(head=f"./{NAME}")).config.draft_vocab_size == 50
 
 
-def test_a_name_that_is_nobodys_is_told_before_a_model_is_loaded(shipped: Path) -> None:
+def test_unknown_names_are_refused_before_a_model_is_loaded(shipped: Path) -> None:
     with pytest.raises(ModelError, match=f"no head of this name ships(.|\n)*tiny-eagl\n(.|\n)*{NAME}"):
         LLM("no-such-model", drafter="eagle3", drafter_options={"head": "tiny-eagl"})
 
 
-def test_what_is_no_head_does_not_ship(place: Path) -> None:
+def test_other_folders_are_not_listed(place: Path) -> None:
     (place / "notes").mkdir()
     (place / "readme.txt").write_text("")
     assert list_shipped_heads() == []
@@ -302,14 +302,14 @@ def test_from_a_trained_head_to_a_shipped_one(place: Path, draftwood_command: Co
     assert head_of(llm_with()).config == head.config
 
 
-def test_export_forgets_no_fingerprint(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+def test_export_keeps_the_fingerprint(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert draftwood_command("export", NAME, str(out), "--to", "draftwood", "--model", "nobody/knows-it").code == 0
     config = load_head(out).config
     assert (config.target_name, config.target_fingerprint) == ("nobody/knows-it", find_local_fingerprint("tiny"))
 
 
-def test_export_keeps_the_number_format_unless_told(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+def test_export_keeps_the_number_format_by_default(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
     assert draftwood_command("export", NAME, str(tmp_path / "out"), "--to", "vllm").code == 0
     assert next(load_head(tmp_path / "out").head.parameters()).dtype == torch.float32
 
@@ -317,7 +317,7 @@ def test_export_keeps_the_number_format_unless_told(shipped: Path, draftwood_com
 # -- the package, and the real head ----------------------------------------------------------------------------------
 
 
-def test_the_package_takes_them_along() -> None:
+def test_the_package_includes_them() -> None:
     project = read_toml(ROOT / "pyproject.toml", "project")
     patterns = project["tool"]["setuptools"]["package-data"]["draftwood"]
     for name in ("config.json", "model.safetensors", "README.md"):
@@ -326,7 +326,7 @@ def test_the_package_takes_them_along() -> None:
 
 
 @needs_real
-def test_the_real_head_is_small_and_says_what_it_is() -> None:
+def test_the_real_head_is_small_and_documented() -> None:
     files = {path.name: path for path in REAL.iterdir()}
     assert set(files) == {"config.json", "model.safetensors", "README.md"}
     assert sum(path.stat().st_size for path in files.values()) <= MOST_BYTES

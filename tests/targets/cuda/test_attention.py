@@ -1,4 +1,4 @@
-"""Tree attention on a GPU against float64: on the GPU where there is one, and in Triton's interpreter everywhere."""
+"""Tree attention against float64: on a GPU if there is one, otherwise in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_words_of_grown_trees(size: int, after: int, window: int, seed: int) -> 
     assert bits.sum() == visible[after:].sum()
 
 
-def test_too_little_room_is_refused() -> None:
+def test_batches_that_do_not_fit_are_refused() -> None:
     grown = [PackedSegment(0, 0, 5, chain_parents(33), 1, 30)]
     with pytest.raises(OptionError, match="bits"):
         write_plan(np.zeros((3, TILE_FIELDS), dtype=np.int32), np.zeros((3, 1), dtype=np.int32), grown, 16)

@@ -157,7 +157,7 @@ def test_roots_at_the_ends_of_texts(roots: str) -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("root", [0, 62, 63, 64, 126])
-def test_nothing_behind_a_root_is_seen(root: int) -> None:
+def test_nothing_after_a_root_is_seen(root: int) -> None:
     """Not that little of it either which is seen by the other root, in the same tile."""
     given = Forest.random(Shape(1, 140, 2, 3, 4, 1, 2, 16), torch.float16, 7, "last")
     given.last[0, 0] = root
@@ -211,7 +211,7 @@ def test_views_of_any_kind() -> None:
 
 
 @runs_kernels
-def test_nothing_of_nothing() -> None:
+def test_empty_inputs() -> None:
     given = Forest.random(Shape(1, 5, 2, 1, 1, 1, 1, 16), torch.float16, 3)
     empty = given._replace(query=given.query[:, :0], last=given.last[:, :0], ancestors=given.ancestors[:, :0])
     assert forest.forest_attention(*empty).shape == (1, 0, 1, 1, 16)
@@ -280,7 +280,7 @@ def step_tokens(step: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 @runs_kernels
-def test_the_target_says_the_same(both_ways: Any) -> None:
+def test_the_target_gives_the_same_result(both_ways: Any) -> None:
     target = tiny_target(dtype=torch.float16, device=DEVICE, backend="eager")
     layers = target.layers()
     assert layers is not None
@@ -306,7 +306,7 @@ def test_the_target_says_the_same(both_ways: Any) -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_a_head_says_the_same(both_ways: Any, kind: str) -> None:
+def test_a_head_gives_the_same_result(both_ways: Any, kind: str) -> None:
     """In float32, which autocast makes half precision of."""
     head = random_head(kind, MODEL).to(DEVICE)
     assert isinstance(head, EagleHead | Eagle3Head)

@@ -89,7 +89,7 @@ def test_a_forest_below_the_text() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("window", [None, 37])
-def test_more_nodes_than_the_least_number_of_words_has_bits(window: int | None) -> None:
+def test_more_nodes_than_the_minimum_number_of_words_has_bits(window: int | None) -> None:
     """By ten in every pass, up to 300."""
     config, rng = replace(BASE, sliding_window=window), random.Random(1)
     prompt, tokens = (rng.choices(range(config.vocab_size), k=count) for count in (40, 300))

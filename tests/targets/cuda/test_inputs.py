@@ -1,4 +1,4 @@
-"""What a pass is told: the buffer that is filled in C is the one that Python fills."""
+"""The inputs of a pass: C and Python fill the buffer alike."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def content(filled: Inputs) -> list[list[int]]:
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 16), st.sampled_from([0, 1, 2, 7, 300]))
-def test_both_write_the_same_pass_after_pass(seed: int, per_tile: int, window: int) -> None:
+def test_c_and_python_write_the_same_pass_after_pass(seed: int, per_tile: int, window: int) -> None:
     rng = random.Random(seed)
     compiled, python = two_inputs(per_tile=per_tile, window=window)
     for _ in range(3):  # each leaves something behind that the next one has to clear
@@ -92,7 +92,7 @@ def test_a_tree_that_takes_several_words() -> None:
     assert compiled.wanted.tolist() == list(range(MAX_ROWS))
 
 
-def test_rows_that_only_fill_up_have_no_slot() -> None:
+def test_padding_rows_have_no_slot() -> None:
     compiled, _ = two_inputs()
     for size in (20, 5):
         compiled.fill(PackedBatch([7] * size, [PackedSegment(0, 2, 3, chain_parents(size), 1)]), new_moves())

@@ -1,4 +1,4 @@
-"""The kernels between which a pass of the GPU decoder is made, one by one, against float64."""
+"""The kernels of a pass of the GPU decoder, one by one, against float64."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_shared_products_give_the_same_bits_twice(num_rows: int, num_in: int, ki
 
 @runs_kernels
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
-def test_logits_leave_their_peaks(num_rows: int, dtype: torch.dtype) -> None:
+def test_a_head_product_writes_peaks(num_rows: int, dtype: torch.dtype) -> None:
     vocab_size = 2 * HEAD_BLOCK + 3
     work = Work(64, vocab_size, num_rows, dtype, Kind.HEAD)
     hidden, weight = states_to_norm(num_rows, 64, work.product.padded_rows, dtype)
@@ -250,7 +250,7 @@ class TurningHeads:
 @runs_kernels
 @pytest.mark.parametrize("dim", [16, 96])
 @pytest.mark.parametrize("normed", [False, True])
-def test_queries_turn_and_keys_go_to_their_slots(dim: int, normed: bool, dtype: torch.dtype) -> None:
+def test_queries_are_rotated_and_keys_go_to_their_slots(dim: int, normed: bool, dtype: torch.dtype) -> None:
     case = TurningHeads(4, dim, normed, dtype)
     qkv = noise(4, 7 * dim, dtype=dtype)
     before = qkv.view(4, 7, dim).clone()
@@ -264,7 +264,7 @@ def test_queries_turn_and_keys_go_to_their_slots(dim: int, normed: bool, dtype: 
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("dim", [16, 24, 64] if INTERPRETED else [16, 24, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_product_turns_its_heads(num_rows: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
+def test_a_product_rotates_its_heads(num_rows: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
     """Heads of sizes that no block is a multiple of, too. A long input is shared by several programs."""
     case = TurningHeads(num_rows, dim, normed, dtype)
     if not case.heads.can_rotate:

@@ -1,4 +1,4 @@
-"""Rows of the cache that wait for the next pass of the GPU decoder: nothing is lost, mixed up or moved too late."""
+"""Cache rows that the GPU decoder moves with its next pass: none is lost, mixed up or moved too late."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_long_runs_meet_every_case() -> None:
     assert at_once > 100
 
 
-def test_more_rows_than_may_wait_are_moved_at_once() -> None:
+def test_more_moves_than_fit_are_applied_at_once() -> None:
     books = Books()
     books.open(40)
     books.run_pass([0], random.Random(0))
