@@ -36,11 +36,11 @@ from draftwood.models.tensors import tensor_shapes
 from draftwood.sizing.costs import SIZES, CostProfile
 from draftwood.sources.transitions import SuccessorArrays, TransitionTable
 from draftwood.targets.base import ForwardOutput, Segment, TargetInfo
-from draftwood.targets.native.cuda.attention.plan import choose, most_tiles
-from draftwood.targets.native.cuda.decoder import Answer, Captured, CudaDecoder
+from draftwood.targets.native.cuda.attention.plan import choose_config, max_tiles
+from draftwood.targets.native.cuda.decoder import CapturedPass, CudaDecoder, PassOutput
 from draftwood.targets.native.cuda.inputs import Inputs
 from draftwood.targets.native.cuda.passes import Pass, Shape
-from draftwood.targets.native.cuda.products.launch import MOST_ROWS
+from draftwood.targets.native.cuda.products.launch import MAX_ROWS
 from draftwood.targets.native.decoder import PackedBatch
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.native.weights import Weights, assemble
@@ -115,17 +115,18 @@ class StandInPass(Pass):
     """Launches nothing: its answer was given to the decoder."""
 
     def __init__(self, shape: Shape, answers: StandInDecoder) -> None:
-        plan = choose(
+        plan = choose_config(
             num_nodes=shape.num_rows,
             num_sequences=shape.num_sequences,
             num_heads=32,
             num_kv_heads=8,
             head_dim=128,
             num_processors=132,
+            shared_bytes=227 << 10,
         )
-        num_tiles = most_tiles(shape.num_rows, shape.num_sequences, plan.nodes_per_tile)
+        num_tiles = max_tiles(shape.num_rows, shape.num_sequences, plan.nodes_per_tile)
         self.inputs = Inputs(shape.num_rows, num_tiles, plan.nodes_per_tile, CPU)
-        self.selects_rows = shape.num_rows > MOST_ROWS
+        self.selects_rows = shape.num_rows > MAX_ROWS
         self.taps = None
         self.logits = torch.empty(shape.num_logits, VOCABULARY)
         self._shape = shape
@@ -149,11 +150,11 @@ class StandInDecoder(CudaDecoder):
     words: npt.NDArray[np.int32]  # [N, 2K + 1] what the next pass answers
     seconds = 0.0  # spent on answers
 
-    def _first_run(self, shape: Shape, batch: PackedBatch) -> Captured:
+    def _first_run(self, shape: Shape, batch: PackedBatch) -> CapturedPass[Pass]:
         work: Any = StandInPass(shape, self)
         work.inputs.fill(batch, self._moves)
         work.replay()
-        return Captured(work, work, Answer(work))
+        return CapturedPass(work, work, PassOutput(work))
 
 
 class StandInTarget(NativeTarget):

@@ -36,13 +36,13 @@ from draftwood.models.config import ModelConfig
 from draftwood.models.tensors import tensor_shapes
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cuda import passes as passes_module
-from draftwood.targets.native.cuda.attention.plan import AttentionConfig, choose
+from draftwood.targets.native.cuda.attention.plan import AttentionConfig, choose_config
 from draftwood.targets.native.cuda.decoder import ROWS
-from draftwood.targets.native.cuda.device import can_overlap, capture, gpu_of, rotation_table
-from draftwood.targets.native.cuda.inputs import no_moves
+from draftwood.targets.native.cuda.device import build_rotation_table, capture, describe_gpu, supports_pdl
+from draftwood.targets.native.cuda.inputs import new_moves
 from draftwood.targets.native.cuda.passes import Model, Pass, Shape, new_pass
 from draftwood.targets.native.cuda.products import launch as products
-from draftwood.targets.native.cuda.products.launch import MOST_ROWS, Gpu, Kind, Tiling
+from draftwood.targets.native.cuda.products.launch import MAX_ROWS, Gpu, Kind, Tiling
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.decoder import PackedBatch, PackedSegment
 from draftwood.targets.native.weights import assemble
@@ -163,7 +163,7 @@ def as_it_is(config: ModelConfig, rows: int, gpu: Gpu) -> dict[str, Cut]:
         name: products.choose_tiling(*dims[:2], padded(rows), gpu, dims.kind)
         for name, dims in layer_products(config).items()
     }
-    found[ATTENTION] = choose(
+    found[ATTENTION] = choose_config(
         num_nodes=ROWS[bisect_left(ROWS, rows)], num_sequences=1, num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, num_processors=gpu.num_processors,
         shared_bytes=gpu.shared_bytes,
@@ -204,11 +204,11 @@ def cut(changes: Mapping[str, Cut], config: ModelConfig) -> Iterator[None]:
         return tilings.get(Dims(num_in, num_out, kind)) or usual(num_in, num_out, rows, gpu, kind, *rest)
 
     def choose_attention(**what: int) -> Cut:
-        return changes.get(ATTENTION) or choose(**what)
+        return changes.get(ATTENTION) or choose_config(**what)
 
     with (
         patch.object(products, "choose_tiling", choose_product),
-        patch.object(passes_module, "choose", choose_attention),
+        patch.object(passes_module, "choose_config", choose_attention),
     ):
         yield
 
@@ -228,8 +228,10 @@ class Passes:
         cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, num_slots, dtype, device)
         for kept in (cache.keys, cache.values):  # what stands there takes as long as a text would
             kept.normal_(generator=generator)
-        rotation = rotation_table(config, num_slots, dtype, device)
-        self._model = Model(config, assemble(config, weight), cache, rotation, gpu_of(device), can_overlap(device))
+        rotation = build_rotation_table(config, num_slots, dtype, device)
+        self._model = Model(
+            config, assemble(config, weight), cache, rotation, describe_gpu(device), supports_pdl(device)
+        )
         self._workspace = Workspace(config, dtype, device)
         num_rows = ROWS[bisect_left(ROWS, rows)]
         self._shape = Shape(num_rows, 1, num_rows, NUM_BEST)
@@ -242,7 +244,7 @@ class Passes:
         """It has run once: its kernels are compiled."""
         with cut(changes, self._model.config):
             work = new_pass(self._model, self._shape, self._workspace)
-        work.inputs.fill(self._batch, no_moves())
+        work.inputs.fill(self._batch, new_moves())
         work.launch()
         return work
 
@@ -283,7 +285,7 @@ def work(args: argparse.Namespace, number: int, lock: Any, results: Any) -> None
         passes = Passes(SHAPES[args.shape], args.rows, device)
         base = Timed(passes.launched({}), stream, device)
         until = time.monotonic() + args.seconds
-        for name, changed in trials(args.shape, args.rows, gpu_of(device), args.parts)[number :: args.workers]:
+        for name, changed in trials(args.shape, args.rows, describe_gpu(device), args.parts)[number :: args.workers]:
             if time.monotonic() > until:
                 break
             try:
@@ -348,7 +350,7 @@ def lines(found: Sequence[Found], now: Mapping[str, Cut], top: int) -> Iterator[
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="1.5B", help=f"one of {', '.join(SHAPES)} (default: 1.5B)")
-    parser.add_argument("--rows", type=int, default=MOST_ROWS, help=f"positions of a pass (default: {MOST_ROWS})")
+    parser.add_argument("--rows", type=int, default=MAX_ROWS, help=f"positions of a pass (default: {MAX_ROWS})")
     parts = (*layer_products(SHAPES["1.5B"]), ATTENTION)
     parser.add_argument(
         "--parts", type=lambda text: text.split(","), default=parts, help=f"some of {','.join(parts)} (default: all)"
@@ -362,8 +364,8 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         raise OptionError("There is no such shape", got=args.shape, allowed=SHAPES)
     if unknown := [name for name in args.parts if name not in parts]:
         raise OptionError("There is no such part of a layer", got=", ".join(unknown), allowed=parts)
-    if not 1 <= args.rows <= MOST_ROWS:
-        allowed = f"1 to {MOST_ROWS}: larger passes take their products from the vendor's library"
+    if not 1 <= args.rows <= MAX_ROWS:
+        allowed = f"1 to {MAX_ROWS}: larger passes take their products from the vendor's library"
         raise OptionError("--rows is out of range", got=args.rows, allowed=allowed)
     if min(args.workers, args.top) < 1 or args.seconds <= 0.0:
         raise OptionError("--workers, --top and --seconds count something", allowed="more than 0")
@@ -377,7 +379,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = 0
     try:
         args = parsed(argv)
-        gpu = gpu_of(torch.device("cuda", torch.cuda.current_device()))
+        gpu = describe_gpu(torch.device("cuda", torch.cuda.current_device()))
         now = {name: as_it_is(SHAPES[args.shape], args.rows, gpu)[name] for name in args.parts}
         print(f"{len(trials(args.shape, args.rows, gpu, args.parts))} cuts to try", file=sys.stderr, flush=True)
         try:

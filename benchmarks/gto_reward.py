@@ -32,7 +32,7 @@ from draftwood.disk.files import write_json
 from draftwood.disk.toml import read_toml
 from draftwood.errors import OptionError
 from draftwood.heads import find_head
-from draftwood.heads.fit import load_fitting
+from draftwood.heads.fit import load_head_for
 from draftwood.train.base import Batch, Example
 from draftwood.train.config import CONFIGURATION, TrainConfig, load_config
 from draftwood.train.loop.setup import Setup, prepare
@@ -112,7 +112,7 @@ def of_batch(
 
 def fitting_head(name: str, setup: Setup) -> DraftHead:
     """Refuses one that reads other hidden states than the reference: those are computed once, for all."""
-    head, config, _ = load_fitting(find_head(name), setup.target, torch.float32)
+    head, config, _ = load_head_for(find_head(name), setup.target, torch.float32)
     num_layers, reference = setup.target.info.num_layers, setup.head.config
     reads, wanted = ((each.kind, each.taps_for(num_layers)) for each in (config, reference))
     if reads != wanted:

@@ -80,8 +80,8 @@ def test_inspect_compares_with_a_model(draftwood_command: Command, head_folder: 
     assert result.code == 1
     last = result.out.splitlines()[-1]
     assert last.startswith("fits tiny")
-    assert "hidden size: the head wants 24, the target has 48" in last
-    assert "vocabulary: the head wants 40 tokens, the target has 258" in last
+    assert "hidden size: the head needs 24, the target has 48" in last
+    assert "vocabulary: the head needs 40 tokens, the target has 258" in last
     assert "[4, 6]" in last
     content = json.loads(draftwood_command("inspect", "head", str(head_folder), "--model", "tiny", "--json").out)
     assert content["fits"] is False
@@ -131,7 +131,7 @@ def test_a_prefix_layer_is_known_by_its_model(draftwood_command: Command, tmp_pa
     (folder / "config.json").write_text(json.dumps(content))
     result = draftwood_command("inspect", "head", str(folder))
     assert result.code == 2
-    assert "Name the target as well: --model" in result.err
+    assert "Name the target: --model" in result.err
     model = model_folder(tmp_path / "model")
     assert draftwood_command("inspect", "head", str(folder), "--model", str(model)).code == 0
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import DraftwoodError, ModelError, OptionError
-from draftwood.heads import KINDS, Eagle3Head, build_head, check_fit, default_head_config, usual_taps
+from draftwood.heads import KINDS, Eagle3Head, build_head, check_fit, default_head_config
+from draftwood.heads.config import default_taps
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from tests.tools.head import SMALL, random_head, random_parts
 
@@ -44,15 +45,15 @@ def test_a_loaded_state_brings_its_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[1, 2], [1, 2, 2], [1, 2, 40], [-1, 2, 3], [1, 2, 3, 4]], ids=str)
-def test_what_is_no_vocabulary(tokens: list[int]) -> None:
+def test_invalid_vocabularies_are_refused(tokens: list[int]) -> None:
     head = build_head(default_head_config("eagle3", SMALL, draft_vocab_size=3))
     assert isinstance(head, Eagle3Head)
-    with pytest.raises(ModelError, match="no draft vocabulary"):
+    with pytest.raises(ModelError, match="not a draft vocabulary"):
         head.set_vocabulary(torch.tensor(tokens))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_vocabulary_of_its_own_ids_are_the_targets(kind: str) -> None:
+def test_without_a_draft_vocabulary_ids_are_the_targets(kind: str) -> None:
     head = random_head(kind, SMALL)
     ids = torch.arange(SMALL.vocab_size)
     assert torch.equal(head.target_ids(ids), ids)
@@ -63,7 +64,7 @@ def test_without_a_vocabulary_of_its_own_ids_are_the_targets(kind: str) -> None:
 # -- targets and configurations --------------------------------------------------------------------------------------
 
 
-def test_a_head_without_a_target_says_so() -> None:
+def test_a_head_without_a_target_raises() -> None:
     with pytest.raises(DraftwoodError, match="no target yet"):
         random_head("eagle", SMALL).embed(torch.tensor([1]))
 
@@ -77,8 +78,8 @@ def test_parts_of_another_target_are_refused() -> None:
 
 
 @given(st.integers(1, 120))
-def test_usual_taps_exist_rise_and_differ_where_they_can(num_layers: int) -> None:
-    taps = usual_taps(num_layers)
+def test_default_taps_exist_ascend_and_differ_where_they_can(num_layers: int) -> None:
+    taps = default_taps(num_layers)
     assert len(taps) == 3
     assert list(taps) == sorted(taps)
     assert all(0 <= tap <= num_layers for tap in taps)
@@ -99,7 +100,7 @@ def test_taps_of_the_default_heads_are_what_a_target_takes() -> None:
     assert default_head_config("eagle", TINY_CONFIG).taps == (TINY_CONFIG.num_layers,)
 
 
-def test_what_does_not_fit_is_listed_in_full() -> None:
+def test_check_fit_lists_every_problem() -> None:
     config = default_head_config("eagle3", SMALL)
     assert check_fit(config, SMALL) == []
     found = check_fit(config, TINY_CONFIG)
@@ -116,7 +117,7 @@ def test_what_does_not_fit_is_listed_in_full() -> None:
         ("eagle3", {"draft_vocab_size": 41}, "draft_vocab_size is 41"),
         ("eagle3", {"hidden_size": 16}, "own_embed is False"),
         ("eagle3", {"num_layers": 0}, "num_layers is 0"),
-        ("eagle3", {"taps": (1, 2)}, r"taps is \(1, 2\) and must be 3 of them"),
+        ("eagle3", {"taps": (1, 2)}, r"taps is \(1, 2\) and must be 3 layers"),
         ("eagle3", {"taps": (1, 2, -3)}, "taps"),
         ("eagle3", {"own_lm_head": False, "draft_vocab_size": 9}, "own_lm_head is False"),
         ("eagle3", {"num_kv_heads": 3}, "a divisor of num_heads, 4"),
@@ -130,6 +131,6 @@ def test_what_does_not_fit_is_listed_in_full() -> None:
         ("hass", {}, "kind is unknown"),
     ],
 )
-def test_impossible_configurations_are_refused(kind: str, changes: dict[str, Any], text: str) -> None:
+def test_invalid_configurations_are_refused(kind: str, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         default_head_config(kind, SMALL, **changes)

@@ -1,4 +1,4 @@
-"""Checkpoints of heads that are damaged, incomplete, in other files than usual, or in the way."""
+"""Checkpoints of heads that are damaged, incomplete, or in unusual files; saving over existing folders."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_missing_tensor(tmp_path: Path, kind: str, to: str, gone: str) -> No
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "speculators"])
-def test_a_copy_of_the_targets_embeddings_is_no_part_of_the_head(tmp_path: Path, to: str) -> None:
+def test_a_copy_of_the_targets_embeddings_is_ignored(tmp_path: Path, to: str) -> None:
     head, folder = saved(tmp_path, "eagle3", to)
     rewrite(folder, damage(**{"embed_tokens.weight": torch.zeros(40, 24)}))
     loaded, config, _ = load_head(folder)
@@ -80,7 +80,7 @@ def test_a_copy_of_the_targets_embeddings_is_no_part_of_the_head(tmp_path: Path,
         load_head(folder)
 
 
-def test_what_eagle1_heads_may_carry(tmp_path: Path) -> None:
+def test_extra_tensors_of_eagle1_heads(tmp_path: Path) -> None:
     head, folder = saved(tmp_path, "eagle", "eagle")
     copies = {"embed_tokens.weight": torch.zeros(40, 24), "lm_head.weight": torch.zeros(40, 24)}
     extra = {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
@@ -91,7 +91,7 @@ def test_what_eagle1_heads_may_carry(tmp_path: Path) -> None:
         load_head(folder)
 
 
-def test_blocks_that_should_be_one_must_be_equal(tmp_path: Path) -> None:
+def test_shared_blocks_must_be_equal(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, "medusa", "medusa", num_residual=2)
     rewrite(folder, damage(**{"1.1.linear.weight": torch.ones(24, 24)}))
     with pytest.raises(ModelError, match=r"1\.1\.linear\.weight differs from 1\.0\.linear\.weight"):
@@ -102,8 +102,8 @@ def test_blocks_that_should_be_one_must_be_equal(tmp_path: Path) -> None:
     ("tensors", "text"),
     [
         ({"d2t": torch.zeros(17)}, "whole numbers"),
-        ({"d2t": torch.full((17,), 30)}, "no draft vocabulary"),
-        ({"d2t": -torch.arange(17)}, "no draft vocabulary"),
+        ({"d2t": torch.full((17,), 30)}, "not a draft vocabulary"),
+        ({"d2t": -torch.arange(17)}, "not a draft vocabulary"),
         ({"d2t": torch.zeros(17, dtype=torch.int64)}, "do not belong together"),
         ({"t2d": torch.ones(40, dtype=torch.bool)}, "t2d has 40 tokens, 17 of them in d2t"),
     ],
@@ -115,7 +115,7 @@ def test_damaged_vocabularies(tmp_path: Path, tensors: Tensors, text: str) -> No
         load_head(rewrite(folder, damage(**tensors)))
 
 
-def test_maps_of_a_whole_vocabulary_must_map_nothing(tmp_path: Path) -> None:
+def test_maps_of_a_full_vocabulary_must_be_the_identity(tmp_path: Path) -> None:
     head, folder = saved(tmp_path, "eagle3", "sglang")
     idle = {"d2t": torch.zeros(40, dtype=torch.int64), "t2d": torch.ones(40, dtype=torch.bool)}
     assert same_answers(head, load_head(rewrite(folder, damage(**idle))).head)
@@ -132,10 +132,10 @@ def test_maps_of_a_whole_vocabulary_must_map_nothing(tmp_path: Path) -> None:
         ({"num_attention_heads": 3}, "num_key_value_heads"),
         ({"hidden_act": "gelu"}, "activation gelu"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope variant yarn"),
-        ({"sliding_window": 8}, "look back only so far"),
+        ({"sliding_window": 8}, "sliding window"),
         ({"logit_scale": 0.5}, "logits are scaled"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "last hidden state"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, "2"]}, "impossible eagle_aux_hidden_state_layer_ids"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, "2"]}, "invalid eagle_aux_hidden_state_layer_ids"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2], "num_aux_hidden_states": 3}, "taps is"),
         ({"norm_before_fc": True}, "missing: input_norm.weight"),
         ({"attention_bias": True}, "missing: midlayer.self_attn.k_proj.bias"),
@@ -175,19 +175,19 @@ def test_other_damaged_configurations(tmp_path: Path, kind: str, to: str, change
         load_head(rewrite(folder, lambda content, _: content.update(change)))
 
 
-def test_speculators_norm_their_residual_unless_told_otherwise(tmp_path: Path) -> None:
+def test_speculators_norm_their_residual_by_default(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, "eagle3", "speculators")
     assert not load_head(folder).config.norm_before_residual
     rewrite(folder, lambda content, _: content.__delitem__("norm_before_residual"))
     assert load_head(folder).config.norm_before_residual
 
 
-def test_a_model_is_no_head(tmp_path: Path) -> None:
+def test_a_model_is_not_a_head(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     save_file({"model.embed_tokens.weight": torch.ones(2, 2)}, folder / "model.safetensors")
-    with pytest.raises(ModelError, match="no head that is known"):
+    with pytest.raises(ModelError, match="known kind of head"):
         load_head(folder)
 
 
@@ -216,7 +216,7 @@ def test_bin_files_and_shards(tmp_path: Path, ending: str, shards: bool) -> None
     assert same_answers(head, load_head(folder).head)
     if shards:
         (folder / names[1]).unlink()
-        with pytest.raises(ModelError, match=f"Parts of the head are missing\n  got: {names[1]}"):
+        with pytest.raises(ModelError, match=f"Shards of the head are missing\n  got: {names[1]}"):
             load_head(folder)
 
 
@@ -247,7 +247,7 @@ def test_a_pickle_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("model.safetensors.index.json", b"{}", "which file holds which tensor"),
         ("model.safetensors.index.json", b'{"weight_map": {"a": "../b"}}', "which file holds which tensor"),
         ("elsewhere.safetensors", b"", "has no weights"),
-        ("config.json", b"[]", "no JSON object"),
+        ("config.json", b"[]", "must contain a JSON object"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, text: str) -> None:
@@ -258,15 +258,15 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, te
         load_head(folder)
 
 
-def test_a_list_is_no_set_of_tensors(tmp_path: Path) -> None:
+def test_a_list_of_tensors_is_refused(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, "eagle3", "eagle")
     (folder / "model.safetensors").unlink()
     torch.save([torch.ones(2)], folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="something else than tensors"):
+    with pytest.raises(ModelError, match="must contain tensors by name"):
         load_head(folder)
 
 
-def test_folders_that_are_none(tmp_path: Path) -> None:
+def test_missing_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such folder"):
         load_head(tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"no config\.json"):
@@ -276,9 +276,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         load_head(tmp_path / "file")
 
 
-def test_what_is_there_is_replaced_only_by_force_and_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_replaced_only_by_force_and_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, folder = saved(tmp_path, "eagle3", "eagle")
     new = random_head("medusa", SMALL)
     with pytest.raises(OptionError, match="--force"):
@@ -300,7 +298,7 @@ def test_what_is_there_is_replaced_only_by_force_and_as_a_whole(
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
 
 
-def test_a_file_is_no_place_for_a_head(tmp_path: Path) -> None:
+def test_a_head_is_not_saved_to_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(OptionError, match="this is a file"):
         save_head(random_head("eagle", SMALL), tmp_path / "file", force=True)

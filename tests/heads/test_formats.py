@@ -82,7 +82,7 @@ def test_round_trip(tmp_path: Path, kind: str, to: str, changes: dict[str, Any])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_types_are_kept_unless_another_is_asked_for(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_dtypes_are_kept_by_default(tmp_path: Path, dtype: torch.dtype) -> None:
     head = random_head("eagle3", SMALL, dtype=dtype, **VOCABULARY)
     folder = save_head(head, tmp_path / "head", to="eagle")
     assert json.loads((folder / "config.json").read_text())["torch_dtype"] == str(dtype).removeprefix("torch.")
@@ -124,7 +124,7 @@ def test_the_vocabulary_is_offsets_and_a_mask(tmp_path: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "vllm", "speculators"])
-def test_whole_vocabularies_have_no_maps(tmp_path: Path, to: str) -> None:
+def test_full_vocabularies_have_no_maps(tmp_path: Path, to: str) -> None:
     _, folder = saved(tmp_path, "eagle3", to)
     assert not {"d2t", "t2d"} & set(written(folder)[1])
 
@@ -167,7 +167,7 @@ def test_the_same_taps_have_another_number_in_every_engine(tmp_path: Path) -> No
     assert contents["draftwood"]["draftwood"]["taps"] == [1, 5, 9]
 
 
-def test_both_keys_may_name_the_same_taps_and_must(tmp_path: Path) -> None:
+def test_both_keys_must_name_the_same_taps(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, "eagle3", "sglang")
     rewrite(folder, lambda content, _: content.update(eagle_aux_hidden_state_layer_ids=[2, 4, 6]))
     assert load_head(folder).config.taps == (2, 4, 6)
@@ -177,7 +177,7 @@ def test_both_keys_may_name_the_same_taps_and_must(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "vllm"])
-def test_unnamed_taps_are_the_usual_ones(tmp_path: Path, to: str) -> None:
+def test_unnamed_taps_are_the_default_ones(tmp_path: Path, to: str) -> None:
     head = random_head("eagle3", SMALL, taps=())
     config = load_head(save_head(head, tmp_path / "head", to=to)).config
     assert config.taps == ()
@@ -205,7 +205,7 @@ def test_the_norm_of_further_layers_is_hidden_norm_in_sglang(tmp_path: Path) -> 
     assert second == {f"layers.1.{name}" for name in [*LAYER, "input_layernorm.weight"]}
 
 
-def test_other_spellings_that_sglang_reads(tmp_path: Path) -> None:
+def test_other_names_that_sglang_reads(tmp_path: Path) -> None:
     head, folder = saved(tmp_path, "eagle3", "sglang", **VOCABULARY, fc_norm=True)
 
     def respell(content: dict[str, Any], tensors: Tensors) -> None:
@@ -266,7 +266,7 @@ def test_the_prefix_layer_of_hydra_needs_its_targets_configuration(tmp_path: Pat
         tensors["input_embed_fn.weight"] = tensors["prefix_embeding_layer.embed_tokens.weight"] = torch.zeros(40, 24)
 
     rewrite(folder, original)
-    with pytest.raises(CapabilityError, match="left to the target's configuration"):
+    with pytest.raises(CapabilityError, match="which is not known"):
         load_head(folder)
     assert same_answers(head, load_head(folder, model=SMALL).head)
 
@@ -278,16 +278,16 @@ def test_the_prefix_layer_of_hydra_needs_its_targets_configuration(tmp_path: Pat
     ("kind", "to", "changes", "text", "able"),
     [
         ("eagle3", "sglang", {"norm_before_residual": True}, "norm_before_residual", "draftwood, vllm, speculators"),
-        ("eagle3", "sglang", {"taps": (0, 4, 6)}, "the output of no layer", "draftwood, vllm, speculators"),
-        ("eagle3", "sglang", {"own_embed": True}, "embeddings of its own", "draftwood, eagle, vllm, speculators"),
+        ("eagle3", "sglang", {"taps": (0, 4, 6)}, "not the output of a layer", "draftwood, vllm, speculators"),
+        ("eagle3", "sglang", {"own_embed": True}, "its own embeddings", "draftwood, eagle, vllm, speculators"),
         ("eagle3", "sglang", {"qk_norm": True}, "queries and keys", "draftwood, speculators"),
         ("eagle3", "vllm", {"fc_bias": True}, "fc has a bias", "draftwood, sglang"),
         ("eagle3", "vllm", {"qkv_bias": True}, "some biases", "draftwood"),
-        ("eagle3", "vllm", {"taps": (6, 4, 2)}, "from the lowest up", "draftwood"),
-        ("eagle3", "sglang", {"taps": (6, 4, 2)}, "from the lowest up", "draftwood"),
-        ("eagle3", "speculators", {"taps": (2, 4, 4)}, "from the lowest up", "draftwood"),
+        ("eagle3", "vllm", {"taps": (6, 4, 2)}, "in ascending order", "draftwood"),
+        ("eagle3", "sglang", {"taps": (6, 4, 2)}, "in ascending order", "draftwood"),
+        ("eagle3", "speculators", {"taps": (2, 4, 4)}, "in ascending order", "draftwood"),
         ("eagle3", "speculators", {"own_lm_head": False}, "no lm_head", "draftwood, sglang, vllm"),
-        ("eagle3", "speculators", {"target_name": ""}, "give it with --model", "draftwood, eagle, sglang, vllm"),
+        ("eagle3", "speculators", {"target_name": ""}, "pass it with --model", "draftwood, eagle, sglang, vllm"),
         ("eagle3", "eagle", {"norm_output": True}, "norm_output", "draftwood, sglang, vllm, speculators"),
         ("eagle3", "eagle", {"num_layers": 2}, "2 layers", "draftwood, sglang, vllm, speculators"),
         ("eagle3", "eagle", {"taps": (1, 4, 6)}, r"reads \[1, 4, 6\]", "draftwood, sglang, vllm, speculators"),
@@ -309,11 +309,11 @@ def test_refused_exports(tmp_path: Path, kind: str, to: str, changes: dict[str, 
     assert not list(tmp_path.iterdir())
 
 
-def test_the_target_says_which_taps_are_the_usual_ones(tmp_path: Path) -> None:
+def test_the_target_determines_the_default_taps(tmp_path: Path) -> None:
     head = random_head("eagle3", SMALL, target_num_layers=0)
     save_head(head, tmp_path / "head", to="eagle", model=SMALL)
 
 
-def test_there_is_no_such_layout(tmp_path: Path) -> None:
+def test_unknown_layouts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no such layout"):
         save_head(random_head("eagle", SMALL), tmp_path / "head", to="eagel")

@@ -327,7 +327,7 @@ def check_gradients(head: Any, *logits: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_of_the_target_are_no_parameters_and_not_in_the_state(kind: str) -> None:
+def test_parts_of_the_target_are_neither_parameters_nor_state(kind: str) -> None:
     head = random_head(kind, SMALL)
     before = set(head.state_dict())
     num_parameters = head.num_parameters()

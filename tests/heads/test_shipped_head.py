@@ -1,4 +1,4 @@
-"""Heads that ship: which target gets one without asking, how they are named, and the real one once it is there."""
+"""Heads that ship: which target uses one by default, how they are named, and the real head."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from draftwood.config import DEFAULT_MODEL, ModelOptions
 from draftwood.disk.toml import read_toml
 from draftwood.drafters import check_drafter, make_factory
 from draftwood.errors import ModelError, OptionError
-from draftwood.heads import check_fit, find_head, load_head, save_head, shipped_for, shipped_heads
+from draftwood.heads import check_fit, find_head, find_shipped_head, list_shipped_heads, load_head, save_head
 from draftwood.heads import shipped as shipping
-from draftwood.heads.fit import fingerprint, fingerprint_if_here, is_its_target, target_shape
+from draftwood.heads.fit import was_trained_for
+from draftwood.heads.target import find_local_fingerprint, fingerprint, load_target_shape
 from draftwood.models.find import ModelFolder
 from draftwood.models.tensors import tensor_shapes
 from draftwood.targets.load import load_target
@@ -44,7 +45,7 @@ MOST_BYTES = 25_000_000
 
 def tiny_head(**changes: Any) -> Any:
     """A random head that says it was trained for the built-in model."""
-    facts = {"target_name": "tiny", "target_fingerprint": fingerprint_if_here("tiny"), "draft_vocab_size": 100}
+    facts = {"target_name": "tiny", "target_fingerprint": find_local_fingerprint("tiny"), "draft_vocab_size": 100}
     return random_head("eagle3", TINY_CONFIG, **{**facts, **changes})
 
 
@@ -86,7 +87,7 @@ def named(name: str, tensors: dict[str, torch.Tensor], dtype: torch.dtype = torc
 # -- which target it is for ------------------------------------------------------------------------------------------
 
 
-def test_its_target_gets_it_without_asking(shipped: Path) -> None:
+def test_the_matching_target_uses_it_by_default(shipped: Path) -> None:
     llm = llm_with()
     params = SamplingParams(max_tokens=16)
     (result,) = llm.generate("Hello, hello.", params)
@@ -107,7 +108,7 @@ def test_another_model_of_the_same_shape_does_not(shipped: Path) -> None:
     assert head_of(llm_with(tiny_target(seed=1), head=NAME)).config.target_name == "tiny"  # who insists may have it
 
 
-def test_a_name_is_no_proof_and_none_is_needed(place: Path) -> None:
+def test_the_fingerprint_decides_and_not_the_name(place: Path) -> None:
     tensors = tiny_tensors()
     mark = fingerprint(tensors["model.norm.weight"])
     save_head(tiny_head(target_name="original", target_fingerprint=mark), place / NAME)
@@ -118,26 +119,26 @@ def test_a_name_is_no_proof_and_none_is_needed(place: Path) -> None:
         llm_with(named("original", tuned))
 
 
-def test_a_head_that_names_no_fingerprint_is_nobodys(place: Path) -> None:
+def test_a_head_without_a_fingerprint_matches_no_target(place: Path) -> None:
     save_head(tiny_head(target_fingerprint=""), place / NAME)
     with pytest.raises(OptionError, match="none ships for tiny"):
         llm_with()
 
 
-def test_it_must_fit_as_well(place: Path) -> None:
-    mark = fingerprint_if_here("tiny")
+def test_the_shape_must_fit_as_well(place: Path) -> None:
+    mark = find_local_fingerprint("tiny")
     deeper = replace(TINY_CONFIG, num_layers=9)
     save_head(random_head("eagle3", deeper, target_fingerprint=mark), place / "deeper")
-    assert shipped_for("eagle3", TINY_CONFIG, mark) is None
-    found = shipped_for("eagle3", deeper, mark)
+    assert find_shipped_head("eagle3", TINY_CONFIG, mark) is None
+    found = find_shipped_head("eagle3", deeper, mark)
     assert found is not None
     assert found.name == "deeper"
-    assert shipped_for("eagle", deeper, mark) is None
-    assert shipped_for("eagle3", deeper, fingerprint(torch.ones(48))) is None
+    assert find_shipped_head("eagle", deeper, mark) is None
+    assert find_shipped_head("eagle3", deeper, fingerprint(torch.ones(48))) is None
 
 
 @given(st.lists(st.floats(2**-10, 2**10, width=16), min_size=1, max_size=64), st.integers(0, 63))
-def test_a_fingerprint_outlives_number_formats_and_tells_weights_apart(values: list[float], at: int) -> None:
+def test_a_fingerprint_depends_on_weights_and_not_on_number_formats(values: list[float], at: int) -> None:
     norm = torch.tensor(values).bfloat16()  # as published weights are
     formats = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     assert len({fingerprint(norm.to(dtype)) for dtype in formats}) == 1
@@ -155,27 +156,27 @@ def test_a_gguf_file_has_the_fingerprint_of_its_weights(tmp_path: Path, dtype: s
         file = write_gguf(tmp_path / name, toy.metadata, toy.tensors)
         loaded = load_target(ModelOptions(model=file, dtype=dtype, device="cpu", cache_tokens=256))
         assert fingerprint(loaded.target.parts().norm) == fingerprint(norm)
-        assert fingerprint_if_here(loaded.target.info.name) == fingerprint(norm)  # from its folder in the cache
+        assert find_local_fingerprint(loaded.target.info.name) == fingerprint(norm)  # from its folder in the cache
 
 
-def test_a_fingerprint_is_not_made_up(tmp_path: Path) -> None:
-    assert fingerprint_if_here("nobody/knows-it") == ""
+def test_no_fingerprint_without_weights(tmp_path: Path) -> None:
+    assert find_local_fingerprint("nobody/knows-it") == ""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GemmaForCausalLM"]} | _SIZES))
-    assert fingerprint_if_here(str(tmp_path)) == ""  # not a model of ours
+    assert find_local_fingerprint(str(tmp_path)) == ""  # not a model of ours
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]} | _SIZES))
-    assert fingerprint_if_here(str(tmp_path)) == ""  # no weights
+    assert find_local_fingerprint(str(tmp_path)) == ""  # no weights
     (tmp_path / "model.safetensors").write_bytes(b"half of it")
     with pytest.raises(ModelError, match="cannot be read"):
-        fingerprint_if_here(str(tmp_path))
+        find_local_fingerprint(str(tmp_path))
     save_file({"model.embed_tokens.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"do not fit config.json\n  got: missing: .*model\.norm\.weight"):
-        fingerprint_if_here(str(tmp_path))
+        find_local_fingerprint(str(tmp_path))
     (tmp_path / "model.safetensors").unlink()
     config = tiny_head().config
-    assert is_its_target(config, "tiny") is True
-    assert is_its_target(config, str(tmp_path)) is None
-    assert is_its_target(replace(config, target_fingerprint=""), "tiny") is None
-    assert is_its_target(replace(config, target_fingerprint="0" * 16), "tiny") is False
+    assert was_trained_for(config, "tiny") is True
+    assert was_trained_for(config, str(tmp_path)) is None
+    assert was_trained_for(replace(config, target_fingerprint=""), "tiny") is None
+    assert was_trained_for(replace(config, target_fingerprint="0" * 16), "tiny") is False
 
 
 _SIZES = {
@@ -211,8 +212,8 @@ def test_whether_one_ships_is_known_early(place: Path) -> None:
 
 
 def test_a_shipped_head_goes_by_its_name(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [(head.name, head.config.kind) for head in shipped_heads()] == [(NAME, "eagle3")]
-    assert shipped_heads("eagle") == []
+    assert [(head.name, head.config.kind) for head in list_shipped_heads()] == [(NAME, "eagle3")]
+    assert list_shipped_heads("eagle") == []
     own = save_head(tiny_head(draft_vocab_size=50), tmp_path / NAME)
     monkeypatch.chdir(tmp_path)
     assert find_head(NAME) == shipped
@@ -222,16 +223,16 @@ def test_a_shipped_head_goes_by_its_name(shipped: Path, tmp_path: Path, monkeypa
     assert head_of(llm_with(head=f"./{NAME}")).config.draft_vocab_size == 50
 
 
-def test_a_name_that_is_nobodys_is_told_before_a_model_is_loaded(shipped: Path) -> None:
+def test_unknown_names_are_refused_before_a_model_is_loaded(shipped: Path) -> None:
     with pytest.raises(ModelError, match=f"no head of this name ships(.|\n)*tiny-eagl\n(.|\n)*{NAME}"):
         LLM("no-such-model", drafter="eagle3", drafter_options={"head": "tiny-eagl"})
 
 
-def test_what_is_no_head_does_not_ship(place: Path) -> None:
+def test_other_folders_are_not_listed(place: Path) -> None:
     (place / "notes").mkdir()
     (place / "readme.txt").write_text("")
-    assert shipped_heads() == []
-    assert shipped_heads("eagle3") == []
+    assert list_shipped_heads() == []
+    assert list_shipped_heads("eagle3") == []
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -296,19 +297,19 @@ def test_from_a_trained_head_to_a_shipped_one(place: Path, draftwood_command: Co
     tensors, before = (load_file(folder / "model.safetensors") for folder in (place / NAME, best))
     assert {str(t.dtype) for t in tensors.values() if t.is_floating_point()} == {"torch.bfloat16"}
     assert all(torch.equal(tensors[name], t.bfloat16() if t.is_floating_point() else t) for name, t in before.items())
-    (head,) = shipped_heads("eagle3")
-    assert (head.config.target_name, head.config.target_fingerprint) == ("tiny", fingerprint_if_here("tiny"))
+    (head,) = list_shipped_heads("eagle3")
+    assert (head.config.target_name, head.config.target_fingerprint) == ("tiny", find_local_fingerprint("tiny"))
     assert head_of(llm_with()).config == head.config
 
 
-def test_export_forgets_no_fingerprint(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+def test_export_keeps_the_fingerprint(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert draftwood_command("export", NAME, str(out), "--to", "draftwood", "--model", "nobody/knows-it").code == 0
     config = load_head(out).config
-    assert (config.target_name, config.target_fingerprint) == ("nobody/knows-it", fingerprint_if_here("tiny"))
+    assert (config.target_name, config.target_fingerprint) == ("nobody/knows-it", find_local_fingerprint("tiny"))
 
 
-def test_export_keeps_the_number_format_unless_told(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+def test_export_keeps_the_number_format_by_default(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
     assert draftwood_command("export", NAME, str(tmp_path / "out"), "--to", "vllm").code == 0
     assert next(load_head(tmp_path / "out").head.parameters()).dtype == torch.float32
 
@@ -316,7 +317,7 @@ def test_export_keeps_the_number_format_unless_told(shipped: Path, draftwood_com
 # -- the package, and the real head ----------------------------------------------------------------------------------
 
 
-def test_the_package_takes_them_along() -> None:
+def test_the_package_includes_them() -> None:
     project = read_toml(ROOT / "pyproject.toml", "project")
     patterns = project["tool"]["setuptools"]["package-data"]["draftwood"]
     for name in ("config.json", "model.safetensors", "README.md"):
@@ -325,7 +326,7 @@ def test_the_package_takes_them_along() -> None:
 
 
 @needs_real
-def test_the_real_head_is_small_and_says_what_it_is() -> None:
+def test_the_real_head_is_small_and_documented() -> None:
     files = {path.name: path for path in REAL.iterdir()}
     assert set(files) == {"config.json", "model.safetensors", "README.md"}
     assert sum(path.stat().st_size for path in files.values()) <= MOST_BYTES
@@ -342,8 +343,8 @@ def test_the_real_head_is_small_and_says_what_it_is() -> None:
 @pytest.mark.model
 def test_the_real_head_is_for_the_default_model(smollm2: ModelFolder) -> None:
     config = load_head(REAL).config
-    assert check_fit(config, target_shape(DEFAULT_MODEL)) == []
-    assert is_its_target(config, DEFAULT_MODEL) is True
+    assert check_fit(config, load_target_shape(DEFAULT_MODEL)) == []
+    assert was_trained_for(config, DEFAULT_MODEL) is True
 
 
 @needs_real

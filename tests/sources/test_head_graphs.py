@@ -27,7 +27,7 @@ from draftwood.sources.neural.head import EagleModel
 from draftwood.sources.neural.head_graphs import GraphedEagleModel, feature_weights
 from draftwood.targets import TargetParts
 from draftwood.targets.base import Segment, chain_parents
-from draftwood.targets.native.cuda.attention.plan import bits_needed, words_per_row
+from draftwood.targets.native.cuda.attention.plan import count_bits, words_per_row
 from draftwood.targets.native.decoder import PackedBatch, PackedSegment
 from tests.tools.cuda import LARGE, SMALL, assert_as_good, error
 from tests.tools.head import random_head, random_parts
@@ -256,7 +256,7 @@ def test_rows_that_fill_up_a_pass_leave_no_trace() -> None:
 def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that were forgotten are made again, and are as good."""
     play = Play(cycles=2, levels=1, nodes=(2, 3), reopened=True)
-    monkeypatch.setattr(feature_decoder, "KEPT_PASSES", 1)
+    monkeypatch.setattr(feature_decoder, "MAX_PASSES", 1)
     fused = check("eagle3", torch.float16, play)
     assert len(fused._decoder._passes) == 1
 
@@ -284,7 +284,7 @@ def test_a_shape_holds_its_batch(sizes: list[tuple[int, int]], k: int) -> None:
         segments.append(PackedSegment(start, 0, 50, [-1] * (after + size), size, after))
         start += size
     found = decoder.shape_for(PackedBatch([0] * start, segments), [None] * len(sizes), k)
-    bits = max((bits_needed(segment) for segment in segments if segment.after), default=0)
+    bits = max((count_bits(segment) for segment in segments if segment.after), default=0)
     if found is None:
         assert start > 256 or bits > 160 or k > 64
         return
@@ -322,8 +322,8 @@ def test_the_kernels_compile_for_gpus_and_stay_in_registers(capability: int, pdl
     types = {**pointers, **dict.fromkeys(names, "*bf16"), "eps": "fp32"}
     sizes: dict[str, Any] = {"H": 4096, "BLOCK": 4096, "NORMED": True}
     for kernel, constants in (
-        (feature_rows._join, {**sizes, "KEEPS_NORMED": False, "GIVEN": True}),
-        (feature_rows._leave, {**sizes, "PDL": pdl}),
+        (feature_rows._join, {**sizes, "NORM_BEFORE_RESIDUAL": False, "GIVEN": True}),
+        (feature_rows._store, {**sizes, "PDL": pdl}),
     ):
         own = {name: types[name] for name in kernel.arg_names if name in types}
         used = resources(kernel, own, constants, capability=capability, num_warps=feature_rows.WARPS, num_stages=3)

@@ -234,7 +234,7 @@ def test_old_gpus_take_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "_why_not_built", lambda: "")
     gpu = torch.device("cuda")
     why = cuda.why_unavailable(TINY_CONFIG, torch.bfloat16, gpu, "fp8")
-    assert why == "the GPU's compute capability is below 8.9, where int8 may do"
+    assert why == "the GPU's compute capability is below 8.9; int8 may work"
     assert cuda.why_unavailable(TINY_CONFIG, torch.bfloat16, gpu, "int8") == ""
     assert cuda.why_unavailable(TINY_CONFIG, torch.bfloat16, gpu) == ""
 

@@ -18,9 +18,9 @@ from draftwood.targets.native.cuda.attention.plan import (
     TILE_FIELDS,
     WORD_BITS,
     AttentionConfig,
-    bits_needed,
-    choose,
-    most_tiles,
+    choose_config,
+    count_bits,
+    max_tiles,
     scratch_size,
     write_plan,
 )
@@ -65,7 +65,7 @@ def random_segments(
 
 def words_needed(segments: Sequence[PackedSegment]) -> int:
     """Ancestor words of a row: none for chains, whose nodes see all before them."""
-    trees = [bits_needed(segment) for segment in segments if segment.after or not is_chain(segment.parents)]
+    trees = [count_bits(segment) for segment in segments if segment.after or not is_chain(segment.parents)]
     return -(-max(trees, default=0) // WORD_BITS)
 
 
@@ -89,7 +89,7 @@ class Launch:
         query = 3 * torch.randn(self.num_rows, columns, generator=generator)  # one key stands out
         self.query, self.keys, self.values = (x.to(device, case.dtype) for x in (query, keys, values))
 
-        num_tiles = most_tiles(self.num_rows, len(segments), config.nodes_per_tile) + 1
+        num_tiles = max_tiles(self.num_rows, len(segments), config.nodes_per_tile) + 1
         tiles = np.full((num_tiles, TILE_FIELDS), 7, dtype=np.int32)
         words = np.full((self.num_rows, case.num_words), -1, dtype=np.int32)
         write_plan(tiles, words if case.num_words else None, segments, config.nodes_per_tile, case.window)
@@ -192,7 +192,7 @@ def main() -> None:
     seen = set()
     for model, (heads, kv_heads, dim) in MODELS.items():
         for nodes, sequences in BATCHES:
-            config = choose(
+            config = choose_config(
                 num_nodes=nodes, num_sequences=sequences, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim,
                 num_processors=132, shared_bytes=SHARED[90],
             )  # fmt: skip

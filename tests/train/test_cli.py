@@ -164,7 +164,7 @@ def test_a_head_of_another_shape_is_refused(draftwood_command: Command, tmp_path
     misfit = draftwood_command(*TRAIN, "--method", "eagle", *wanted(tmp_path / "run", f"head.start={other}"))
     assert misfit.code == 2
     assert not (tmp_path / "run").exists()
-    assert "hidden size: the head wants 24, the target has 48" in misfit.err
+    assert "hidden size: the head needs 24, the target has 48" in misfit.err
     ahead = draftwood_command(*TRAIN, "--method", "medusa", *wanted(tmp_path / "next", f"head.start={other}"))
     assert ahead.code == 2
     wrong = draftwood_command(*TRAIN, "--method", "eagle", *wanted(tmp_path / "third", "head.changes.wheels=4"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.errors import OptionError
-from draftwood.heads.vocabulary import checked_vocabulary
+from draftwood.heads.vocabulary import check_vocabulary
 from draftwood.text.bytes import EOS, VOCAB_SIZE
 from draftwood.train.base import Example
 from draftwood.train.data.vocabulary import draft_vocabulary
@@ -51,7 +51,7 @@ def test_no_other_vocabulary_of_that_size_covers_more(size: int, always: set[int
             draft_vocabulary(data, size, VOCAB_SIZE, always)
         return
     token_ids, coverage = draft_vocabulary(data, size, VOCAB_SIZE, always)
-    checked_vocabulary(torch.from_numpy(token_ids), size, VOCAB_SIZE)
+    check_vocabulary(torch.from_numpy(token_ids), size, VOCAB_SIZE)
     assert token_ids.tolist() == sorted(token_ids.tolist())
     assert always <= set(token_ids.tolist())
     written = Counter(token for ids, answered in (data[0], data[1]) for token in ids[answered].tolist())

@@ -10,7 +10,7 @@ import torch
 
 from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.heads import ShippedHead, find_head, fingerprint, load_fitting, shipped_for, shipped_heads
+from draftwood.heads import ShippedHead, find_head, find_shipped_head, fingerprint, list_shipped_heads, load_head_for
 from draftwood.sources.neural import head_model
 from draftwood.targets import Target, TargetInfo, TargetParts
 from draftwood.text import TextCodec
@@ -54,7 +54,7 @@ class HeadDrafter(NeuralDrafter):
         folder = find_head(options.head) if options.head else cls._shipped_for(info, parts)
         # Half precision is slow in torch on a CPU, where it is the target's kernels that are made for it.
         dtype = info.dtype if info.device.type == "cuda" else torch.float32
-        head, config, _ = load_fitting(folder, target, dtype)
+        head, config, _ = load_head_for(folder, target, dtype)
         if config.kind not in cls.kinds:
             raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
         head.bind(parts)
@@ -64,11 +64,11 @@ class HeadDrafter(NeuralDrafter):
     @classmethod
     def _shipped(cls) -> list[ShippedHead]:
         """Those of the kind that it is called after: names such as `hass` and `griffin` say how a head was trained."""
-        return shipped_heads(cls.name)
+        return list_shipped_heads(cls.name)
 
     @classmethod
     def _shipped_for(cls, info: TargetInfo, parts: TargetParts) -> Path:
-        head = shipped_for(cls.name, info, fingerprint(parts.norm))
+        head = find_shipped_head(cls.name, info, fingerprint(parts.norm))
         if head is None:
             raise cls._without_head(info.name)
         return head.folder

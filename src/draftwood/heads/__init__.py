@@ -1,25 +1,24 @@
-"""Draft heads: small networks on top of a target's hidden states, their checkpoints, and what fits what."""
+"""Draft heads: small networks that read a target's hidden states, their checkpoints, and which target they fit."""
 
 from draftwood.heads.base import Head
 from draftwood.heads.build import HeadModule, build_head
-from draftwood.heads.config import KINDS, HeadConfig, check_fit, default_head_config, usual_taps
+from draftwood.heads.config import KINDS, HeadConfig, default_head_config
 from draftwood.heads.eagle import EagleHead
 from draftwood.heads.eagle3 import Eagle3Head, FirstLayer
-from draftwood.heads.fit import (
-    fingerprint,
-    fingerprint_if_here,
-    identity,
-    is_its_target,
-    load_fitting,
-    native_shape,
-    shape_if_here,
-    target_shape,
-)
-from draftwood.heads.formats import FORMATS, LoadedHead, load_head, save_head
+from draftwood.heads.fit import check_fit, load_head_for, was_trained_for
+from draftwood.heads.formats import FORMATS, load_head, save_head
 from draftwood.heads.hydra import HydraHead
 from draftwood.heads.layers import DecoderLayer, RMSNorm, float_logits
 from draftwood.heads.medusa import MedusaHead
-from draftwood.heads.shipped import ShippedHead, find_head, shipped_for, shipped_heads
+from draftwood.heads.shipped import ShippedHead, find_head, find_shipped_head, list_shipped_heads
+from draftwood.heads.target import (
+    find_local_fingerprint,
+    find_local_shape,
+    fingerprint,
+    identify_target,
+    load_target_shape,
+    native_config,
+)
 
 __all__ = [
     "FORMATS",
@@ -32,7 +31,6 @@ __all__ = [
     "HeadConfig",
     "HeadModule",
     "HydraHead",
-    "LoadedHead",
     "MedusaHead",
     "RMSNorm",
     "ShippedHead",
@@ -40,18 +38,17 @@ __all__ = [
     "check_fit",
     "default_head_config",
     "find_head",
+    "find_local_fingerprint",
+    "find_local_shape",
+    "find_shipped_head",
     "fingerprint",
-    "fingerprint_if_here",
     "float_logits",
-    "identity",
-    "is_its_target",
-    "load_fitting",
+    "identify_target",
+    "list_shipped_heads",
     "load_head",
-    "native_shape",
+    "load_head_for",
+    "load_target_shape",
+    "native_config",
     "save_head",
-    "shape_if_here",
-    "shipped_for",
-    "shipped_heads",
-    "target_shape",
-    "usual_taps",
+    "was_trained_for",
 ]

@@ -1,4 +1,4 @@
-"""From a configuration to its module."""
+"""Build the module of a head from its configuration."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ _KINDS: dict[str, type[HeadModule]] = {
 def build_head(
     config: HeadConfig, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> HeadModule:
-    """The module, its parameters not yet set: load them, or call ``reset_parameters``."""
+    """Build the module with parameters not yet set: load them, or call ``reset_parameters``."""
     with torch.device(device):
         return _KINDS[config.kind](config).to(dtype)

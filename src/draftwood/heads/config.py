@@ -1,10 +1,10 @@
-"""What a draft head looks like: sizes, the hidden states it reads, and the variants of its architecture."""
+"""The configuration of a draft head: sizes, the hidden states it reads, and variants of its architecture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from draftwood.config import one_of
 from draftwood.errors import OptionError
@@ -12,28 +12,17 @@ from draftwood.models import ModelConfig, Rope
 
 KINDS = ("eagle", "eagle3", "medusa", "hydra")
 FEATURES = ("normed", "raw")
-USUAL_TAPS = 3
+NUM_DEFAULT_TAPS = 3
 
 Rule = tuple[str, str, bool]
-
-
-class TargetShape(Protocol):
-    """What a head must know of its target; ``TargetInfo`` and ``ModelConfig`` both say it."""
-
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadConfig:
     """Everything a head module is built from. Counts are ``num_*``; sizes are in elements.
 
-    Fields of the decoder layers are 0 where a head has none. Taps are numbered as ``Target.set_taps`` numbers them: k
-    is the input of layer k, the number of layers is the last output before the final norm.
+    Fields of the decoder layers are 0 if a head has none. Taps are numbered as in ``Target.set_taps``: k is the input
+    of layer k, ``num_layers`` is the last output before the final norm.
     """
 
     kind: str  # one of KINDS
@@ -55,30 +44,28 @@ class HeadConfig:
     o_bias: bool = False
     qk_norm: bool = False  # queries and keys are normed as in Qwen3
 
-    # what comes in
-    taps: tuple[int, ...] = ()  # empty: the usual ones, see taps_for
+    # input
+    taps: tuple[int, ...] = ()  # empty: the default taps, see taps_for
     num_taps: int = 1
-    feature: str = (
-        "normed"  # whether the last hidden state is read behind the target's final norm, or "raw"; not eagle3
-    )
-    own_embed: bool = False  # else the target's embeddings
+    feature: str = "normed"  # last hidden state after the target's final norm, or "raw": before it; not for eagle3
+    own_embed: bool = False  # otherwise the target's embeddings
     fc_bias: bool = False
     norm_before_fc: bool = False  # one norm over all taps
-    fc_norm: bool = False  # a norm for each tap
+    fc_norm: bool = False  # one norm per tap
     norm_before_residual: bool = False  # the residual of layer 0 is the normed feature
 
-    # what goes out
-    own_lm_head: bool = False  # else the target's
+    # output
+    own_lm_head: bool = False  # otherwise the target's
     norm_output: bool = False  # the feature that is fed back is the normed output
 
     # Medusa and Hydra
     num_heads_ahead: int = 0
-    num_residual: int = 0  # residual blocks of each
+    num_residual: int = 0  # residual blocks per head
 
-    # the target it was made for, where that is known
+    # the target it was made for, if known
     target_name: str = ""
     target_num_layers: int = 0
-    target_fingerprint: str = ""  # of its weights: heads/target.py
+    target_fingerprint: str = ""  # see heads/target.py
 
     def __post_init__(self) -> None:
         one_of("kind", self.kind, KINDS)
@@ -86,10 +73,10 @@ class HeadConfig:
         rules = [*self._size_rules(), *(self._eagle3_rules() if self.kind == "eagle3" else self._other_rules())]
         wrong = [f"{name} is {getattr(self, name)} and must be {wanted}" for name, wanted, fits in rules if not fits]
         if wrong:
-            raise OptionError("There can be no such head", got="; ".join(wrong))
+            raise OptionError("The head configuration is invalid", got="; ".join(wrong))
 
     def _size_rules(self) -> Iterator[Rule]:
-        """A field, what it has to be, whether it is."""
+        """Each rule: a field, what it must be, whether it is."""
         names = ["vocab_size", "draft_vocab_size", "target_hidden_size", "hidden_size", "num_taps"]
         if self.num_layers:
             names += ["intermediate_size", "num_heads", "num_kv_heads", "head_dim", "context_length"]
@@ -99,60 +86,57 @@ class HeadConfig:
         for name in names:
             yield name, "1 or more", getattr(self, name) >= 1
         fits = len(self.taps) in (0, self.num_taps) and all(tap >= 0 for tap in self.taps)
-        yield "taps", f"{self.num_taps} of them, or none for the usual ones", fits
+        yield "taps", f"{self.num_taps} layers, or empty for the default taps", fits
 
     def _eagle3_rules(self) -> Iterator[Rule]:
         same_width = self.hidden_size == self.target_hidden_size
         yield "num_layers", "1 or more", self.num_layers >= 1
-        yield "draft_vocab_size", f"at most that of the target, {self.vocab_size}", self._fewer_tokens >= 0
-        yield "own_embed", "true for a head of another width than its target's", self.own_embed or same_width
-        shared = same_width and self._fewer_tokens == 0
-        yield "own_lm_head", "true where the target's has other sizes", self.own_lm_head or shared
+        fits = self.draft_vocab_size <= self.vocab_size
+        yield "draft_vocab_size", f"at most that of the target, {self.vocab_size}", fits
+        yield "own_embed", "true if hidden_size differs from the target's", self.own_embed or same_width
+        shared = same_width and not self.has_draft_vocabulary
+        yield "own_lm_head", "true if the target's has other sizes", self.own_lm_head or shared
 
     def _other_rules(self) -> Iterator[Rule]:
         same_width = self.hidden_size == self.target_hidden_size
         yield "num_taps", "1 for its kind", self.num_taps == 1
         yield "hidden_size", f"that of the target, {self.target_hidden_size}", same_width
-        yield "draft_vocab_size", f"that of the target, {self.vocab_size}", self._fewer_tokens == 0
+        yield "draft_vocab_size", f"that of the target, {self.vocab_size}", not self.has_draft_vocabulary
         yield "own_embed", "false for its kind", not self.own_embed
         if self.kind == "eagle":
             yield "num_layers", "1 or more", self.num_layers >= 1
             yield "own_lm_head", "false for its kind", not self.own_lm_head
             return
-        most = 0 if self.kind == "medusa" else 1  # the prefix layer of Hydra++
-        yield "num_layers", f"at most {most} for its kind", 0 <= self.num_layers <= most
+        max_layers = 0 if self.kind == "medusa" else 1  # the prefix layer of Hydra++
+        yield "num_layers", f"at most {max_layers} for its kind", 0 <= self.num_layers <= max_layers
         yield "num_heads_ahead", "1 or more", self.num_heads_ahead >= 1
         yield "num_residual", "1 or more", self.num_residual >= 1
         yield "own_lm_head", "true for its kind", self.own_lm_head or self.kind == "medusa"
 
-    @property
-    def _fewer_tokens(self) -> int:
-        return self.vocab_size - self.draft_vocab_size
-
     def taps_for(self, num_layers: int) -> tuple[int, ...]:
-        """What ``Target.set_taps`` takes, for a target with this many layers."""
+        """The argument of ``Target.set_taps`` for a target with ``num_layers`` layers."""
         if self.taps:
             return self.taps
-        return usual_taps(num_layers) if self.kind == "eagle3" else (num_layers,)
+        return default_taps(num_layers) if self.kind == "eagle3" else (num_layers,)
 
     @property
     def has_draft_vocabulary(self) -> bool:
-        """Whether its tokens have ids of their own."""
+        """Whether the head has its own, smaller vocabulary."""
         return self.draft_vocab_size != self.vocab_size
 
 
 def published_taps(num_layers: int) -> tuple[int, ...]:
-    """The taps every engine takes where a checkpoint names none: a low, a middle and a high layer's input."""
+    """The taps that every engine uses if a checkpoint names none: the inputs of a low, a middle and a high layer."""
     return (2, num_layers // 2, num_layers - 3)
 
 
-def usual_taps(num_layers: int) -> tuple[int, ...]:
-    """The published taps; for targets of so few layers that those would coincide, the same idea over what there is."""
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """The published taps. In targets with so few layers that those would coincide, taps are spread over all layers."""
     taps = published_taps(num_layers)
     if taps[0] < taps[1] < taps[2]:
         return taps
-    lowest = 1 if num_layers >= USUAL_TAPS else 0
-    return tuple(lowest + (num_layers - lowest) * step // 2 for step in range(USUAL_TAPS))
+    lowest = 1 if num_layers >= NUM_DEFAULT_TAPS else 0
+    return tuple(lowest + (num_layers - lowest) * step // 2 for step in range(NUM_DEFAULT_TAPS))
 
 
 def default_head_config(
@@ -166,9 +150,9 @@ def default_head_config(
     target_name: str = "",
     **changes: Any,
 ) -> HeadConfig:
-    """A head for this target, with the target's own sizes: the usual one of its kind, but for ``changes``.
+    """The default head of this kind for a target, with the target's sizes and ``changes`` applied.
 
-    ``prefix`` gives Hydra heads the attention layer in front of them (Hydra++).
+    ``prefix`` adds the attention layer of Hydra++ to Hydra heads.
     """
     one_of("kind", kind, KINDS)
     ahead = kind in ("medusa", "hydra")
@@ -180,8 +164,8 @@ def default_head_config(
         "target_hidden_size": model.hidden_size,
         "hidden_size": model.hidden_size,
         "num_layers": num_layers,
-        "taps": usual_taps(model.num_layers) if kind == "eagle3" else (model.num_layers,),
-        "num_taps": USUAL_TAPS if kind == "eagle3" else 1,
+        "taps": default_taps(model.num_layers) if kind == "eagle3" else (model.num_layers,),
+        "num_taps": NUM_DEFAULT_TAPS if kind == "eagle3" else 1,
         "own_lm_head": kind != "eagle",
         "fc_bias": kind == "eagle",
         "target_name": target_name,
@@ -195,24 +179,6 @@ def default_head_config(
 
 
 def decoder_fields(model: ModelConfig) -> dict[str, Any]:
-    """The shape of a decoder layer like the target's own, without its biases and norms of queries and keys."""
+    """The shape of a decoder layer like the target's, without its biases and its norms of queries and keys."""
     names = ("intermediate_size", "num_heads", "num_kv_heads", "head_dim", "norm_eps", "rope", "context_length")
     return {name: getattr(model, name) for name in names}
-
-
-def check_fit(config: HeadConfig, target: TargetShape) -> list[str]:
-    """What of the head does not fit this target; empty where it does."""
-    found = []
-    if config.target_hidden_size != target.hidden_size:
-        found.append(f"hidden size: the head wants {config.target_hidden_size}, the target has {target.hidden_size}")
-    if config.vocab_size != target.vocab_size:
-        found.append(f"vocabulary: the head wants {config.vocab_size} tokens, the target has {target.vocab_size}")
-    beyond = [tap for tap in config.taps if tap > target.num_layers]
-    if beyond:
-        found.append(f"taps: the head reads {beyond}, the target has {target.num_layers} layers")
-    if config.kind != "eagle3" and config.taps and config.taps[0] != target.num_layers and not beyond:
-        found.append(f"taps: the head reads {list(config.taps)}, the target's last state is {target.num_layers}")
-    if config.target_num_layers and config.target_num_layers != target.num_layers:
-        made_for = f"the head was made for {config.target_num_layers}"
-        found.append(f"layers: {made_for}, the target has {target.num_layers}")
-    return found

@@ -1,7 +1,7 @@
-"""EAGLE-1 and EAGLE-2 heads; those of HASS, GRIFFIN and TALF differ in their training only.
+"""EAGLE-1 and EAGLE-2 heads. The heads of HASS, GRIFFIN and TALF differ only in their training.
 
-A decoder layer over token and feature, joined by one matrix, guesses the target's next feature; the target's own
-lm_head turns it into logits.
+One matrix joins token and feature. Decoder layers predict the target's next feature from that, and the target's lm_head
+maps it to logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EagleHead(Head):
         self._rotation = Rotation(config)
 
     def forward(self, token_embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The guessed features ``[..., N, H]`` behind tokens whose predecessors have ``features [..., N, H]``."""
+        """Predict the features ``[..., N, H]`` of tokens whose predecessors have ``features [..., N, H]``."""
         hidden: Tensor = self.fc(torch.cat([token_embeds, features], dim=-1))
         angles = self._rotation(positions, hidden.dtype)
         for layer in self.layers:
@@ -34,8 +34,8 @@ class EagleHead(Head):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., V]`` float32. A guess at the state before the target's final norm goes through that norm first."""
+        """Logits ``[..., V]`` float32. A predicted state before the target's final norm is normed first."""
         return self.target_logits(hidden if self.config.feature == "normed" else self.target_norm(hidden))
 
-    def _start(self, generator: torch.Generator) -> None:
+    def _reset_special(self, generator: torch.Generator) -> None:
         pass

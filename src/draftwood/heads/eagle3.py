@@ -1,7 +1,7 @@
-"""EAGLE-3 heads: a feature made of several layers of the target, a vocabulary and an lm_head of their own.
+"""EAGLE-3 heads: a feature from several layers of the target, and their own vocabulary and lm_head.
 
-Layer 0 attends over the normed embedding beside the normed feature, which is twice the width; further layers are
-ordinary. The output before the last norm is the feature of deeper nodes.
+Layer 0 attends over normed embedding and normed feature side by side, twice the usual width. Further layers are
+ordinary. The output before the last norm is the feature of child nodes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn
 
-from draftwood.heads.base import Head, draw_
+from draftwood.heads.base import Head, fill_normal_
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.layers import Angles, DecoderLayer, RMSNorm, Rotation, float_logits
-from draftwood.heads.vocabulary import checked_vocabulary, inverse_map, token_mask
+from draftwood.heads.vocabulary import check_vocabulary, inverse_map, token_mask
 from draftwood.targets import Attend
 
 
@@ -32,7 +32,7 @@ class FirstLayer(DecoderLayer):
 class Eagle3Head(Head):
     d2t: Tensor  # [Vd] int64, target id minus draft id
     t2d: Tensor  # [V] bool, whether the head has the token
-    _to_draft: Tensor  # [V] int64, -1 where it has not
+    _to_draft: Tensor  # [V] int64 draft id; -1 if it has not
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
@@ -52,18 +52,18 @@ class Eagle3Head(Head):
             self.register_buffer("d2t", torch.zeros_like(first))
             self.register_buffer("t2d", token_mask(first, config.vocab_size))
             self.register_buffer("_to_draft", inverse_map(first, config.vocab_size), persistent=False)
-            self.register_load_state_dict_post_hook(_renew_maps)  # type: ignore[no-untyped-call]
+            self.register_load_state_dict_post_hook(_update_maps)  # type: ignore[no-untyped-call]
 
     def set_vocabulary(self, token_ids: Tensor) -> None:
-        """Which tokens of the target the head can suggest, in the order of its own ids: ``token_ids [Vd]``."""
+        """Set the target tokens that the head can suggest, ``token_ids [Vd]`` in the order of its own ids."""
         total = self.config.vocab_size
-        token_ids = checked_vocabulary(token_ids.to(self.d2t.device), self.config.draft_vocab_size, total)
+        token_ids = check_vocabulary(token_ids.to(self.d2t.device), self.config.draft_vocab_size, total)
         self.d2t = token_ids - torch.arange(len(token_ids), device=token_ids.device)
         self.t2d = token_mask(token_ids, total)
         self._to_draft = inverse_map(token_ids, total)
 
     def vocabulary(self) -> Tensor:
-        """The tokens of the target that it can suggest, ``[Vd]``."""
+        """The target tokens that the head can suggest, ``[Vd]``."""
         return self.target_ids(torch.arange(self.config.draft_vocab_size, device=self.fc.weight.device))
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Eagle3Head(Head):
         return fused
 
     def forward(self, token_embeds: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The features ``[..., N, H]`` of tokens whose predecessors have ``features [..., N, H]``."""
+        """Predict the features ``[..., N, H]`` of tokens whose predecessors have ``features [..., N, H]``."""
         angles = self._rotation(positions, features.dtype)
         first, *further = self.layers
         assert isinstance(first, FirstLayer)
@@ -96,14 +96,14 @@ class Eagle3Head(Head):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """``[..., Vd]`` float32."""
+        """Logits ``[..., Vd]`` float32."""
         normed = hidden if self.config.norm_output else self.norm(hidden)
         return self.target_logits(normed) if self.lm_head is None else float_logits(normed, self.lm_head.weight)
 
-    def _start(self, generator: torch.Generator) -> None:
-        """The way out begins as the target's: its final norm and its rows for the tokens that the head has."""
+    def _reset_special(self, generator: torch.Generator) -> None:
+        """Copy the target's final norm, and the rows of its lm_head for the head's vocabulary."""
         if self.embed_tokens is not None:
-            draw_(self.embed_tokens.weight, self.config.hidden_size**-0.5, generator)
+            fill_normal_(self.embed_tokens.weight, self.config.hidden_size**-0.5, generator)
         if self._parts is None or self.config.hidden_size != self.config.target_hidden_size:
             return
         self.norm.weight.copy_(self._parts.norm)
@@ -111,6 +111,6 @@ class Eagle3Head(Head):
             self._copy_target_head(self.lm_head.weight, self.vocabulary().to(self._parts.head.device))
 
 
-def _renew_maps(head: Eagle3Head, _: object) -> None:
-    """What is not stored follows from what was loaded."""
+def _update_maps(head: Eagle3Head, _: object) -> None:
+    """Recompute ``_to_draft``, which is not stored."""
     head.set_vocabulary(head.vocabulary())

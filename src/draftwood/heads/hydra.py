@@ -1,6 +1,6 @@
-"""Hydra heads: as Medusa's, but each also reads the tokens that were guessed before its own.
+"""Hydra heads: like Medusa heads, but each also reads the tokens drafted before its own.
 
-Hydra++ puts a decoder layer over the hidden states in front of them (``num_layers`` 1), with a cache like a model's.
+Hydra++ adds a decoder layer over the hidden states before the heads (``num_layers`` 1), with a KV cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from draftwood.targets import Attend
 
 
 class JoiningBlock(nn.Module):
-    """Hidden state and embeddings side by side, down to one width, along two ways that are added."""
+    """Map hidden state and embeddings side by side to one width: ``res_connection(x) + silu(linear(x))``."""
 
     def __init__(self, size: int, num_tokens: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class JoiningBlock(nn.Module):
 
 
 class HydraBranch(nn.Module):
-    """The head for one depth. Blocks behind the first are one block, as in the original implementation."""
+    """The head for one depth. All blocks after the first share their weights, as in the original implementation."""
 
     def __init__(self, config: HeadConfig, num_tokens: int) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class HydraBranch(nn.Module):
             hidden = self.block(hidden)
         return hidden
 
-    def pass_hidden(self) -> None:
-        """Lets the hidden state through and nothing else."""
+    def reset_to_identity(self) -> None:
+        """Initialize so that the output is the hidden state."""
         for block in (self.join, self.block):
             if block is not None:
                 block.linear.weight.zero_()
@@ -75,8 +75,7 @@ class HydraHead(Head):
         self.branches = nn.ModuleList(HydraBranch(config, depth) for depth in range(1, config.num_heads_ahead + 1))
 
     def forward(self, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """What ``logits_at`` reads, from the features ``[..., N, Ht]`` of a text: those themselves, or Hydra++'s layer
-        over them."""
+        """The input of ``logits_at`` for the features ``[..., N, Ht]`` of a text."""
         if self.prefix is None:
             return features
         hidden: Tensor = self.prefix(features, positions, attend)
@@ -85,17 +84,17 @@ class HydraHead(Head):
     def logits_at(self, depth: int, hidden: Tensor, path_embeds: Tensor) -> Tensor:
         """Logits ``[..., V]`` of nodes at ``depth`` of a draft tree, 1 for the children of the root.
 
-        ``hidden [..., Ht]`` belongs to the token before the root; ``path_embeds [..., depth, Ht]`` are the root and
-        the tokens on the way down to the node's parent.
+        ``hidden [..., Ht]`` belongs to the token before the root; ``path_embeds [..., depth, Ht]`` are the tokens on
+        the path from the root to the node's parent.
         """
         branch = self.branches[depth - 1]
         assert isinstance(branch, HydraBranch)
         hidden = branch(torch.cat([hidden, path_embeds.flatten(-2)], dim=-1))
         return float_logits(hidden, branch.lm_head.weight, branch.lm_head.bias)
 
-    def _start(self, generator: torch.Generator) -> None:
-        """Every branch begins as the target's own way out: the hidden state passes, the tokens do not count yet."""
+    def _reset_special(self, generator: torch.Generator) -> None:
+        """Each branch starts as the target's lm_head over the hidden state, without the tokens."""
         for branch in self.branches:
             assert isinstance(branch, HydraBranch)
-            branch.pass_hidden()
+            branch.reset_to_identity()
             self._copy_target_head(branch.lm_head.weight)

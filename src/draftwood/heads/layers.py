@@ -1,4 +1,4 @@
-"""The parts heads are made of: norms, rotation, decoder layers whose attention the caller brings, vocabularies."""
+"""Building blocks of heads: norms, rotation, and decoder layers whose attention the caller passes in."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from draftwood.targets.native import HEAD_ROWS, inverse_frequencies, rms_norm, r
 
 
 class Angles(NamedTuple):
-    """The rotation of every position, made once for all layers."""
+    """The rotation of each position, computed once for all layers."""
 
     cos: Tensor  # [..., N, 1, D]
     sin: Tensor  # [..., N, 1, D]
 
 
 class Rotation:
-    """Makes angles. No module: a change of a head's type must not round its frequencies."""
+    """Computes angles. Not a module: converting a head to another dtype must not round its frequencies."""
 
     def __init__(self, config: HeadConfig) -> None:
-        with torch.device("cpu"):  # a head may be built where tensors have no values yet
+        with torch.device("cpu"):  # heads are also built on "meta", where tensors have no values
             frequencies = inverse_frequencies(config.rope, config.head_dim)  # [D/2]
         self._by_device = {frequencies.device: frequencies}
 
@@ -48,7 +48,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Projections, norms and rotation; what lies between them is ``attend``."""
+    """Projections, norms and rotation around ``attend``."""
 
     def __init__(self, config: HeadConfig, input_size: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A layer of the Llama family. Without ``input_norm`` attention reads the hidden state as it comes."""
+    """A Llama decoder layer. Without ``input_norm`` attention reads the hidden state unnormed."""
 
     def __init__(self, config: HeadConfig, index: int, *, input_size: int = 0, input_norm: bool = True) -> None:
         super().__init__()
@@ -99,14 +99,14 @@ class DecoderLayer(nn.Module):
         return self.run(self.input_layernorm(hidden), hidden, angles, attend)
 
     def run(self, attended: Tensor, residual: Tensor, angles: Angles, attend: Attend) -> Tensor:
-        """``attended`` goes into attention, ``residual`` around it."""
+        """Run with ``attended`` as the input of attention and ``residual`` as its residual."""
         hidden = residual + self.self_attn(attended, angles, attend, self.index)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
 
 class ResidualBlock(nn.Module):
-    """``x + silu(linear(x))``: nothing but x as long as the linear map is zero."""
+    """``x + silu(linear(x))``: the identity while the linear map is zero."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -117,16 +117,16 @@ class ResidualBlock(nn.Module):
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Float32 logits from weights of any type, ``[..., V]``: half-precision logits tie where the head does not.
+    """Float32 logits ``[..., V]`` from weights of any dtype: rounding to half precision would create ties.
 
-    With gradients the product is the ordinary one, whose result is widened.
+    With gradients, the product is computed in the dtype of the weights and then converted.
     """
     half = weight.dtype in (torch.bfloat16, torch.float16)
     trained = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if trained or not half:
         return F.linear(hidden, weight, bias).float()
     if weight.is_cuda:
-        rows = hidden.reshape(-1, hidden.shape[-1]).to(weight.dtype)  # autocast does not know this product
+        rows = hidden.reshape(-1, hidden.shape[-1]).to(weight.dtype)  # autocast does not handle out_dtype
         logits = torch.mm(rows, weight.t(), out_dtype=torch.float32).view(*hidden.shape[:-1], len(weight))
     else:
         wide = hidden.float()

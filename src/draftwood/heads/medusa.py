@@ -1,4 +1,4 @@
-"""Medusa heads: each reads the target's last hidden state and guesses the token so many places ahead, alone."""
+"""Medusa heads: each predicts the token at one depth from the target's last hidden state, independently."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from draftwood.targets import Attend
 
 
 class MedusaBranch(nn.Module):
-    """The head for one depth: a residual block, applied several times if so configured, and its own lm_head.
+    """The head for one depth: a residual block, applied ``num_residual`` times, and its own lm_head.
 
-    One block for all times, as in the original implementation.
+    All applications share their weights, as in the original implementation.
     """
 
     def __init__(self, config: HeadConfig) -> None:
@@ -35,22 +35,21 @@ class MedusaHead(Head):
         self.branches = nn.ModuleList(MedusaBranch(config) for _ in range(config.num_heads_ahead))
 
     def forward(self, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """What ``logits_at`` reads: the features themselves."""
+        """The input of ``logits_at``: the features themselves."""
         return features
 
     def logits_at(self, depth: int, hidden: Tensor, path_embeds: Tensor) -> Tensor:
         """Logits ``[..., V]`` of nodes at ``depth`` of a draft tree, 1 for the children of the root.
 
-        ``hidden [..., Ht]`` belongs to the token before the root; ``path_embeds [..., depth, Ht]``, the root and what
-        follows it, are not looked at.
+        ``hidden [..., Ht]`` belongs to the token before the root; ``path_embeds [..., depth, Ht]`` are not used.
         """
         branch = self.branches[depth - 1]
         assert isinstance(branch, MedusaBranch)
         hidden = branch(hidden)
         return self.target_logits(hidden) if branch.lm_head is None else float_logits(hidden, branch.lm_head.weight)
 
-    def _start(self, generator: torch.Generator) -> None:
-        """Every branch begins as the target's own way out: a block that changes nothing, and the target's lm_head."""
+    def _reset_special(self, generator: torch.Generator) -> None:
+        """Each branch starts as the target's lm_head after a block that is the identity."""
         for branch in self.branches:
             assert isinstance(branch, MedusaBranch)
             branch.block.linear.weight.zero_()

@@ -1,9 +1,9 @@
-"""Heads that come with the package: each a folder in the project's own layout, with a model card.
+"""Heads that ship with the package: each a folder in the project's own layout, with a model card.
 
     heads/shipped/smollm2-eagle3/config.json, model.safetensors, README.md
 
-A head's name is that of its folder. Which target it is for is told by the fingerprint in its configuration, not by a
-name or a shape: those a fine-tune can share, and a head guesses what *one* model writes.
+A head's name is that of its folder. The fingerprint in its configuration identifies its target, not a name or a shape:
+fine-tuned models share those, and a head predicts the text of *one* model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftwood.errors import ModelError
-from draftwood.heads.config import HeadConfig, TargetShape, check_fit
+from draftwood.heads.config import HeadConfig
+from draftwood.heads.fit import TargetShape, check_fit
 from draftwood.heads.formats import CONFIG, DraftwoodLayout, read_config_file
 
 FOLDER = Path(__file__).with_name("shipped")
@@ -29,8 +30,8 @@ class ShippedHead(NamedTuple):
         return f"{self.name} (made for {self.config.target_name})"
 
 
-def shipped_heads(kind: str | None = None) -> list[ShippedHead]:
-    """All of them, or those of one kind, by name. Of their files only config.json is read."""
+def list_shipped_heads(kind: str | None = None) -> list[ShippedHead]:
+    """All shipped heads, or those of one kind, sorted by name. Reads only their config.json."""
     layout = DraftwoodLayout()
     folders = sorted(path.parent for path in FOLDER.glob(f"*/{CONFIG}"))
     heads = [ShippedHead(each.name, each, layout.read_config(read_config_file(each), {}, None)) for each in folders]
@@ -38,9 +39,9 @@ def shipped_heads(kind: str | None = None) -> list[ShippedHead]:
 
 
 def find_head(head: str | os.PathLike[str]) -> Path:
-    """The folder of a head. A shipped one goes by its name; a folder of one's own that is called so is ``./NAME``."""
+    """The folder of a head, given a folder or the name of a shipped head. A folder of such a name is ``./NAME``."""
     name = os.fspath(head)
-    shipped = {each.name: each.folder for each in shipped_heads()}
+    shipped = {each.name: each.folder for each in list_shipped_heads()}
     folder = shipped.get(name) or Path(name).expanduser()
     if not folder.exists():
         raise ModelError(
@@ -51,7 +52,7 @@ def find_head(head: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def shipped_for(kind: str, target: TargetShape, fingerprint: str) -> ShippedHead | None:
-    """The head of this kind that was trained for this very target, if one ships."""
-    fitting = (head for head in shipped_heads(kind) if not check_fit(head.config, target))
+def find_shipped_head(kind: str, target: TargetShape, fingerprint: str) -> ShippedHead | None:
+    """The shipped head of this kind that was trained for exactly this target, or None."""
+    fitting = (head for head in list_shipped_heads(kind) if not check_fit(head.config, target))
     return next((head for head in fitting if head.config.target_fingerprint == fingerprint), None)

@@ -64,7 +64,7 @@ def test_a_head_of_another_kind(heads: dict[str, Path], drafter: str, kind: str)
 
 
 def test_a_head_for_another_target(heads: dict[str, Path]) -> None:
-    wanted = "hidden size: the head wants 24, the target has 48", "vocabulary", "inspect head"
+    wanted = "hidden size: the head needs 24, the target has 48", "vocabulary", "inspect head"
     refused(ModelError, "eagle", "does not fit tiny", *wanted, head=str(heads["other"]))
     refused(ModelError, "eagle", "the target has 2", head=str(heads["deeper"]))
 

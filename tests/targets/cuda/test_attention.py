@@ -1,4 +1,4 @@
-"""Tree attention on a GPU against float64: on the GPU where there is one, and in Triton's interpreter everywhere."""
+"""Tree attention against float64: on a GPU if there is one, otherwise in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from draftwood.targets.base import chain_parents, depths_of
 from draftwood.targets.native.cuda.attention.plan import (
     TILE_FIELDS,
     AttentionConfig,
-    choose,
-    most_tiles,
+    choose_config,
+    max_tiles,
     scratch_size,
     words_per_row,
     write_plan,
@@ -174,7 +174,7 @@ def test_all_groups_and_heads_at_random_lengths(group: int, dim: int, dtype: tor
 @on_gpu
 @pytest.mark.parametrize("merge", ["last", "kernel"])
 def test_one_graph_serves_every_length(merge: Literal["last", "kernel"]) -> None:
-    """Captured once, with programmatic launches where there are any; then only the buffers change."""
+    """Capture once, with programmatic launches where there are any; then only the buffers change."""
     case = chosen(32, 8, 128, 16, 1)
     case = replace(case, config=replace(case.config, merge=merge))
     pdl = torch.cuda.get_device_capability() >= (9, 0)
@@ -210,7 +210,7 @@ def test_tiles_cover_every_node_once(data: st.DataObject) -> None:
     rng = random.Random(data.draw(st.integers(0, 99)))
     segments = random_segments(rng, sizes, most_earlier=data.draw(st.integers(0, 20)))
     num_rows = sum(size for _, size in sizes)
-    tiles = np.full((most_tiles(num_rows, len(sizes), nodes_per_tile), TILE_FIELDS), 9, dtype=np.int32)
+    tiles = np.full((max_tiles(num_rows, len(sizes), nodes_per_tile), TILE_FIELDS), 9, dtype=np.int32)
     write_plan(tiles, None, segments, nodes_per_tile)
     covered: list[int] = []
     for first, nodes, base, prefix, start, chain, after in tiles.tolist():
@@ -259,7 +259,7 @@ def test_words_of_grown_trees(size: int, after: int, window: int, seed: int) -> 
     assert bits.sum() == visible[after:].sum()
 
 
-def test_too_little_room_is_refused() -> None:
+def test_batches_that_do_not_fit_are_refused() -> None:
     grown = [PackedSegment(0, 0, 5, chain_parents(33), 1, 30)]
     with pytest.raises(OptionError, match="bits"):
         write_plan(np.zeros((3, TILE_FIELDS), dtype=np.int32), np.zeros((3, 1), dtype=np.int32), grown, 16)
@@ -280,14 +280,14 @@ def test_too_little_room_is_refused() -> None:
 )
 def test_choices_are_sound(nodes: int, sequences: int, group: int, kv_heads: int, dim: int, shared: int) -> None:
     nodes = max(nodes, sequences)
-    config = choose(
+    config = choose_config(
         num_nodes=nodes, num_sequences=sequences, num_heads=group * kv_heads, num_kv_heads=kv_heads, head_dim=dim,
         num_processors=132, shared_bytes=shared,
     )  # fmt: skip
     assert config.nodes_per_tile >= 1
     for number in (config.block_m, config.block_s, config.splits, config.merge_rows(dim)):
         assert number & (number - 1) == 0
-    tiles = most_tiles(nodes, sequences, config.nodes_per_tile)
+    tiles = max_tiles(nodes, sequences, config.nodes_per_tile)
     floats, counters = scratch_size(config, tiles, kv_heads, dim)
     assert floats * 4 <= 128 << 20
     assert (floats > 0) == (counters > 0) == (config.splits > 1)
@@ -303,7 +303,7 @@ def test_words_have_bits_for_every_tree_and_do_not_grow_with_prompts(num_rows: i
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize(("nodes", "dim"), [(1, 96), (1, 128), (64, 128), (64, 256)])
 def test_programs_fit_gpus_with_little_shared_memory(nodes: int, dim: int) -> None:
-    config = choose(
+    config = choose_config(
         num_nodes=nodes, num_sequences=1, num_heads=32, num_kv_heads=8, head_dim=dim, num_processors=84,
         shared_bytes=SHARED[86],
     )  # fmt: skip
@@ -320,10 +320,10 @@ def test_one_node_is_shared_by_many_processors(model: str) -> None:
 
 
 def chosen(heads: int, kv_heads: int, dim: int, nodes: int, sequences: int) -> Case:
-    from draftwood.targets.native.cuda.device import gpu_of  # wants Triton
+    from draftwood.targets.native.cuda.device import describe_gpu  # wants Triton
 
-    shared = gpu_of(DEVICE).shared_bytes if DEVICE.type == "cuda" else SHARED[90]
-    config = choose(
+    shared = describe_gpu(DEVICE).shared_bytes if DEVICE.type == "cuda" else SHARED[90]
+    config = choose_config(
         num_nodes=nodes, num_sequences=sequences, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim,
         num_processors=132, shared_bytes=shared,
     )  # fmt: skip

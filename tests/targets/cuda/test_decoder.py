@@ -188,7 +188,7 @@ def test_large_hidden_states_in_float16(size: int) -> None:
 
 
 @runs_kernels
-def test_rows_that_fill_up_a_pass_leave_no_trace() -> None:
+def test_padding_rows_leave_no_trace() -> None:
     """The second batch is smaller than the first in the same shape: what the first was told must be forgotten."""
     target = new_target()
     rng = random.Random(1)
@@ -219,7 +219,7 @@ def test_the_number_of_best_entries_may_change() -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("lane", [0, 1])
-def test_a_pass_that_is_asked_for_late_keeps_its_answer(lane: int) -> None:
+def test_a_pass_that_is_read_late_keeps_its_output(lane: int) -> None:
     """The other lane has memory of its own; and whoever needs the same one, such as another engine, puts it aside."""
     target = new_target(SMALL, torch.bfloat16, "fused-cuda")
     target.set_top(3)
@@ -281,7 +281,7 @@ def test_cycles_of_random_trees_do_not_drift(dtype: str, cycles: int) -> None:
 @on_gpu
 def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passes that were forgotten are made again, and those that stay are not harmed."""
-    monkeypatch.setattr(cuda_decoder, "KEPT_PASSES", 3)
+    monkeypatch.setattr(cuda_decoder, "MAX_PASSES", 3)
     target = new_target()
     sizes = [1, 8, 64, 300, 2, 16, 128, 1, 64, 300, 8, 1]
     answers_by_size: dict[int, torch.Tensor] = {}
@@ -291,7 +291,7 @@ def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_gpu
-def test_garbage_of_another_target_ends_no_capture() -> None:
+def test_garbage_of_another_target_does_not_abort_a_capture() -> None:
     """Its graphs and pinned buffers hang in a cycle until Python collects it, which it would do at any moment."""
     left = gc.get_threshold()
     for size in (1, 8, 16, 64):

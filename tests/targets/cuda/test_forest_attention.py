@@ -157,7 +157,7 @@ def test_roots_at_the_ends_of_texts(roots: str) -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("root", [0, 62, 63, 64, 126])
-def test_nothing_behind_a_root_is_seen(root: int) -> None:
+def test_nothing_after_a_root_is_seen(root: int) -> None:
     """Not that little of it either which is seen by the other root, in the same tile."""
     given = Forest.random(Shape(1, 140, 2, 3, 4, 1, 2, 16), torch.float16, 7, "last")
     given.last[0, 0] = root
@@ -211,7 +211,7 @@ def test_views_of_any_kind() -> None:
 
 
 @runs_kernels
-def test_nothing_of_nothing() -> None:
+def test_empty_inputs() -> None:
     given = Forest.random(Shape(1, 5, 2, 1, 1, 1, 1, 16), torch.float16, 3)
     empty = given._replace(query=given.query[:, :0], last=given.last[:, :0], ancestors=given.ancestors[:, :0])
     assert forest.forest_attention(*empty).shape == (1, 0, 1, 1, 16)
@@ -280,7 +280,7 @@ def step_tokens(step: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 @runs_kernels
-def test_the_target_says_the_same(both_ways: Any) -> None:
+def test_the_target_gives_the_same_result(both_ways: Any) -> None:
     target = tiny_target(dtype=torch.float16, device=DEVICE, backend="eager")
     layers = target.layers()
     assert layers is not None
@@ -306,7 +306,7 @@ def test_the_target_says_the_same(both_ways: Any) -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_a_head_says_the_same(both_ways: Any, kind: str) -> None:
+def test_a_head_gives_the_same_result(both_ways: Any, kind: str) -> None:
     """In float32, which autocast makes half precision of."""
     head = random_head(kind, MODEL).to(DEVICE)
     assert isinstance(head, EagleHead | Eagle3Head)
@@ -365,7 +365,7 @@ def test_without_kernels_nothing_is_fused() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize(("capability", "shared", "dim"), [(80, AMPERE, 128), (90, HOPPER, 128), (90, HOPPER, 64)])
 def test_no_registers_are_spilled(capability: int, shared: int, dim: int) -> None:
-    tiles = forest.choose(100_000, 1, dim, Gpu(132, shared))
+    tiles = forest.choose_tiles(100_000, 1, dim, Gpu(132, shared))
     names = ("query", "text_key", "text_value", "node_key", "node_value", "out")
     types = {**dict.fromkeys(names, "*bf16"), "last": "*i64", "ancestors": "*u8", "scale": "fp32"}
     sizes = {"D": dim, "BLOCK_D": dim, "G": 4, "BLOCK_M": tiles.block_m, "BLOCK_S": tiles.block_s}
@@ -379,8 +379,8 @@ def test_no_registers_are_spilled(capability: int, shared: int, dim: int) -> Non
 
 @given(st.integers(1, 1 << 20), st.integers(1, 512), st.integers(1, 256), st.sampled_from([HOPPER, AMPERE, ADA]))
 def test_choices_are_sound(num_rows: int, num_walks: int, dim: int, shared: int) -> None:
-    tiles = forest.choose(num_rows, num_walks, dim, Gpu(132, shared))
-    size = forest.padded_dim(dim)
+    tiles = forest.choose_tiles(num_rows, num_walks, dim, Gpu(132, shared))
+    size = forest.pad_dim(dim)
     assert dim <= size < 2 * max(dim, 16)
     assert (tiles.block_m == 128) == (size <= 64 and -(-num_rows // 128) * num_walks >= 132)
     assert 1 <= tiles.num_stages <= 3

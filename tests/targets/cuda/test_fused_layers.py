@@ -138,7 +138,7 @@ def test_rows_of_any_shape(sizes: list[int], qk_norm: bool) -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("shape", SHAPES)
-def test_one_state_before_every_layer_and_one_behind_and_all_of_them_stay(shape: tuple[int, ...]) -> None:
+def test_one_state_before_every_layer_and_one_after_and_all_are_kept(shape: tuple[int, ...]) -> None:
     """So do queries, keys and values: somebody may still look at them."""
     config = replace(BASE, num_layers=3, **EVERYTHING)
     layers = FusedLayers(config, weights_of(config, torch.bfloat16))
@@ -155,7 +155,7 @@ def test_one_state_before_every_layer_and_one_behind_and_all_of_them_stay(shape:
 
 
 @runs_kernels
-def test_who_keeps_keys_keeps_nothing_else() -> None:
+def test_keeping_keys_keeps_nothing_else() -> None:
     kept = Kept()
     states_of(FusedLayers(BASE, weights_of(BASE, torch.bfloat16)), (6,), kept)
     for _, key, _ in kept.given:
@@ -190,7 +190,7 @@ def test_positions_are_those_of_the_rows() -> None:
 
 
 @runs_kernels
-def test_states_that_do_not_lie_row_by_row() -> None:
+def test_states_that_are_not_contiguous() -> None:
     """Part of a wider matrix, as training has them."""
     layers = FusedLayers(SMALL, weights_of(SMALL, torch.float16))
     both = torch.randn(5, 2 * SMALL.hidden_size, device=DEVICE).half()
@@ -200,7 +200,7 @@ def test_states_that_do_not_lie_row_by_row() -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("quantize", ["int8"])
-def test_matrices_of_8_bits(quantize: str) -> None:
+def test_8_bit_matrices(quantize: str) -> None:
     config = replace(BASE, qkv_bias=True)
     weights = weights_of(config, torch.bfloat16, quantize=quantize)
     fused, eager = (states_of(kind(config, weights), SHAPES[-1])[-1] for kind in (FusedLayers, Layers))
@@ -239,7 +239,7 @@ def test_more_numbers_than_32_bits_count() -> None:
 
 
 @runs_kernels
-def test_a_target_lends_them_where_it_runs_in_kernels() -> None:
+def test_a_target_exposes_them_if_it_runs_in_kernels() -> None:
     assert type(new_target().layers()) is FusedLayers
     assert type(new_target(backend="eager").layers()) is Layers
     assert new_target(replace(BASE, sliding_window=8)).layers() is None
@@ -262,9 +262,9 @@ def test_the_kernels_compile_for_gpus_and_stay_in_registers(capability: int) -> 
         types = dict.fromkeys(("qkv", "keys", "cos", "sin", "q_norm", "k_norm"), "*bf16")
         sizes = {"HEADS": 32, "KV": 8, "D": dim, "HALF": dim // 2, "BLOCK": block}
         used = resources(
-            fused_layers._turn, {**types, "num_turned": "i32", "eps": "fp32"},
-            {**sizes, "TILE": fused_layers.TURNED // block, "QK_NORM": True},
-            capability=capability, num_warps=fused_layers.TURN_WARPS, num_stages=3,
+            fused_layers._rotate, {**types, "num_heads": "i32", "eps": "fp32"},
+            {**sizes, "TILE": fused_layers.PAIRS_PER_PROGRAM // block, "QK_NORM": True},
+            capability=capability, num_warps=fused_layers.ROTATE_WARPS, num_stages=3,
         )  # fmt: skip
         assert used.stack == 0
         assert used.registers <= 128

@@ -12,7 +12,7 @@ import torch
 
 from draftwood.models.config import ModelConfig
 from draftwood.targets.base import Segment
-from draftwood.targets.native.cuda.attention.plan import bits_needed, words_per_row
+from draftwood.targets.native.cuda.attention.plan import count_bits, words_per_row
 from draftwood.targets.native.decoder import PackedBatch, PackedSegment
 from tests.conftest import prefill
 from tests.tools.cuda import BASE, error, new_target
@@ -89,7 +89,7 @@ def test_a_forest_below_the_text() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("window", [None, 37])
-def test_more_nodes_than_the_least_number_of_words_has_bits(window: int | None) -> None:
+def test_more_nodes_than_the_minimum_number_of_words_has_bits(window: int | None) -> None:
     """By ten in every pass, up to 300."""
     config, rng = replace(BASE, sliding_window=window), random.Random(1)
     prompt, tokens = (rng.choices(range(config.vocab_size), k=count) for count in (40, 300))
@@ -106,6 +106,6 @@ def test_shapes_hold_the_ancestor_words_of_grown_trees() -> None:
     for before, size, num_rows in ((0, 10, 16), (100, 10, 16), (128, 10, 16), (129, 10, 192), (400, 1, 512)):
         parents = [-1, *[0] * (before + size - 1)]
         segments = [PackedSegment(0, 0, 7, parents, size, before), PackedSegment(size, 900, 7, [-1], 1)]
-        shape = cuda_decoder._shape(PackedBatch([1] * (size + 1), segments), size + 1, 1, ())
+        shape = cuda_decoder._choose_shape(PackedBatch([1] * (size + 1), segments), size + 1, 1, ())
         assert shape.num_rows == num_rows
-        assert 32 * words_per_row(shape.num_rows) >= bits_needed(segments[0])
+        assert 32 * words_per_row(shape.num_rows) >= count_bits(segments[0])

@@ -1,4 +1,4 @@
-"""The kernels between which a pass of the GPU decoder is made, one by one, against float64."""
+"""The kernels of a pass of the GPU decoder, one by one, against float64."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.tools.triton import DEVICE, INTERPRETED, run_interpreted, runs_kernel
 
 pytest.importorskip("triton")
 
-from draftwood.targets.native.cuda.inputs import MOST_MOVES
+from draftwood.targets.native.cuda.inputs import MAX_MOVES
 from draftwood.targets.native.cuda.kernels import rows
 from draftwood.targets.native.cuda.kernels.top import new_scratch
 from draftwood.targets.native.cuda.products.launch import (
     HALF_SCALE,
     HEAD_BLOCK,
+    CacheWrite,
     Gpu,
     Heads,
     Hidden,
     Kind,
     Product,
     Rotation,
-    Turned,
 )
 from tests.tools.product import HOPPER, MODELS, product_resources, products_of
 
@@ -177,7 +177,7 @@ def test_shared_products_give_the_same_bits_twice(num_rows: int, num_in: int, ki
 
 @runs_kernels
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
-def test_logits_leave_their_peaks(num_rows: int, dtype: torch.dtype) -> None:
+def test_a_head_product_writes_peaks(num_rows: int, dtype: torch.dtype) -> None:
     vocab_size = 2 * HEAD_BLOCK + 3
     work = Work(64, vocab_size, num_rows, dtype, Kind.HEAD)
     hidden, weight = states_to_norm(num_rows, 64, work.product.padded_rows, dtype)
@@ -224,11 +224,11 @@ class TurningHeads:
         angles = torch.outer(torch.arange(9).float(), inverse_frequencies(SMALL.rope, dim)).to(DEVICE)
         norms = [noise(dim, dtype=dtype, seed=seed) for seed in (1, 2)] if normed else [None, None]
         rotation = Rotation(angles.cos().to(dtype), angles.sin().to(dtype), *norms, EPS)
-        self.turned = Turned(rotation, positions.to(DEVICE), slots.to(DEVICE), keys, values)
+        self.cache_write = CacheWrite(rotation, positions.to(DEVICE), slots.to(DEVICE), keys, values)
 
     def assert_right(self, projected: torch.Tensor, out: torch.Tensor, steps: float) -> None:
         """``projected [N, heads, D]`` in float64; ``out [N, heads, D]``, of which the queries count."""
-        rotation, positions, slots, keys, values = self.turned
+        rotation, positions, slots, keys, values = self.cache_write
         used = slots >= 0
         heads = projected[used].clone()
         if rotation.q_norm is not None and rotation.k_norm is not None:
@@ -250,11 +250,11 @@ class TurningHeads:
 @runs_kernels
 @pytest.mark.parametrize("dim", [16, 96])
 @pytest.mark.parametrize("normed", [False, True])
-def test_queries_turn_and_keys_go_to_their_slots(dim: int, normed: bool, dtype: torch.dtype) -> None:
+def test_queries_are_rotated_and_keys_go_to_their_slots(dim: int, normed: bool, dtype: torch.dtype) -> None:
     case = TurningHeads(4, dim, normed, dtype)
     qkv = noise(4, 7 * dim, dtype=dtype)
     before = qkv.view(4, 7, dim).clone()
-    rows.rotate_and_store(qkv, case.turned, num_heads=3, pdl=False)
+    rows.rotate_and_store(qkv, case.cache_write, num_heads=3, pdl=False)
     after = qkv.view(4, 7, dim)
     case.assert_right(before.double(), after, 4.0)
     assert torch.equal(after[3], before[3])
@@ -264,15 +264,15 @@ def test_queries_turn_and_keys_go_to_their_slots(dim: int, normed: bool, dtype: 
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("dim", [16, 24, 64] if INTERPRETED else [16, 24, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_product_turns_its_heads(num_rows: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
+def test_a_product_rotates_its_heads(num_rows: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
     """Heads of sizes that no block is a multiple of, too. A long input is shared by several programs."""
     case = TurningHeads(num_rows, dim, normed, dtype)
-    if not case.heads.can_turn:
+    if not case.heads.can_rotate:
         pytest.skip("these are turned by a kernel of their own")
     for num_in in (64, 1536):
         work = Work(num_in, 7 * dim, num_rows, dtype, heads=case.heads)
         x, bias = noise(num_rows, num_in, dtype=dtype, seed=2), noise(7 * dim, dtype=dtype, seed=3)
-        out = work.run(x, turned=case.turned, bias=bias)
+        out = work.run(x, cache_write=case.cache_write, bias=bias)
         assert out[:, 3 * dim :].isnan().all()
         projected = x.double() @ work.weight.double().t() + bias.double()
         case.assert_right(projected.view(num_rows, 7, dim), out.view(num_rows, 7, dim), 12.0 if normed else 6.0)
@@ -292,7 +292,7 @@ def test_no_registers_are_spilled_on_hopper(model: str, weight: str, dtype: torc
 
 
 @runs_kernels
-@pytest.mark.parametrize("count", [0, 1, 70, MOST_MOVES])
+@pytest.mark.parametrize("count", [0, 1, 70, MAX_MOVES])
 def test_rows_move_over_each_other(count: int, dtype: torch.dtype) -> None:
     """A path that moves down by one or two: most targets are the sources of others. Beside it another path."""
     sources = [100 + i + (2 if i > 40 else 1) for i in range(count)]
@@ -300,10 +300,10 @@ def test_rows_move_over_each_other(count: int, dtype: torch.dtype) -> None:
     if count > 10:  # the last three belong to another sequence
         sources[-3:], targets[-3:] = [5, 7, 8], [4, 5, 6]
     keys, values = (noise(2, 1, 400, 24, dtype=dtype, seed=seed) for seed in (1, 2))
-    moves = torch.zeros(1 + 2 * MOST_MOVES, dtype=torch.int32, device=DEVICE)
+    moves = torch.zeros(1 + 2 * MAX_MOVES, dtype=torch.int32, device=DEVICE)
     moves[0] = count
     moves[1 : 1 + count] = torch.tensor(sources, dtype=torch.int32)
-    moves[1 + MOST_MOVES : 1 + MOST_MOVES + count] = torch.tensor(targets, dtype=torch.int32)
+    moves[1 + MAX_MOVES : 1 + MAX_MOVES + count] = torch.tensor(targets, dtype=torch.int32)
     expected = [cache.clone() for cache in (keys, values)]
     for cache in expected:
         cache[:, :, targets] = cache[:, :, sources].clone()

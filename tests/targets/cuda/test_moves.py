@@ -1,4 +1,4 @@
-"""Rows of the cache that wait for the next pass of the GPU decoder: nothing is lost, mixed up or moved too late."""
+"""Cache rows that the GPU decoder moves with its next pass: none is lost, mixed up or moved too late."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from draftwood.targets.native.cuda.kernels.rows import MOVES_AT_ONCE
 
 FEW_MOVES = 7  # that may wait, so that there are often more
 NUM_SLOTS = 120
-MOST_NODES = 9
+MAX_NODES = 9
 STEPS = ("pass", "pass", "keep", "keep", "keep all", "truncate", "fork", "close", "open", "look")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_moves() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_decoder, "MOST_MOVES", FEW_MOVES)
+        patch.setattr(cuda_decoder, "MAX_MOVES", FEW_MOVES)
         yield
 
 
@@ -49,7 +49,7 @@ class Books:
         if name == "pass":
             self.run_pass([s for s in self.committed if rng.random() < 0.7], rng)
         elif name == "open":
-            self.open(rng.randint(MOST_NODES, 40))
+            self.open(rng.randint(MAX_NODES, 40))
         elif name == "look":
             self.decoder._move_now()
             self.check()
@@ -66,7 +66,7 @@ class Books:
         self.apply_waiting()
         for sequence in sequences:
             extent = self.cache[sequence]
-            room = min(extent.capacity - extent.length, MOST_NODES)
+            room = min(extent.capacity - extent.length, MAX_NODES)
             if room == 0:
                 continue
             parents = random_parents(rng, rng.randint(1, room))
@@ -107,7 +107,7 @@ class Books:
 
     def fork(self, sequence: int, rng: random.Random) -> None:
         rows = self.committed[sequence]
-        capacity = len(rows) + rng.randint(1, MOST_NODES)
+        capacity = len(rows) + rng.randint(1, MAX_NODES)
         if self.cache.can_open(capacity):
             self.committed[self.cache.fork(sequence, capacity, self.decoder.move_rows)] = list(rows)
 
@@ -169,7 +169,7 @@ def test_long_runs_meet_every_case() -> None:
     assert at_once > 100
 
 
-def test_more_rows_than_may_wait_are_moved_at_once() -> None:
+def test_more_moves_than_fit_are_applied_at_once() -> None:
     books = Books()
     books.open(40)
     books.run_pass([0], random.Random(0))

@@ -1,4 +1,4 @@
-"""Products and expansions of weights in 8 bits: on a GPU where there is one, in Triton's interpreter everywhere."""
+"""Products with 8-bit weights: on a GPU if there is one, otherwise in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_model(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch)
     if INTERPRETED:  # where rows take long
         length = 5
         for module in (decoder, passes):
-            monkeypatch.setattr(module, "MOST_ROWS", 4)
+            monkeypatch.setattr(module, "MAX_ROWS", 4)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 1, "num_kv_heads": 1, "num_layers": 1}
     config = replace(TINY_CONFIG, **sizes, vocab_size=131, tied_embeddings=name == "fp8", qkv_bias=True)
     logits = {}
@@ -139,7 +139,7 @@ def test_no_registers_are_spilled_on_hopper(kind: str, rows: int, name: str, dty
 
 
 @on_host
-def test_half_the_bytes_are_on_their_way_in_twice_the_stages() -> None:
+def test_8_bit_weights_have_twice_the_stages() -> None:
 
     for kind in Kind:
         wide, narrow = (choose_tiling(4096, 16384, 16, Gpu(132, 232_448), kind, size) for size in (2, 1))

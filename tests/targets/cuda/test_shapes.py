@@ -24,7 +24,7 @@ def batch_of(sizes: list[tuple[int, int]]) -> PackedBatch:
 
 
 def shape_of(batch: PackedBatch):  # type: ignore[no-untyped-def]
-    return decoder._shape(batch, sum(segment.num_logits for segment in batch.segments), 10, ())
+    return decoder._choose_shape(batch, sum(segment.num_logits for segment in batch.segments), 10, ())
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 600)), min_size=1, max_size=40))
@@ -50,4 +50,4 @@ def test_the_traffic_of_a_server_has_few_shapes() -> None:
         shape = shape_of(batch_of(sizes))
         if shape.num_rows <= decoder.ROWS[-1]:
             shapes.add(shape)
-    assert 2 * len(shapes) <= decoder.KEPT_PASSES  # in two lanes
+    assert 2 * len(shapes) <= decoder.MAX_PASSES  # in two lanes

@@ -1,4 +1,4 @@
-"""The best entries of rows by the kernels for GPUs: on a GPU where there is one, in Triton's interpreter everywhere."""
+"""The top entries of rows by the GPU kernels: on a GPU if there is one, otherwise in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_nan_counts_as_minus_infinity(k: int) -> None:
 
 
 @runs_kernels
-def test_infinite_and_senseless_logits_are_survived() -> None:
+def test_infinite_and_nan_logits() -> None:
     check_senseless(best(senseless_rows(), 5), senseless_rows(), 5)
 
 

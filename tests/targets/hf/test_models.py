@@ -1,4 +1,4 @@
-"""Which models the transformers target takes: those that cannot run trees, odd configurations, damaged folders."""
+"""Which models the transformers target supports: models without trees, invalid configurations, damaged folders."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_models_without_trees_are_refused_by_name(make: Callable[[], Any]) -> No
     assert "hf-plain" in str(caught.value)
 
 
-def test_what_a_short_probe_cannot_see_is_refused_by_configuration() -> None:
+def test_configurations_that_a_short_probe_cannot_judge_are_refused() -> None:
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
     with pytest.raises(CapabilityError, match="dynamic"):
         HFTarget(build(transformers.LlamaConfig(**GROUPED, rope_parameters=dynamic)))
@@ -73,7 +73,7 @@ def test_the_probe_alone_finds_a_recurrent_model(monkeypatch: pytest.MonkeyPatch
         HFTarget(mamba())
 
 
-def test_the_probe_sees_a_window_that_the_masks_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_detects_a_missing_window(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mask_styles(CONFIGS["gemma3-window"]()) != [FULL]
     monkeypatch.setattr(hf, "mask_styles", lambda _: [FULL])
     for name in ("gemma3-window", "mistral-window"):
@@ -84,7 +84,7 @@ def test_the_probe_sees_a_window_that_the_masks_leave_out(monkeypatch: pytest.Mo
             HFTarget(build(config))
 
 
-def test_plain_use_has_to_be_asked_for_and_takes_chains_only() -> None:
+def test_plain_decoding_is_opt_in_and_takes_chains_only() -> None:
     model = mamba()
     target = HFTarget.from_model(model, allow_plain=True, cache_tokens=100)
     assert isinstance(target, PlainTarget)
@@ -139,7 +139,7 @@ def test_from_folder(tmp_path: Path) -> None:
         ({"rope_parameters": "x"}, "Error"),
     ],
 )
-def test_odd_configurations_are_errors_of_the_model(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+def test_invalid_configurations_raise_model_errors(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     build(CONFIGS["llama"]()).save_pretrained(tmp_path)
     for name in ("config.json", "generation_config.json"):
         config = json.loads((tmp_path / name).read_text())
@@ -152,7 +152,7 @@ def test_odd_configurations_are_errors_of_the_model(tmp_path: Path, change: dict
 
 
 @pytest.mark.parametrize("damage", [lambda whole: whole[:-500], lambda whole: b"no weights at all"])
-def test_damaged_weights_are_errors_of_the_model(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_damaged_weights_raise_model_errors(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     build(CONFIGS["llama"]()).save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     path.write_bytes(damage(path.read_bytes()))
@@ -160,7 +160,7 @@ def test_damaged_weights_are_errors_of_the_model(tmp_path: Path, damage: Callabl
         HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
 
 
-def test_ctrl_c_while_loading_is_no_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_loading_is_not_a_model_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

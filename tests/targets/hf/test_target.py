@@ -72,7 +72,7 @@ def test_packed_sequences_do_not_see_each_other(name: str) -> None:
 
 
 @every_model
-def test_what_is_kept_equals_a_fresh_prefill(name: str) -> None:
+def test_the_kept_cache_equals_a_fresh_prefill(name: str) -> None:
     target, rng = target_of(name), random.Random(2)
     text = text_of(rng, 6)
     sequence, _ = prefill(target, text)
@@ -90,7 +90,7 @@ def test_what_is_kept_equals_a_fresh_prefill(name: str) -> None:
 
 
 @every_model
-def test_chunked_prefill_equals_one_go(name: str) -> None:
+def test_chunked_prefill_equals_one_pass(name: str) -> None:
     target, rng = target_of(name), random.Random(3)
     text = text_of(rng, 29)
     for chunk in (1, 5, 29):
@@ -174,7 +174,7 @@ def test_info(name: str) -> None:
     assert target.num_slots == 16 * (CONTEXT + LARGEST_TREE)  # each with room for a tree
 
 
-def test_a_full_cache_says_so() -> None:
+def test_a_full_cache_raises() -> None:
     target = HFTarget(build(CONFIGS["llama"]()), cache_tokens=40)
     first = target.open(30)
     assert not target.can_open(11)

@@ -43,18 +43,18 @@ def register(views: Subparsers[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.heads import check_fit, find_head, is_its_target, load_head, target_shape
+    from draftwood.heads import check_fit, find_head, load_head, load_target_shape, was_trained_for
     from draftwood.models import ModelConfig
 
     check_worth_options(args)
     screen = Screen(args.color)
-    shape = target_shape(args.model, screen.progress) if args.model else None
+    shape = load_target_shape(args.model, screen.progress) if args.model else None
     path = find_head(args.path)
     head, config, layout = load_head(path, model=shape if isinstance(shape, ModelConfig) else None)
     size, dtype = head.num_parameters(), str(next(head.parameters()).dtype).removeprefix("torch.")
     taps = config.taps_for(shape.num_layers) if shape is not None else config.taps
     misfits = check_fit(config, shape) if shape is not None else None
-    same = is_its_target(config, args.model) if args.model else None
+    same = was_trained_for(config, args.model) if args.model else None
     fits = None if misfits is None else not misfits
     fit = {"model": args.model, "fits": fits, "misfits": misfits, "trained_for_it": same}
     facts = {"path": path, "format": layout, "num_parameters": size, "dtype": dtype, "taps": taps}

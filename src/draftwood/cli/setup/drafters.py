@@ -29,7 +29,7 @@ def register(commands: Subparsers[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from draftwood.drafters import drafter_class, drafter_names
-    from draftwood.heads import shipped_heads
+    from draftwood.heads import list_shipped_heads
 
     found = {name: drafter_class(name) for name in drafter_names()}
     if args.json:
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
             name: {
                 "summary": _summary(cls),
                 "options": _options(cls),
-                "heads": [head.name for head in shipped_heads(name)],
+                "heads": [head.name for head in list_shipped_heads(name)],
             }
             for name, cls in found.items()
         }
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     for name, cls in found.items():
         default = paint("  (default)", DIM) if name == DEFAULT_DRAFTER else ""
         print(f"{paint(name, BOLD)}{default}\n  {_summary(cls)}")
-        for head in shipped_heads(name):
+        for head in list_shipped_heads(name):
             print(f"  ships with the head {head.title}")
         options = _options(cls)
         for option, value in options.items():

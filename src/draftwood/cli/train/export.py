@@ -54,13 +54,13 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from draftwood.errors import OptionError
-    from draftwood.heads import check_fit, find_head, fingerprint_if_here, load_head, save_head, shape_if_here
+    from draftwood.heads import check_fit, find_head, find_local_fingerprint, find_local_shape, load_head, save_head
     from draftwood.models import ModelConfig
 
     source = find_head(args.head)
     if source.resolve() == Path(args.out).resolve():
         raise OptionError("A head cannot replace itself", got=args.out, next_step="Name another folder.")
-    shape = shape_if_here(args.model) if args.model else None
+    shape = find_local_shape(args.model) if args.model else None
     model = shape if isinstance(shape, ModelConfig) else None
     dtype = getattr(torch, args.dtype) if args.dtype else None
     head, config, layout = load_head(source, dtype=dtype, model=model)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if misfits:
         raise OptionError("The head was made for another model", got="; ".join(misfits), next_step="Check --model.")
     if args.model:
-        known = fingerprint_if_here(args.model) or config.target_fingerprint
+        known = find_local_fingerprint(args.model) or config.target_fingerprint
         head.config = replace(config, target_fingerprint=known)
     folder = save_head(head, args.out, to=args.to, target_name=args.model, model=model, force=args.force)
     files = sorted(path.name for path in folder.iterdir())

@@ -1,4 +1,4 @@
-"""Checkpoints of heads: the layouts of several engines, each in a file of its own."""
+"""Checkpoints of heads: one file per layout, for the layouts of several engines."""
 
 from draftwood.heads.formats.draftwood import DraftwoodLayout
 from draftwood.heads.formats.files import CONFIG, read_config_file

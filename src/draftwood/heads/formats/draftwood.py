@@ -1,6 +1,6 @@
-"""The project's own layout: the original one of the head's kind, and an object in config.json that says everything.
+"""The project's own layout: the original layout of the head's kind, plus an object in config.json with every field.
 
-Programs that know the original layout read such a head as far as that layout can express it.
+Programs that support the original layout can read such a head as far as that layout can express it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class DraftwoodLayout(Layout):
     def recognises(self, content: Json, names: set[str]) -> bool:
         return KEY in content
 
-    def places(self, own: str, config: HeadConfig) -> tuple[str, ...]:
-        return _ORIGINALS[config.kind].places(own, config)
+    def stored_names(self, own: str, config: HeadConfig) -> tuple[str, ...]:
+        return _ORIGINALS[config.kind].stored_names(own, config)
 
     def read_config(self, content: Json, shapes: Shapes, model: ModelConfig | None) -> HeadConfig:
         stored = content[KEY]
@@ -45,9 +45,9 @@ class DraftwoodLayout(Layout):
                 "This head was saved by another version of draftwood",
                 got=f"version {version}",
                 allowed=f"version {VERSION}",
-                next_step="Use the draftwood that saved it, or export it there.",
+                next_step="Use the version of draftwood that saved it, or export it there.",
             )
-        return _config_from({name: value for name, value in stored.items() if name != "version"})
+        return _parse_config({name: value for name, value in stored.items() if name != "version"})
 
     def write_config(self, config: HeadConfig, export: Export) -> Json:
         original = _ORIGINALS[config.kind].write_config(config, export)
@@ -57,7 +57,7 @@ class DraftwoodLayout(Layout):
         return []
 
 
-def _config_from(stored: dict[str, Any]) -> HeadConfig:
+def _parse_config(stored: dict[str, Any]) -> HeadConfig:
     known = {field.name for field in fields(HeadConfig)}
     try:
         rope = Rope(**stored.get("rope", {}))
@@ -67,5 +67,5 @@ def _config_from(stored: dict[str, Any]) -> HeadConfig:
         raise ModelError(
             "The head's description in config.json is damaged",
             got=f"unknown fields {unknown}" if unknown else getattr(error, "got", None) or error,
-            next_step="Fetch the head again.",
+            next_step="Download the head again.",
         ) from error

@@ -1,10 +1,16 @@
-"""EAGLE-1 and EAGLE-2 heads as their authors lay them down: ``fc`` and ``layers.*``; the rest is the target's."""
+"""EAGLE-1 and EAGLE-2 heads in their authors' layout: ``fc`` and ``layers.*``; the rest belongs to the target."""
 
 from __future__ import annotations
 
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import EMBED, LM_HEAD, looks_like_eagle3
-from draftwood.heads.formats.fields import flag_objections, read_decoder, rope_objections, write_decoder
+from draftwood.heads.formats.fields import (
+    feature_objections,
+    flag_objections,
+    read_decoder,
+    rope_objections,
+    write_decoder,
+)
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes
 from draftwood.models import ModelConfig
 
@@ -36,15 +42,11 @@ class Eagle1Layout(Layout):
             "torch_dtype": export.dtype,
         }
 
-    def ignored(self, config: HeadConfig) -> Shapes:
+    def ignored_shapes(self, config: HeadConfig) -> Shapes:
         return dict.fromkeys((EMBED, LM_HEAD), (config.vocab_size, config.hidden_size))
 
     def objections(self, config: HeadConfig) -> list[str]:
-        found = flag_objections(
-            config, o_bias="its attention has a bias behind it", qk_norm="it norms queries and keys"
-        )
-        if config.feature != "normed":
-            found.append("it reads the target's last state before the final norm")
+        found = flag_objections(config, "o_bias", "qk_norm") + feature_objections(config)
         if config.num_heads * config.head_dim != config.hidden_size:
             found.append("its attention is not as wide as its hidden state")
         return found + rope_objections(config)

@@ -1,4 +1,4 @@
-"""The fields of config.json that several layouts share: the shape of decoder layers, rotation, taps."""
+"""Fields of config.json, and objections, that several layouts share: decoder layers, rotation, taps, flags."""
 
 from __future__ import annotations
 
@@ -9,28 +9,38 @@ from draftwood.heads.config import HeadConfig, decoder_fields, published_taps
 from draftwood.heads.formats.layout import Json
 from draftwood.models import ModelConfig, Rope, parse_config
 
-SGLANG_SHIFT = 1  # there id i is the output of layer i, which is the input of layer i + 1
+SGLANG_SHIFT = 1  # in SGLang, id i is the output of layer i, which is the input of layer i + 1
 TAP_IDS = "eagle_aux_hidden_state_layer_ids"
+_FLAG_OBJECTIONS = {
+    "qkv_bias": "its projections to queries, keys and values have biases",
+    "o_bias": "its attention has an output bias",
+    "qk_norm": "it norms queries and keys",
+    "fc_bias": "its fc has a bias",
+    "norm_before_fc": "it norms its taps (norm_before_fc)",
+    "fc_norm": "it norms each of its taps (fc_norm)",
+    "norm_before_residual": "its residual is normed (norm_before_residual)",
+    "norm_output": "its output is normed before it is fed back (norm_output)",
+}
 
 
-def decoder_shape(content: Json) -> ModelConfig:
-    """Fields of the Llama family, with the names transformers gives them."""
+def _decoder_shape(content: Json) -> ModelConfig:
+    """Parse the fields of a Llama model, under the names that transformers uses."""
     try:
         shape = parse_config({**content, "architectures": ["LlamaForCausalLM"]})
     except CapabilityError as error:
-        raise CapabilityError("The layers of this head are of a kind that is not supported", got=error.got) from error
+        raise CapabilityError("The layers of this head are not supported", got=error.got) from error
     if shape.sliding_window is not None:
-        raise CapabilityError("The layers of this head look back only so far, which is not supported")
+        raise CapabilityError("The layers of this head have a sliding window, which is not supported")
     return shape
 
 
 def read_decoder(content: Json, names: set[str]) -> dict[str, Any]:
-    """The fields of a HeadConfig that describe its decoder layers. What the file holds counts beside what it says."""
+    """The fields of a HeadConfig for its decoder layers. Tensors in the file count as much as flags in config.json."""
 
     def holds(ending: str) -> bool:
         return any(name.endswith(ending) for name in names)
 
-    shape = decoder_shape(content)
+    shape = _decoder_shape(content)
     return {
         **decoder_fields(shape),
         "vocab_size": shape.vocab_size,
@@ -82,63 +92,74 @@ def eagle_config(content: Json) -> Json:
 
 
 def read_taps(content: Json) -> tuple[int, ...]:
-    """Taps in our numbering, whichever engine's key names them; where both do they must agree."""
-    outer = _ids(content.get(TAP_IDS))
-    inner = tuple(i + SGLANG_SHIFT for i in _ids(eagle_config(content).get(TAP_IDS)))
+    """Taps in our numbering, from either engine's key. If both keys are there they must agree."""
+    outer = _read_ids(content.get(TAP_IDS))
+    inner = tuple(i + SGLANG_SHIFT for i in _read_ids(eagle_config(content).get(TAP_IDS)))
     if outer and inner and outer != inner:
         raise ModelError(
             "config.json names two different sets of hidden states",
-            got=f"{TAP_IDS} {list(outer)}, and in eagle_config those behind layers {[i - SGLANG_SHIFT for i in inner]}",
-            allowed="the same ones twice: in eagle_config the numbers are smaller by one",
-            next_step="Leave the wrong ones out.",
+            got=f"{TAP_IDS} {list(outer)}, in eagle_config {[i - SGLANG_SHIFT for i in inner]}",
+            allowed="the same ones: the ids in eagle_config are smaller by one",
+            next_step="Remove the wrong ones.",
         )
     return outer or inner
 
 
-def _ids(value: object) -> tuple[int, ...]:
+def _read_ids(value: object) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(type(entry) is int and entry >= 0 for entry in value):
-        raise ModelError(f"config.json has an impossible {TAP_IDS}", got=value, allowed="a list of layers")
+        raise ModelError(f"config.json has an invalid {TAP_IDS}", got=value, allowed="a list of layers")
     return tuple(value)
 
 
-def only_published_taps(config: HeadConfig) -> list[str]:
-    """The objection of a layout that has no place for taps, unless they are those that it stands for."""
+def published_tap_objections(config: HeadConfig) -> list[str]:
+    """The objection of a layout that cannot store taps, unless they are the published ones that it implies."""
     if not config.taps or config.taps == published_taps(config.target_num_layers):
         return []
-    meant = "inputs of the layers 2, half of all, and the third from the end"
-    known = "" if config.target_num_layers else "; how many layers its target has is not known, name it with --model"
-    return [f"it reads {list(config.taps)}, and only the {meant} are meant where none are named{known}"]
+    implied = "the inputs of layer 2, the middle layer and the third from the end"
+    known = "" if config.target_num_layers else "; the target's number of layers is not known, name it with --model"
+    return [f"it reads {list(config.taps)}, and the layout implies {implied}{known}"]
 
 
-def unordered_taps(config: HeadConfig) -> list[str]:
-    """The objection of engines that collect hidden states on the way up: each of them once, the lowest first."""
+def tap_order_objections(config: HeadConfig) -> list[str]:
+    """The objection of engines that collect hidden states layer by layer: each once, in ascending order."""
     if list(config.taps) == sorted(set(config.taps)):
         return []
-    return [f"it reads {list(config.taps)}, and these can be read once each, from the lowest up"]
+    return [f"it reads {list(config.taps)}, and the engine reads each tap once, in ascending order"]
 
 
 def rope_objections(config: HeadConfig) -> list[str]:
-    """Those of the original implementations, which know plain rotation, and linear scaling of the plainest one."""
+    """The objections of the original implementations: they support rope without scaling, with any theta, and linear
+    scaling with the default theta."""
     rope = config.rope
     if rope.kind == "llama3":
-        return ["its rotation is scaled as Llama 3.1's"]
+        return ["its rope is scaled as in Llama 3.1"]
     if rope.kind == "linear" and rope.theta != Rope().theta:
-        return ["its rotation is scaled and has a base of its own"]
+        return ["its rope is scaled and has its own theta"]
     return []
 
 
-def flag_objections(config: HeadConfig, **texts: str) -> list[str]:
-    """The texts of those fields that are set."""
-    return [text for name, text in texts.items() if getattr(config, name)]
+def feature_objections(config: HeadConfig) -> list[str]:
+    """The objection of the original implementations, which read the hidden state after the final norm."""
+    return [] if config.feature == "normed" else ["it reads the target's last state before the final norm"]
 
 
-def number(content: Json, key: str, default: int) -> int:
-    """A count of config.json whose null means the default."""
+def bias_objections(config: HeadConfig) -> list[str]:
+    """The objection of layouts with one flag for all attention biases."""
+    return ["its attention has some biases and lacks others"] if config.qkv_bias != config.o_bias else []
+
+
+def flag_objections(config: HeadConfig, *names: str) -> list[str]:
+    """The objections of a layout that does not support these fields."""
+    return [_FLAG_OBJECTIONS[name] for name in names if getattr(config, name)]
+
+
+def read_count(content: Json, key: str, default: int) -> int:
+    """Read a count from config.json, where null means the default."""
     value = content.get(key)
     if value is None:
         return default
     if type(value) is not int or value < 1:
-        raise ModelError(f"config.json has an impossible {key}", got=value, allowed="a whole number, 1 or more")
+        raise ModelError(f"config.json has an invalid {key}", got=value, allowed="a whole number, 1 or more")
     return value

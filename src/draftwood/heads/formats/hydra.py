@@ -1,6 +1,6 @@
-"""Hydra heads as their authors lay them down: ``hydra_mlp.*`` and ``hydra_lm_head.*`` in ``hydra_lm_head.pt``.
+"""Hydra heads in their authors' layout: ``hydra_mlp.*`` and ``hydra_lm_head.*`` in ``hydra_lm_head.pt``.
 
-With the prefix layer of Hydra++ there is a dropout before every part, which counts as a place of its own.
+With the prefix layer of Hydra++ there is a dropout before each part, which takes an index of its own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,17 @@ from typing import Any
 
 from draftwood.errors import CapabilityError
 from draftwood.heads.config import HeadConfig, decoder_fields
-from draftwood.heads.formats.fields import flag_objections, number, read_decoder, write_decoder
+from draftwood.heads.formats.fields import (
+    feature_objections,
+    flag_objections,
+    read_count,
+    read_decoder,
+    write_decoder,
+)
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes, matrix_shape
 from draftwood.models import ModelConfig
 
-PREFIX = "prefix_embeding_layer."  # spelled so in the checkpoints
+PREFIX = "prefix_embeding_layer."  # misspelled in the checkpoints
 
 
 class HydraLayout(Layout):
@@ -24,7 +30,7 @@ class HydraLayout(Layout):
     def recognises(self, content: Json, names: set[str]) -> bool:
         return "hydra_num_heads" in content
 
-    def places(self, own: str, config: HeadConfig) -> tuple[str, ...]:
+    def stored_names(self, own: str, config: HeadConfig) -> tuple[str, ...]:
         if own.startswith("prefix."):
             return (PREFIX + own.removeprefix("prefix."),)
         _, branch, part, rest = own.split(".", 3)
@@ -34,7 +40,7 @@ class HydraLayout(Layout):
         places = [2 * block + 1 if config.num_layers else block for block in blocks]
         return tuple(f"hydra_mlp.{branch}.{place}.{rest}" for place in places)
 
-    def ignored(self, config: HeadConfig) -> Shapes:
+    def ignored_shapes(self, config: HeadConfig) -> Shapes:
         names = ("input_embed_fn.weight", f"{PREFIX}embed_tokens.weight")
         return dict.fromkeys(names, (config.vocab_size, config.hidden_size))
 
@@ -53,8 +59,8 @@ class HydraLayout(Layout):
             hidden_size=width,
             own_lm_head=True,
             num_layers=int(prefix),
-            num_heads_ahead=number(content, "hydra_num_heads", 4),
-            num_residual=number(content, "hydra_num_layers", 1),
+            num_heads_ahead=read_count(content, "hydra_num_heads", 4),
+            num_residual=read_count(content, "hydra_num_layers", 1),
             target_name=str(content.get("base_model_name_or_path") or ""),
         )
 
@@ -72,13 +78,7 @@ class HydraLayout(Layout):
         }
 
     def objections(self, config: HeadConfig) -> list[str]:
-        found = flag_objections(
-            config,
-            qkv_bias="its attention has biases",
-            o_bias="its attention has a bias behind it",
-            qk_norm="it norms queries and keys",
-        )
-        return found if config.feature == "normed" else [*found, "it reads the target's state before the final norm"]
+        return flag_objections(config, "qkv_bias", "o_bias", "qk_norm") + feature_objections(config)
 
 
 def _check_variant(content: Json, architecture: object) -> None:
@@ -86,7 +86,7 @@ def _check_variant(content: Json, architecture: object) -> None:
     if architecture not in ("mlp", "prefix-mlp"):
         wrong.append(f"hydra_head_arch {architecture}")
     if not content.get("grounded_heads", True):
-        wrong.append("heads that do not look at the tokens before theirs (grounded_heads false)")
+        wrong.append("heads that do not read the tokens before theirs (grounded_heads false)")
     if content.get("hidden_state_offset"):
         wrong.append(f"hidden_state_offset {content['hidden_state_offset']}")
     if wrong:
@@ -95,14 +95,14 @@ def _check_variant(content: Json, architecture: object) -> None:
 
 
 def _prefix_fields(content: Json, names: set[str], model: ModelConfig | None) -> dict[str, Any]:
-    """The prefix layer is one like the target's. The original leaves it to the target's configuration to say how."""
+    """The shape of the prefix layer. It is the target's, and the original layout does not store it."""
     if "num_attention_heads" in content:
         fields = read_decoder(content, names)
         return {key: fields[key] for key in fields if key not in ("vocab_size", "hidden_size", "num_layers")}
     if model is None:
         raise CapabilityError(
-            "How many heads the prefix layer has is left to the target's configuration",
-            got="a Hydra++ head without it",
-            next_step="Name the target as well: --model, or load_head(..., model=...).",
+            "The shape of the prefix layer is that of the target, which is not known",
+            got="a Hydra++ head without a target",
+            next_step="Name the target: --model, or load_head(..., model=...).",
         )
     return {**decoder_fields(model), "qkv_bias": model.qkv_bias, "o_bias": model.o_bias, "qk_norm": model.qk_norm}

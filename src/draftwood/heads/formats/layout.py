@@ -1,7 +1,7 @@
-"""What a layout of checkpoints is: how to tell it, what its config.json means, and how it names the tensors.
+"""The contract of a checkpoint layout: how to recognise it, its config.json, and its names of tensors.
 
-A head's own names are those of its module. A layout says where each lies in a file; whatever is missing there, unknown
-or of the wrong shape is found by comparing the two, for all layouts in one place.
+A head's own tensor names are those of its module. A layout maps each to its names in a file. ``map_state`` compares the
+two for all layouts, and finds what is missing, unknown or of the wrong shape.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Export(NamedTuple):
-    """What a file says of a head beside its configuration."""
+    """What a file stores about a head in addition to its configuration."""
 
     dtype: str
-    architecture: str  # of the target, empty: not known
+    architecture: str  # of the target; empty: not known
 
 
 class Layout(ABC):
-    """One way to lay a head down in a folder."""
+    """One way to store a head in a folder."""
 
     name: str
     kinds: tuple[str, ...]  # the kinds of heads it can hold
     weights = "model.safetensors"  # the file it writes
-    derived: frozenset[str] = frozenset()  # own tensors that follow from others and may be left out
+    derived: frozenset[str] = frozenset()  # own tensors that are computed from others and may be missing
 
     @abstractmethod
     def recognises(self, content: Json, names: set[str]) -> bool:
-        """Whether a folder with this config.json and these tensors is laid out so."""
+        """Whether a folder with this config.json and these tensors has this layout."""
 
     @abstractmethod
     def read_config(self, content: Json, shapes: Shapes, model: ModelConfig | None) -> HeadConfig:
-        """The head's configuration; ``shapes`` are those of the file, under this layout's names.
+        """Read the head's configuration. ``shapes`` are those of the file's tensors, under this layout's names.
 
-        ``model`` is the target's configuration, for what a layout leaves to it.
+        ``model`` is the target's configuration, for fields that a layout does not store.
         """
 
     @abstractmethod
@@ -53,74 +53,74 @@ class Layout(ABC):
 
     @abstractmethod
     def objections(self, config: HeadConfig) -> list[str]:
-        """What of the head this layout has no place for."""
+        """The reasons why this layout cannot express the head; empty if it can."""
 
-    def spelled(self, name: str) -> str:
-        """A name as this layout spells it, where files may spell it otherwise."""
+    def normalize_name(self, name: str) -> str:
+        """Map a name in a file to this layout's usual name, where files differ."""
         return name
 
-    def places(self, own: str, config: HeadConfig) -> tuple[str, ...]:
-        """The names under which a tensor lies in a file, given the name in the module. Several hold the same values."""
+    def stored_names(self, own: str, config: HeadConfig) -> tuple[str, ...]:
+        """The names of a module's tensor in a file. If there are several, all hold the same values."""
         return (own,)
 
-    def ignored(self, config: HeadConfig) -> Shapes:
-        """Tensors that a file may hold and that are not the head's: copies of something of the target."""
+    def ignored_shapes(self, config: HeadConfig) -> Shapes:
+        """Shapes of tensors that a file may hold and that are ignored, such as copies of the target's."""
         return {}
 
 
 def state_shapes(config: HeadConfig) -> Shapes:
-    """Every tensor of the head by its own name."""
+    """The shapes of the head's tensors by their own names."""
     head = build_head(config, device="meta")
     return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
 
 
-def state_from(layout: Layout, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a file by the head's own names; one error for all that does not fit."""
+def map_state(layout: Layout, config: HeadConfig, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a file by the head's own names. Raises one error that lists everything that does not fit."""
     state, wrong = {}, []
-    ignored, missing, unknown = layout.ignored(config), [], set(tensors)
+    ignored, missing, unknown = layout.ignored_shapes(config), [], set(tensors)
     for own, shape in state_shapes(config).items():
-        places = layout.places(own, config)
-        unknown -= set(places)
-        found = [tensors[place] for place in places if place in tensors]
+        names = layout.stored_names(own, config)
+        unknown -= set(names)
+        found = [name for name in names if name in tensors]
         if own not in layout.derived or found:
-            missing += [place for place in places if place not in tensors]
-        wrong += [_misfit(place, tensors[place], shape) for place in places if place in tensors]
+            missing += [name for name in names if name not in tensors]
+        wrong += [_find_misfit(name, tensors[name], shape) for name in found]
         if found:
-            state[own] = found[0]
-            wrong += [f"{place} differs from {places[0]}, which it shares" for place in _others(places, tensors)]
-    wrong += [_misfit(name, tensors[name], shape) for name, shape in ignored.items() if name in tensors]
+            state[own] = tensors[found[0]]
+            wrong += [f"{name} differs from {names[0]}, its copy" for name in _find_different(names, tensors)]
+    wrong += [_find_misfit(name, tensors[name], shape) for name, shape in ignored.items() if name in tensors]
     unknown -= set(ignored)
-    refuse({"missing": sorted(missing), "unknown": sorted(unknown), "wrong": [text for text in wrong if text]})
+    raise_problems({"missing": sorted(missing), "unknown": sorted(unknown), "wrong": [text for text in wrong if text]})
     return state
 
 
-def refuse(problems: Mapping[str, list[str]]) -> None:
-    """Raises one error that names every problem, if there is any."""
+def raise_problems(problems: Mapping[str, list[str]]) -> None:
+    """Raise one error that lists all problems, if there are any."""
     if any(problems.values()):
         raise ModelError(
             "The tensors do not fit the head that config.json describes",
             got="; ".join(f"{label}: {', '.join(found)}" for label, found in problems.items() if found),
-            next_step="Fetch the head again, or correct its config.json.",
+            next_step="Download the head again, or correct its config.json.",
         )
 
 
 def matrix_shape(shapes: Shapes, name: str) -> tuple[int, int]:
-    """Rows and columns of a matrix of the file, where nothing else says how wide the head is."""
-    refuse({"missing": [] if name in shapes else [name]})
+    """Rows and columns of a matrix of the file, for layouts whose config.json does not state sizes."""
+    raise_problems({"missing": [] if name in shapes else [name]})
     shape = shapes[name]
-    refuse({"wrong": [] if len(shape) == 2 else [f"{name} is {list(shape)} and must be a matrix"]})
+    raise_problems({"wrong": [] if len(shape) == 2 else [f"{name} is {list(shape)} and must be a matrix"]})
     return shape[0], shape[1]
 
 
-def _misfit(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str:
+def _find_misfit(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str:
     got = tuple(tensor.shape)
     return "" if got == shape else f"{name} is {list(got)} and must be {list(shape)}"
 
 
-def _others(places: tuple[str, ...], tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """Places that should hold what the first one holds, and do not."""
-    first = tensors.get(places[0])
+def _find_different(names: tuple[str, ...], tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """The names whose tensors have the shape of the first one but other values."""
+    first = tensors.get(names[0])
     if first is None:
         return []
-    same_shape = [p for p in places[1:] if p in tensors and tensors[p].shape == first.shape]
-    return [place for place in same_shape if not torch.equal(tensors[place], first)]
+    same_shape = [name for name in names[1:] if name in tensors and tensors[name].shape == first.shape]
+    return [name for name in same_shape if not torch.equal(tensors[name], first)]

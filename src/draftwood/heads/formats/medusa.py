@@ -1,12 +1,12 @@
-"""Medusa heads as their authors lay them down: ``{branch}.{place}.*`` in ``medusa_lm_head.pt``.
+"""Medusa heads in their authors' layout: ``{branch}.{place}.*`` in ``medusa_lm_head.pt``.
 
-The blocks of a branch are one module there, saved once for every place it stands at.
+The blocks of a branch are one module, saved once for each place where it is applied.
 """
 
 from __future__ import annotations
 
 from draftwood.heads.config import HeadConfig
-from draftwood.heads.formats.fields import number
+from draftwood.heads.formats.fields import feature_objections, read_count
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes, matrix_shape
 from draftwood.models import ModelConfig
 
@@ -19,22 +19,22 @@ class MedusaLayout(Layout):
     def recognises(self, content: Json, names: set[str]) -> bool:
         return "medusa_num_heads" in content
 
-    def spelled(self, name: str) -> str:
+    def normalize_name(self, name: str) -> str:
         return name.removeprefix("medusa_head.")
 
-    def places(self, own: str, config: HeadConfig) -> tuple[str, ...]:
+    def stored_names(self, own: str, config: HeadConfig) -> tuple[str, ...]:
         _, branch, part, rest = own.split(".", 3)
         if part == "lm_head":
             return (f"{branch}.{config.num_residual}.{rest}",)
         return tuple(f"{branch}.{place}.{rest}" for place in range(config.num_residual))
 
     def read_config(self, content: Json, shapes: Shapes, model: ModelConfig | None) -> HeadConfig:
-        num_residual = number(content, "medusa_num_layers", 1)
+        num_residual = read_count(content, "medusa_num_layers", 1)
         width, _ = matrix_shape(shapes, "0.0.linear.weight")
         lm_head = f"0.{num_residual}.weight"
-        told = number(content, "vocab_size", model.vocab_size if model is not None else 0)
-        own_lm_head = lm_head in shapes or not told  # older ones use the target's
-        vocab_size = matrix_shape(shapes, lm_head)[0] if own_lm_head else told
+        stated = read_count(content, "vocab_size", model.vocab_size if model is not None else 0)
+        own_lm_head = lm_head in shapes or not stated  # older heads use the target's
+        vocab_size = matrix_shape(shapes, lm_head)[0] if own_lm_head else stated
         return HeadConfig(
             kind="medusa",
             vocab_size=vocab_size,
@@ -42,7 +42,7 @@ class MedusaLayout(Layout):
             target_hidden_size=width,
             hidden_size=width,
             own_lm_head=own_lm_head,
-            num_heads_ahead=number(content, "medusa_num_heads", 4),
+            num_heads_ahead=read_count(content, "medusa_num_heads", 4),
             num_residual=num_residual,
             target_name=str(content.get("base_model_name_or_path") or ""),
         )
@@ -58,4 +58,4 @@ class MedusaLayout(Layout):
         }
 
     def objections(self, config: HeadConfig) -> list[str]:
-        return [] if config.feature == "normed" else ["it reads the target's last state before the final norm"]
+        return feature_objections(config)

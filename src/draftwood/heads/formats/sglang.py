@@ -1,6 +1,6 @@
 """EAGLE-3 for SGLang: the original's names; taps in ``eagle_config``, where id i is the output of layer i.
 
-Its further layers norm their input with what is called ``hidden_norm`` there.
+The input norm of layers after the first is called ``hidden_norm``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import Eagle3Layout, looks_like_eagle3
-from draftwood.heads.formats.fields import SGLANG_SHIFT, TAP_IDS, flag_objections, unordered_taps
+from draftwood.heads.formats.fields import SGLANG_SHIFT, TAP_IDS, flag_objections, tap_order_objections
 from draftwood.heads.formats.layout import Export, Json, Shapes
 from draftwood.models import ModelConfig
 
@@ -25,20 +25,20 @@ class SglangLayout(Eagle3Layout):
     def recognises(self, content: Json, names: set[str]) -> bool:
         return looks_like_eagle3(names) and content.get("architectures") == [ARCHITECTURE]
 
-    def spelled(self, name: str) -> str:
-        name = super().spelled(name.removeprefix("model."))
+    def normalize_name(self, name: str) -> str:
+        name = super().normalize_name(name.removeprefix("model."))
         module, _, rest = name.partition(".")
         return f"{_OLD_NORMS[module]}.{rest}" if module in _OLD_NORMS else name
 
-    def places(self, own: str, config: HeadConfig) -> tuple[str, ...]:
-        return (self.spelled(_FURTHER_NORM.sub(r"\1hidden_norm.", own)),)
+    def stored_names(self, own: str, config: HeadConfig) -> tuple[str, ...]:
+        return (self.normalize_name(_FURTHER_NORM.sub(r"\1hidden_norm.", own)),)
 
     def read_config(self, content: Json, shapes: Shapes, model: ModelConfig | None) -> HeadConfig:
         fields = self.read_fields(content, content, set(shapes))
         return HeadConfig(**fields, own_embed=fields["hidden_size"] != fields["target_hidden_size"])
 
     def write_config(self, config: HeadConfig, export: Export) -> Json:
-        content = self.plain_json(config, export, ARCHITECTURE)
+        content = self.write_plain_config(config, export, ARCHITECTURE)
         if not config.own_lm_head:
             content["draft_vocab_size"] = None
         content |= {name: getattr(config, name) for name in ("fc_norm", "norm_before_fc", "norm_output")}
@@ -47,15 +47,9 @@ class SglangLayout(Eagle3Layout):
         return {**content, "eagle_config": {"use_aux_hidden_state": True, **ids}}
 
     def objections(self, config: HeadConfig) -> list[str]:
-        found = flag_objections(
-            config,
-            qkv_bias="its attention has biases",
-            o_bias="its attention has a bias behind it",
-            qk_norm="it norms queries and keys",
-            norm_before_residual="its residual is normed (norm_before_residual)",
-        )
+        found = flag_objections(config, "qkv_bias", "o_bias", "qk_norm", "norm_before_residual")
         if config.own_embed and config.hidden_size == config.target_hidden_size:
-            found.append("it has embeddings of its own, which would be replaced by the target's")
+            found.append("it has its own embeddings, which SGLang would replace by the target's")
         if 0 in config.taps:
-            found.append("it reads the target's embeddings, which are the output of no layer")
-        return found + unordered_taps(config)
+            found.append("it reads the target's embeddings, which are not the output of a layer")
+        return found + tap_order_objections(config)

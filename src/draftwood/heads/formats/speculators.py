@@ -1,16 +1,22 @@
-"""EAGLE-3 in the format of the speculators library, which names the target it drafts for."""
+"""EAGLE-3 in the layout of the speculators library, which names the head's target."""
 
 from __future__ import annotations
 
 from draftwood.errors import CapabilityError, ModelError
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import Eagle3Layout
-from draftwood.heads.formats.fields import TAP_IDS, flag_objections, unordered_taps, write_decoder
+from draftwood.heads.formats.fields import (
+    TAP_IDS,
+    bias_objections,
+    flag_objections,
+    tap_order_objections,
+    write_decoder,
+)
 from draftwood.heads.formats.layout import Export, Json, Shapes
 from draftwood.models import ModelConfig
 
 VERSION = "0.3.0"
-SPECULATIVE_TOKENS = 5  # the default that engines take from the file
+SPECULATIVE_TOKENS = 5  # the default that engines read from the file
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -27,13 +33,13 @@ class SpeculatorsLayout(Eagle3Layout):
         if kind != "eagle3":
             raise CapabilityError("Speculators of this type are not supported", got=kind, allowed=["eagle3"])
         if not isinstance(layers, dict):
-            raise ModelError("config.json lacks 'transformer_layer_config'", next_step="Fetch the head again.")
+            raise ModelError("config.json lacks 'transformer_layer_config'", next_step="Download the head again.")
         fields = self.read_fields(layers, content, set(shapes))
         wider = fields["hidden_size"] != fields["target_hidden_size"]
         own = {
             "own_lm_head": True,
             "own_embed": wider or bool(content.get("embed_requires_grad")),
-            "target_name": _verifier(content),
+            "target_name": _read_verifier(content),
         }
         return HeadConfig(**{**fields, **own})
 
@@ -62,18 +68,16 @@ class SpeculatorsLayout(Eagle3Layout):
         }
 
     def objections(self, config: HeadConfig) -> list[str]:
-        found = flag_objections(config, fc_bias="its fc has a bias")
-        if config.qkv_bias != config.o_bias:
-            found.append("its attention has some biases and lacks others")
+        found = flag_objections(config, "fc_bias") + bias_objections(config)
         if not config.own_lm_head:
             found.append("it has no lm_head of its own")
         if not config.target_name:
-            found.append("the name of its target is not known, give it with --model")
-        return found + unordered_taps(config)
+            found.append("the name of its target is not known; pass it with --model")
+        return found + tap_order_objections(config)
 
 
-def _verifier(content: Json) -> str:
-    """The target's name, if the file has one."""
+def _read_verifier(content: Json) -> str:
+    """The target's name; empty if the file has none."""
     for key in ("speculators_config", "verifier"):
         content = content.get(key) or {}
         if not isinstance(content, dict):

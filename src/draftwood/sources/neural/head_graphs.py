@@ -19,7 +19,7 @@ from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.head import EagleModel
 from draftwood.targets import TopRows
 from draftwood.targets.native import LayerWeights, Weights, cuda, pack
-from draftwood.targets.native.cuda.features import MOST_FEATURES, FeatureDecoder, FeatureWeights
+from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder, FeatureWeights
 
 
 class GraphedEagleModel(EagleModel):
@@ -65,10 +65,10 @@ def _eagle(head: EagleHead) -> FeatureWeights:
         fc=head.fc.weight.detach(),
         fc_bias=_bias(head.fc),
         feature_norm=None,
-        keeps_normed=False,
+        norm_before_residual=False,
         has_norm=config.feature != "normed",
         norm_eps=parts.norm_eps,
-        leaves_normed=False,
+        norm_output=False,
         fuse=head.fuse,
         tap_size=config.num_taps * config.target_hidden_size,
     )
@@ -87,10 +87,10 @@ def _eagle3(head: Eagle3Head) -> FeatureWeights:
         fc=None,
         fc_bias=None,
         feature_norm=first.hidden_norm.weight.detach(),
-        keeps_normed=config.norm_before_residual,
+        norm_before_residual=config.norm_before_residual,
         has_norm=True,
         norm_eps=config.norm_eps,
-        leaves_normed=config.norm_output,
+        norm_output=config.norm_output,
         fuse=head.fuse,
         tap_size=config.num_taps * config.target_hidden_size,
     )
@@ -159,7 +159,7 @@ def _passes(segments: Sequence[DraftSegment]) -> Iterator[list[DraftSegment]]:
     size = 0
     for segment in segments:
         more = len(segment.segment.token_ids)
-        if some and size + more > MOST_FEATURES:
+        if some and size + more > MAX_FEATURES:
             yield some
             some, size = [], 0
         some.append(segment)

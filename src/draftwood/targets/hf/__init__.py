@@ -1,4 +1,4 @@
-"""Any causal model of transformers as a target."""
+"""Any causal language model of transformers as a target."""
 
 from draftwood.targets.hf.target import HFTarget
 

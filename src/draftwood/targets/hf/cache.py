@@ -1,8 +1,8 @@
-"""The cache of the transformers target: our own slots, shown to a model as the cache object it expects.
+"""The cache of the transformers target: our own slots, behind the cache interface that models expect.
 
-Nothing here derives from transformers' cache classes, whose internals change between releases. A model only ever calls
-``update`` and asks for lengths; ``CacheView`` answers that for one forward. A model that wants more of its cache (a
-recurrent state, an index) fails on the view, and the probe at construction turns that into a refusal.
+Nothing here derives from transformers' cache classes, whose internals change between releases. A model only calls
+``update`` and reads lengths; ``CacheView`` implements that for one forward. A model that needs more of its cache (a
+recurrent state, an index) fails on the view, and the probe at construction reports that the model is not supported.
 
 Every layer keeps the keys and values of all positions, sliding-window layers too: the mask applies the window.
 """
@@ -20,14 +20,13 @@ from draftwood.targets.base import Segment, depths_of
 from draftwood.targets.slots import SlotBook
 from draftwood.tree import ancestor_mask
 
-_FIRST_ROWS = 256  # a layer's first size; it doubles from there
+_INITIAL_ROWS = 256  # of a layer; doubled when they are full
 
 
 class SlotCache(SlotBook):
-    """Each layer's rows ``[1, heads, slots, dim]``, grown as slots come into use.
+    """Keys and values of each layer, ``[1, heads, slots, dim]``, which grow as slots are used.
 
-    Rows are made when a layer first writes, so head counts and widths may differ between layers and between keys and
-    values.
+    Allocated when a layer first writes, so shapes may differ between layers and between keys and values.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -39,14 +38,14 @@ class SlotCache(SlotBook):
         return sum(rows.shape[1] * rows.shape[3] * rows.element_size() for pair in self.rows.values() for rows in pair)
 
     def write(self, layer: int, new: tuple[torch.Tensor, torch.Tensor], where: slice | torch.Tensor, stop: int) -> None:
-        """Puts keys and values ``[1, heads, n, dim]`` into their slots, all of which are below ``stop``."""
-        for rows, states in zip(self._rows_up_to(layer, new, stop), new, strict=True):
+        """Write keys and values ``[1, heads, n, dim]`` to their slots, all of which are below ``stop``."""
+        for rows, states in zip(self._grow_rows(layer, new, stop), new, strict=True):
             rows[:, :, where] = states
 
-    def _rows_up_to(self, layer: int, like: tuple[torch.Tensor, ...], stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _grow_rows(self, layer: int, like: tuple[torch.Tensor, ...], stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         rows = self.rows.get(layer)
         if rows is None or rows[0].shape[2] < stop:
-            size = _FIRST_ROWS if rows is None else 2 * rows[0].shape[2]
+            size = _INITIAL_ROWS if rows is None else 2 * rows[0].shape[2]
             size = max(stop, min(size, self.num_slots))
             keys, values = (states.new_empty(1, states.shape[1], size, states.shape[3]) for states in like)
             if rows is not None:
@@ -58,25 +57,25 @@ class SlotCache(SlotBook):
     def move_rows(self, sources: list[int], first: int) -> None:
         stop = first + len(sources)
         for layer, pair in self.rows.items():
-            for rows in self._rows_up_to(layer, pair, stop):
-                # Indexing with a tensor copies, so sources and destinations may overlap.
+            for rows in self._grow_rows(layer, pair, stop):
+                # Indexing with a tensor copies, so sources and targets may overlap.
                 rows[:, :, first:stop] = rows[:, :, torch.tensor(sources, device=rows.device)]
 
 
 class PackedRow(NamedTuple):
-    """The segments of one forward side by side, N nodes looking at K cached positions (prefixes and nodes)."""
+    """The segments of one forward side by side: N nodes attend over K cached positions (prefixes and nodes)."""
 
     token_ids: list[int]  # [N]
     positions: npt.NDArray[np.int64]  # [N]
     key_positions: npt.NDArray[np.int64]  # [K]
     visible: npt.NDArray[np.bool_]  # [N, K] own prefix, ancestors and self
-    wanted: list[int]  # [R] the nodes whose logits are asked for
-    node_slots: list[int]  # [N] where the nodes' keys and values go
+    wanted: list[int]  # [R] the nodes whose logits are wanted
+    node_slots: list[int]  # [N] where the nodes' keys and values are written
     key_slots: list[int]  # [K]
 
 
 def pack(segments: Sequence[Segment], cache: SlotCache) -> PackedRow:
-    """Lays the segments side by side and reserves their slots: each sequence's tree stands right behind its prefix."""
+    """Pack the segments side by side and reserve their slots: each sequence's tree directly follows its prefix."""
     token_ids: list[int] = []
     wanted: list[int] = []
     node_slots: list[int] = []
@@ -120,9 +119,9 @@ def _block_diagonal(blocks: list[npt.NDArray[np.bool_]]) -> npt.NDArray[np.bool_
 
 
 class CacheView:
-    """What a model gets as ``past_key_values`` for one forward: the part of transformers' cache interface models call.
+    """The ``past_key_values`` of one forward: the part of transformers' cache interface that models call.
 
-    One sequence is read as a view of its extent; several are gathered into one row, at the cost of a copy a layer.
+    A single sequence is read as a view of its extent. Several are gathered into one row: one copy per layer.
     """
 
     is_compileable = False

@@ -1,4 +1,4 @@
-"""What a transformers configuration says about its model."""
+"""Reads a ``TargetInfo`` from a transformers configuration."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from draftwood.targets.base import TargetInfo
 from draftwood.targets.hf.masks import rope_fields
 
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-_NO_LIMIT = 32_768  # for models that know none, such as recurrent ones
+_DEFAULT_CONTEXT = 32_768  # for models without a limit, such as recurrent ones
 
 
 def describe(model: Any, config: Any, name: str | None, backend: str) -> TargetInfo:
-    """All that can be read off; the cache's size per token is measured later, on real keys and values."""
+    """Describe a model. The cache size per token is measured later, on real keys and values."""
     try:
-        return _read(model, config, name, backend)
+        return _read_info(model, config, name, backend)
     except (AttributeError, TypeError, ValueError) as error:
         raise ModelError(
             f"The configuration of {type(model).__name__} does not describe a language model",
@@ -26,7 +26,7 @@ def describe(model: Any, config: Any, name: str | None, backend: str) -> TargetI
         ) from error
 
 
-def _read(model: Any, config: Any, name: str | None, backend: str) -> TargetInfo:
+def _read_info(model: Any, config: Any, name: str | None, backend: str) -> TargetInfo:
     return TargetInfo(
         name=name or getattr(model, "name_or_path", "") or type(model).__name__,
         architecture=type(model).__name__,
@@ -45,11 +45,11 @@ def _read(model: Any, config: Any, name: str | None, backend: str) -> TargetInfo
 
 def _context_length(config: Any) -> int:
     found = (getattr(config, field, None) for field in _CONTEXT_FIELDS)
-    length = next((int(value) for value in found if value), _NO_LIMIT)
+    length = next((int(value) for value in found if value), _DEFAULT_CONTEXT)
     kind, fields = rope_fields(config)
     if kind == "longrope":
-        # Past its original context longrope turns all positions by other angles, those already cached included: one
-        # deep tree node would change what the others see. Up to there it is exact.
+        # Beyond its original context, longrope rotates all positions by other angles, cached ones included: one deep
+        # tree node would change what the others see. Up to there trees are exact.
         original = fields.get("original_max_position_embeddings")
         length = min(length, int(original or getattr(config, "original_max_position_embeddings", None) or length))
     return length

@@ -1,8 +1,8 @@
-"""Which earlier positions a layer may see, as 4-D additive masks for transformers models.
+"""4-D additive attention masks for transformers models.
 
-A model hands a prepared 4-D mask to its attention as it is. Models whose layers differ take a dictionary with one mask
-a layer type. Windows and chunks are counted in positions, not in cache slots: the nodes of a tree stand in one row, but
-siblings share a position.
+A model passes a prepared 4-D mask to its attention unchanged. Models with several layer types take a dictionary with
+one mask per type. Windows and chunks are counted in positions, not in cache slots, since siblings of a tree share a
+position.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from draftwood.targets.hf.cache import PackedRow
 
 _LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
-# Windows that a model applies inside its own attention, by cache slot: a mask cannot put them right.
+# Windows that a model applies by cache slot inside its own attention, which a mask cannot correct.
 _BUILT_IN_WINDOWS = (
     "window_size",
     "attention_window",
@@ -29,21 +29,21 @@ _BUILT_IN_WINDOWS = (
     "keep_window_size",
 )
 
-# The two fields through which transformers' own mask functions learn of windows.
+# The two fields from which transformers' own mask functions read windows.
 _WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
 
-BY_TYPE, WINDOWED, FULL = "one mask a layer type", "one windowed mask", "one full mask"
+BY_TYPE, WINDOWED, FULL = "one mask per layer type", "one windowed mask", "one full mask"
 
 
 class Reach(NamedTuple):
-    """How far back a layer looks: everything, the last ``window`` positions, or its own ``chunk`` of the text."""
+    """How far back a layer attends: everything, the last ``window`` positions, or the same ``chunk`` of the text."""
 
     window: int | None = None
     chunk: int | None = None
 
 
-def obstacles(config: Any, context_length: int) -> list[str]:
-    """What in a configuration says that a tree cannot be run exactly, whatever a short probe shows."""
+def find_obstacles(config: Any, context_length: int) -> list[str]:
+    """The properties of a configuration that make trees inexact, even where a short probe would not show it."""
     found = []
     if getattr(config, "is_encoder_decoder", False):
         found.append("it has an encoder")
@@ -63,21 +63,21 @@ def obstacles(config: Any, context_length: int) -> list[str]:
 
 
 def rope_fields(config: Any) -> tuple[str, Mapping[str, Any]]:
-    """The variant of rotary positions, and its parameters."""
+    """The rope variant and its parameters."""
     fields: Mapping[str, Any] = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     return str(fields.get("rope_type") or fields.get("type") or "default"), fields
 
 
 def mask_styles(config: Any) -> list[str]:
-    """The ways to hand masks to a model that are worth a try, the likeliest first; the probe decides."""
+    """The styles of masks to try with a model, the most likely first; the probe decides."""
     styles = [BY_TYPE] if getattr(config, "layer_types", None) else []
     if getattr(config, "sliding_window", None):
         styles.append(WINDOWED)
     return [*styles, FULL]
 
 
-def reaches(style: str, config: Any) -> dict[str, Reach]:
-    """The reach of every mask of a style, by layer type; a single mask for all layers stands under ""."""
+def reach_by_layer_type(style: str, config: Any) -> dict[str, Reach]:
+    """The reach of each mask of a style, by layer type; a single mask for all layers has the key ""."""
     window = getattr(config, "sliding_window", None) or None
     by_type = {
         "full_attention": Reach(),
@@ -90,8 +90,8 @@ def reaches(style: str, config: Any) -> dict[str, Reach]:
 
 
 @contextmanager
-def small_windows(model: nn.Module, config: Any, size: int) -> Iterator[None]:
-    """Shrinks the model's windows for a while, so that a handful of tokens shows whether they are applied rightly."""
+def shrink_windows(model: nn.Module, config: Any, size: int) -> Iterator[None]:
+    """Shrink the model's windows temporarily, so that a few tokens show whether they are applied correctly."""
     holders: list[Any] = [config, *(m for m in model.modules() if type(m).__module__.startswith("transformers"))]
     changed: list[tuple[Any, str, Any]] = []
     for holder in holders:
@@ -107,20 +107,20 @@ def small_windows(model: nn.Module, config: Any, size: int) -> Iterator[None]:
             setattr(holder, field, old)
 
 
-def additive_masks(
+def build_masks(
     by_type: Mapping[str, Reach], row: PackedRow, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """What a model takes as ``attention_mask``: 0 where a node may look, the type's lowest value elsewhere."""
+    """The ``attention_mask`` of a model: 0 where a node may attend, the dtype's lowest value elsewhere."""
     made: dict[Reach, torch.Tensor] = {}
     for reach in by_type.values():
         if reach not in made:
-            made[reach] = _additive(reach, row, dtype, device)
+            made[reach] = _build_mask(reach, row, dtype, device)
     if "" in by_type:
         return made[by_type[""]]
     return {name: made[reach] for name, reach in by_type.items()}
 
 
-def _additive(reach: Reach, row: PackedRow, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _build_mask(reach: Reach, row: PackedRow, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     visible = row.visible
     if reach.window is not None:
         visible = visible & (row.positions[:, None] - row.key_positions[None, :] < reach.window)

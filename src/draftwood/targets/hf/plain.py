@@ -1,11 +1,12 @@
-"""Transformers models that cannot run trees (recurrent ones, mostly), where the user allows plain decoding.
+"""Plain decoding for transformers models that cannot run trees, mostly recurrent ones.
 
-The target "hf-plain" means: transformers, plain decoding allowed where the model cannot run trees. A model that can run
-them does so under that name too, and nothing here is used.
+The target name "hf-plain" allows plain decoding if the model cannot run trees. A model that can run them still does,
+and nothing here is used.
 
-Chains only, one forward per sequence. Each sequence holds the model's own cache object and goes on from it for a single
-token, the step that every model gets right (some, Mamba among them, are inexact for longer pieces). Everything else
-runs the sequence's whole text again: a further chunk of a prompt, or what follows a cut, as a state cannot be cut.
+Chains only, with one forward per sequence. Each sequence holds the model's own cache object and continues from it by a
+single token, a step that every model computes correctly (some, such as Mamba, are inexact for longer chunks). A further
+chunk of a prompt, and the first step after a truncation, run the sequence's whole text again, since a recurrent state
+cannot be truncated.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 
 from draftwood.errors import CapabilityError
 from draftwood.targets.base import ForwardOutput, Segment, Target, TargetInfo, chain_parents
-from draftwood.targets.hf.probe import plain_logits, worst_mismatch
+from draftwood.targets.hf.probe import compute_plain_logits, find_mismatch
 from draftwood.targets.hf.taps import LayerTaps
 from draftwood.tree import is_chain
 
@@ -31,11 +32,11 @@ class _Sequence:
     capacity: int
     tokens: list[int] = field(default_factory=list)  # committed
     pending: list[int] = field(default_factory=list)  # of the last forward
-    state: Any = None  # the model's cache, covering ``tokens`` and ``pending``; None: feed everything again
+    state: Any = None  # the model's cache of ``tokens`` and ``pending``; None: run the whole text again
 
 
 class PlainTarget(Target):
-    """Committed chains through a model's own cache. ``info.backend`` is "transformers-plain"."""
+    """Runs chains through a model's own cache. ``info.backend`` is "transformers-plain"."""
 
     def __init__(self, model: Any, info: TargetInfo, cache_tokens: int) -> None:
         self.info = info
@@ -46,8 +47,8 @@ class PlainTarget(Target):
         self._num_slots = self._free = cache_tokens
         names = inspect.signature(model.forward).parameters
         self._state_name = next((name for name in _STATE_NAMES if name in names), None)
-        if self._state_name is not None and not self._continues_exactly():
-            self._state_name = None  # every forward then runs the whole text: slow, but right
+        if self._state_name is not None and not self._can_continue():
+            self._state_name = None  # every forward then runs the whole text: slow, but exact
 
     @property
     def num_slots(self) -> int:
@@ -137,8 +138,8 @@ class PlainTarget(Target):
         logits = output.logits[0, len(fed) - segment.num_logits :].float()
         return logits, None if taps is None else taps[len(fed) - len(new) :]
 
-    def _continues_exactly(self) -> bool:
-        """Whether single steps through the model's own cache give what the whole text gives."""
+    def _can_continue(self) -> bool:
+        """Whether single steps through the model's own cache give the same logits as the whole text."""
         tokens = [(7 * i + 3) % self.info.vocab_size for i in range(6)]
         sequence = self.open(len(tokens))
         rows = []
@@ -147,9 +148,9 @@ class PlainTarget(Target):
                 size = stop - start
                 rows.append(self.forward([Segment(sequence, tokens[start:stop], chain_parents(size), size)]).logits)
                 self.keep(sequence, range(size))
-        except Exception:  # noqa: BLE001 - any failure of foreign code means: do not use this cache
+        except Exception:  # noqa: BLE001 - any failure of the model's code means that its cache cannot be used
             return False
         finally:
             self.close(sequence)
-        pairs = list(zip(torch.cat(rows), plain_logits(self._model, [tokens])[0], strict=True))
-        return worst_mismatch(pairs, self.info.dtype) is None
+        pairs = list(zip(torch.cat(rows), compute_plain_logits(self._model, [tokens])[0], strict=True))
+        return find_mismatch(pairs, self.info.dtype) is None

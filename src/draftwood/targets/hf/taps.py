@@ -1,6 +1,6 @@
 """Hidden states of a transformers model, read with hooks on its decoder layers.
 
-``output_hidden_states`` would not do: it keeps every layer's states, and its last entry comes after the final norm.
+``output_hidden_states`` is not used: it keeps the states of all layers, and its last entry is after the final norm.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from draftwood.errors import CapabilityError, OptionError
 
 
 class LayerTaps:
-    """Hooks on the chosen layers; ``take`` hands over what the last forward left behind."""
+    """Hooks on the chosen layers. ``take`` returns what the last forward recorded."""
 
     def __init__(self, model: Any, num_layers: int, hidden_size: int) -> None:
         self._model_name = type(model).__name__
-        self._layers = _decoder_layers(model, num_layers)
+        self._layers = _find_decoder_layers(model, num_layers)
         self._hidden_size = hidden_size
         self._chosen: tuple[int, ...] = ()
         self._handles: list[RemovableHandle] = []
@@ -55,7 +55,7 @@ class LayerTaps:
         for state in states:
             if state.shape != (1, num_nodes, self._hidden_size):
                 raise CapabilityError(
-                    f"The layers of {self._model_name} do not pass on one hidden state a position",
+                    f"The layers of {self._model_name} do not output one hidden state per position",
                     got=f"shape {tuple(state.shape)}",
                     allowed=f"(1, {num_nodes}, {self._hidden_size})",
                 )
@@ -70,15 +70,15 @@ class LayerTaps:
 
             return self._layers[layer].register_forward_pre_hook(before, with_kwargs=True)
 
-        # What leaves the last layer is what the final norm gets.
+        # The output of the last layer is the input of the final norm.
         def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
             self._seen[layer] = output if isinstance(output, torch.Tensor) else output[0]
 
         return self._layers[-1].register_forward_hook(after)
 
 
-def _decoder_layers(model: Any, num_layers: int) -> nn.ModuleList | None:
-    """The outermost list of modules that is as long as the model is deep."""
+def _find_decoder_layers(model: Any, num_layers: int) -> nn.ModuleList | None:
+    """The outermost module list with one module per layer."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:

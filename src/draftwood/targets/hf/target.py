@@ -1,12 +1,12 @@
 """Any causal language model of transformers as a target, without a copy of its modelling file.
 
 The segments of all sequences run as one row of N tokens (a batch of one, no padding). Three things make that exact:
-explicit position ids, a 4-D mask that lets every node see its own prefix and its ancestors, and our own cache behind
-the object that the model takes for its cache. Chunks of prompts and trees take the same path.
+explicit position ids, a 4-D mask that lets each node see its own prefix and its ancestors, and our own cache behind the
+interface that the model expects. Prompt chunks and trees run in the same way.
 
-What it costs: linear layers see exactly N rows. Attention computes N x K scores, K the cached positions of *all* packed
-sequences together, and throws those across sequences away; with B sequences that is B times the necessary work in the
-attention, and one copy of the keys and values a layer (none for a single sequence). The native target has neither.
+Cost: linear layers run exactly N rows. Attention computes N x K scores, where K counts the cached positions of *all*
+packed sequences, and discards those across sequences: with B sequences that is B times the necessary attention work,
+plus one copy of the keys and values per layer (none for a single sequence). The native target has neither cost.
 """
 
 from __future__ import annotations
@@ -23,20 +23,27 @@ from draftwood.errors import CapabilityError, MissingExtraError, ModelError
 from draftwood.targets.base import ForwardOutput, Segment, Target, TargetParts
 from draftwood.targets.hf.cache import CacheView, PackedRow, SlotCache, pack
 from draftwood.targets.hf.info import describe
-from draftwood.targets.hf.masks import Reach, additive_masks, mask_styles, obstacles, reaches, small_windows
+from draftwood.targets.hf.masks import (
+    Reach,
+    build_masks,
+    find_obstacles,
+    mask_styles,
+    reach_by_layer_type,
+    shrink_windows,
+)
 from draftwood.targets.hf.plain import PlainTarget
-from draftwood.targets.hf.probe import PROBE_WINDOW, tree_mismatch
+from draftwood.targets.hf.probe import PROBE_WINDOW, find_tree_mismatch
 from draftwood.targets.hf.taps import LayerTaps
 from draftwood.targets.room import default_cache_tokens
 
 
 class HFTarget(Target):
-    """Runs trees through a transformers model. Takes the model over: it is put into eval mode, and where its attention
-    takes no masks (flash, flex) the implementation is changed to "sdpa" or "eager".
+    """Runs trees through a transformers model. Changes the model: it is put into eval mode, and an attention
+    implementation that takes no masks (flash, flex) is replaced by "sdpa" or "eager".
 
-    ``cache_tokens`` bounds the cached positions of all sequences together (default: ``max_batch`` full contexts
-    with a draft tree behind each, at most 65,536); memory grows with use.
-    Models that cannot run trees are refused; ``from_model`` can fall back to plain decoding.
+    ``cache_tokens`` limits the cached positions of all sequences together (default: ``max_batch`` full contexts, each
+    with a draft tree, at most 65,536); memory grows with use. Raises for models that cannot run trees; ``from_model``
+    can fall back to plain decoding.
     """
 
     def __init__(
@@ -46,10 +53,10 @@ class HFTarget(Target):
         self._config = model.config.get_text_config(decoder=True)
         self.info = describe(model, self._config, name, backend="transformers")
         self._taps = LayerTaps(model, self.info.num_layers, self.info.hidden_size)
-        self._narrows_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._selects_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._reaches: dict[str, Reach] = {}
         self._cache = SlotCache(cache_tokens or default_cache_tokens(max_batch, self.info.context_length))
-        self._settle_or_refuse()
+        self._choose_masks()
 
     @classmethod
     def from_model(
@@ -61,7 +68,7 @@ class HFTarget(Target):
         cache_tokens: int | None = None,
         allow_plain: bool = False,
     ) -> Target:
-        """A tree target, or with ``allow_plain`` ("hf-plain") a ``PlainTarget`` where the model cannot be one."""
+        """A tree target; with ``allow_plain`` ("hf-plain") a ``PlainTarget`` if the model cannot run trees."""
         try:
             return cls(model, name=name, max_batch=max_batch, cache_tokens=cache_tokens)
         except CapabilityError:
@@ -83,7 +90,7 @@ class HFTarget(Target):
         cache_tokens: int | None = None,
         allow_plain: bool = False,
     ) -> Target:
-        """Loads a model folder of transformers; code that came with the model is never run."""
+        """Load a model folder of transformers. Code in the folder is never run."""
         try:
             from transformers import AutoModelForCausalLM
         except ImportError:
@@ -93,12 +100,12 @@ class HFTarget(Target):
                 folder, dtype=dtype, local_files_only=True, output_loading_info=True
             )
             model, report = loaded
-        # Damaged weights and odd configurations fail anywhere in foreign code, with any kind of error.
+        # Damaged weights and invalid configurations can raise any error anywhere in transformers.
         except Exception as error:
             raise ModelError(
                 "transformers cannot load this folder as a causal language model",
-                got=f"{folder}: {_short(error)}",
-                next_step="Check the folder, or install the transformers release the model asks for.",
+                got=f"{folder}: {_summarize_error(error)}",
+                next_step="Check the folder, or install the transformers release that the model requires.",
             ) from error
         _check_complete(folder, report)
         return cls.from_model(
@@ -134,13 +141,13 @@ class HFTarget(Target):
         output = self._model(
             input_ids=torch.tensor([row.token_ids], device=device),  # [1, N]
             position_ids=torch.from_numpy(row.positions)[None].to(device),
-            attention_mask=additive_masks(self._reaches, row, self.info.dtype, device),
+            attention_mask=build_masks(self._reaches, row, self.info.dtype, device),
             past_key_values=CacheView(self._cache, row, device),
             use_cache=True,
             return_dict=True,
-            **({"logits_to_keep": wanted} if self._narrows_logits else {}),
+            **({"logits_to_keep": wanted} if self._selects_logits else {}),
         )
-        logits = output.logits[0] if self._narrows_logits else output.logits[0, wanted]
+        logits = output.logits[0] if self._selects_logits else output.logits[0, wanted]
         logits = logits.float()  # [R, V]
         return ForwardOutput(logits, logits.argmax(dim=-1), self._taps.take(len(row.token_ids)))
 
@@ -169,100 +176,104 @@ class HFTarget(Target):
         return TargetParts(embed.detach(), norm.weight.detach(), head.detach(), float(eps))  # type: ignore[union-attr]
 
     def _check_positions(self, row: PackedRow) -> None:
-        """Learned positions end at the context length: on a GPU, one row too far would end the process."""
+        """Learned positions end at the context length: on a GPU, an index beyond it would crash the process."""
         if row.positions.max() >= self.info.context_length:
             raise CapabilityError(
                 f"A node lies beyond the context of {self.info.name}",
                 got=f"position {row.positions.max()}",
                 allowed=f"0 to {self.info.context_length - 1}",
-                next_step="Shorten the prompt or max_tokens, or lower the depth of the draft tree.",
+                next_step="Shorten the prompt or max_tokens, or reduce the depth of the draft tree.",
             )
 
-    def _settle_or_refuse(self) -> None:
-        """Finds the attention and the form of masks under which this model's trees are exact."""
-        found = obstacles(self._config, self.info.context_length)
+    def _choose_masks(self) -> None:
+        """Find an attention implementation and a style of masks that make this model's trees exact; raise if none."""
+        found = find_obstacles(self._config, self.info.context_length)
         if not found:
-            for implementation in _attentions(self._model, self._config):
-                if not _use_attention(self._model, implementation):
+            for implementation in _list_attentions(self._model, self._config):
+                if not _set_attention(self._model, implementation):
                     continue
                 for style in mask_styles(self._config):
-                    complaint = self._try(style)
-                    if complaint is None:
+                    problem = self._probe_style(style)
+                    if problem is None:
                         self._measure()
                         return
-                    found.append(f"{complaint} (with {implementation} attention and {style})")
+                    found.append(f"{problem} (with {implementation} attention and {style})")
         raise CapabilityError(
             f"{self.info.architecture} cannot run draft trees through transformers",
             got="; ".join(found) or "no attention that takes masks",
-            next_step="Use another model; or, to decode it plainly and without drafts, ask for target='hf-plain'.",
+            next_step="Use another model, or target='hf-plain' for plain decoding without drafts.",
         )
 
-    def _try(self, style: str) -> str | None:
-        """Settles on a style of masks if the model passes the probe with it; otherwise says what went wrong."""
+    def _probe_style(self, style: str) -> str | None:
+        """Set a style of masks and run the probe. Returns what went wrong, or None."""
         self._cache.rows.clear()
         try:
-            with small_windows(self._model, self._config, PROBE_WINDOW):
-                self._reaches = reaches(style, self._config)
-                complaint = tree_mismatch(self, self._model, self.info.vocab_size)
-        except Exception as error:  # noqa: BLE001 - foreign code may fail in any way, and that is the answer
+            with shrink_windows(self._model, self._config, PROBE_WINDOW):
+                self._reaches = reach_by_layer_type(style, self._config)
+                problem = find_tree_mismatch(self, self._model, self.info.vocab_size)
+        except Exception as error:  # noqa: BLE001 - the model's code may fail in any way, which fails the probe
             return f"{type(error).__name__}: {error}"
-        self._reaches = reaches(style, self._config)
-        return complaint or self._missing_layers()
+        self._reaches = reach_by_layer_type(style, self._config)
+        return problem or self._find_missing_layers()
 
-    def _missing_layers(self) -> str | None:
-        """A layer that caches no keys and values has a state of another kind, even if a short probe passes."""
+    def _find_missing_layers(self) -> str | None:
+        """Report layers that cache no keys and values: they have another kind of state, even if the probe passes."""
         expected = self.info.num_layers - int(getattr(self._config, "num_kv_shared_layers", None) or 0)
         if len(self._cache.rows) >= expected:
             return None
         return f"only {len(self._cache.rows)} of {expected} layers keep keys and values in the cache"
 
     def _measure(self) -> None:
-        """Replaces what the configuration said by what the model did."""
+        """Replace values of the configuration by what the model actually does."""
         sequence = self.open(1)
+        probe = [Segment(sequence, [0], [-1], 1)]
         try:
-            self._taps.set(range(self.info.num_layers + 1))
-            width = self.forward([Segment(sequence, [0], [-1], 1)]).logits.shape[-1]
-            can_tap = True
-        except CapabilityError:
-            self._taps.set(())
-            width = self.forward([Segment(sequence, [0], [-1], 1)]).logits.shape[-1]
-            can_tap = False
+            vocab_size = self.forward(probe).logits.shape[-1]
+            can_tap = self._can_tap(probe)
         finally:
             self.close(sequence)
-        self._taps.set(())
-        self.info = replace(
-            self.info, vocab_size=width, cache_bytes_per_token=self._cache.bytes_per_token, can_tap=can_tap
-        )
+        size = self._cache.bytes_per_token
+        self.info = replace(self.info, vocab_size=vocab_size, cache_bytes_per_token=size, can_tap=can_tap)
+
+    def _can_tap(self, probe: Sequence[Segment]) -> bool:
+        try:
+            self._taps.set(range(self.info.num_layers + 1))
+            self.forward(probe)
+        except CapabilityError:
+            return False
+        finally:
+            self._taps.set(())
+        return True
 
 
-def _short(error: Exception) -> str:
-    """The kind of an error and the first line that says something: libraries append pages of advice."""
+def _summarize_error(error: Exception) -> str:
+    """The type of an error and the first non-empty line of its message, since libraries append pages of advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 
 def _check_complete(folder: Path, report: Mapping[str, Any]) -> None:
-    """transformers gives tensors that it does not find random values, with no more than a warning."""
+    """Raise if weights are missing: transformers initializes them at random, with only a warning."""
     missing = sorted(report.get("missing_keys") or ())
     if missing:
         raise ModelError(
             "The model folder lacks weights",
             got=f"{folder}: {', '.join(missing[:6])}{' ...' if len(missing) > 6 else ''}",
-            next_step="Fetch the model again.",
+            next_step="Download the model again.",
         )
 
 
-def _attentions(model: Any, config: Any) -> list[str]:
-    """The implementations that take masks: the model's own choice first, since it may decide the output."""
+def _list_attentions(model: Any, config: Any) -> list[str]:
+    """The implementations that take masks: the model's own choice first, since it can affect the output."""
     if getattr(config, "attn_logit_softcapping", None):
-        return ["eager"]  # transformers' "sdpa" leaves the capping out, in some releases without a word
+        return ["eager"]  # transformers' "sdpa" omits the capping, in some releases silently
     return sorted(("sdpa", "eager"), key=lambda name: name != model.config._attn_implementation)
 
 
-def _use_attention(model: Any, implementation: str) -> bool:
+def _set_attention(model: Any, implementation: str) -> bool:
     if model.config._attn_implementation != implementation:
         try:
             model.set_attn_implementation(implementation)
-        except (ValueError, ImportError):  # transformers' word that the model does not support it
+        except (ValueError, ImportError):  # the model does not support it
             return False
     return bool(model.config._attn_implementation == implementation)

@@ -14,7 +14,7 @@ from typing import Any
 
 from draftwood.disk import write_json
 from draftwood.errors import OptionError
-from draftwood.heads import identity
+from draftwood.heads import identify_target
 from draftwood.targets import Target
 from draftwood.train.data.shards import FORMAT, VERSION, Counts, DataError
 
@@ -48,10 +48,10 @@ class Manifest:
 
     def check_model(self, target: Target, folder: Path) -> None:
         """Refuses a target other than the one that wrote the data: a head would learn to guess somebody else."""
-        if self.model["fingerprint"] != identity(target):
+        if self.model["fingerprint"] != identify_target(target):
             raise DataError(
                 f"The training data in {folder} was written by another model",
-                got=f"{target.info.name} ({identity(target)})",
+                got=f"{target.info.name} ({identify_target(target)})",
                 allowed=f"{self.model['name']} ({self.model['fingerprint']})",
                 next_step="Make data with this model: draftwood train data ... --model NAME --out FOLDER",
             )
@@ -61,7 +61,7 @@ def about_model(target: Target) -> dict[str, Any]:
     info = target.info
     return {
         "name": info.name,
-        "fingerprint": identity(target),
+        "fingerprint": identify_target(target),
         "dtype": str(info.dtype).removeprefix("torch."),
         "vocab_size": info.vocab_size,
     }

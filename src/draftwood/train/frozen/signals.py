@@ -21,7 +21,7 @@ from torch import Tensor
 
 from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError, OptionError
-from draftwood.heads import identity
+from draftwood.heads import identify_target
 from draftwood.progress import Progress, report
 from draftwood.train.base import Batch, Example, Signals
 from draftwood.train.frozen.room import free_bytes
@@ -42,7 +42,7 @@ class KeptSignals:
         self._width = info.hidden_size
         self._dtype = info.dtype
         # The name as well: files of one model in different numbers of bits are told apart by nothing else.
-        of_model = {"model": identity(frozen.target), "name": info.name}
+        of_model = {"model": identify_target(frozen.target), "name": info.name}
         self._of = {**of_model, "taps": list(taps), "dtype": str(info.dtype)}
         self._starts: dict[str, int] = {}
         self._states: npt.NDArray[Any] | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from draftwood.display import duration, readable_size
-from draftwood.heads import HeadConfig, build_head, find_head, load_head, target_shape
+from draftwood.heads import HeadConfig, build_head, find_head, load_head, load_target_shape
 from draftwood.models import ModelConfig, tensor_shapes
 from draftwood.progress import Progress, report
 from draftwood.targets import default_cache_tokens, pick_device
@@ -88,7 +88,7 @@ def make_plan(
     """Nothing is written. The target is loaded only if steps are to be timed."""
     cls, options = check_method(config)
     texts, held_out = open_texts(config)
-    shape = target_shape(config.model.name, progress)
+    shape = load_target_shape(config.model.name, progress)
     if config.head.start:
         model = shape if isinstance(shape, ModelConfig) else None
         head = load_head(find_head(config.head.start), model=model).config

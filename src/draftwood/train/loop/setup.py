@@ -19,8 +19,8 @@ from draftwood.heads import (
     default_head_config,
     find_head,
     fingerprint,
-    load_fitting,
-    native_shape,
+    load_head_for,
+    native_config,
 )
 from draftwood.models import ModelConfig
 from draftwood.progress import Progress
@@ -156,7 +156,7 @@ def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple
     if config.head.start:
         head = _started(config, target)
     else:
-        shape = head_shape(config, native_shape(target))
+        shape = head_shape(config, native_config(target))
         head = build_head(replace(shape, target_fingerprint=fingerprint(target.parts().norm)))
         if isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary:
             ends = target.info.eos_token_ids
@@ -169,7 +169,7 @@ def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple
 
 
 def _started(config: TrainConfig, target: Target) -> HeadModule:
-    head, head_config, _ = load_fitting(find_head(config.head.start), target, torch.float32)
+    head, head_config, _ = load_head_for(find_head(config.head.start), target, torch.float32)
     if config.head.kind and config.head.kind != head_config.kind:
         raise OptionError("The head to start from is of another kind", got=head_config.kind, allowed=config.head.kind)
     head.config = replace(head_config, target_fingerprint=fingerprint(target.parts().norm))  # it learns this one now

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from draftwood.drafters import check_choice, check_flag, check_whole
 from draftwood.errors import OptionError
-from draftwood.heads import Head, HeadConfig, identity
+from draftwood.heads import Head, HeadConfig, identify_target
 from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.frozen import FrozenTarget
 from draftwood.train.losses import Marker, Places
@@ -190,7 +190,7 @@ class TalfMethod(Method):
         """What the trees of a text depend on besides the text: the target, the beam and the head's vocabulary."""
         target, own = self.frozen.target, self._vocabulary
         tokens = "all" if own is None else hashlib.sha256(own.cpu().numpy().tobytes()).hexdigest()
-        return f"{identity(target)} {target.info.name} {target.info.dtype} {tuple(self._beam)} {tokens}"
+        return f"{identify_target(target)} {target.info.name} {target.info.dtype} {tuple(self._beam)} {tokens}"
 
 
 def _sent(trees: TextTrees, device: torch.device) -> TextTrees:

@@ -1,4 +1,4 @@
-"""The decoder for GPUs, in Triton. Nothing here is imported where Triton is missing."""
+"""The GPU decoder, in Triton. Modules that need Triton are imported on demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["new_decoder", "new_layers", "why_not_on", "why_unavailable"]
 
-LEAST_CAPABILITY = (8, 0)  # bfloat16 on matrix units
+MIN_CAPABILITY = (8, 0)  # bfloat16 tensor cores
 FP8_CAPABILITY = (8, 9)
 
 
@@ -31,20 +31,20 @@ def why_unavailable(config: ModelConfig, dtype: torch.dtype, device: torch.devic
     if dtype not in (torch.bfloat16, torch.float16):
         return "only bfloat16 and float16"
     if any(size % 16 for size in sizes) or config.head_dim > 256 or group > 16:
-        return f"sizes {sizes} are not all multiples of 16, heads are larger than 256, or more than 16 share a key"
+        return f"sizes {sizes} are not all multiples of 16, head_dim exceeds 256, or over 16 query heads share a key"
     return ""
 
 
 def why_not_on(device: torch.device, quantize: str | None = None) -> str:
     """Why the decoder cannot run any model on a device; empty if it can."""
     if device.type != "cuda":
-        return "" if _interprets() else "not a GPU"
+        return "" if _is_interpreted() else "not a GPU"
     if torch.version.hip is not None:
-        return "not a GPU of NVIDIA"
-    least = FP8_CAPABILITY if quantize == "fp8" else LEAST_CAPABILITY
-    if torch.cuda.get_device_capability(device) < least:
-        instead = ", where int8 may do" if quantize == "fp8" else ""
-        return f"the GPU's compute capability is below {'.'.join(map(str, least))}{instead}"
+        return "not an NVIDIA GPU"
+    required = FP8_CAPABILITY if quantize == "fp8" else MIN_CAPABILITY
+    if torch.cuda.get_device_capability(device) < required:
+        instead = "; int8 may work" if quantize == "fp8" else ""
+        return f"the GPU's compute capability is below {'.'.join(map(str, required))}{instead}"
     return _why_not_built() if importlib.util.find_spec("triton") else "Triton is not installed"
 
 
@@ -55,25 +55,25 @@ def new_decoder(config: ModelConfig, weights: Weights, cache: KVCache) -> CudaDe
 
 
 def new_layers(config: ModelConfig, weights: Weights) -> FusedLayers:
-    """What the decoder's target lends."""
+    """The layers that the decoder's target exposes, for training."""
     from draftwood.targets.native.cuda.layers import FusedLayers
 
     return FusedLayers(config, weights)
 
 
 def _why_not_built() -> str:
-    """Triton builds what launches its kernels with the system's C compiler and Python's headers."""
+    """Why Triton cannot build the launchers of its kernels, which takes a C compiler and Python's headers."""
     from triton.runtime import driver
 
     try:
         _ = driver.active.utils
     except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
-        return f"Triton cannot build its launchers, it wants a C compiler and Python's headers: {str(error)[:200]}"
+        return f"Triton cannot build its launchers; it needs a C compiler and Python's headers: {str(error)[:200]}"
     return ""
 
 
-def _interprets() -> bool:
-    """Whether kernels run on the CPU, for tests."""
+def _is_interpreted() -> bool:
+    """Whether Triton's interpreter runs kernels on the CPU, for tests."""
     if importlib.util.find_spec("triton") is None:
         return False
     import triton

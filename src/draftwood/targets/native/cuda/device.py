@@ -1,4 +1,4 @@
-"""What passes need of the device they run on: streams, events, graphs; stand-ins where there is no GPU."""
+"""Streams, events, graph capture and properties of the device that passes run on, with stand-ins for the CPU."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from draftwood.models import ModelConfig
 from draftwood.targets.native.cuda.products import Gpu
 from draftwood.targets.native.rope import inverse_frequencies
 
-INTERPRETED = Gpu(num_processors=4, shared_bytes=100_000)  # where kernels are tried without a GPU
-_ONE_AT_A_TIME = threading.Lock()
-LEAST_SHARED = 99 << 10  # bytes that a program may have on every GPU of the family
+INTERPRETED = Gpu(num_processors=4, shared_bytes=100_000)  # for tests without a GPU
+MIN_SHARED = 99 << 10  # bytes of shared memory that a program may use on every supported GPU
+_CAPTURE_LOCK = threading.Lock()
 
 
-def gpu_of(device: torch.device) -> Gpu:
+def describe_gpu(device: torch.device) -> Gpu:
     if device.type != "cuda":
         return INTERPRETED
     properties = torch.cuda.get_device_properties(device)
-    # Torch tells a program's part of a processor's shared memory since 2.6.
-    shared = getattr(properties, "shared_memory_per_block_optin", LEAST_SHARED)
+    # This property exists since torch 2.6.
+    shared = getattr(properties, "shared_memory_per_block_optin", MIN_SHARED)
     return Gpu(properties.multi_processor_count, int(shared))
 
 
-def can_overlap(device: torch.device) -> bool:
-    """Programmatic dependent launch came with Hopper."""
+def supports_pdl(device: torch.device) -> bool:
+    """Whether the device has programmatic dependent launch, which came with Hopper."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
@@ -41,27 +41,26 @@ def new_event(device: torch.device) -> torch.cuda.Event | None:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Launches go to the current device, which need not be this one."""
+    """Make ``device`` the current one: that is where Triton launches kernels."""
     if device.type != "cuda" or device.index is None or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device.index)
 
 
 def capture(launch: Callable[[], None], stream: torch.cuda.Stream, device: torch.device) -> torch.cuda.CUDAGraph:
-    """What ``launch`` launches, as a graph. It has run once before, so that its kernels are compiled."""
+    """Capture what ``launch`` launches. It must have run once before, so that its kernels are compiled."""
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize(device)
-    # Other threads may use the GPU meanwhile: what they do is none of the graph's business.
-    with _no_collection(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+    # thread_local: other threads may use the GPU during the capture.
+    with _pause_collection(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         launch()
     return graph
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """What garbage holds of the GPU, graphs of an engine that is gone among it, must not be given back in the midst of
-    a capture: that would end it."""
-    with _ONE_AT_A_TIME:  # who is done with his own lets collections begin again
+def _pause_collection() -> Iterator[None]:
+    """Pause garbage collection: freeing GPU resources, such as graphs of a closed engine, would abort the capture."""
+    with _CAPTURE_LOCK:  # the first of two captures to finish would enable collection for the other
         was_enabled = gc.isenabled()
         gc.disable()
         try:
@@ -71,10 +70,10 @@ def _no_collection() -> Iterator[None]:
                 gc.enable()
 
 
-def rotation_table(
+def build_rotation_table(
     config: ModelConfig, num_positions: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [positions, D / 2], rounded as the eager decoder rounds them."""
-    places = torch.arange(num_positions, device=device, dtype=torch.float32)
-    angles = torch.outer(places, inverse_frequencies(config.rope, config.head_dim).to(device))
+    """Cosines and sines [positions, D / 2], rounded as in the eager decoder."""
+    positions = torch.arange(num_positions, device=device, dtype=torch.float32)
+    angles = torch.outer(positions, inverse_frequencies(config.rope, config.head_dim).to(device))
     return angles.cos().to(dtype), angles.sin().to(dtype)

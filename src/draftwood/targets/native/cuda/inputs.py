@@ -1,9 +1,10 @@
-"""What a pass is told, in one piece of memory: filled on the host, brought to the GPU by one copy.
+"""The inputs of a pass in one buffer: filled on the host, sent to the GPU in one copy.
 
-A captured graph reads fixed addresses. Each has its own ``Inputs``: a pinned buffer with numpy views for the host, its
-twin on the GPU with tensor views for the kernels, and a copy between them that is part of the graph.
+A captured graph reads fixed addresses. Each graph has its own ``Inputs``: a pinned buffer with numpy views for the
+host, a GPU buffer of the same layout with tensor views for the kernels, and a copy between them that is part of the
+graph.
 
-The GPU waits while the buffer is filled, so it is filled in C (plan.c); in Python where there is no compiler.
+The GPU is idle while the buffer is filled, so C code fills it (inputs.c), or Python where there is no compiler.
 """
 
 from __future__ import annotations
@@ -24,42 +25,31 @@ from draftwood.disk import Library
 from draftwood.targets.native.cuda.attention import TILE_FIELDS, words_per_row, write_plan
 from draftwood.targets.native.decoder import PackedBatch
 
-MOST_MOVES = 256  # cache rows that a pass moves before it starts
-NO_SLOT = -1  # of a row that only fills up the pass
-PLAN = Library("plan", Path(__file__).parent / "plan.c", ctypes.PyDLL)
+MAX_MOVES = 256  # cache rows that a pass can move before it starts
+NO_SLOT = -1  # slot of a padding row
+INPUTS_LIBRARY = Library("inputs", Path(__file__).parent / "inputs.c", ctypes.PyDLL)
 
 Ints = npt.NDArray[np.int32]
 
 
 class Moves(NamedTuple):
-    """Rows of the cache that change their slots."""
+    """Cache rows to move, by slot."""
 
     sources: array[int]
     targets: array[int]
 
 
-def no_moves() -> Moves:
+def new_moves() -> Moves:
     return Moves(array("i"), array("i"))
 
 
-class _Plan(ctypes.Structure):
-    """The record of plan.c, field by field."""
+class _InputsRecord(ctypes.Structure):
+    """The struct ``Inputs`` of inputs.c."""
 
     _fields_ = (
-        ("moves", c_void_p),
-        ("ids", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("wanted", c_void_p),
-        ("tiles", c_void_p),
-        ("words", c_void_p),
-        ("num_rows", c_int64),
-        ("num_tiles", c_int64),
-        ("num_words", c_int64),
-        ("most_moves", c_int64),
-        ("nodes_per_tile", c_int64),
-        ("window", c_int64),
-        ("filled", c_int64),
+        *((name, c_void_p) for name in ("moves", "ids", "positions", "slots", "wanted", "tiles", "words")),
+        *((name, c_int64) for name in ("num_rows", "num_tiles", "num_words", "max_moves", "nodes_per_tile")),
+        *((name, c_int64) for name in ("window", "filled")),
     )
 
 
@@ -69,7 +59,7 @@ class Inputs:
     ) -> None:
         num_words = words_per_row(num_rows)
         shapes = (
-            (1 + 2 * MOST_MOVES,), (num_rows,), (num_rows,), (num_rows,), (num_rows,),
+            (1 + 2 * MAX_MOVES,), (num_rows,), (num_rows,), (num_rows,), (num_rows,),
             (num_tiles, TILE_FIELDS), (num_rows, num_words),
         )  # fmt: skip
         sizes = [int(np.prod(shape)) for shape in shapes]
@@ -78,50 +68,50 @@ class Inputs:
         self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device) if on_gpu else self._host
         ends = np.cumsum(sizes).tolist()
         bounds = [(end - size, end, shape) for end, size, shape in zip(ends, sizes, shapes, strict=True)]
-        # Moves are their number, the sources, the targets.
+        # moves: their number, the sources, the targets
         arrays = [self._host.numpy()[start:end].reshape(shape) for start, end, shape in bounds]
         tensors = [self._device[start:end].view(shape) for start, end, shape in bounds]
         self._moves, self._ids, self._positions, self._slots, self._wanted, self._tiles, self._words = arrays
         self.moves, self.ids, self.positions, self.slots, self.wanted, self.tiles, self.words = tensors
-        places = [part.ctypes.data for part in arrays]
-        self._plan = _Plan(*places, num_rows, num_tiles, num_words, MOST_MOVES, nodes_per_tile, window, filled=num_rows)
-        self._plan_address = ctypes.addressof(self._plan)
-        self._fill = _compiled_fill()
+        counts = num_rows, num_tiles, num_words, MAX_MOVES, nodes_per_tile, window
+        self._record = _InputsRecord(*[part.ctypes.data for part in arrays], *counts, filled=num_rows)
+        self._record_address = ctypes.addressof(self._record)
+        self._fill = _load_fill()
 
     def fill(self, batch: PackedBatch, moves: Moves) -> None:
-        """Writes what the pass is to compute, and the moves that come before it."""
+        """Write the batch, and the moves that come before it."""
         if self._fill is None or not self._fill_in_c(self._fill, batch, moves):
             self._fill_in_python(batch, moves)
 
     def _fill_in_c(self, fill: Callable[..., int], batch: PackedBatch, moves: Moves) -> bool:
-        """False, and nothing is written, if something is wrong with the batch."""
+        """Returns False, with nothing written, if the batch is invalid."""
         fields: list[int] = []
         parents: list[int] = []
-        for _, base, prefix_len, of_tree, num_logits, after in batch.segments:
-            fields += (base, prefix_len, after, len(of_tree) - after, num_logits)
-            parents += of_tree
+        for _, base, prefix_len, tree_parents, num_logits, after in batch.segments:
+            fields += (base, prefix_len, after, len(tree_parents) - after, num_logits)
+            parents += tree_parents
         memory = array("i", fields), array("i", batch.token_ids), array("i", parents), *moves
-        segments, ids, above, sources, targets = [part.buffer_info()[0] for part in memory]
+        segments, ids, parents_at, sources, targets = [part.buffer_info()[0] for part in memory]
         num_segments, num_moves = len(batch.segments), len(moves.sources)
-        return not fill(self._plan_address, num_segments, segments, ids, above, num_moves, sources, targets)
+        return not fill(self._record_address, num_segments, segments, ids, parents_at, num_moves, sources, targets)
 
     def _fill_in_python(self, batch: PackedBatch, moves: Moves) -> None:
-        size, filled, num_moves = len(batch.token_ids), self._plan.filled, len(moves.sources)
+        size, filled, num_moves = len(batch.token_ids), self._record.filled, len(moves.sources)
         self._moves[0] = num_moves
         self._moves[1 : 1 + num_moves] = moves.sources
-        self._moves[1 + MOST_MOVES : 1 + MOST_MOVES + num_moves] = moves.targets
+        self._moves[1 + MAX_MOVES : 1 + MAX_MOVES + num_moves] = moves.targets
         self._ids[:size] = batch.token_ids
         self._positions[:size] = batch.positions()
         for segment in batch.segments:
             self._slots[segment.rows] = np.arange(segment.first_slot, segment.first_slot + segment.size)
-        if filled > size:  # what an earlier pass left there
+        if filled > size:  # clear the rows of an earlier pass
             self._ids[size:filled] = 0
             self._positions[size:filled] = 0
             self._slots[size:filled] = NO_SLOT
-        self._plan.filled = size
+        self._record.filled = size
         wanted = batch.logit_rows()
         self._wanted[: len(wanted)] = wanted
-        write_plan(self._tiles, self._words, batch.segments, self._plan.nodes_per_tile, self._plan.window)
+        write_plan(self._tiles, self._words, batch.segments, self._record.nodes_per_tile, self._record.window)
 
     def send(self) -> None:
         if self._device is not self._host:
@@ -129,8 +119,8 @@ class Inputs:
 
 
 @lru_cache(maxsize=1)
-def _compiled_fill() -> Callable[..., int] | None:
-    library = PLAN.load()
+def _load_fill() -> Callable[..., int] | None:
+    library = INPUTS_LIBRARY.load()
     if library is None:
         return None
     fill: Callable[..., int] = library.draftwood_fill

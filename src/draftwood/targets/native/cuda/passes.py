@@ -1,24 +1,25 @@
-"""One pass of a fixed shape through the model: all it launches, in order, over memory that stays where it is.
+"""One forward pass of a fixed shape: all kernel launches in order, over buffers that never move.
 
-*Narrow* passes (up to 64 rows: trees, short chunks) are bound by the weights' way from memory; five kernels make a
-layer. *Wide* ones (prompts, large batches) take their products from the vendor's library. Both end with the
-best entries of every row of logits, which travel to the host in one copy.
+*Narrow* passes (up to 64 rows: trees, short chunks) are bound by weight bandwidth; a layer is five kernels. *Wide*
+passes (prompts, large batches) use the vendor's matrix products. Both end by finding the top entries of each row of
+logits, which are copied to the host in one transfer.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from draftwood.models import ModelConfig
 from draftwood.targets.cache import KVCache
-from draftwood.targets.native.cuda.attention import choose, most_tiles, scratch_size, tree_attention
+from draftwood.targets.native.cuda.attention import choose_config, max_tiles, scratch_size, tree_attention
 from draftwood.targets.native.cuda.inputs import Inputs
 from draftwood.targets.native.cuda.kernels import block_size, launch_top_rows, new_scratch, new_words, rows
-from draftwood.targets.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Gpu, Heads, Kind, Product, Rotation, Turned
+from draftwood.targets.native.cuda.products import HEAD_BLOCK, MAX_ROWS, CacheWrite, Gpu, Heads, Kind, Product, Rotation
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.quantize import Matrix, Quantized, row_blocks, stored
 from draftwood.targets.native.weights import LayerWeights, Weights
@@ -26,32 +27,32 @@ from draftwood.targets.toprows import TopRows
 
 
 class Model(NamedTuple):
-    """What all passes of a target share."""
+    """State shared by all passes of a target."""
 
     config: ModelConfig
     weights: Weights
     cache: KVCache
     rotation: tuple[torch.Tensor, torch.Tensor]  # cosines and sines [positions, D / 2]
     gpu: Gpu
-    overlap: bool  # whether kernels may start while the one before them ends
+    pdl: bool  # programmatic dependent launch: kernels may start before the previous one has finished
 
 
 class Shape(NamedTuple):
-    """What a pass is made for: upper bounds for what it is used for."""
+    """Upper bounds of the batches that a pass can run."""
 
     num_rows: int
     num_sequences: int
-    num_logits: int  # rows whose logits are computed: all of them or none, in a narrow pass
-    num_best: int  # entries found of each of these rows, 1 or more
+    num_logits: int  # rows whose logits are computed; a narrow pass computes all or none
+    num_best: int  # top entries per row of logits, at least 1
     taps: tuple[int, ...] = ()
-    lane: int = 0  # passes of different lanes may be under way at once: they have their own inputs and answers
+    lane: int = 0  # passes of different lanes may be in flight together: each has its own inputs and outputs
 
 
 class Pass(ABC):
-    """``inputs`` is filled, ``launch`` runs it all (a graph may have captured it), then ``best`` is the answer."""
+    """Fill ``inputs``, call ``launch`` (or replay its graph), then read ``best``."""
 
-    selects_rows: bool  # whether there are logits of the wanted rows alone
-    turns_apart: bool  # whether a kernel of its own turns queries and keys
+    selects_rows: bool  # whether logits are computed only for the rows that the batch wants
+    rotates_separately: bool  # whether a separate kernel rotates queries and keys
 
     def __init__(self, model: Model, shape: Shape, workspace: Workspace) -> None:
         config = model.config
@@ -60,7 +61,7 @@ class Pass(ABC):
         self._shape = shape
         self._workspace = workspace
         self._buffers = workspace.buffers(shape.num_rows)
-        self._attention = choose(
+        self._attention = choose_config(
             num_nodes=shape.num_rows,
             num_sequences=shape.num_sequences,
             num_heads=config.num_heads,
@@ -70,11 +71,10 @@ class Pass(ABC):
             shared_bytes=model.gpu.shared_bytes,
         )
         per_tile = self._attention.nodes_per_tile
-        num_tiles = most_tiles(shape.num_rows, shape.num_sequences, per_tile)
+        num_tiles = max_tiles(shape.num_rows, shape.num_sequences, per_tile)
         self.inputs = Inputs(shape.num_rows, num_tiles, per_tile, embed.device, config.sliding_window or 0)
-        floats, counters = scratch_size(self._attention, num_tiles, config.num_kv_heads, config.head_dim)
-        more_floats, more_counters = self._prepare()
-        self._parts, self._counters = workspace.scratch(max(floats, more_floats), max(counters, more_counters))
+        for_attention = scratch_size(self._attention, num_tiles, config.num_kv_heads, config.head_dim)
+        self._parts, self._counters = workspace.scratch(*map(max, for_attention, self._prepare()))
         self.taps: torch.Tensor | None = None  # [N, T*H]
         if shape.taps:
             self.taps = embed.new_zeros(shape.num_rows, len(shape.taps) * config.hidden_size)
@@ -84,67 +84,70 @@ class Pass(ABC):
         self._answer = torch.zeros(self._words.shape, dtype=torch.int32, pin_memory=embed.is_cuda)
 
     def launch(self) -> None:
-        """Everything, from the inputs on the host to the answer there. Does not wait for it."""
-        weights, cache, overlap = self._model.weights, self._model.cache, self._model.overlap
+        """Launch the whole pass, from the inputs on the host to the result on the host. Does not wait."""
+        weights, cache, pdl = self._model.weights, self._model.cache, self._model.pdl
         norms = [*(layer.input_norm for layer in weights.layers), weights.norm]
         self.inputs.send()
-        rows.move_rows(cache.keys, cache.values, self.inputs.moves, pdl=False)  # follows a copy
-        rows.embed(self.inputs.ids, weights.embed, norms[0], self._buffers.hidden, pdl=overlap)
+        rows.move_rows(cache.keys, cache.values, self.inputs.moves, pdl=False)  # a copy precedes it, not a kernel
+        rows.embed(self.inputs.ids, weights.embed, norms[0], self._buffers.hidden, pdl=pdl)
         for index, layer in enumerate(weights.layers):
             self._tap(index)
             self._project(index, layer)
             self._attend(index, layer)
             self._finish(layer, norms[index + 1])
         self._tap(len(weights.layers))
+        self._launch_logits()
+
+    def _launch_logits(self) -> None:
+        """Compute the logits and copy the top entries of each row to the host."""
         if self._shape.num_logits:
             peaks_known = self._head()
             launch_top_rows(
-                self.logits, self._shape.num_best, self._words, self._peaks, peaks_known=peaks_known, pdl=overlap
-            )
+                self.logits, self._shape.num_best, self._words, self._peaks,
+                peaks_known=peaks_known, pdl=self._model.pdl,
+            )  # fmt: skip
             self._answer.copy_(self._words, non_blocking=True)
 
     def best(self) -> TopRows:
-        """The best entries of the rows of logits. The pass must have ended; the arrays are its own."""
+        """Top entries of the rows of logits, as views of the pass's memory. The pass must have finished."""
         words, k = self._answer.numpy(), self._shape.num_best
         return TopRows(words[:, :k], words[:, k : 2 * k].view(np.float32), words[:, 2 * k].view(np.float32))
 
     @abstractmethod
     def _prepare(self) -> tuple[int, int]:
-        """Settles what is the same in every launch; float32 values and counters of scratch that its kernels need."""
+        """Set up what is the same in every launch. Returns the float32 values and counters of scratch it needs."""
 
     @abstractmethod
     def _project(self, index: int, layer: LayerWeights) -> None:
-        """Hidden states, normed, to queries, keys and values."""
+        """Compute queries, keys and values from the normed hidden states."""
 
     @abstractmethod
     def _finish(self, layer: LayerWeights, next_norm: torch.Tensor) -> None:
-        """What attention mixed back into the hidden states, and the feed-forward part."""
+        """Add the attention output to the hidden states, then run the feed-forward block."""
 
     @abstractmethod
     def _head(self) -> bool:
-        """Hidden states, normed, to logits; says whether it has noted their peaks."""
+        """Compute logits from the normed hidden states. Returns whether it also wrote the peaks of their blocks."""
 
     def _attend(self, index: int, layer: LayerWeights) -> None:
         model, config, buffers, inputs = self._model, self._model.config, self._buffers, self.inputs
         keys, values = model.cache.keys[index], model.cache.values[index]
-        if self.turns_apart:
-            rows.rotate_and_store(
-                buffers.qkv, self._turned(index, layer), num_heads=config.num_heads, pdl=model.overlap
-            )
+        if self.rotates_separately:
+            cache_write = self._cache_write(index, layer)
+            rows.rotate_and_store(buffers.qkv, cache_write, num_heads=config.num_heads, pdl=model.pdl)
         tree_attention(
             buffers.qkv, keys, values, inputs.tiles, inputs.words, inputs.positions, buffers.mixed,
             self._parts, self._counters,
-            config=self._attention, window=config.sliding_window or 0, pdl=model.overlap,
+            config=self._attention, window=config.sliding_window or 0, pdl=model.pdl,
         )  # fmt: skip
 
-    def _turned(self, index: int, layer: LayerWeights) -> Turned:
-        """How the queries and keys of a layer turn, and where its keys and values go."""
+    def _cache_write(self, index: int, layer: LayerWeights) -> CacheWrite:
         model, inputs = self._model, self.inputs
         rotation = Rotation(*model.rotation, layer.q_norm, layer.k_norm, model.config.norm_eps)
-        return Turned(rotation, inputs.positions, inputs.slots, model.cache.keys[index], model.cache.values[index])
+        return CacheWrite(rotation, inputs.positions, inputs.slots, model.cache.keys[index], model.cache.values[index])
 
     def _tap(self, layer: int) -> None:
-        """Hidden states that somebody asked for, before they change."""
+        """Copy the input of ``layer`` if it is tapped, before the layer overwrites it."""
         for place, tapped in enumerate(self._shape.taps):
             if tapped == layer and self.taps is not None:
                 width = self._model.config.hidden_size
@@ -152,38 +155,38 @@ class Pass(ABC):
 
 
 class NarrowPass(Pass):
-    """A few rows: the norms, the gates and the residuals are inside our own products."""
+    """A few rows: norms, gates and residuals are fused into our own products."""
 
     selects_rows = False
 
     def _prepare(self) -> tuple[int, int]:
-        config, shape, weights = self._model.config, self._shape, self._model.weights
+        config = self._model.config
         width, inner = config.hidden_size, config.intermediate_size
-        weight_bytes = stored(weights.head)[0].itemsize
-
-        def product(num_in: int, num_out: int, kind: Kind = Kind.PLAIN, heads: Heads | None = None) -> Product:
-            return Product(
-                num_in, num_out, shape.num_rows, self._model.gpu, kind, heads=heads,
-                dtype=weights.embed.dtype, weight_bytes=weight_bytes, eps=config.norm_eps, pdl=self._model.overlap,
-            )  # fmt: skip
-
+        product = partial(
+            self._new_product, weight_bytes=stored(self._model.weights.head)[0].itemsize, eps=config.norm_eps
+        )
         heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, config.qk_norm)
-        self._heads = heads if heads.can_turn else None
-        self.turns_apart = self._heads is None
+        self._heads = heads if heads.can_rotate else None
+        self.rotates_separately = self._heads is None
         self._qkv = product(width, config.q_size + 2 * config.kv_size, heads=self._heads)
         self._o = product(config.q_size, width)
         self._gate_up = product(width, inner, Kind.GATED)
         self._down = product(inner, width)
         self._logits = product(width, config.vocab_size, Kind.HEAD)
-        demands = [kind.scratch for kind in (self._qkv, self._o, self._gate_up, self._down, self._logits)]
-        return max(floats for floats, _ in demands), max(counters for _, counters in demands)
+        products = (self._qkv, self._o, self._gate_up, self._down, self._logits)
+        floats, counters = map(max, *(product.scratch for product in products))
+        return floats, counters
+
+    def _new_product(self, num_in: int, num_out: int, kind: Kind = Kind.PLAIN, **options: Any) -> Product:
+        rows, gpu, dtype = self._shape.num_rows, self._model.gpu, self._model.weights.embed.dtype
+        return Product(num_in, num_out, rows, gpu, kind, dtype=dtype, pdl=self._model.pdl, **options)
 
     def _project(self, index: int, layer: LayerWeights) -> None:
         hidden = self._buffers.hidden
         self._qkv.launch(
             hidden.scaled, layer.qkv, self._buffers.qkv,
-            squares=hidden.squares, num_squares=self._down.num_blocks if index else 1,  # one behind the embedding
-            bias=layer.qkv_bias, turned=self._turned(index, layer) if self._heads else None,
+            squares=hidden.squares, num_squares=self._down.num_blocks if index else 1,  # the embedding writes one
+            bias=layer.qkv_bias, cache_write=self._cache_write(index, layer) if self._heads else None,
             parts=self._parts, counters=self._counters,
         )  # fmt: skip
 
@@ -204,19 +207,23 @@ class NarrowPass(Pass):
 
     def _head(self) -> bool:
         hidden = self._buffers.hidden
-        notes = block_size(self._model.config.vocab_size) == HEAD_BLOCK
         self._logits.launch(
             hidden.scaled, self._model.weights.head, self.logits,
-            squares=hidden.squares, num_squares=self._down.num_blocks, peaks=self._peaks if notes else None,
+            squares=hidden.squares, num_squares=self._down.num_blocks, peaks=self._head_peaks,
         )  # fmt: skip
-        return notes
+        return self._head_peaks is not None
+
+    @property
+    def _head_peaks(self) -> torch.Tensor | None:
+        """Where the head's product writes the peaks of its blocks; None if the top kernels use other blocks."""
+        return self._peaks if block_size(self._model.config.vocab_size) == HEAD_BLOCK else None
 
 
 class WidePass(Pass):
-    """Many rows: the vendor's products, with small kernels between them. Weights of 8 bits are expanded before."""
+    """Many rows: the vendor's products, with small kernels between them. 8-bit weights are expanded first."""
 
     selects_rows = True
-    turns_apart = True
+    rotates_separately = True
 
     def _prepare(self) -> tuple[int, int]:
         width, weights = self._model.config.hidden_size, self._model.weights
@@ -227,10 +234,7 @@ class WidePass(Pass):
     def _project(self, index: int, layer: LayerWeights) -> None:
         buffers = self._buffers
         self._norm(layer.input_norm)
-        if layer.qkv_bias is None:
-            torch.mm(buffers.normed, self._dense(layer.qkv).t(), out=buffers.qkv)
-        else:
-            torch.addmm(layer.qkv_bias, buffers.normed, self._dense(layer.qkv).t(), out=buffers.qkv)
+        self._multiply(buffers.normed, self._dense(layer.qkv), layer.qkv_bias, buffers.qkv)
 
     def _finish(self, layer: LayerWeights, next_norm: torch.Tensor) -> None:
         buffers = self._buffers
@@ -250,21 +254,32 @@ class WidePass(Pass):
         first = 0
         for block in row_blocks(weights.head, len(self._room) // self._model.config.hidden_size):
             head = self._dense(block)
-            logits = self.logits[:, first : first + len(head)]
+            self._write_logits(self._wanted, head, self.logits[:, first : first + len(head)])
             first += len(head)
-            if head.is_cuda:
-                torch.mm(self._wanted, head.t(), out_dtype=torch.float32, out=logits)
-            else:
-                torch.mm(self._wanted.float(), head.float().t(), out=logits)
         return False
 
     def _dense(self, matrix: Matrix) -> torch.Tensor:
-        """In the type of the rows. What had to be expanded is there until the next one is."""
+        """The matrix in the dtype of the rows. An expanded matrix is valid until the next one is expanded."""
         if isinstance(matrix, torch.Tensor):
             return matrix
         expanded = self._room[: matrix.values.numel()].view(matrix.values.shape)
         rows.expand(matrix.values, matrix.scales, expanded, pdl=False)
         return expanded
+
+    @staticmethod
+    def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+        if bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)
+
+    @staticmethod
+    def _write_logits(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        """Write ``x [N, H]`` times ``weight [V, H]`` to ``out [N, V]`` float32."""
+        if weight.is_cuda:
+            torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+        else:
+            torch.mm(x.float(), weight.float().t(), out=out)
 
     def _norm(self, weight: torch.Tensor) -> None:
         buffers = self._buffers
@@ -272,5 +287,5 @@ class WidePass(Pass):
 
 
 def new_pass(model: Model, shape: Shape, workspace: Workspace) -> Pass:
-    kind = NarrowPass if shape.num_rows <= MOST_ROWS else WidePass
+    kind = NarrowPass if shape.num_rows <= MAX_ROWS else WidePass
     return kind(model, shape, workspace)

@@ -1,7 +1,7 @@
-"""Memory that passes share: only one runs at a time, so they need not have their own.
+"""Buffers that passes share, since only one runs at a time.
 
-A captured graph holds on to the addresses it was captured with. What is handed out therefore never moves or shrinks; a
-pass that needs more gets a larger piece, and earlier ones keep theirs.
+A captured graph keeps the addresses it was captured with. Buffers therefore never move or shrink: a pass that needs
+more gets a larger buffer, and earlier passes keep theirs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from draftwood.models import ModelConfig
 from draftwood.targets.native.cuda.products import Hidden
 
-CLASSES = (16, 128, 512)  # rows that memory is handed out for; beyond the last, powers of two
+ROW_CLASSES = (16, 128, 512)  # rows of buffers; beyond the last, powers of two
 
 
 class Buffers(NamedTuple):
-    """What lies between the kernels of a layer, for N rows."""
+    """Intermediate results of a layer, for N rows."""
 
     hidden: Hidden
     normed: torch.Tensor  # [N, H] wide passes only
@@ -43,29 +43,29 @@ class Workspace:
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
 
     def buffers(self, rows: int) -> Buffers:
-        size = _class_of(rows)
+        size = _round_up(rows)
         if size not in self._buffers:
             self._buffers[size] = self._new_buffers(size)
         return self._buffers[size].first(rows)
 
     def logits(self, rows: int, lane: int) -> torch.Tensor:
-        """[rows, V] float32, which are read when the next lane's pass may be running."""
-        place = (_class_of(rows) if rows else 0, lane)
-        if place not in self._logits:
-            self._logits[place] = torch.zeros(place[0], self._config.vocab_size, device=self._device)
-        return self._logits[place][:rows]
+        """[rows, V] float32. One buffer per lane: they may be read while the other lane's pass runs."""
+        key = (_round_up(rows) if rows else 0, lane)
+        if key not in self._logits:
+            self._logits[key] = torch.zeros(key[0], self._config.vocab_size, device=self._device)
+        return self._logits[key][:rows]
 
     def matrix(self) -> torch.Tensor:
-        """[weights] Room for the largest matrix of a layer."""
+        """A flat buffer for the largest weight matrix of a layer."""
         config = self._config
         width, inner, q = config.hidden_size, config.intermediate_size, config.q_size
-        most = max(width * (q + 2 * config.kv_size), width * q, 2 * width * inner)
-        if len(self._matrix) < most:
-            self._matrix = torch.zeros(most, dtype=self._dtype, device=self._device)
+        size = max(width * (q + 2 * config.kv_size), width * q, 2 * width * inner)
+        if len(self._matrix) < size:
+            self._matrix = torch.zeros(size, dtype=self._dtype, device=self._device)
         return self._matrix
 
     def scratch(self, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Partial results, and counters that are zero and that their users leave so."""
+        """Memory for partial results, and counters that are zero and that kernels reset to zero."""
         if len(self._floats) < floats:
             self._floats = torch.zeros(floats, device=self._device)
         if len(self._counters) < counters:
@@ -77,7 +77,7 @@ class Workspace:
         width, inner, qkv = config.hidden_size, config.intermediate_size, config.q_size + 2 * config.kv_size
 
         def empty(columns: int) -> torch.Tensor:
-            # Zeros: rows that only fill up a pass are computed like others, and should be numbers.
+            # Zeros: padding rows are computed like others, and should not be NaN.
             return torch.zeros(rows, columns, dtype=self._dtype, device=self._device)
 
         squares = torch.zeros(-(-width // 16), max(rows, 16), device=self._device)
@@ -87,5 +87,5 @@ class Workspace:
         )  # fmt: skip
 
 
-def _class_of(rows: int) -> int:
-    return next((size for size in CLASSES if rows <= size), 1 << (rows - 1).bit_length())
+def _round_up(rows: int) -> int:
+    return next((size for size in ROW_CLASSES if rows <= size), 1 << (rows - 1).bit_length())

@@ -3,25 +3,25 @@
 from draftwood.targets.native.cuda.attention.forest import forest_attention
 from draftwood.targets.native.cuda.attention.kernel import tree_attention
 from draftwood.targets.native.cuda.attention.plan import (
-    LEAST_WORDS,
+    MIN_WORDS,
     TILE_FIELDS,
     WORD_BITS,
-    bits_needed,
-    choose,
-    most_tiles,
+    choose_config,
+    count_bits,
+    max_tiles,
     scratch_size,
     words_per_row,
     write_plan,
 )
 
 __all__ = [
-    "LEAST_WORDS",
+    "MIN_WORDS",
     "TILE_FIELDS",
     "WORD_BITS",
-    "bits_needed",
-    "choose",
+    "choose_config",
+    "count_bits",
     "forest_attention",
-    "most_tiles",
+    "max_tiles",
     "scratch_size",
     "tree_attention",
     "words_per_row",

@@ -1,10 +1,10 @@
-"""Attention of trees that hang off many positions of texts, without their scores in memory.
+"""Attention of trees rooted at many positions of texts, without the scores in memory.
 
-The rows of a text and a key head are all (root, node, query head) triples in order. One program takes a tile of them,
-which may hold several roots or be a part of one. It walks along the text up to the last position that one of its rows
-sees, then along the nodes of just the roots that it touches. Text that every row of the tile sees needs no mask.
+The rows of a text and a key head are all (root, node, query head) triples in order. One program takes a tile of rows,
+which may cover several roots or part of one. It steps through the text up to the last position that any of its rows
+sees, then through the nodes of the roots that it covers. Steps of text that every row of the tile sees need no mask.
 
-A row sees position 0 of its text at least: behind the first step of the running softmax every peak is a number.
+Every row sees at least position 0 of its text, so each peak is finite after the first step of the online softmax.
 """
 
 # ruff: noqa: N803 - compile-time arguments are in capitals
@@ -20,36 +20,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from draftwood.targets.native.cuda.device import gpu_of, on_device
+from draftwood.targets.native.cuda.device import describe_gpu, on_device
 from draftwood.targets.native.cuda.products import Gpu
 
 Rows = tuple[Tensor, Tensor]  # keys and values
 
-LEAST_DIM = 16  # that matrix units take
-MOST_STAGES = 3
+MIN_DIM = 16  # of a product on tensor cores
+MAX_STAGES = 3
 BEYOND = tl.constexpr(0x7FFFFFFF)
 
 
 class Tiles(NamedTuple):
-    """How the work is cut."""
+    """The tiling of a launch."""
 
-    block_m: int  # rows of a program
-    block_s: int  # keys of a step
+    block_m: int  # rows per program
+    block_s: int  # keys per step
     num_warps: int
     num_stages: int
 
 
 @triton.jit
-def _loaded(start, offsets, there, depth, D: tl.constexpr):
-    """Keys or values at these offsets, [keys, BLOCK_D]; zeros where nothing may be read."""
+def _load_rows(start, offsets, there, depth, D: tl.constexpr):
+    """Load keys or values at these offsets, [keys, BLOCK_D]; zeros where ``there`` is false."""
     where = start + offsets[:, None] + depth[None, :]
     return tl.load(where, mask=there[:, None] & (depth < D)[None, :], other=0.0)
 
 
 @triton.jit
 def _softmax_step(scores, value, mixed, peak, total, scale):
-    """One step of the running softmax in powers of two; ``peak`` is of the scaled scores, and a number from the first
-    step on."""
+    """One step of the online softmax, with powers of two. ``peak`` is the maximum of the scaled scores so far, finite
+    after the first step."""
     higher = tl.maximum(peak, tl.max(scores, axis=1) * scale)  # [BLOCK_M]
     weights = tl.exp2(scores * scale - higher[:, None])
     shrink = tl.exp2(peak - higher)
@@ -59,16 +59,16 @@ def _softmax_step(scores, value, mixed, peak, total, scale):
 
 
 @triton.jit
-def _over_text(
+def _attend_text(
     rows, last, keys, values, key_stride, value_stride, low, high, end, mixed, peak, total, scale, depth,
     D: tl.constexpr, BLOCK_S: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """The steps from ``low`` to ``high`` along a text that is read up to ``end``."""
+    """The steps from ``low`` to ``high`` through a text that is read up to ``end``."""
     for block in range(low, high):
         at = block * BLOCK_S + tl.arange(0, BLOCK_S)
         there = at < end
-        key = _loaded(keys, at.to(tl.int64) * key_stride, there, depth, D)
-        value = _loaded(values, at.to(tl.int64) * value_stride, there, depth, D)
+        key = _load_rows(keys, at.to(tl.int64) * key_stride, there, depth, D)
+        value = _load_rows(values, at.to(tl.int64) * value_stride, there, depth, D)
         scores = tl.dot(rows, tl.trans(key))  # [BLOCK_M, BLOCK_S]
         if MASKED:
             scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
@@ -86,8 +86,8 @@ def _attend(
     node_value_text, node_value_root, node_value_node, node_value_head,
     D: tl.constexpr, BLOCK_D: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """One tile of rows, one key head, one text. The names of strides are ``tensor_dimension``."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # roots stand in the order of the text: the longest way first
+    """One tile of rows, one key head, one text. Strides are named ``tensor_dimension``."""
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # later roots see more text: start the longest programs first
     head = tl.program_id(1).to(tl.int64)
     text = tl.program_id(2).to(tl.int64)
     line = tile * BLOCK_M + tl.arange(0, BLOCK_M)  # (root * width + node) * G + query head
@@ -103,18 +103,18 @@ def _attend(
     seen = tl.load(last + text * num_roots + root, mask=used, other=0)
     seen = tl.minimum(seen, num_text - 1).to(tl.int32)
     end = tl.max(seen, axis=0) + 1
-    whole = (tl.min(tl.where(used, seen, BEYOND), axis=0) + 1) // BLOCK_S  # steps that every row sees to their end
+    whole = (tl.min(tl.where(used, seen, BEYOND), axis=0) + 1) // BLOCK_S  # steps that every row sees in full
 
     peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     text_key += text * text_key_text + head * text_key_head
     text_value += text * text_value_text + head * text_value_head
-    mixed, peak, total = _over_text(
+    mixed, peak, total = _attend_text(
         rows, seen, text_key, text_value, text_key_at, text_value_at, 0, whole, end, mixed, peak, total, scale, depth,
         D, BLOCK_S, False,
     )  # fmt: skip
-    mixed, peak, total = _over_text(
+    mixed, peak, total = _attend_text(
         rows, seen, text_key, text_value, text_key_at, text_value_at, whole, tl.cdiv(end, BLOCK_S), end,
         mixed, peak, total, scale, depth, D, BLOCK_S, True,
     )  # fmt: skip
@@ -122,11 +122,11 @@ def _attend(
     first_place = tile * BLOCK_M // G
     first_root = first_place // width
     last_place = (tl.minimum((tile + 1) * BLOCK_M, num_roots * width * G) - 1) // G
-    below = (last_place // width + 1 - first_root) * num_below  # nodes of the roots that the tile touches
+    below = (last_place // width + 1 - first_root) * num_below  # nodes of the roots that the tile covers
     node_key += text * node_key_text + first_root.to(tl.int64) * node_key_root + head * node_key_head
     node_value += text * node_value_text + first_root.to(tl.int64) * node_value_root + head * node_value_head
     ancestors += (text * num_roots * width + first_place) * num_below
-    above = (place - first_place) * num_below  # [BLOCK_M] where a row's ancestors begin
+    above = (place - first_place) * num_below  # [BLOCK_M] where a row's ancestor flags begin
     for first in range(0, below, BLOCK_S):
         at = first + tl.arange(0, BLOCK_S)
         there = at < below
@@ -134,10 +134,10 @@ def _attend(
         node = at % num_below
         key_at = key_root.to(tl.int64) * node_key_root + node.to(tl.int64) * node_key_node
         value_at = key_root.to(tl.int64) * node_value_root + node.to(tl.int64) * node_value_node
-        key = _loaded(node_key, key_at, there, depth, D)
-        value = _loaded(node_value, value_at, there, depth, D)
+        key = _load_rows(node_key, key_at, there, depth, D)
+        value = _load_rows(node_value, value_at, there, depth, D)
         scores = tl.dot(rows, tl.trans(key))
-        own = there[None, :] & (key_root[None, :] == (root - first_root)[:, None])  # of rows beyond the end none is
+        own = there[None, :] & (key_root[None, :] == (root - first_root)[:, None])  # false in rows beyond the end
         sees = tl.load(ancestors + above[:, None] + node[None, :], mask=own, other=0)
         scores = tl.where(sees != 0, scores, float("-inf"))
         mixed, peak, total = _softmax_step(scores, value, mixed, peak, total, scale)
@@ -148,10 +148,10 @@ def _attend(
 
 
 def forest_attention(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ancestors: Tensor) -> Tensor:
-    """``query [B, R, k, heads, D]`` over the ``text [B, S, kv_heads, D]`` up to ``last [B, R]``, that position too, and
-    over those of the ``nodes [B, R, m, kv_heads, D]`` that are ``ancestors [B, R, k, m]``; in half precision.
+    """Attention of ``query [B, R, k, heads, D]`` over the ``text [B, S, kv_heads, D]`` up to and including the position
+    ``last [B, R]``, and over those ``nodes [B, R, m, kv_heads, D]`` that are ``ancestors [B, R, k, m]``.
 
-    Tensors may be views of others; no gradients come back.
+    Half precision. Tensors may be views. Computes no gradients.
     """
     num_texts, num_roots, width, heads, dim = query.shape
     num_text, kv_heads = text[0].shape[1:3]
@@ -161,28 +161,31 @@ def forest_attention(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ances
     if not out.numel():
         return out
     given = [each if each.stride(-1) == 1 else each.contiguous() for each in (query, *text, *nodes)]
-    tiles = choose(num_rows, num_texts * kv_heads, dim, gpu_of(query.device))
+    tiles = choose_tiles(num_rows, num_texts * kv_heads, dim, describe_gpu(query.device))
     with on_device(query.device):
         _attend[(triton.cdiv(num_rows, tiles.block_m), kv_heads, num_texts)](
             *given, last.contiguous(), ancestors.contiguous().view(torch.uint8), out, dim**-0.5 * math.log2(math.e),
             num_text, num_roots, width, ancestors.shape[-1],
             *(stride for each in given for stride in each.stride()[:-1]),
-            D=dim, BLOCK_D=padded_dim(dim), G=group, BLOCK_M=tiles.block_m, BLOCK_S=tiles.block_s,
+            D=dim, BLOCK_D=pad_dim(dim), G=group, BLOCK_M=tiles.block_m, BLOCK_S=tiles.block_s,
             num_warps=tiles.num_warps, num_stages=tiles.num_stages,
         )  # fmt: skip
     return out
 
 
-def choose(num_rows: int, num_walks: int, dim: int, gpu: Gpu) -> Tiles:
-    """For ``num_rows`` rows in each of so many texts and key heads: large tiles where they keep all processors busy and
-    stay in registers, of whichever version of the compiler; as many steps ahead as there is room for."""
-    size = padded_dim(dim)
+def choose_tiles(num_rows: int, num_walks: int, dim: int, gpu: Gpu) -> Tiles:
+    """Choose a tiling for ``num_rows`` rows in each of ``num_walks`` pairs of text and key head.
+
+    Tiles are large if that keeps all processors busy and their values stay in registers with every compiler version.
+    There are as many stages as fit into shared memory.
+    """
+    size = pad_dim(dim)
     large = size <= 64 and triton.cdiv(num_rows, 128) * num_walks >= gpu.num_processors
     block_m = 128 if large else 64
     block_s = 64 if size <= 64 else 32 if size <= 128 else 16
     ahead = (gpu.shared_bytes // (2 * size) - block_m) // (2 * block_s)
-    return Tiles(block_m, block_s, num_warps=8 if large or size > 64 else 4, num_stages=max(1, min(ahead, MOST_STAGES)))
+    return Tiles(block_m, block_s, num_warps=8 if large or size > 64 else 4, num_stages=max(1, min(ahead, MAX_STAGES)))
 
 
-def padded_dim(dim: int) -> int:
-    return max(LEAST_DIM, 1 << (dim - 1).bit_length())
+def pad_dim(dim: int) -> int:
+    return max(MIN_DIM, 1 << (dim - 1).bit_length())

@@ -1,13 +1,14 @@
 """Tree attention of one layer over a packed batch.
 
-One program takes the nodes of a query tile with all query heads that share a key head, and walks along a range of the
-keys: the sequence's prefix in the cache, then the nodes up to the tile's last one. A node sees the whole prefix (or the
-part inside its window); among the nodes it sees those in its ancestor bits, in a chain all before it. Nodes stand in
-topological order: nothing behind the tile's last node matters. Nodes of the tree that earlier passes have written lie
-in the cache, between the prefix and the others.
+One program takes the nodes of a query tile, with all query heads that share a key head, and steps through a range of
+the keys: the sequence's prefix in the cache, then the nodes up to the tile's last one. A node sees the whole prefix, or
+the part inside its window. Among the nodes it sees those in its ancestor bits; in a chain, itself and all before it.
+Nodes are in topological order, so nothing after the tile's last node is visible. Nodes of the tree that earlier passes
+wrote are in the cache between the prefix and the new nodes.
 
-Long contexts are cut into ranges. How many are in use follows from the tile's own length, read on the GPU: one captured
-launch serves every context. The parts are merged in the order of the ranges, so the same input gives the same bits.
+The keys of long contexts are split into ranges. How many are used depends on the tile's number of keys, which is read
+on the GPU: one captured launch serves every context. Partial results are merged in the order of the ranges, so the same
+input gives the same bits.
 """
 
 # ruff: noqa: N803 - compile-time arguments are in capitals
@@ -22,18 +23,18 @@ import triton
 import triton.language as tl
 
 from draftwood.targets.native.cuda.attention.plan import WORD_BITS, AttentionConfig
-from draftwood.targets.native.cuda.common import prefetch, wait_for_input
+from draftwood.targets.native.cuda.common import launch_options, prefetch, wait_for_input
 
 MERGE_WARPS = 2
-MERGE_ROWS = 4  # of a program of the merging kernel; the last of a tile's programs takes more at a time
-AHEAD_BLOCKS = tl.constexpr(8)  # steps of a range that are asked for before the queries are there
+MERGE_ROWS = 4  # rows per program of the merging kernel; a tile's last program merges more at a time
+AHEAD_BLOCKS = tl.constexpr(8)  # steps of a range that are prefetched before the queries are ready
 
 
 @triton.jit
 def _first_block(
     positions, first_row, nodes, prefix, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr
 ):
-    """The first block of the prefix that a node of the tile has in its window. Slots are never below positions."""
+    """The first block of the prefix that is inside the window of any node of the tile. There, slot i has position i."""
     first = 0
     if WINDOW > 0:
         node = tl.arange(0, BLOCK_M)
@@ -44,15 +45,15 @@ def _first_block(
 
 @triton.jit
 def _ranges(first, last, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr):
-    """How many of the blocks from ``first`` to ``last`` make a range, and how many ranges that gives."""
+    """Split the blocks from ``first`` to ``last`` into ranges: blocks per range, and number of ranges."""
     wanted = tl.minimum(tl.maximum((last - first) // MIN_BLOCKS, 1), SPLITS)
-    size = tl.maximum(tl.cdiv(last - first, wanted), 1)  # of a tile without nodes too
+    size = tl.maximum(tl.cdiv(last - first, wanted), 1)  # not 0 for a tile without nodes
     return size, tl.cdiv(last - first, size)
 
 
 @triton.jit
-def _rows(start, at, end, depth, slot_stride, D: tl.constexpr):
-    """Rows ``at`` of keys or values, [BLOCK_S, BLOCK_D]; zeros where nothing may be read."""
+def _load_rows(start, at, end, depth, slot_stride, D: tl.constexpr):
+    """Load the rows ``at`` of keys or values, [BLOCK_S, BLOCK_D]; zeros from ``end`` on."""
     where = start + at[:, None] * slot_stride + depth[None, :]
     return tl.load(where, mask=(at < end)[:, None] & (depth < D)[None, :], other=0.0)
 
@@ -62,7 +63,10 @@ def _seen_nodes(
     words, first_node, node, own, used, row, chain,
     W: tl.constexpr, SPAN: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
-    """Which of the nodes ``node`` (from ``first_node`` on) the rows' nodes ``own`` see, [BLOCK_M, BLOCK_N]."""
+    """Whether each row's node ``own`` sees each of the nodes ``node``, which start at ``first_node``.
+
+    [BLOCK_M, BLOCK_N].
+    """
     seen = node[None, :] <= own[:, None]
     if W > 0:
         first_word = first_node // BITS
@@ -77,9 +81,9 @@ def _seen_nodes(
 
 @triton.jit
 def _softmax_step(scores, values, mixed, peak, total, scale):
-    """One step of the running softmax in powers of two; ``peak`` is of the scaled scores."""
+    """One step of the online softmax, with powers of two. ``peak`` is the maximum of the scaled scores so far."""
     higher = tl.maximum(peak, tl.max(scores, axis=1) * scale)  # [BLOCK_M]
-    base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # -inf: the row has seen no key yet
     weights = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(peak - base)
     total = total * shrink + tl.sum(weights, axis=1)
@@ -93,13 +97,13 @@ def _merge(
     D: tl.constexpr, BLOCK_D: tl.constexpr, G: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Merges ROWS rows of a tile from its parts; ``out`` is where the tile's first row goes."""
+    """Merge ROWS rows of a tile from the partial results of its ranges; ``out`` points to the tile's first row."""
     row = first + tl.arange(0, ROWS)
     depth = tl.arange(0, BLOCK_D)
     inside = (row < used_rows)[:, None] & (depth < D)[None, :]
     sums = parts + BLOCK_M * D + row
     highest = tl.full((ROWS,), float("-inf"), tl.float32)
-    for split in tl.static_range(SPLITS):  # unrolled: all loads are on their way at once
+    for split in tl.static_range(SPLITS):  # unrolled, so that all loads are in flight together
         there = (row < used_rows) & (split < used_ranges)
         peak = tl.load(sums + split * (BLOCK_M * (D + 2)), mask=there, other=float("-inf"), cache_modifier=".cg")
         highest = tl.maximum(highest, peak)
@@ -123,7 +127,7 @@ def _merge(
 
 @triton.jit
 def _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S: tl.constexpr, D: tl.constexpr):
-    """Asks for the first blocks of a range, as far as they lie in the prefix: those were written by earlier passes."""
+    """Prefetch the first blocks of a range. Only those in the prefix, which earlier passes have written."""
     whole = tl.minimum(high, prefix // BLOCK_S)
     if whole > low:
         block = tl.minimum(low + tl.arange(0, AHEAD_BLOCKS), whole - 1)
@@ -150,10 +154,10 @@ def _attend(
     prefix = tl.load(fields + 3)
     segment_row = tl.load(fields + 4)
     chain = tl.load(fields + 5)
-    earlier = tl.load(fields + 6)  # nodes of earlier passes
+    earlier = tl.load(fields + 6)  # nodes written by earlier passes
     if nodes == 0:
         return
-    before = first_row - segment_row  # nodes of the segment in front of the tile
+    before = first_row - segment_row  # nodes of the segment before the tile
     first_block = _first_block(positions, first_row, nodes, prefix, WINDOW, BLOCK_M, BLOCK_S)
     prefix_blocks = tl.cdiv(prefix, BLOCK_S)
     cached_blocks = prefix_blocks + tl.cdiv(earlier, BLOCK_N)
@@ -187,8 +191,8 @@ def _attend(
     mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for block in range(low, tl.minimum(high, prefix_blocks)):
         at = block * BLOCK_S + tl.arange(0, BLOCK_S)
-        key = _rows(keys, at, prefix, depth, slot_stride, D)
-        value = _rows(values, at, prefix, depth, slot_stride, D)
+        key = _load_rows(keys, at, prefix, depth, slot_stride, D)
+        value = _load_rows(values, at, prefix, depth, slot_stride, D)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_S]
         if WINDOW > 0:
             scores = tl.where(place[:, None] - at[None, :] < WINDOW, scores, float("-inf"))
@@ -199,10 +203,10 @@ def _attend(
     for block in range(tl.maximum(low, prefix_blocks), tl.minimum(high, cached_blocks)):
         first_node = (block - prefix_blocks) * BLOCK_N
         at = first_node + tl.arange(0, BLOCK_N)
-        key = _rows(keys, prefix + at, cached, depth, slot_stride, D)
-        value = _rows(values, prefix + at, cached, depth, slot_stride, D)
+        key = _load_rows(keys, prefix + at, cached, depth, slot_stride, D)
+        value = _load_rows(values, prefix + at, cached, depth, slot_stride, D)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
-        first_bit = (W - tl.cdiv(earlier, BITS)) * BITS  # theirs are the last words
+        first_bit = (W - tl.cdiv(earlier, BITS)) * BITS  # they use the last words
         every = tl.full((BLOCK_M,), BITS * W, tl.int32)
         seen = _seen_nodes(words, first_bit + first_node, first_bit + at, every, used, row, chain, W, SPAN, BITS)
         scores = tl.where(seen, scores, float("-inf"))
@@ -210,8 +214,8 @@ def _attend(
     for block in range(tl.maximum(low, cached_blocks), high):
         first_node = (block - cached_blocks) * BLOCK_N
         at = first_node + tl.arange(0, BLOCK_N)
-        key = _rows(keys, cached + at, cached + before + nodes, depth, slot_stride, D)
-        value = _rows(values, cached + at, cached + before + nodes, depth, slot_stride, D)
+        key = _load_rows(keys, cached + at, cached + before + nodes, depth, slot_stride, D)
+        value = _load_rows(values, cached + at, cached + before + nodes, depth, slot_stride, D)
         scores = tl.dot(rows, tl.trans(key), input_precision="ieee")
         seen = _seen_nodes(words, first_node, at, before + node, used, row, chain, W, SPAN, BITS)
         if WINDOW > 0:
@@ -232,13 +236,13 @@ def _attend(
         tl.store(part + BLOCK_M * D + line, peak, mask=used)
         tl.store(part + BLOCK_M * (D + 1) + line, total, mask=used)
         if LAST_MERGES:
-            tl.debug_barrier()  # all warps have stored before one of them says so
+            tl.debug_barrier()  # all warps have stored before the arrival is counted
             arrived = tl.atomic_add(arrivals + program, 1, sem="acq_rel")
             if arrived == used_ranges - 1:
                 for first in range(0, nodes * G, MERGE_ROWS):
                     _merge(parts, out, out_stride, first, nodes * G, used_ranges,
                            D, BLOCK_D, G, BLOCK_M, SPLITS, MERGE_ROWS)  # fmt: skip
-                tl.store(arrivals + program, 0)  # as the next launch wants it
+                tl.store(arrivals + program, 0)  # for the next launch
 
 
 @triton.jit
@@ -248,7 +252,7 @@ def _merge_parts(
     BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MIN_BLOCKS: tl.constexpr, WINDOW: tl.constexpr, FIELDS: tl.constexpr,
     MERGE_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A few rows of one tile and key head, where more than one range is in use."""
+    """Merge a few rows of one tile and key head, if more than one range is used."""
     tile, head = tl.program_id(0), tl.program_id(1)
     first = tl.program_id(2) * MERGE_ROWS
     fields = tiles + tile * FIELDS
@@ -283,13 +287,13 @@ def tree_attention(
     window: int = 0,
     pdl: bool = False,
 ) -> None:
-    """Launches the attention of one layer: nothing is allocated, nothing waits.
+    """Launch the attention of one layer. Allocates nothing and does not wait.
 
-    ``query [N, >= heads * D]`` (the first columns of wider rows will do) over ``keys, values [kv_heads, slots, D]``,
-    both with the same strides, into ``out [N, heads * D]``. ``tiles [T, TILE_FIELDS]``, ``words [N, W]`` and
-    ``positions [N]`` are int32, as ``attention_plan`` writes them. ``words`` may be missing where all segments are
-    chains, ``positions`` without a window, ``parts`` and ``arrivals`` (see ``scratch_size``) with ``splits`` of 1.
-    Queries have been turned, and the nodes' keys and values lie in their slots.
+    ``query [N, >= heads * D]`` (the queries are the first columns) attends over ``keys, values [kv_heads, slots, D]``,
+    both with the same strides; the result goes to ``out [N, heads * D]``. ``tiles [T, TILE_FIELDS]``, ``words [N, W]``
+    and ``positions [N]`` are int32, see ``write_plan``. ``words`` may be None if all segments are chains, ``positions``
+    without a window, ``parts`` and ``arrivals`` (see ``scratch_size``) if ``splits`` is 1. Queries must be rotated, and
+    the nodes' keys and values stored in their slots.
     """
     num_kv_heads, _, dim = keys.shape
     num_words = 0 if words is None else words.shape[1]
@@ -305,7 +309,7 @@ def tree_attention(
         "WINDOW": window,
         "FIELDS": tiles.shape[1],
         "PDL": pdl,
-        **({"launch_pdl": True} if pdl else {}),
+        **launch_options(pdl),
     }
     last_merges = config.splits > 1 and config.merge == "last"
     _attend[(len(tiles), num_kv_heads, config.splits)](

@@ -1,6 +1,6 @@
-"""Draft heads of the EAGLE family in the kernels of the native target."""
+"""EAGLE draft heads in the kernels of the native target."""
 
 from draftwood.targets.native.cuda.features.decoder import FeatureDecoder
-from draftwood.targets.native.cuda.features.weights import MOST_FEATURES, FeatureWeights
+from draftwood.targets.native.cuda.features.weights import MAX_FEATURES, FeatureWeights
 
-__all__ = ["MOST_FEATURES", "FeatureDecoder", "FeatureWeights"]
+__all__ = ["MAX_FEATURES", "FeatureDecoder", "FeatureWeights"]

@@ -1,8 +1,8 @@
-"""A small decoder whose rows are a token and a *feature*: what stands before the token, as hidden states tell it.
+"""The weights of a feature decoder: a small decoder whose rows are a token and a *feature*.
 
-Draft heads of the EAGLE family are such decoders. A row's feature is made of hidden states of a larger model, where
-that has read the text so far, or is what this decoder itself left at the row's parent. Here is what one is made of, for
-the passes of feature_passes.py. No Triton is needed to read this file.
+A feature is a vector that stands for the text before the token. EAGLE draft heads are such decoders. A row's feature is
+computed from hidden states of the target where the target has read the text, and otherwise is what this decoder stored
+at the row's parent. This module does not import Triton.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ from dataclasses import dataclass
 import torch
 
 from draftwood.models import ModelConfig
-from draftwood.targets.native.cuda.inputs import MOST_MOVES
+from draftwood.targets.native.cuda.inputs import MAX_MOVES
 from draftwood.targets.native.weights import Weights
 
-MOST_FEATURES = MOST_MOVES  # rows of a pass: the slots of their features travel where other passes have moves
+MAX_FEATURES = MAX_MOVES  # rows of a pass: the slots of their features are passed in the buffer for moves
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureWeights:
-    """How token and feature come together: one matrix makes a hidden state of them (``fc``), or both are normed and the
-    first layer attends over them side by side, with the feature as what goes around it."""
+    """Weights, and how token and feature are joined.
 
-    config: ModelConfig  # of the layers; `vocab_size` is that of the head
-    weights: Weights  # `layers[0].qkv` reads a hidden state behind `fc`, else token and feature [..., 2H]
+    With ``fc``, one matrix maps both to a hidden state. Without it both are normed, the first layer attends over their
+    concatenation, and the feature is its residual.
+    """
+
+    config: ModelConfig  # of the layers; `vocab_size` is the head's
+    weights: Weights  # `layers[0].qkv` reads the output of `fc`, or token and feature [..., 2H]
     fc: torch.Tensor | None  # [H, 2H]
     fc_bias: torch.Tensor | None  # [H]
     feature_norm: torch.Tensor | None  # [H] without `fc`; tokens are normed by `layers[0].input_norm`
-    keeps_normed: bool  # whether the normed feature goes around the first layer
-    has_norm: bool  # whether the head reads normed states: `weights.norm`
+    norm_before_residual: bool  # whether the residual of the first layer is the normed feature
+    has_norm: bool  # whether the lm_head reads states normed by `weights.norm`
     norm_eps: float  # of that norm
-    leaves_normed: bool  # whether what a row leaves as a feature is normed so too
-    fuse: Callable[[torch.Tensor], torch.Tensor]  # taps [N, T] of the larger model to features [N, H]
+    norm_output: bool  # whether the stored feature is normed by it too
+    fuse: Callable[[torch.Tensor], torch.Tensor]  # taps [N, T] of the target to features [N, H]
     tap_size: int  # T
 
     @property

@@ -1,7 +1,7 @@
-"""The small kernels around products and attention: one row, or one head of a row, a program.
+"""The small kernels around products and attention, with one program per row or per head of a row.
 
-``embed`` and ``move_rows`` are part of every pass. The others are for passes over many rows, whose products come from
-the vendor's library; narrow passes have them inside their products.
+``embed`` and ``move_rows`` are part of every pass. The others are for wide passes, whose products come from the
+vendor's library; narrow passes fuse them into their products.
 """
 
 # ruff: noqa: N803 - compile-time values are in capitals
@@ -9,14 +9,12 @@ the vendor's library; narrow passes have them inside their products.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
-from draftwood.targets.native.cuda.common import normed, wait_for_input
-from draftwood.targets.native.cuda.products import HALF_SCALE, Hidden, Turned
+from draftwood.targets.native.cuda.common import launch_options, rms_norm, wait_for_input
+from draftwood.targets.native.cuda.products import HALF_SCALE, CacheWrite, Hidden
 
 MOVES_AT_ONCE = 32
 GATE_BLOCK = 1024
@@ -47,7 +45,7 @@ def _rotate(
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     QK_NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: queries turn where they are, keys turn on their way to the cache, values just go there."""
+    """One head of one row: rotate queries in place, write rotated keys, and values, to the cache."""
     row, head = tl.program_id(0), tl.program_id(1)
     at = tl.arange(0, BLOCK)
     inside = at < D
@@ -56,8 +54,8 @@ def _rotate(
     angle = tl.load(positions + row).to(tl.int64) * HALF + tl.minimum(at, other)
     c = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
-    wait_for_input(PDL, BRIEF=True)  # attention then gets its keys on their way
-    if slot < 0:  # a row that only fills up the pass
+    wait_for_input(PDL, BRIEF=True)  # so that attention starts to prefetch its keys
+    if slot < 0:  # a padding row
         return
     here = qkv + row.to(tl.int64) * ((HEADS + 2 * KV) * D) + head * D
     x = tl.load(here + at, mask=inside, other=0.0)
@@ -67,25 +65,25 @@ def _rotate(
         return
     if QK_NORM:
         norm = tl.where(head < HEADS, q_norm, k_norm)
-        # The partner's square sum is the same sum: both run over the whole head.
+        # Both norms divide by the same sum of squares: x and partner each hold the whole head.
         x, partner = (
-            normed(x, norm, at, inside, eps, D),
-            normed(partner, norm, other, inside, eps, D),
+            rms_norm(x, norm, at, inside, eps, D),
+            rms_norm(partner, norm, other, inside, eps, D),
         )
-    turned = x.to(tl.float32) * c + tl.where(at < HALF, -partner.to(tl.float32), partner.to(tl.float32)) * s
+    rotated = x.to(tl.float32) * c + tl.where(at < HALF, -partner.to(tl.float32), partner.to(tl.float32)) * s
     if head < HEADS:
-        tl.debug_barrier()  # all have read before anybody writes
-        tl.store(here + at, turned.to(x.dtype), mask=inside)
+        tl.debug_barrier()  # all threads have read before any writes
+        tl.store(here + at, rotated.to(x.dtype), mask=inside)
     else:
-        tl.store(keys + (head - HEADS).to(tl.int64) * head_stride + slot * D + at, turned.to(x.dtype), mask=inside)
+        tl.store(keys + (head - HEADS).to(tl.int64) * head_stride + slot * D + at, rotated.to(x.dtype), mask=inside)
 
 
 @triton.jit
 def _move(
     keys, values, moves, head_stride,
-    MOST: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
+    MAX_MOVES: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """All moves of one head of one layer: moves [1 + 2 * MOST] holds their number, the sources, the destinations."""
+    """All moves of one head of one layer. moves [1 + 2 * MAX_MOVES]: their number, the sources, the targets."""
     wait_for_input(PDL)
     count = tl.load(moves)
     head = tl.program_id(0).to(tl.int64) * head_stride
@@ -94,10 +92,10 @@ def _move(
         index = first + tl.arange(0, ROWS)
         there = (index < count)[:, None] & (at < D)[None, :]
         source = tl.load(moves + 1 + index, mask=index < count, other=0).to(tl.int64)
-        target = tl.load(moves + 1 + MOST + index, mask=index < count, other=0).to(tl.int64)
+        target = tl.load(moves + 1 + MAX_MOVES + index, mask=index < count, other=0).to(tl.int64)
         key = tl.load(keys + head + source[:, None] * D + at[None, :], mask=there, other=0.0)
         value = tl.load(values + head + source[:, None] * D + at[None, :], mask=there, other=0.0)
-        tl.debug_barrier()  # a destination may be the source of another
+        tl.debug_barrier()  # all loads before any store: a target may be the source of another move
         tl.store(keys + head + target[:, None] * D + at[None, :], key, mask=there)
         tl.store(values + head + target[:, None] * D + at[None, :], value, mask=there)
         tl.debug_barrier()
@@ -110,7 +108,7 @@ def _norm(x, weight, out, eps, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.con
     at = tl.arange(0, BLOCK)
     inside = at < H
     values = tl.load(x + row + at, mask=inside, other=0.0)
-    tl.store(out + row + at, normed(values, weight, at, inside, eps, H), mask=inside)
+    tl.store(out + row + at, rms_norm(values, weight, at, inside, eps, H), mask=inside)
 
 
 @triton.jit
@@ -136,58 +134,56 @@ def _expand(values, scales, out, IN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.
 
 
 def embed(ids: torch.Tensor, table: torch.Tensor, norm: torch.Tensor, hidden: Hidden, *, pdl: bool) -> None:
-    """The rows' hidden states, ready for a normed product: ``hidden.squares`` gets one block."""
+    """Write the embeddings of ``ids`` as hidden states for a normed product; ``hidden.squares`` gets one block."""
     width = table.shape[1]
     scale = HALF_SCALE if table.dtype == torch.float16 else 1.0
     _embed[(len(ids),)](
         ids, table, hidden.states, hidden.scaled, hidden.squares, norm,
-        SCALE=scale, H=width, BLOCK=triton.next_power_of_2(width), PDL=pdl, **_options(pdl),
+        SCALE=scale, H=width, BLOCK=triton.next_power_of_2(width), PDL=pdl, **launch_options(pdl),
     )  # fmt: skip
 
 
-def rotate_and_store(qkv: torch.Tensor, turned: Turned, *, num_heads: int, pdl: bool) -> None:
-    """Turns the queries of ``qkv [N, (heads + 2 * kv_heads) * D]``; keys and values go to the rows' slots."""
-    rotation, positions, slots, keys, values = turned
+def rotate_and_store(qkv: torch.Tensor, cache_write: CacheWrite, *, num_heads: int, pdl: bool) -> None:
+    """Rotate the queries of ``qkv [N, (heads + 2 * kv_heads) * D]``; write rotated keys, and values, to their slots."""
+    rotation, positions, slots, keys, values = cache_write
     num_kv_heads, _, dim = keys.shape
     cos, sin, q_norm, k_norm, eps = rotation
     _rotate[(len(slots), num_heads + 2 * num_kv_heads)](
         qkv, cos, sin, positions, slots, keys, values, q_norm, k_norm, eps, keys.stride(0),
         HEADS=num_heads, KV=num_kv_heads, D=dim, HALF=dim // 2, BLOCK=triton.next_power_of_2(dim),
-        QK_NORM=q_norm is not None, PDL=pdl, num_warps=1, **_options(pdl),
+        QK_NORM=q_norm is not None, PDL=pdl, num_warps=1, **launch_options(pdl),
     )  # fmt: skip
 
 
 def move_rows(keys: torch.Tensor, values: torch.Tensor, moves: torch.Tensor, *, pdl: bool) -> None:
-    """Rows of all layers' ``keys, values [layers, kv_heads, slots, D]`` change their slots, as ``moves`` says.
+    """Move rows of all layers' ``keys, values [layers, kv_heads, slots, D]`` to other slots.
 
-    It may hold several paths: each ascends and moves down, and none has to do with another.
+    ``moves`` may hold several paths. Slots of a path ascend, its targets precede its sources, paths share no slots.
     """
     layers, heads, _, dim = keys.shape
     _move[(layers * heads,)](
         keys, values, moves, keys.stride(1),
-        MOST=(len(moves) - 1) // 2, D=dim, BLOCK=triton.next_power_of_2(dim), ROWS=MOVES_AT_ONCE, PDL=pdl,
-        **_options(pdl),
+        MAX_MOVES=(len(moves) - 1) // 2, D=dim, BLOCK=triton.next_power_of_2(dim), ROWS=MOVES_AT_ONCE, PDL=pdl,
+        **launch_options(pdl),
     )  # fmt: skip
 
 
 def norm_rows(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float, *, pdl: bool) -> None:
     width = x.shape[1]
     block = triton.next_power_of_2(width)
-    _norm[(len(x),)](x, weight, out, eps, H=width, BLOCK=block, PDL=pdl, **_options(pdl))
+    _norm[(len(x),)](x, weight, out, eps, H=width, BLOCK=block, PDL=pdl, **launch_options(pdl))
 
 
 def gate_rows(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
     """SiLU of the first half times the second: ``[N, 2 * inner]`` to ``[N, inner]``."""
     rows, inner = out.shape
-    _gate[(rows, triton.cdiv(inner, GATE_BLOCK))](gate_up, out, INNER=inner, BLOCK=GATE_BLOCK, PDL=pdl, **_options(pdl))
+    _gate[(rows, triton.cdiv(inner, GATE_BLOCK))](
+        gate_up, out, INNER=inner, BLOCK=GATE_BLOCK, PDL=pdl, **launch_options(pdl)
+    )
 
 
 def expand(values: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, *, pdl: bool) -> None:
-    """A matrix of 8 bits, ``[out, in]`` with scales ``[out]``, in the type of ``out``."""
+    """Expand an 8-bit matrix, ``[out, in]`` with scales ``[out]``, to the dtype of ``out``."""
     num_out, num_in = values.shape
     grid = (num_out, triton.cdiv(num_in, EXPAND_BLOCK))
-    _expand[grid](values, scales, out, IN=num_in, BLOCK=EXPAND_BLOCK, PDL=pdl, **_options(pdl))
-
-
-def _options(pdl: bool) -> dict[str, Any]:
-    return {"launch_pdl": True} if pdl else {}
+    _expand[grid](values, scales, out, IN=num_in, BLOCK=EXPAND_BLOCK, PDL=pdl, **launch_options(pdl))

@@ -1,27 +1,27 @@
-"""Matrix products in Triton with norms, gates, residuals and rotation fused in."""
+"""Matrix products in Triton with norms, gates, residuals, rotation and cache writes fused in."""
 
 from draftwood.targets.native.cuda.products.launch import (
     HALF_SCALE,
     HEAD_BLOCK,
-    MOST_ROWS,
+    MAX_ROWS,
+    CacheWrite,
     Gpu,
     Heads,
     Hidden,
     Kind,
     Product,
     Rotation,
-    Turned,
 )
 
 __all__ = [
     "HALF_SCALE",
     "HEAD_BLOCK",
-    "MOST_ROWS",
+    "MAX_ROWS",
+    "CacheWrite",
     "Gpu",
     "Heads",
     "Hidden",
     "Kind",
     "Product",
     "Rotation",
-    "Turned",
 ]

@@ -1,4 +1,4 @@
-"""The kernel of products.py: a block of output features for a few rows, and what becomes of it before it is written."""
+"""The product kernel: a block of output features for a few rows, and what is fused in before it is written."""
 
 # ruff: noqa: N803, N806 - compile-time values are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -10,13 +10,14 @@ import triton.language as tl
 
 from draftwood.targets.native.cuda.common import block_peaks, prefetch
 
-# Of a block of heads: so many dimensions of a first half stand before their partners. A thread then has both.
+# In a block of heads, SLAB dimensions of the first half are followed by their SLAB partners of the second half: one
+# thread then holds both dimensions of a pair.
 SLAB = tl.constexpr(8)
 
 
 @triton.jit
 def _features(block, BO: tl.constexpr, D: tl.constexpr):
-    """The output features of a block, [BO]. With heads of D dimensions that turn, dimensions and their partners."""
+    """The output features of a block, [BO]. With D > 0 (heads that are rotated) in slabs of dimensions and partners."""
     at = tl.arange(0, BO)
     if D == 0:
         return block * BO + at
@@ -26,37 +27,37 @@ def _features(block, BO: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def _pairs(block, BO: tl.constexpr, D: tl.constexpr):
-    """The heads of a block's pairs of dimensions, and where in the head the first of each pair is; both [BO / 2]."""
+    """For each pair of dimensions in a block: its head, and the index of its first dimension in the head; [BO / 2]."""
     pair = block * (BO // 2) + tl.arange(0, BO // 2)
     return pair // (D // 2), pair % (D // 2)
 
 
 @triton.jit
-def _angles(cos, sin, positions, rows, num_rows, block, BO: tl.constexpr, D: tl.constexpr, TURNING: tl.constexpr):
-    """Cosines and sines of a block's pairs, [BO / 2, BM]; of heads behind the TURNING ones those of no turn."""
+def _angles(cos, sin, positions, rows, num_rows, block, BO: tl.constexpr, D: tl.constexpr, ROTATED: tl.constexpr):
+    """Cosines and sines of a block's pairs, [BO / 2, BM]. Heads from number ROTATED on are not rotated: 1 and 0."""
     head, at = _pairs(block, BO, D)
     place = tl.load(positions + rows, mask=rows < num_rows, other=0).to(tl.int64)
     where = place[None, :] * (D // 2) + at[:, None]
-    mask = (head < TURNING)[:, None] & (rows < num_rows)[None, :]
+    mask = (head < ROTATED)[:, None] & (rows < num_rows)[None, :]
     return tl.load(cos + where, mask=mask, other=1.0), tl.load(sin + where, mask=mask, other=0.0)
 
 
 @triton.jit
-def _store_turned(
+def _store_heads(
     acc, own_cos, own_sin, own_slots, low_norm, high_norm, rows, num_rows, block, out, keys, values, head_stride, eps,
     OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr,
     QK_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Queries go to ``out``, keys and values to their rows' slots; queries and keys are turned, and normed before."""
+    """Norm (if QK_NORM) and rotate queries and keys. Store queries in ``out``, keys and values in the rows' slots."""
     HALF: tl.constexpr = D // 2
     KIND: tl.constexpr = out.dtype.element_ty
-    rounded = acc.to(KIND).to(tl.float32)  # as a projection of its own would have left it
+    rounded = acc.to(KIND).to(tl.float32)  # as a separate projection would have written it
     low, high = tl.split(tl.permute(tl.reshape(rounded, (BO // (2 * SLAB), 2, SLAB, BM)), (0, 2, 3, 1)))
     low = tl.reshape(low, (BO // 2, BM))
     high = tl.reshape(high, (BO // 2, BM))
     head, at = _pairs(block, BO, D)
-    if QK_NORM:  # noqa: SIM102 - this is known when it is compiled
-        if block < HEADS + KV:  # a block is a head here
+    if QK_NORM:  # noqa: SIM102 - a compile-time condition
+        if block < HEADS + KV:  # with QK_NORM a block is one head
             scale = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / D + eps)[None, :]
             low = ((low * scale).to(KIND).to(tl.float32) * low_norm.to(tl.float32)[:, None]).to(KIND).to(tl.float32)
             high = ((high * scale).to(KIND).to(tl.float32) * high_norm.to(tl.float32)[:, None]).to(KIND).to(tl.float32)
@@ -73,7 +74,7 @@ def _store_turned(
 
 @triton.jit
 def _squares(squares, rows, num_rows, BM: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr):
-    """The sums of squares of the COUNT blocks that the rows were computed in, [PAD, BM]."""
+    """The sums of squares over the COUNT blocks in which the rows were computed, [PAD, BM]."""
     parts = tl.arange(0, PAD)
     there = (parts[:, None] < COUNT) & (rows[None, :] < num_rows)
     return tl.load(squares + parts[:, None] * BM + rows[None, :], mask=there, other=0.0)
@@ -81,10 +82,10 @@ def _squares(squares, rows, num_rows, BM: tl.constexpr, COUNT: tl.constexpr, PAD
 
 @triton.jit
 def _dot(weights, given, acc, ROW_SCALE: tl.constexpr):
-    """Adds ``weights [BO, BI]`` times ``given [BI, BM]`` to ``acc``.
+    """Add ``weights [BO, BI]`` times ``given [BI, BM]`` to ``acc``.
 
-    Two float8 become float16 in one instruction, and bfloat16 in four, by a unit that is slower than the weights' way
-    from memory. So the rows become float16 too, made smaller by ROW_SCALE so that they fit.
+    Converting two float8 to float16 takes one instruction, to bfloat16 four, on a unit that is slower than loading the
+    weights. So the rows are converted to float16 too, scaled by ROW_SCALE so that they do not overflow.
     """
     if weights.dtype == tl.float8e4nv:
         return tl.dot(weights.to(tl.float16), (given.to(tl.float32) * ROW_SCALE).to(tl.float16), acc)
@@ -101,7 +102,7 @@ def _finish(
     RESIDUAL: tl.constexpr, PEAKS: tl.constexpr,
     D: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, QK_NORM: tl.constexpr,
 ):  # fmt: skip
-    """What happens to a finished block [BO, BM] before it is written."""
+    """Apply everything that is fused in to a finished block [BO, BM], and write it."""
     row_inside = rows < num_rows
     inside = (features[:, None] < OUT) & row_inside[None, :]
     if QUANTIZED:
@@ -121,7 +122,7 @@ def _finish(
     where = rows[None, :] * OUT + features[:, None]
     result = acc.to(out.dtype.element_ty)
     if D > 0:
-        _store_turned(
+        _store_heads(
             acc, own_cos, own_sin, own_slots, low_norm, high_norm, rows, num_rows, block, out, keys, values,
             head_stride, head_eps, OUT, BM, BO, D, HEADS, KV, QK_NORM,
         )  # fmt: skip
@@ -150,18 +151,18 @@ def product_kernel(
     D: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, QK_NORM: tl.constexpr,
     AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One block of output features over a part of the input."""
+    """One block of output features, over one of SPLITS parts of the input."""
     block, part = tl.program_id(0), tl.program_id(1)
     rows = tl.arange(0, BM)
     inputs = tl.arange(0, BI)
     features = _features(block, BO, D)
     PART: tl.constexpr = IN // SPLITS
-    UP: tl.constexpr = OUT * IN  # how far behind the gates' weights those of up lie
+    UP: tl.constexpr = OUT * IN  # offset from the weights of gate to those of up
     start = part * PART
-    known = tl.minimum(features, OUT - 1)  # beyond the last one: read it again, write nothing
+    known = tl.minimum(features, OUT - 1)  # beyond the last feature: read that one again, write nothing
     feature_rows = known.to(tl.int64) * IN
     w = weight + feature_rows[:, None] + start + inputs[None, :]  # [BO, BI]
-    # What is needed in the end is asked for this early: it arrives while the weights do.
+    # What the end needs is loaded here, so that it arrives together with the weights.
     scale, more_scale = 1.0, 1.0
     own_squares, own_bias, own_hidden, own_norm = 0.0, 0.0, 0.0, 0.0
     own_cos, own_sin, own_slots, low_norm, high_norm = 0.0, 0.0, 0, 0.0, 0.0
@@ -179,7 +180,7 @@ def product_kernel(
     if D > 0:
         own_cos, own_sin = _angles(cos, sin, positions, rows, num_rows, block, BO, D, HEADS + KV)  # [BO / 2, BM]
         own_slots = tl.load(slots + rows, mask=rows < num_rows, other=-1).to(tl.int64)  # [BM]
-    if QK_NORM:  # a block is a head: of values these are read and not used
+    if QK_NORM:  # a block is one head; for heads of values this is loaded but not used
         norm = tl.where(block < HEADS, q_norm, k_norm) + tl.arange(0, BO // 2)
         low_norm, high_norm = tl.load(norm), tl.load(norm + BO // 2)  # [BO / 2]
     if PDL:
@@ -202,7 +203,7 @@ def product_kernel(
         acc = _dot(tl.load(w + step), given, acc, ROW_SCALE)
         if GATED:
             more = _dot(tl.load(w + UP + step), given, more, ROW_SCALE)
-    if PDL:  # not sooner: the programs of the next kernel would take room that those of this one still need
+    if PDL:  # not earlier: programs of the next kernel would take resources that this one still needs
         tl.extra.cuda.gdc_launch_dependents()
     last = True
     if SPLITS > 1:
@@ -212,7 +213,7 @@ def product_kernel(
         tl.store(mine, acc)
         if GATED:
             tl.store(mine + BO * BM, more)
-        tl.debug_barrier()  # everybody's part is written before the arrival is counted
+        tl.debug_barrier()  # all warps have written their part before the arrival is counted
         last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLITS - 1
         if last:
             acc = tl.zeros((BO, BM), tl.float32)

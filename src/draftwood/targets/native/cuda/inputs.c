@@ -1,4 +1,4 @@
-/* What Inputs.fill of inputs.py writes, in one call. Read there, and in attention_plan.py, what it all means. */
+/* Inputs.fill of inputs.py in one call. The fields are explained there and in attention/plan.py. */
 #include <stdint.h>
 #include <string.h>
 
@@ -6,24 +6,24 @@
 #define TILE_FIELDS 7
 #define WORD_BITS 32
 
-/* Where the parts of the buffer are. */
+/* Addresses and sizes of the parts of the buffer. */
 typedef struct {
-    int32_t *moves; /* their number, sources, targets: [1 + 2 * most_moves] */
+    int32_t *moves; /* [1 + 2 * max_moves]: their number, sources, targets */
     int32_t *ids, *positions, *slots, *wanted; /* [num_rows] */
     int32_t *tiles; /* [num_tiles][TILE_FIELDS] */
     uint32_t *words; /* [num_rows][num_words] */
-    int64_t num_rows, num_tiles, num_words, most_moves, nodes_per_tile;
+    int64_t num_rows, num_tiles, num_words, max_moves, nodes_per_tile;
     int64_t window; /* 0: none */
-    int64_t filled; /* rows that the last pass left there */
-} Plan;
+    int64_t filled; /* rows that the last batch wrote */
+} Inputs;
 
 typedef struct {
     int32_t base, prefix_len;
-    int32_t after, size; /* nodes of its tree that earlier passes have written, and its own */
+    int32_t after, size; /* nodes of its tree written by earlier passes, and new nodes */
     int32_t num_logits;
 } Segment;
 
-/* Whether it is a new chain, which needs no words. */
+/* Whether the segment is a new chain, which needs no ancestor words. */
 static int is_chain(const Segment *s, const int32_t *parents) {
     for (int64_t node = 0; node < s->size; node++)
         if (parents[node] != node - 1) return 0;
@@ -32,8 +32,8 @@ static int is_chain(const Segment *s, const int32_t *parents) {
 
 static int64_t words_for(int64_t nodes) { return (nodes + WORD_BITS - 1) / WORD_BITS; }
 
-/* Whether all of it has its place, and every parent comes before its children. */
-static int fits(const Plan *p, int64_t num_segments, const Segment *segments, const int32_t *parents,
+/* Whether the batch fits the buffer, and every parent precedes its children. */
+static int fits(const Inputs *p, int64_t num_segments, const Segment *segments, const int32_t *parents,
                 int64_t num_moves) {
     int64_t rows = 0, tiles = 0;
     for (int64_t i = 0; i < num_segments; i++) {
@@ -47,7 +47,7 @@ static int fits(const Plan *p, int64_t num_segments, const Segment *segments, co
         rows += s->size;
         tiles += (s->size + p->nodes_per_tile - 1) / p->nodes_per_tile;
     }
-    return tiles <= p->num_tiles && num_moves <= p->most_moves;
+    return tiles <= p->num_tiles && num_moves <= p->max_moves;
 }
 
 static int32_t depth_of(const int32_t *parents, int32_t node) {
@@ -56,21 +56,21 @@ static int32_t depth_of(const int32_t *parents, int32_t node) {
     return depth;
 }
 
-/* Nodes of earlier passes stand in the last words. */
-static void set_bit(const Plan *p, uint32_t *words, int64_t node, int64_t after) {
+/* Nodes of earlier passes use the last words. */
+static void set_bit(const Inputs *p, uint32_t *words, int64_t node, int64_t after) {
     words += node < after ? p->num_words - words_for(after) : 0;
     node -= node < after ? 0 : after;
     words[node / WORD_BITS] |= UINT32_C(1) << node % WORD_BITS;
 }
 
-/* The bits of `node` and those above it, as far as the window of a child reaches. */
-static void see_from(const Plan *p, uint32_t *words, const int32_t *parents, int32_t node, int32_t after) {
+/* Sets the bits of `node` and its ancestors, as far as the window of a child of `node` reaches. */
+static void set_ancestors(const Inputs *p, uint32_t *words, const int32_t *parents, int32_t node, int32_t after) {
     int64_t seen = 1; /* the child itself */
     for (; node >= 0 && (!p->window || seen < p->window); node = parents[node], seen++) set_bit(p, words, node, after);
 }
 
-/* Rows of one segment from `start` on, and its tiles; returns the first tile behind them. */
-static int32_t *write_segment(const Plan *p, const Segment *s, int64_t start, const int32_t *parents, int32_t *tile) {
+/* Writes the rows of one segment from `start` on, and its tiles; returns the next free tile. */
+static int32_t *write_segment(const Inputs *p, const Segment *s, int64_t start, const int32_t *parents, int32_t *tile) {
     const int chain = is_chain(s, parents);
     const int32_t after = s->after;
     int32_t *positions = p->positions + start, *slots = p->slots + start;
@@ -85,7 +85,7 @@ static int32_t *write_segment(const Plan *p, const Segment *s, int64_t start, co
         if (parent >= after && !p->window)
             memcpy(own, words + (parent - after) * p->num_words, p->num_words * sizeof *own);
         else
-            see_from(p, own, parents, parent, after);
+            set_ancestors(p, own, parents, parent, after);
         set_bit(p, own, node, after);
     }
     for (int64_t first = 0; first < s->size; first += p->nodes_per_tile, tile += TILE_FIELDS) {
@@ -97,14 +97,14 @@ static int32_t *write_segment(const Plan *p, const Segment *s, int64_t start, co
     return tile;
 }
 
-/* 0; or 1 and nothing is written: Python does it then, and says what is wrong. */
-int draftwood_fill(Plan *p, int64_t num_segments, const Segment *segments, const int32_t *ids, const int32_t *parents,
+/* Returns 0, or 1 with nothing written if the batch does not fit: then Python fills the buffer, or raises. */
+int draftwood_fill(Inputs *p, int64_t num_segments, const Segment *segments, const int32_t *ids, const int32_t *parents,
                    int64_t num_moves, const int32_t *sources, const int32_t *targets) {
     if (!fits(p, num_segments, segments, parents, num_moves)) return 1;
     p->moves[0] = (int32_t)num_moves;
     for (int64_t i = 0; i < num_moves; i++) {
         p->moves[1 + i] = sources[i];
-        p->moves[1 + p->most_moves + i] = targets[i];
+        p->moves[1 + p->max_moves + i] = targets[i];
     }
     int64_t rows = 0;
     int32_t *tile = p->tiles, *wanted = p->wanted;

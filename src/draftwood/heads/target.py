@@ -1,0 +1,105 @@
+"""Targets as heads see them: their shape, which config.json is enough for, and their fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draftwood.disk import models_home
+from draftwood.errors import CapabilityError
+from draftwood.models import (
+    BUILT_IN,
+    ModelConfig,
+    is_entry_name,
+    is_native,
+    parse_config,
+    read_json_config,
+    resolve,
+    whole_number,
+)
+from draftwood.progress import Progress
+from draftwood.targets import TINY_CONFIG, Target, tiny_target
+from draftwood.targets.native import has_weights, load_parts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetSizes:
+    """The sizes of a target that the native decoder does not run."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+
+
+def native_config(target: Target) -> ModelConfig | None:
+    """The configuration of a loaded native target; None for other targets."""
+    config = getattr(target, "config", None)
+    return config if isinstance(config, ModelConfig) else None
+
+
+def load_target_shape(name: str, progress: Progress | None = None) -> ModelConfig | TargetSizes:
+    """The shape of a model, which is downloaded if it is not on this disk."""
+    return find_local_shape(name) or _read_shape(resolve(name, progress).path)
+
+
+def find_local_shape(name: str) -> ModelConfig | TargetSizes | None:
+    """The shape of a model; None if the model is not on this disk."""
+    if name == BUILT_IN:
+        return TINY_CONFIG
+    folder = _find_folder(name)
+    return None if folder is None else _read_shape(folder)
+
+
+def fingerprint(norm: torch.Tensor) -> str:
+    """Identify a model by its final norm ``[H]``, rounded to bfloat16.
+
+    The fingerprint is the same in every number format, on every device, under every name, and in every GGUF file of the
+    model, since quantized files do not quantize norms. Training changes it unless it leaves the norm out, as merged
+    LoRA layers do.
+    """
+    bits = norm.detach().to(device="cpu", dtype=torch.bfloat16).contiguous().view(torch.int16)
+    return hashlib.sha256(bits.numpy().astype("<i2").tobytes()).hexdigest()[:16]
+
+
+def find_local_fingerprint(name: str) -> str:
+    """The fingerprint of a model; empty if it is not native or its weights are not on this disk.
+
+    Raises if there are weights that cannot be read.
+    """
+    if name == BUILT_IN:
+        return fingerprint(tiny_target().parts().norm)
+    folder = _find_folder(name)
+    shape = None if folder is None else _read_shape(folder)
+    if folder is None or not isinstance(shape, ModelConfig) or not has_weights(folder):
+        return ""
+    return fingerprint(load_parts(folder, shape, torch.bfloat16, torch.device("cpu")).norm)
+
+
+def identify_target(target: Target) -> str:
+    """Identify the model of a target by shape and fingerprint, or by its name if it does not expose its norm."""
+    info = target.info
+    try:
+        mark = fingerprint(target.parts().norm)
+    except CapabilityError:
+        mark = info.name
+    sizes = f"{info.vocab_size}x{info.hidden_size}x{info.num_layers}"
+    return f"{info.architecture} {sizes}, {info.num_parameters} parameters, {mark}"
+
+
+def _find_folder(name: str) -> Path | None:
+    candidates = [Path(name).expanduser(), *([models_home() / name] if is_entry_name(name) else [])]
+    return next((folder for folder in candidates if folder.is_dir()), None)
+
+
+def _read_shape(folder: Path) -> ModelConfig | TargetSizes:
+    config, generation = read_json_config(folder)
+    if is_native(config):
+        return parse_config(config, generation)
+    return TargetSizes(
+        hidden_size=whole_number(config, "hidden_size"),
+        vocab_size=whole_number(config, "vocab_size"),
+        num_layers=whole_number(config, "num_hidden_layers"),
+    )
