@@ -17,7 +17,7 @@ from draftwood.drafters.memory import MemoryPlan, memory_plan
 from draftwood.errors import OptionError
 from draftwood.sources.transitions import TransitionTable
 from draftwood.targets.tiny import tiny_target
-from tests.tools.engine import CHOOSING, DRAWING, PROMPTS, reference
+from tests.tools.engine import PROMPTS, reference
 from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, metadata, open_llm
 
 # -- what a user gives -----------------------------------------------------------------------------------------------
@@ -156,10 +156,6 @@ def test_drafters_that_learn_nothing_take_any_scope(scope: str, drafter: str) ->
     llm = open_llm(scope, drafter)
     assert llm.generate(PROMPT, SamplingParams(max_tokens=40))[0].token_ids == reference(llm, PROMPT, 40)
     assert llm._default.memory.get(1) is None
-
-
-def test_every_drafter_is_known_to_learn_or_not() -> None:
-    assert sorted([*LEARNING, *FORGETFUL]) == sorted([*CHOOSING, *DRAWING])
 
 
 # -- what is emitted -------------------------------------------------------------------------------------------------

@@ -5,7 +5,14 @@ from draftwood.drafters.checks import check_choice, check_flag, check_share, che
 from draftwood.drafters.memory import memory_plan
 from draftwood.drafters.neural import NeuralDrafter
 from draftwood.drafters.plain import PlainDrafter
-from draftwood.drafters.registry import DrafterFactory, check_drafter, drafter_class, drafter_names, make_factory
+from draftwood.drafters.registry import (
+    DrafterFactory,
+    check_drafter,
+    drafter_class,
+    drafter_classes,
+    drafter_names,
+    make_factory,
+)
 
 __all__ = [
     "DraftRequest",
@@ -22,6 +29,7 @@ __all__ = [
     "check_share",
     "check_whole",
     "drafter_class",
+    "drafter_classes",
     "drafter_names",
     "make_factory",
     "memory_plan",

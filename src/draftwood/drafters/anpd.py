@@ -22,9 +22,11 @@ class AdaptiveNgramOptions:
 
 
 class AdaptiveNgramDrafter(Drafter):
-    """`anpd`: token by token the most frequent follower of the longest known context, verified as a chain."""
-
     name = "anpd"
+    summary = "Adaptive n-gram decoding: the most frequent next token after the longest known n-gram"
+    guesses_from = "n-gram counts of the text so far"
+    tree_shape = "chain"
+    copies_text = True
     Options: ClassVar[type[AdaptiveNgramOptions]] = AdaptiveNgramOptions
 
     def begin(self, request: DraftRequest) -> None:

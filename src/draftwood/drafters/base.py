@@ -91,6 +91,11 @@ class Drafter(ABC):
     """One request's drafter. Subclasses name their options record, and read it in their constructor."""
 
     name: ClassVar[str]
+    summary: ClassVar[str] = ""  # one line, shown by `draftwood drafters` and in the tables of the documentation
+    guesses_from: ClassVar[str] = ""  # where the guesses come from
+    tree_shape: ClassVar[str] = ""  # how the tree is built, with default options
+    copies_text: ClassVar[bool] = False  # whether it copies from ``known_text``, and so profits from a prediction
+    draws_by_default: ClassVar[bool] = False  # whether children are sampled: seeds give other texts than plain
     Options: ClassVar[type[Any]] = NoOptions
     wants_prompt_logits: bool = False  # whether prefill computes logits for read_prompt
     wants_logits: bool = True  # whether ``observe`` looks at more than what was emitted and the greedy choices

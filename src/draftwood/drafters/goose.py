@@ -71,9 +71,11 @@ class GooseOptions:
 
 
 class GooseDrafter(TransitionDrafter):
-    """`goose`: a spine of copied text with branches from recycled logits, shaped by running acceptance."""
-
     name = "goose"
+    summary = "A spine of copied text with branches from recycled logits, sized by the running acceptance rate"
+    guesses_from = "the text so far, and logits of earlier passes"
+    tree_shape = "spine of copied tokens with branches"
+    copies_text = True
     Options = GooseOptions
 
     def begin(self, request: DraftRequest) -> None:

@@ -31,6 +31,8 @@ class StaticHeadOptions(HeadOptions):
 class HeadDrafter(NeuralDrafter):
     """A draft head of a certain kind on the target's hidden states."""
 
+    guesses_from = "a draft head on the target's hidden states (`head=FOLDER`)"
+    tree_shape = "beam search (`growth=beam`)"
     Options = HeadOptions
     kinds: ClassVar[tuple[str, ...]]  # of heads that it takes
 
@@ -85,52 +87,50 @@ class HeadDrafter(NeuralDrafter):
 
 
 class EagleDrafter(HeadDrafter):
-    """`eagle`: an EAGLE head and a static tree."""
-
     name = "eagle"
+    summary = "EAGLE head with a static tree"
+    tree_shape = "static"
     kinds = ("eagle",)
     Options = StaticHeadOptions
 
 
 class Eagle2Drafter(HeadDrafter):
-    """`eagle2`: an EAGLE head and a tree from a beam search."""
-
     name = "eagle2"
+    summary = "EAGLE head with a tree grown by beam search"
     kinds = ("eagle",)
 
 
 class Eagle3Drafter(HeadDrafter):
-    """`eagle3`: a head over three of the target's layers, with a vocabulary of its own."""
-
     name = "eagle3"
+    summary = "EAGLE-3 head on three target layers, with its own draft vocabulary"
     kinds = ("eagle3",)
 
 
 class HassDrafter(HeadDrafter):
-    """`hass`: an EAGLE head trained on its own features."""
-
     name = "hass"
+    summary = "EAGLE head trained on its own features (HASS)"
     kinds = ("eagle",)
 
 
 class GriffinDrafter(HeadDrafter):
-    """`griffin`: an EAGLE head trained on tokens it can reach."""
-
     name = "griffin"
+    summary = "EAGLE head trained on the tokens that it can reach (GRIFFIN)"
     kinds = ("eagle", "eagle3")
 
 
 class MedusaDrafter(HeadDrafter):
-    """`medusa`: heads that guess several tokens ahead, each for itself."""
-
     name = "medusa"
+    summary = "Medusa heads: each guesses one position ahead, independently of the others"
+    guesses_from = "heads for several tokens ahead (`head=FOLDER`)"
+    tree_shape = "static"
     kinds = ("medusa",)
     Options = StaticHeadOptions
 
 
 class HydraDrafter(HeadDrafter):
-    """`hydra`: heads that guess several tokens ahead, each knowing the guesses before it."""
-
     name = "hydra"
+    summary = "Hydra heads: each guesses one position ahead, given the guesses before it"
+    guesses_from = "heads for several tokens ahead (`head=FOLDER`)"
+    tree_shape = "static"
     kinds = ("hydra",)
     Options = StaticHeadOptions

@@ -43,6 +43,8 @@ class IsotropicOptions:
 class RankedDrafter(TransitionDrafter):
     """Ranks copied tokens before successors; ``grow`` puts them into a tree."""
 
+    guesses_from = "the text so far, and logits of earlier passes"
+    copies_text = True
     Options = IsotropicOptions
 
     def begin(self, request: DraftRequest) -> None:
@@ -72,16 +74,16 @@ class UniformDrafter(RankedDrafter):
 
 
 class Iso3Drafter(UniformDrafter):
-    """`iso3`: three children a node, level by level, from the candidates of goose."""
-
     name = "iso3"
+    summary = "Three children per node, level by level, from the same candidates as goose"
+    tree_shape = "3 children per node"
     arity = 3
 
 
 class Iso5Drafter(UniformDrafter):
-    """`iso5`: five children a node, level by level, from the candidates of goose."""
-
     name = "iso5"
+    summary = "Five children per node, level by level, from the same candidates as goose"
+    tree_shape = "5 children per node"
     arity = 5
 
 
@@ -100,9 +102,9 @@ class SequoiaOptions(IsotropicOptions):
 
 
 class SequoiaDrafter(RankedDrafter):
-    """`sequoia`: the best static tree for the acceptance by rank, by dynamic programming."""
-
     name = "sequoia"
+    summary = "The best static tree for given acceptance rates by rank, from the same candidates as goose"
+    tree_shape = "static, computed by Sequoia's dynamic program"
     Options = SequoiaOptions
 
     def begin(self, request: DraftRequest) -> None:

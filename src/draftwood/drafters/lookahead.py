@@ -62,6 +62,9 @@ class LookaheadDrafter(Drafter):
     """
 
     name = "lookahead"
+    summary = "Lookahead decoding: n-grams from a Jacobi window in the verification pass; needs a fixed budget"
+    guesses_from = "n-grams that the target generates in a window of the same pass"
+    tree_shape = "n-gram candidates and window in one tree"
     Options = LookaheadOptions
 
     def begin(self, request: DraftRequest) -> None:

@@ -7,9 +7,10 @@ from draftwood.tree import DraftTree
 
 
 class PlainDrafter(Drafter):
-    """`plain`: no guesses."""
-
     name = "plain"
+    summary = "Plain decoding without guesses"
+    guesses_from = "none"
+    tree_shape = "root only"
     wants_logits = False
     _last: int
 

@@ -22,9 +22,11 @@ class PromptLookupOptions:
 
 
 class PromptLookupDrafter(Drafter):
-    """`pld`: the latest occurrence of the longest matching n-gram, verified as a chain."""
-
     name = "pld"
+    summary = "Prompt lookup: copies what followed the latest match of the longest n-gram"
+    guesses_from = "the text so far"
+    tree_shape = "chain"
+    copies_text = True
     Options = PromptLookupOptions
 
     def begin(self, request: DraftRequest) -> None:

@@ -30,9 +30,10 @@ class RecyclingOptions:
 
 
 class RecyclingDrafter(TransitionDrafter):
-    """`recycling`: a fixed tree of about 80 nodes, filled with each token's best successors of earlier passes."""
-
     name = "recycling"
+    summary = "Token recycling: a static tree filled with the best successors seen in earlier passes"
+    guesses_from = "logits of earlier passes"
+    tree_shape = "static"
     Options = RecyclingOptions
 
     def begin(self, request: DraftRequest) -> None:

@@ -78,6 +78,11 @@ def drafter_names() -> list[str]:
     return sorted(_entries())
 
 
+def drafter_classes() -> dict[str, type[Drafter]]:
+    """Every registered drafter by name."""
+    return {name: drafter_class(name) for name in drafter_names()}
+
+
 def drafter_class(name: str) -> type[Drafter]:
     entries = _entries()
     if name not in entries:

@@ -35,9 +35,10 @@ class RetrievalOptions:
 
 
 class RetrievalDrafter(Drafter):
-    """`rest`: the most frequent continuations of the longest match in a datastore."""
-
     name = "rest"
+    summary = "Retrieval: the most frequent continuations of the longest match in a datastore"
+    guesses_from = "a datastore built from your texts (`datastore=FILE`)"
+    tree_shape = "prefix tree by frequency"
     Options = RetrievalOptions
     shared: Datastore
 

@@ -29,9 +29,11 @@ class SuffixOptions:
 
 
 class SuffixDrafter(Drafter):
-    """`sam`: the continuation of the longest suffix match, in the text or in a corpus, verified as a chain."""
-
     name = "sam"
+    summary = "Suffix automaton: copies what followed the longest match in the text or in a corpus"
+    guesses_from = "the text so far, and a corpus if given"
+    tree_shape = "chain"
+    copies_text = True
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
 
     @classmethod

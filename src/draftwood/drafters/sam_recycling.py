@@ -40,9 +40,11 @@ class _Shared(NamedTuple):
 
 
 class SuffixRecyclingDrafter(RecyclingDrafter):
-    """`sam+recycling`: a chain from the longest suffix match, or the tree of recycling where the match is short."""
-
     name = "sam+recycling"
+    summary = "Suffix automaton where the match is long, token recycling where it is short"
+    guesses_from = "the text so far, or logits of earlier passes where the match is short"
+    tree_shape = "chain or static"
+    copies_text = True
     Options = SuffixRecyclingOptions
 
     @classmethod

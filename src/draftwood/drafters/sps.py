@@ -22,9 +22,10 @@ class SmallModelOptions(NeuralOptions):
 
 
 class SmallModelDrafter(NeuralDrafter):
-    """`sps`: a small model with the same vocabulary, as a chain or a tree."""
-
     name = "sps"
+    summary = "Speculative sampling: a small model with the same vocabulary drafts"
+    guesses_from = "a small model (`model=NAME`)"
+    tree_shape = "best-first with early stop (`growth=salf`)"
     Options = SmallModelOptions
 
     @classmethod

@@ -42,9 +42,11 @@ class StandOptions:
 
 
 class StandDrafter(Drafter):
-    """`stand`: a static tree of tokens drawn from what the target said after the same n-grams before."""
-
     name = "stand"
+    summary = "STAND: a static tree with children sampled from stored n-gram distributions"
+    guesses_from = "the target's distributions after the same n-grams"
+    tree_shape = "static, children sampled"
+    draws_by_default = True
     Options = StandOptions
     wants_prompt_logits = True
     memory: NgramTables
