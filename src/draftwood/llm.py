@@ -20,7 +20,7 @@ from draftwood.config import (
     EngineOptions,
     SamplingParams,
 )
-from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_factory, memory_plan
+from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_factory, parse_memory
 from draftwood.engine import Engine, RequestStats, TokenEvent, TokenLogprobs
 from draftwood.errors import OptionError, PromptError
 from draftwood.progress import Progress
@@ -73,7 +73,7 @@ class LLM:
         """
         options = EngineOptions(budget=budget, max_batch=max_batch, cache_tokens=cache_tokens)
         check_drafter(drafter, drafter_options)  # a slip of the pen should not wait for a model to load
-        memory_plan(memory)
+        parse_memory(memory)
         loaded = load_target(
             model,
             dtype=dtype,
@@ -116,7 +116,7 @@ class LLM:
         progress: Progress | None = None,
     ) -> None:
         self.tokenizer = codec
-        self._scope = memory_plan(memory).scope  # a file belongs to one drafter, its scope to all
+        self._scope = parse_memory(memory).scope  # a file belongs to one drafter, its scope to all
         self._engine = Engine(target, codec, options, progress)
         self._default = make_factory(drafter, drafter_options, target, memory, codec)
         self._factories: dict[DrafterLike, DrafterFactory] = {drafter: self._default}

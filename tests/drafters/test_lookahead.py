@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import DraftRequest, Verified
+from draftwood.drafters import DraftRequest, VerifiedTree
 from draftwood.drafters.lookahead import LookaheadDrafter, LookaheadOptions, window_shape
 from draftwood.errors import OptionError
 from draftwood.sources.lookahead import JacobiWindow, NgramPool
@@ -111,7 +111,7 @@ def test_equal_guesses_share_a_node_and_are_found_again(columns: list[tuple[int,
 def test_a_cut_tree_has_no_answer_or_the_right_one(columns: list[tuple[int, ...]], data: st.DataObject) -> None:
     window = window_of(columns, 4)
     whole = placed(window)
-    cut = whole.first(data.draw(st.integers(1, len(whole)))).limited(data.draw(st.integers(0, 10)))
+    cut = whole.first(data.draw(st.integers(1, len(whole)))).limit_depth(data.draw(st.integers(0, 10)))
     paths = {tuple(cut.path_tokens(node)) for node in range(len(cut))}
     for before, after in zip(window.last_nodes(whole), window.last_nodes(cut), strict=True):
         wanted = whole.path_tokens(before or 0)
@@ -180,7 +180,7 @@ class Cycle(NamedTuple):
     drafter: LookaheadDrafter
     text: list[int]  # before the cycle, the root last
     columns: list[tuple[int, ...]]  # before the cycle
-    verified: Verified
+    verified: VerifiedTree
 
 
 def cycles(
@@ -198,7 +198,7 @@ def cycles(
         choices = [script([*text, *tree.path_tokens(node)]) for node in range(len(tree))]
         logits = torch.nn.functional.one_hot(torch.tensor(choices), SIZE).float()
         accepted = accept_greedy(tree, choices)
-        verified = Verified(tree, logits, logits.argmax(-1).tolist(), accepted.path, accepted.token_ids(tree), None)
+        verified = VerifiedTree(tree, logits, logits.argmax(-1).tolist(), accepted.path, accepted.token_ids(tree), None)
         columns = list(drafter._window.columns) if drafter._window else []
         drafter.observe(verified)
         yield Cycle(drafter, text, columns, verified)
@@ -282,7 +282,7 @@ class RecordingDrafter(LookaheadDrafter):
         super().begin(request)
         self._text = list(request.prompt_ids)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         assert self._window is not None
         columns = list(self._window.columns)
         self._pool = NgramPool(100, 100)

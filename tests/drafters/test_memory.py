@@ -13,7 +13,7 @@ import pytest
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest, make_factory
 from draftwood.drafters.goose import GooseDrafter
-from draftwood.drafters.memory import MemoryPlan, memory_plan
+from draftwood.drafters.memory import MemoryConfig, parse_memory
 from draftwood.errors import OptionError
 from draftwood.sources.transitions import TransitionTable
 from draftwood.targets.tiny import tiny_target
@@ -25,11 +25,11 @@ from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, meta
 
 def test_scopes_and_files_are_told_apart(tmp_path: Path) -> None:
     for scope in ("request", "prompt", "process"):
-        assert memory_plan(scope) == MemoryPlan(scope)
+        assert parse_memory(scope) == MemoryConfig(scope)
     for name in ("tables.memory", "./tables", str(tmp_path / "tables")):
-        assert memory_plan(name) == MemoryPlan("process", Path(name))
-    assert memory_plan(Path("tables")) == MemoryPlan("process", Path("tables"))
-    assert memory_plan("~/tables") == MemoryPlan("process", Path.home() / "tables")
+        assert parse_memory(name) == MemoryConfig("process", Path(name))
+    assert parse_memory(Path("tables")) == MemoryConfig("process", Path("tables"))
+    assert parse_memory("~/tables") == MemoryConfig("process", Path.home() / "tables")
 
 
 @pytest.mark.parametrize("memory", ["proces", "", "Process", None, 3, True, ["prompt"], b"tables.memory"])

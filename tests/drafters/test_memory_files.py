@@ -53,7 +53,7 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
 def test_a_table_that_got_smaller_keeps_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tables.memory"
     filled(path)
-    monkeypatch.setattr("draftwood.drafters.transition.RowTable.rows_within", lambda *_: 5)
+    monkeypatch.setattr("draftwood.drafters.transition.RowTable.capacity_within", lambda *_: 5)
     with open_llm(path) as llm:
         assert llm._default.memory.get(0).num_pairs == 5
 

@@ -175,14 +175,14 @@ def test_a_restored_table_may_be_larger_than_a_new_one_starts() -> None:
 @pytest.mark.parametrize("width", [1, 8, 10, 64])
 def test_a_full_table_stays_within_its_memory(width: int) -> None:
     allowed = 1 << 20
-    capacity = RowTable.rows_within(allowed, width)
+    capacity = RowTable.capacity_within(allowed, width)
     table = filled(capacity, range(2 * capacity), width)
     assert len(table) == capacity
     assert 0.9 * allowed < table.num_bytes <= allowed
 
 
 def test_there_is_always_room_for_one_row() -> None:
-    assert RowTable.rows_within(1, 10) == 1
+    assert RowTable.capacity_within(1, 10) == 1
 
 
 @pytest.mark.parametrize("bits", [32, 90])  # pairs of tokens, and longer n-grams

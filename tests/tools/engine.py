@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftwood import LLM, Completion, SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, NeuralDrafter, Verified, check_drafter, drafter_classes
+from draftwood.drafters import Drafter, DraftRequest, NeuralDrafter, VerifiedTree, check_drafter, drafter_classes
 from draftwood.errors import OptionError
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
@@ -70,7 +70,7 @@ class WildDrafter(Drafter):
             node += 1
         return builder.build(proposals, num_chosen)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._last = verified.emitted[-1]
 
 
@@ -99,7 +99,7 @@ class OracleDrafter(Drafter):
             node = builder.add(node, token, "oracle")
         return builder.build()
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._ahead = self._ahead[len(verified.emitted) :]
         self._last = verified.emitted[-1]
 

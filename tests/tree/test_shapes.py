@@ -270,8 +270,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @given(st.integers(1, 60), st.integers(0, 6))
 def test_a_shape_down_to_a_depth(size: int, depth: int) -> None:
     shape = recycling_tree(80).first(size)
-    part = shape.down_to(depth)
+    part = shape.limit_depth(depth)
     kept = [node for node, own in enumerate(shape.depths) if own <= depth]
     assert part.ranks == tuple(shape.ranks[node] for node in kept)
     assert part.depths == tuple(shape.depths[node] for node in kept)
-    assert shape.down_to(max(shape.depths)) == shape
+    assert shape.limit_depth(max(shape.depths)) == shape

@@ -11,7 +11,7 @@ typedef struct {
     int64_t size, budget;
     int32_t *tokens, *parents, *depths; /* [budget] */
     double *probs; /* [budget] */
-    int32_t *last_child, *sibling_before; /* [budget], NOBODY at the end */
+    int32_t *last_child, *sibling_before; /* [budget], NONE at the end */
 } Builder;
 
 /* A node to grow from. */
@@ -46,17 +46,17 @@ typedef struct {
     int64_t max_depth;
 } Growth;
 
-/* The new node; NOBODY where the parent has the token already, or there is no room. */
+/* The new node; NONE where the parent has the token already, or there is no room. */
 static int32_t add_new(Builder *b, int32_t parent, int32_t token, double prob) {
-    if (b->size == b->budget) return NOBODY;
-    for (int32_t child = b->last_child[parent]; child != NOBODY; child = b->sibling_before[child])
-        if (b->tokens[child] == token) return NOBODY;
+    if (b->size == b->budget) return NONE;
+    for (int32_t child = b->last_child[parent]; child != NONE; child = b->sibling_before[child])
+        if (b->tokens[child] == token) return NONE;
     const int32_t node = (int32_t)b->size++;
     b->tokens[node] = token;
     b->parents[node] = parent;
     b->depths[node] = b->depths[parent] + 1;
     b->probs[node] = prob;
-    b->last_child[node] = NOBODY;
+    b->last_child[node] = NONE;
     b->sibling_before[node] = b->last_child[parent];
     b->last_child[parent] = node;
     return node;
@@ -64,10 +64,10 @@ static int32_t add_new(Builder *b, int32_t parent, int32_t token, double prob) {
 
 static void plant(Builder *b, int32_t root) {
     b->tokens[0] = root;
-    b->parents[0] = NOBODY;
+    b->parents[0] = NONE;
     b->depths[0] = 0;
     b->probs[0] = 1.0;
-    b->last_child[0] = b->sibling_before[0] = NOBODY;
+    b->last_child[0] = b->sibling_before[0] = NONE;
     b->size = 1;
 }
 
@@ -143,7 +143,7 @@ static void attach(Growth *g, Start *start, int64_t allowance) {
     for (; allowance && is_guess(g, row, rank); rank++) {
         const double score = row.scores[rank];
         const int32_t node = add_new(&g->tree, start->node, row.ids[rank], score);
-        if (node == NOBODY) continue; /* the spine may have its own token there already */
+        if (node == NONE) continue; /* the spine may have its own token there already */
         g->starts[g->num_starts++] = (Start){start->value * score, node, start->token, row.ids[rank], 1, 0};
         allowance--;
     }
@@ -183,7 +183,7 @@ static void grow_best_first(Growth *g) {
         }
         const int32_t token = best.row.ids[best.rank];
         const int32_t node = add_new(tree, best.parent, token, best.row.scores[best.rank]);
-        if (node == NOBODY) continue; /* whoever added it lets it grow */
+        if (node == NONE) continue; /* whoever added it lets it grow */
         if (tree->size < tree->budget) offer(g, node, best.token, token, best.value, best.depth + 1, 0);
     }
 }

@@ -5,12 +5,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#define MOST_EDGES 16
+#define MAX_EDGES 16
 
 typedef struct {
     double trust, prior_trials, hope;
     int64_t deep, num_edges;
-    double edges[MOST_EDGES]; /* between what sources think of a guess */
+    double edges[MAX_EDGES]; /* between what sources think of a guess */
 } Rules;
 
 /* A tree as columns; sources are numbers. */

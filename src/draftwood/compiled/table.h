@@ -9,20 +9,20 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NOBODY (-1) /* the end of the chain of rows, and the token that fills up a short row */
+#define NONE (-1) /* the end of the chain of rows, and the token that fills up a short row */
 
 typedef struct {
     int64_t vocab, width;
     int32_t *ids; /* [vocab][width] by token, where known */
     float *scores; /* [vocab][width] */
     uint8_t *known; /* [vocab] */
-    const int32_t *first_ids; /* [vocab], rows first_stride apart: known from the start; or NULL */
-    const float *first_scores;
-    int64_t first_stride;
+    const int32_t *initial_ids; /* [vocab], rows initial_stride apart: known from the start; or NULL */
+    const float *initial_scores;
+    int64_t initial_stride;
     int64_t capacity, used; /* rows of pairs; no capacity, no pairs */
     int64_t oldest, latest; /* rows */
-    int64_t bits; /* of the number of places */
-    int32_t *places; /* [1 << bits] */
+    int64_t bits; /* of the number of slots */
+    int32_t *slots; /* [1 << bits] */
     uint64_t *keys; /* [rows] */
     int32_t *older, *later; /* [rows] neighbours in the chain */
     int32_t *pair_ids; /* [rows][width] */
@@ -35,47 +35,47 @@ typedef struct {
     const float *scores;
 } Row;
 
-enum { OF_NOBODY = -1, OF_TOKEN = -2, FROM_START = -3 }; /* where a row is that is none of a pair */
+enum { NOT_FOUND = -1, BY_TOKEN = -2, INITIAL = -3 }; /* where a row is that is none of a pair */
 
 static inline uint64_t pair_key(int64_t previous, int64_t token) {
     return (uint64_t)(uint32_t)previous << 32 | (uint32_t)token;
 }
 
-static inline uint64_t first_place(const Table *t, uint64_t key) {
+static inline uint64_t home_slot(const Table *t, uint64_t key) {
     return key * UINT64_C(0x9E3779B97F4A7C15) >> (64 - t->bits);
 }
 
 /* The place of the key, or the empty one where it belongs. */
-static uint64_t place_of(const Table *t, uint64_t key) {
+static uint64_t slot_of(const Table *t, uint64_t key) {
     const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
-    uint64_t place = first_place(t, key);
-    while (t->places[place] && t->keys[t->places[place] - 1] != key) place = (place + 1) & mask;
+    uint64_t place = home_slot(t, key);
+    while (t->slots[place] && t->keys[t->slots[place] - 1] != key) place = (place + 1) & mask;
     return place;
 }
 
 /* Empties a place; those behind it that had to make way move up. */
-static void empty_place(Table *t, uint64_t place) {
+static void remove_slot(Table *t, uint64_t place) {
     const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
-    for (uint64_t next = (place + 1) & mask; t->places[next]; next = (next + 1) & mask) {
-        const uint64_t wanted = first_place(t, t->keys[t->places[next] - 1]);
+    for (uint64_t next = (place + 1) & mask; t->slots[next]; next = (next + 1) & mask) {
+        const uint64_t wanted = home_slot(t, t->keys[t->slots[next] - 1]);
         if (((next - wanted) & mask) >= ((next - place) & mask)) {
-            t->places[place] = t->places[next];
+            t->slots[place] = t->slots[next];
             place = next;
         }
     }
-    t->places[place] = 0;
+    t->slots[place] = 0;
 }
 
 static void unlink_row(Table *t, int64_t row) {
     const int32_t older = t->older[row], later = t->later[row];
-    if (older == NOBODY) t->oldest = later; else t->later[older] = later;
-    if (later == NOBODY) t->latest = older; else t->older[later] = older;
+    if (older == NONE) t->oldest = later; else t->later[older] = later;
+    if (later == NONE) t->latest = older; else t->older[later] = older;
 }
 
 static void link_as_latest(Table *t, int64_t row) {
     t->older[row] = (int32_t)t->latest;
-    t->later[row] = NOBODY;
-    if (t->latest == NOBODY) t->oldest = row; else t->later[t->latest] = (int32_t)row;
+    t->later[row] = NONE;
+    if (t->latest == NONE) t->oldest = row; else t->later[t->latest] = (int32_t)row;
     t->latest = row;
 }
 
@@ -83,44 +83,44 @@ static void link_as_latest(Table *t, int64_t row) {
 static int64_t free_row(Table *t) {
     if (t->used < t->capacity) return t->used++;
     const int64_t row = t->oldest;
-    empty_place(t, place_of(t, t->keys[row]));
+    remove_slot(t, slot_of(t, t->keys[row]));
     unlink_row(t, row);
     return row;
 }
 
 /* The row of the key, its own or a new one; it is the latest now. */
 static int64_t claim(Table *t, uint64_t key) {
-    uint64_t place = place_of(t, key);
-    if (t->places[place]) {
-        const int64_t row = t->places[place] - 1;
+    uint64_t place = slot_of(t, key);
+    if (t->slots[place]) {
+        const int64_t row = t->slots[place] - 1;
         unlink_row(t, row);
         link_as_latest(t, row);
         return row;
     }
     const int64_t used = t->used, row = free_row(t);
-    if (used == t->used) place = place_of(t, key); /* an old row went, and others moved up */
-    t->places[place] = (int32_t)row + 1;
+    if (used == t->used) place = slot_of(t, key); /* an old row went, and others moved up */
+    t->slots[place] = (int32_t)row + 1;
     t->keys[row] = key;
     link_as_latest(t, row);
     return row;
 }
 
-/* Where the successors after the two tokens are: the row of the pair, else OF_TOKEN, FROM_START or OF_NOBODY. */
+/* Where the successors after the two tokens are: the row of the pair, else BY_TOKEN, INITIAL or NOT_FOUND. */
 static int64_t find(const Table *t, int64_t previous, int64_t token) {
     if (t->capacity) {
-        const int64_t row = t->places[place_of(t, pair_key(previous, token))];
+        const int64_t row = t->slots[slot_of(t, pair_key(previous, token))];
         if (row) return row - 1;
     }
-    if (token < 0 || token >= t->vocab) return OF_NOBODY;
-    if (t->known[token]) return OF_TOKEN;
-    return t->first_ids && t->first_ids[token * t->first_stride] != NOBODY ? FROM_START : OF_NOBODY;
+    if (token < 0 || token >= t->vocab) return NOT_FOUND;
+    if (t->known[token]) return BY_TOKEN;
+    return t->initial_ids && t->initial_ids[token * t->initial_stride] != NONE ? INITIAL : NOT_FOUND;
 }
 
 static Row successors(const Table *t, int64_t previous, int64_t token) {
     const int64_t row = find(t, previous, token);
     if (row >= 0) return (Row){t->pair_ids + row * t->width, t->pair_scores + row * t->width};
-    if (row == OF_TOKEN) return (Row){t->ids + token * t->width, t->scores + token * t->width};
-    if (row == FROM_START) return (Row){t->first_ids + token * t->first_stride, t->first_scores + token * t->first_stride};
+    if (row == BY_TOKEN) return (Row){t->ids + token * t->width, t->scores + token * t->width};
+    if (row == INITIAL) return (Row){t->initial_ids + token * t->initial_stride, t->initial_scores + token * t->initial_stride};
     return (Row){0, 0};
 }
 
@@ -186,12 +186,12 @@ void draftwood_claim(Table *t, int64_t n, const uint64_t *keys, int64_t *rows) {
 
 /* The rows from the one written longest ago to the latest. */
 void draftwood_order(const Table *t, int64_t *rows) {
-    for (int64_t row = t->oldest; row != NOBODY; row = t->later[row]) *rows++ = row;
+    for (int64_t row = t->oldest; row != NONE; row = t->later[row]) *rows++ = row;
 }
 
-/* Enters all rows into new places, which are empty. */
+/* Enters all rows into new slots, which are empty. */
 void draftwood_rehash(Table *t) {
-    for (int64_t row = 0; row < t->used; row++) t->places[place_of(t, t->keys[row])] = (int32_t)row + 1;
+    for (int64_t row = 0; row < t->used; row++) t->slots[slot_of(t, t->keys[row])] = (int32_t)row + 1;
 }
 
 #endif

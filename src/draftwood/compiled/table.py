@@ -15,9 +15,9 @@ from draftwood.compiled.core import Core, TableRecord, address_of
 IdRows = npt.NDArray[np.int32]
 ScoreRows = npt.NDArray[np.float32]
 
-OF_NOBODY, OF_TOKEN = -1, -2  # as in table.h; other negative answers: known from the start
+NOT_FOUND, BY_TOKEN = -1, -2  # as in table.h; other negative answers: known from the start
 FIRST_ROWS, FIRST_BITS = 1024, 11  # there are at least two places to a row
-MOST_ROWS = 2**31 - 2  # their numbers have 32 bits
+MAX_ROWS = 2**31 - 2  # their numbers have 32 bits
 ROW_BYTES = 8 + 2 * 4  # beside its successors: key, two neighbours
 
 
@@ -34,7 +34,7 @@ class CompiledTable:
     ) -> None:
         self.core = core
         self.width = width
-        self.capacity = min(num_pairs, MOST_ROWS)
+        self.capacity = min(num_pairs, MAX_ROWS)
         self.ids: IdRows = np.empty((vocab_size, width), dtype=np.int32)  # [V, K]
         self.scores: ScoreRows = np.empty((vocab_size, width), dtype=np.float32)  # [V, K]
         self.known = np.zeros(vocab_size, dtype=np.bool_)  # [V]
@@ -44,12 +44,12 @@ class CompiledTable:
         self._point_to("scores", self.scores)
         self._point_to("known", self.known)
         if initial is not None:
-            self._initial = _as_c_reads(*initial)
-            self._point_to("first_ids", self._initial[0])
-            self._point_to("first_scores", self._initial[1])
-            self._record.first_stride = self._initial[0].strides[0] // self._initial[0].itemsize
+            self._initial = _align_rows(*initial)
+            self._point_to("initial_ids", self._initial[0])
+            self._point_to("initial_scores", self._initial[1])
+            self._record.initial_stride = self._initial[0].strides[0] // self._initial[0].itemsize
         self._new_rows(min(self.capacity, FIRST_ROWS))
-        self._new_places(FIRST_BITS if self.capacity else 0)
+        self._new_slots(FIRST_BITS if self.capacity else 0)
 
     @property
     def num_pairs(self) -> int:
@@ -59,16 +59,16 @@ class CompiledTable:
     def num_bytes(self) -> int:
         """Rows of pairs count when they are used: memory that nobody touched costs nothing."""
         own = self.ids.nbytes + self.scores.nbytes + self.known.nbytes
-        return own + self._places.nbytes + self.num_pairs * (ROW_BYTES + 8 * self.width)
+        return own + self._slots.nbytes + self.num_pairs * (ROW_BYTES + 8 * self.width)
 
     def __call__(self, previous: int, token: int) -> tuple[list[int], list[float]]:
         """The best successors: of the pair where it is known, else of the token."""
         row = self.core.find(self.address, previous, token)
         if row >= 0:
             return self.pair_ids[row].tolist(), self.pair_scores[row].tolist()
-        if row == OF_NOBODY:
+        if row == NOT_FOUND:
             return [], []
-        ids, scores = (self.ids, self.scores) if row == OF_TOKEN else self._initial
+        ids, scores = (self.ids, self.scores) if row == BY_TOKEN else self._initial
         return ids[token].tolist(), scores[token].tolist()
 
     def learn(self, previous: Sequence[int], tokens: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
@@ -78,7 +78,7 @@ class CompiledTable:
         if not self._can_learn(len(tokens), ids, scores):
             return
         contexts = array("i", previous), array("i", tokens)
-        rows = _plain(ids, np.int32), _plain(scores, np.float32)
+        rows = _contiguous(ids, np.int32), _contiguous(scores, np.float32)
         places = (*[part.buffer_info()[0] for part in contexts], *[address_of(part) for part in rows])
         if self.core.learn(self.address, len(tokens), *places):
             raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {len(self.known)}")
@@ -96,7 +96,7 @@ class CompiledTable:
         if not self._can_learn(len(tokens), ids, scores):
             return
         columns = array("i", tokens), array("i", parents), array("i", path)
-        rows = _plain(ids, np.int32), _plain(scores, np.float32)
+        rows = _contiguous(ids, np.int32), _contiguous(scores, np.float32)
         own, above, last = [column.buffer_info()[0] for column in columns]
         places = last, address_of(rows[0]), address_of(rows[1])
         if self.core.learn_tree(self.address, len(tokens), own, above, before, len(path), *places):
@@ -134,18 +134,18 @@ class CompiledTable:
         if needed > len(self.keys):
             self._new_rows(min(record.capacity, max(needed, 2 * len(self.keys))))
         if needed > 1 << record.bits >> 1:
-            self._new_places(int(2 * needed - 1).bit_length())
+            self._new_slots(int(2 * needed - 1).bit_length())
 
     def _new_rows(self, count: int) -> None:
         """Room for ``count`` rows; those that are there move over."""
         width = self.width
-        self.keys = self._moved("keys", (count,), np.uint64)
-        self.older = self._moved("older", (count,), np.int32)
-        self.later = self._moved("later", (count,), np.int32)
-        self.pair_ids: IdRows = self._moved("pair_ids", (count, width), np.int32)
-        self.pair_scores: ScoreRows = self._moved("pair_scores", (count, width), np.float32)
+        self.keys = self._reallocate("keys", (count,), np.uint64)
+        self.older = self._reallocate("older", (count,), np.int32)
+        self.later = self._reallocate("later", (count,), np.int32)
+        self.pair_ids: IdRows = self._reallocate("pair_ids", (count, width), np.int32)
+        self.pair_scores: ScoreRows = self._reallocate("pair_scores", (count, width), np.float32)
 
-    def _moved(self, name: str, shape: tuple[int, ...], kind: type[np.generic]) -> npt.NDArray[Any]:
+    def _reallocate(self, name: str, shape: tuple[int, ...], kind: type[np.generic]) -> npt.NDArray[Any]:
         moved = np.empty(shape, dtype=kind)
         used = self.num_pairs
         if used:
@@ -153,10 +153,10 @@ class CompiledTable:
         self._point_to(name, moved)
         return moved
 
-    def _new_places(self, bits: int) -> None:
-        self._places = np.zeros(1 << bits if bits else 0, dtype=np.int32)
+    def _new_slots(self, bits: int) -> None:
+        self._slots = np.zeros(1 << bits if bits else 0, dtype=np.int32)
         self._record.bits = bits
-        self._point_to("places", self._places)
+        self._point_to("slots", self._slots)
         self.core.rehash(self.address)
 
     def _point_to(self, field: str, memory: npt.NDArray[Any]) -> None:
@@ -164,13 +164,13 @@ class CompiledTable:
         setattr(self._record, field, memory.ctypes.data)
 
 
-def _plain(rows: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
+def _contiguous(rows: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
     """The rows as C reads them; copied only where they are not so already."""
     flags = rows.flags
     return rows if rows.dtype == kind and flags.c_contiguous and flags.writeable else np.array(rows, kind, order="C")
 
 
-def _as_c_reads(ids: IdRows, scores: ScoreRows) -> tuple[IdRows, ScoreRows]:
+def _align_rows(ids: IdRows, scores: ScoreRows) -> tuple[IdRows, ScoreRows]:
     """Both with entries side by side and rows equally far apart; they are copied only where they are not."""
     if ids.dtype == np.int32 and scores.dtype == np.float32 and ids.strides == scores.strides and ids.strides[1] == 4:
         return ids, scores

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.drafters.checks import check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_int
 from draftwood.sources import AdaptiveNgrams
 from draftwood.tree import DraftTree
 
@@ -17,8 +17,8 @@ class AdaptiveNgramOptions:
     max_draft: int = 8  # tokens guessed at most
 
     def __post_init__(self) -> None:
-        check_whole(self, 2, "max_order")
-        check_whole(self, 1, "max_draft")
+        check_int(self, 2, "max_order")
+        check_int(self, 1, "max_draft")
 
 
 class AdaptiveNgramDrafter(Drafter):
@@ -37,5 +37,5 @@ class AdaptiveNgramDrafter(Drafter):
         guess = self._ngrams.guess(min(self.options.max_draft, budget - 1))
         return DraftTree.chain([self._ngrams.tokens[-1], *guess.tokens], "ngram", [1.0, *guess.probs])
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._ngrams.extend(verified.emitted)

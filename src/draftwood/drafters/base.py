@@ -9,7 +9,7 @@
 A drafter never sees the target's cache. What all requests of one model share (a corpus, heads) is made once by
 ``share``, or by ``attach`` where it takes more of the target than facts. What a drafter learns lives in a memory
 (``new_memory``), which lasts as long as its scope says: memory.py. Drafters that run a model of their own do so for
-all requests at once (``propose_together``).
+all requests at once (``propose_batch``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DraftRequest(NamedTuple):
 
 
 class PromptRows(NamedTuple):
-    """A stretch of the prompt that was prefilled. As in ``Verified``, the tensor is only lent."""
+    """A stretch of the prompt that was prefilled. As in ``VerifiedTree``, the tensor is only lent."""
 
     start: int  # place of its first token in the prompt
     logits: torch.Tensor  # [n, V] float32, row i is what the target says after token start + i; [0, V] if not wanted
@@ -59,7 +59,7 @@ class PromptRows(NamedTuple):
         return _best(self.logits, self.top, k)
 
 
-class Verified(NamedTuple):
+class VerifiedTree(NamedTuple):
     """One verified tree. The tensors are the target's own memory, which its next forward writes to again."""
 
     tree: DraftTree
@@ -99,9 +99,9 @@ class Drafter(ABC):
     Options: ClassVar[type[Any]] = NoOptions
     wants_prompt_logits: bool = False  # whether prefill computes logits for read_prompt
     wants_logits: bool = True  # whether ``observe`` looks at more than what was emitted and the greedy choices
-    wants_top: int = 0  # how many of the best entries of each row it asks for: `best` of Verified and PromptRows
+    wants_top: int = 0  # how many of the best entries of each row it asks for: `best` of VerifiedTree and PromptRows
     wants_taps: tuple[int, ...] = ()  # hidden states it reads, of the whole prompt too: as ``Target.set_taps`` has them
-    drafts_together: ClassVar[bool] = False  # whether propose_together is more than one propose after the other
+    drafts_in_batch: ClassVar[bool] = False  # whether propose_batch is more than one propose after the other
 
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         self.options = options
@@ -145,11 +145,11 @@ class Drafter(ABC):
     def propose(self, budget: int) -> DraftTree: ...
 
     @classmethod
-    def propose_together(cls, drafters: Sequence[Any], budgets: Sequence[int]) -> list[DraftTree]:
-        """The trees of several requests of one LLM, where ``drafts_together`` says so."""
+    def propose_batch(cls, drafters: Sequence[Any], budgets: Sequence[int]) -> list[DraftTree]:
+        """The trees of several requests of one LLM, where ``drafts_in_batch`` says so."""
         return [drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         """Learn from a verified tree, and take note of what was emitted."""
 
     def end(self) -> None:

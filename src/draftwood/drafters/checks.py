@@ -10,7 +10,7 @@ from draftwood.errors import OptionError
 LONGEST_NGRAM = 64  # every size between the shortest and the longest is indexed at every token
 
 
-def check_whole(options: Any, low: int, *names: str, high: int | None = None) -> None:
+def check_int(options: Any, low: int, *names: str, high: int | None = None) -> None:
     for name in names:
         whole(name, getattr(options, name), low, high)
 
@@ -22,11 +22,11 @@ def check_order(options: Any, low: str, high: str) -> None:
 
 
 def check_ngrams(options: Any) -> None:
-    check_whole(options, 1, "min_ngram", "max_ngram", high=LONGEST_NGRAM)
+    check_int(options, 1, "min_ngram", "max_ngram", high=LONGEST_NGRAM)
     check_order(options, "min_ngram", "max_ngram")
 
 
-def check_share(options: Any, *names: str) -> None:
+def check_fraction(options: Any, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood.drafters.base import DraftRequest, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_ngrams, check_order, check_share, check_whole
+from draftwood.drafters.base import DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int, check_ngrams, check_order
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
-from draftwood.growth import SPINE, SpinePlan, spine_tree
+from draftwood.growth import SPINE, SpineBudget, grow_spine_tree
 from draftwood.sources import ContextMatch, Match, SuffixAutomaton
 from draftwood.tree import BYPASS, DraftTree
 
@@ -56,10 +56,10 @@ class GooseOptions:
 
     def __post_init__(self) -> None:
         check_ngrams(self)
-        check_whole(self, 1, "max_draft", "bypass_length", "top_k", "branch_depth")
-        check_whole(self, 1, "table_megabytes", high=1 << 20)
-        check_share(self, "spine_share", "min_score", "smoothing", "start_rate", "low_rate", "high_rate")
-        check_share(self, "low_ratio", "middle_ratio", "high_ratio")
+        check_int(self, 1, "max_draft", "bypass_length", "top_k", "branch_depth")
+        check_int(self, 1, "table_megabytes", high=1 << 20)
+        check_fraction(self, "spine_share", "min_score", "smoothing", "start_rate", "low_rate", "high_rate")
+        check_fraction(self, "low_ratio", "middle_ratio", "high_ratio")
         check_flag(self, "repeat", "bigrams", "static", "spine_branches")
         check_choice(self, "spine", SPINES)
         check_choice(self, "match", MATCHES)
@@ -91,7 +91,7 @@ class GooseDrafter(TransitionDrafter):
         if match and self._bypasses(match, budget):
             size = budget - 1
             return DraftTree.chain([self.anchor.root, *tokens[:size]], SPINE, [1.0, *trust[:size]], BYPASS)
-        plan = SpinePlan(
+        plan = SpineBudget(
             spine_ratio=self._spine_ratio(),
             spine_share=options.spine_share,
             min_score=max(options.min_score, TINY),
@@ -99,10 +99,10 @@ class GooseDrafter(TransitionDrafter):
             best_first=options.extension == "best",
             spine_branches=options.spine_branches,
         )
-        tree = spine_tree(self.anchor, tokens, trust, self.memory.successors, budget, plan)
+        tree = grow_spine_tree(self.anchor, tokens, trust, self.memory.successors, budget, plan)
         return tree if len(tree) > 1 else DraftTree.root_only(self.anchor.root)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         sources = verified.tree.sources
         drafted = sources.count(SPINE)
         if drafted:

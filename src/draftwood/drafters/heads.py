@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import torch
 
-from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
+from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, SharedDraftModel
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.heads import ShippedHead, find_head, fingerprint, load_fitting, shipped_for, shipped_heads
-from draftwood.sources.neural import head_model
+from draftwood.sources.neural import make_head_model
 from draftwood.targets import Target, TargetInfo, TargetParts
 from draftwood.text import TextCodec
 
@@ -44,7 +44,7 @@ class HeadDrafter(NeuralDrafter):
             raise cls._without_head()
 
     @classmethod
-    def attach(cls, options: HeadOptions, target: Target, codec: TextCodec) -> Shared:
+    def attach(cls, options: HeadOptions, target: Target, codec: TextCodec) -> SharedDraftModel:
         info = target.info
         if not info.can_tap:
             raise CapabilityError(
@@ -60,8 +60,8 @@ class HeadDrafter(NeuralDrafter):
         if config.kind not in cls.kinds:
             raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
         head.bind(parts)
-        model = head_model(head, info.num_layers, MORE_SLOTS * target.num_slots)
-        return cls.sharing(model, options, info)
+        model = make_head_model(head, info.num_layers, MORE_SLOTS * target.num_slots)
+        return cls.make_shared(model, options, info)
 
     @classmethod
     def _shipped(cls) -> list[ShippedHead]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from draftwood.drafters.base import DraftRequest, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_ngrams, check_whole
-from draftwood.drafters.shapes import first_nodes, static_tree
+from draftwood.drafters.base import DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_choice, check_flag, check_int, check_ngrams
+from draftwood.drafters.shapes import static_tree, truncate_shape
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
-from draftwood.growth import Candidates, fill, fill_breadth_first, from_lookup, with_spine
+from draftwood.growth import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates
 from draftwood.sources import ContextMatch
 from draftwood.tree import DraftTree, TreeShape, sequoia
 
@@ -35,7 +35,7 @@ class IsotropicOptions:
 
     def __post_init__(self) -> None:
         check_ngrams(self)
-        check_whole(self, 1, "max_draft", "top_k", "table_megabytes")
+        check_int(self, 1, "max_draft", "top_k", "table_megabytes")
         check_choice(self, "harvest", HARVESTS)
         check_flag(self, "spine", "bigrams", "static")
 
@@ -51,17 +51,17 @@ class RankedDrafter(TransitionDrafter):
         super().begin(request)
         self._context = ContextMatch(range(self.options.min_ngram, self.options.max_ngram + 1))
         self._context.extend(request.known_text)
-        self._branches = from_lookup(self.memory.successors)
+        self._branches = lookup_candidates(self.memory.successors)
 
     @abstractmethod
     def grow(self, candidates: Candidates, budget: int, route: str) -> DraftTree: ...
 
     def propose(self, budget: int) -> DraftTree:
         match = self._context.match(self.options.max_draft) if self.options.spine else None
-        candidates = with_spine(match.tokens, match.trust(), self._branches) if match else self._branches
+        candidates = spine_candidates(match.tokens, match.trust(), self._branches) if match else self._branches
         return self.grow(candidates, budget, "spine" if match else "branch")
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._context.extend(verified.emitted)
         super().observe(verified)
 
@@ -95,7 +95,7 @@ class SequoiaOptions(IsotropicOptions):
 
     def __post_init__(self) -> None:
         IsotropicOptions.__post_init__(self)
-        check_whole(self, 1, "max_depth")
+        check_int(self, 1, "max_depth")
         acceptance_vector(self.acceptance)
         if self.tree is not None:
             static_tree(self.tree)
@@ -116,7 +116,7 @@ class SequoiaDrafter(RankedDrafter):
         if self._measured is None:
             shape = _sequoia(options.acceptance, budget, options.max_depth)
         else:
-            shape = first_nodes(self._measured, budget)
+            shape = truncate_shape(self._measured, budget)
         return fill(shape, self.anchor, candidates, route)
 
 

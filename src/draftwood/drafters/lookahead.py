@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.drafters.checks import check_flag, check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_flag, check_int
 from draftwood.sources import JacobiWindow, NgramPool
 from draftwood.tree import DraftTree, TreeBuilder
 
@@ -30,8 +30,8 @@ class LookaheadOptions:
     prompt_ngrams: bool = True  # whether n-grams of the prompt and of the output enter the pool too
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "window", "guesses", "pool_limit")
-        check_whole(self, 2, "ngram")
+        check_int(self, 1, "window", "guesses", "pool_limit")
+        check_int(self, 2, "ngram")
         check_flag(self, "prompt_ngrams")
 
 
@@ -86,7 +86,7 @@ class LookaheadDrafter(Drafter):
         self._window.place(builder, "window", WINDOW_PROB)
         return builder.build()
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         for ngram in self._advance_window(verified):
             self._pool.add(ngram)
         text = [*self._tail[1 - self.options.ngram :], *verified.emitted]
@@ -104,7 +104,7 @@ class LookaheadDrafter(Drafter):
                 node = builder.add(node, token, "pool", prob)
                 prob = POOL_PROB
 
-    def _advance_window(self, verified: Verified) -> list[tuple[int, ...]]:
+    def _advance_window(self, verified: VerifiedTree) -> list[tuple[int, ...]]:
         """Moves the window on by the target's greedy choices, and returns the n-grams found."""
         if self._window is None:
             return []

@@ -47,20 +47,20 @@ class Memory(Protocol):
     def restore(self, arrays: Arrays) -> None: ...
 
 
-class MemoryPlan(NamedTuple):
+class MemoryConfig(NamedTuple):
     """Who shares a memory, and the file it is kept in, if any."""
 
     scope: str
     path: Path | None = None
 
 
-def memory_plan(memory: object) -> MemoryPlan:
+def parse_memory(memory: object) -> MemoryConfig:
     """From what a user gave: a scope's name, or a file. A file's name has a dot or a slash in it, so that a scope
     that is misspelt makes no file."""
     if isinstance(memory, str) and memory in SCOPES:
-        return MemoryPlan(memory)
+        return MemoryConfig(memory)
     if isinstance(memory, Path) or (isinstance(memory, str) and any(mark in memory for mark in "./\\")):
-        return MemoryPlan("process", _file(memory))
+        return MemoryConfig("process", _file(memory))
     raise OptionError(
         "memory is no scope and no file", got=repr(memory), allowed=[*SCOPES, "a file as in tables.memory"]
     )
@@ -80,7 +80,7 @@ def _file(name: str | Path) -> Path:
 class MemoryKeeper:
     """Gives every request the memory that its scope says."""
 
-    def __init__(self, new: Callable[[], Memory | None], plan: MemoryPlan, target: TargetInfo) -> None:
+    def __init__(self, new: Callable[[], Memory | None], plan: MemoryConfig, target: TargetInfo) -> None:
         self._new = new
         self._plan = plan
         self._model = model_fingerprint(target)

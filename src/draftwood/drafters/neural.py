@@ -18,10 +18,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_share, check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
+from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int
 from draftwood.drafters.shapes import static_tree
-from draftwood.drafters.stand import warped
+from draftwood.drafters.stand import warp_top
 from draftwood.errors import CapabilityError
 from draftwood.growth import make_draw
 from draftwood.growth.neural import GROWTHS, Frontier, GrowthOptions, make_growth
@@ -30,7 +30,7 @@ from draftwood.targets import KERNEL_MOST, Segment, TargetInfo, TopRows, chain_p
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # tokens of a text that one pass reads
-MOST_NODES = 128  # of a tree, and of those that a draft model is run over for it
+MAX_NODES = 128  # of a tree, and of those that a draft model is run over for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,49 +46,49 @@ class NeuralOptions:
 
     def __post_init__(self) -> None:
         check_choice(self, "growth", GROWTHS)
-        check_whole(self, 0, "depth", high=MOST_NODES)
-        check_whole(self, 1, "top_k", "batch", "support", high=KERNEL_MOST)
-        check_share(self, "threshold")
+        check_int(self, 0, "depth", high=MAX_NODES)
+        check_int(self, 1, "top_k", "batch", "support", high=KERNEL_MOST)
+        check_fraction(self, "threshold")
         check_flag(self, "draw")
         static_tree(self.tree)
 
-    def for_growth(self) -> GrowthOptions:
+    def growth_options(self) -> GrowthOptions:
         shape = static_tree(self.tree) if self.growth == "static" else None
         return GrowthOptions(
             depth=self.depth or None,
             top_k=self.top_k,
             batch=self.batch,
             threshold=self.threshold,
-            shape=shape.down_to(self.depth) if shape is not None and self.depth else shape,
+            shape=shape.limit_depth(self.depth) if shape is not None and self.depth else shape,
             support=self.support,
         )
 
 
-class Shared(NamedTuple):
+class SharedDraftModel(NamedTuple):
     """What the requests of one LLM have in common."""
 
     model: DraftModel
     growth: GrowthOptions
     tag: str  # the source that nodes are said to come from
-    longest: int  # positions that a text can have, tree nodes included
+    max_positions: int  # positions that a text can have, tree nodes included
 
 
 class NeuralDrafter(Drafter):
     """One request. Subclasses say where the draft model comes from."""
 
     Options: ClassVar[type[Any]] = NeuralOptions
-    drafts_together = True
+    drafts_in_batch = True
     options: NeuralOptions
-    shared: Shared
+    shared: SharedDraftModel
 
-    def __init__(self, options: NeuralOptions, shared: Shared, memory: None = None) -> None:
+    def __init__(self, options: NeuralOptions, shared: SharedDraftModel, memory: None = None) -> None:
         super().__init__(options, shared, memory)
         self.wants_taps = shared.model.taps
         self._model = shared.model
         self._sequence: int | None = None  # None: there was no room, and nothing is drafted
 
     @classmethod
-    def share(cls, options: NeuralOptions, target: TargetInfo) -> Shared:
+    def share(cls, options: NeuralOptions, target: TargetInfo) -> SharedDraftModel:
         raise CapabilityError(
             f"The drafter {cls.name!r} needs the model itself",
             got=f"facts about {target.name}",
@@ -96,14 +96,14 @@ class NeuralDrafter(Drafter):
         )
 
     @classmethod
-    def sharing(cls, model: DraftModel, options: NeuralOptions, target: TargetInfo) -> Shared:
+    def make_shared(cls, model: DraftModel, options: NeuralOptions, target: TargetInfo) -> SharedDraftModel:
         """No text outgrows the target's context, whatever ``max_tokens`` says: no more is kept free for it."""
-        longest = min(model.longest, target.context_length + MOST_NODES)
-        growth = options.for_growth()
-        if model.deepest is not None:
-            shape = None if growth.shape is None else growth.shape.down_to(model.deepest)
-            growth = replace(growth, depth=min(growth.depth or model.deepest, model.deepest), shape=shape)
-        return Shared(model, growth, cls.name, longest)
+        max_positions = min(model.max_positions, target.context_length + MAX_NODES)
+        growth = options.growth_options()
+        if model.max_depth is not None:
+            shape = None if growth.shape is None else growth.shape.limit_depth(model.max_depth)
+            growth = replace(growth, depth=min(growth.depth or model.max_depth, model.max_depth), shape=shape)
+        return SharedDraftModel(model, growth, cls.name, max_positions)
 
     def begin(self, request: DraftRequest) -> None:
         self._params = request.params
@@ -115,7 +115,7 @@ class NeuralDrafter(Drafter):
         self._features: list[torch.Tensor] = []
         self._length = 0  # tokens that it has read
         self._root = request.prompt_ids[-1]
-        self._room = min(len(request.prompt_ids) + request.params.max_tokens + MOST_NODES, self.shared.longest)
+        self._room = min(len(request.prompt_ids) + request.params.max_tokens + MAX_NODES, self.shared.max_positions)
         self._sequence = self._model.open(self._room)
 
     def read_prompt(self, rows: PromptRows) -> None:
@@ -125,10 +125,10 @@ class NeuralDrafter(Drafter):
             self._read_text(1)  # the last may be the root, which is wanted later
 
     def propose(self, budget: int) -> DraftTree:
-        return self.propose_together([self], [budget])[0]
+        return self.propose_batch([self], [budget])[0]
 
     @classmethod
-    def propose_together(cls, drafters: Sequence[NeuralDrafter], budgets: Sequence[int]) -> list[DraftTree]:
+    def propose_batch(cls, drafters: Sequence[NeuralDrafter], budgets: Sequence[int]) -> list[DraftTree]:
         for drafter, budget in zip(drafters, budgets, strict=True):
             drafter._start(budget)
         while growing := [drafter for drafter in drafters if drafter._frontier is not None]:
@@ -140,7 +140,7 @@ class NeuralDrafter(Drafter):
                 first += segment.num_logits
         return [drafter._finish() for drafter in drafters]
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         emitted = verified.emitted
         self._root = emitted[-1]
         if self._sequence is None:
@@ -163,12 +163,12 @@ class NeuralDrafter(Drafter):
     def _start(self, budget: int) -> None:
         # A text of one token has nothing before it that a head could read.
         can = self._sequence is not None and self._unread
-        size = min(budget, MOST_NODES) if can else 1
+        size = min(budget, MAX_NODES) if can else 1
         options, tag = self.shared.growth, self.shared.tag
         self._growth = make_growth(self.options.growth, self._root, size, options, self._draw, tag)
         self._reads_root = True  # in its next pass
         self._num_run = 0  # nodes below the root that the model was run over
-        self._most_run = min(MOST_NODES, self._room - self._length - len(self._unread))
+        self._most_run = min(MAX_NODES, self._room - self._length - len(self._unread))
         self._frontier = self._next_frontier()
         if self._frontier is not None:
             self._read_text(CHUNK)
@@ -197,7 +197,7 @@ class NeuralDrafter(Drafter):
         else:
             self._num_run += size
         rows = rows.first(min(self._growth.width, rows.ids.shape[1]))
-        self._growth.grow(rows.ids, warped(rows, self._params) if self._draws else rows.probs())
+        self._growth.grow(rows.ids, warp_top(rows, self._params) if self._draws else rows.probs())
         self._frontier = self._next_frontier()
 
     def _finish(self) -> DraftTree:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
 from draftwood.tree import DraftTree
 
 
@@ -20,5 +20,5 @@ class PlainDrafter(Drafter):
     def propose(self, budget: int) -> DraftTree:
         return DraftTree.root_only(self._last)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._last = verified.emitted[-1]

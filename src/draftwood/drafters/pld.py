@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.drafters.checks import check_ngrams, check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_int, check_ngrams
 from draftwood.sources import ContextMatch
 from draftwood.tree import DraftTree
 
@@ -18,7 +18,7 @@ class PromptLookupOptions:
 
     def __post_init__(self) -> None:
         check_ngrams(self)
-        check_whole(self, 1, "max_draft")
+        check_int(self, 1, "max_draft")
 
 
 class PromptLookupDrafter(Drafter):
@@ -41,5 +41,5 @@ class PromptLookupDrafter(Drafter):
             return DraftTree.root_only(root)
         return DraftTree.chain([root, *match.tokens], "context", [1.0, *match.trust()])
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._context.extend(verified.emitted)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftwood.drafters.base import DraftRequest
-from draftwood.drafters.checks import check_choice, check_flag, check_whole
-from draftwood.drafters.shapes import first_nodes, static_tree
+from draftwood.drafters.checks import check_choice, check_flag, check_int
+from draftwood.drafters.shapes import static_tree, truncate_shape
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
-from draftwood.growth import fill, from_lookup
+from draftwood.growth import fill, lookup_candidates
 from draftwood.tree import DraftTree, TreeShape
 
 
@@ -22,8 +22,8 @@ class RecyclingOptions:
     table_megabytes: int = 128  # for pairs of tokens
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "top_k")
-        check_whole(self, 1, "table_megabytes", high=1 << 20)
+        check_int(self, 1, "top_k")
+        check_int(self, 1, "table_megabytes", high=1 << 20)
         check_choice(self, "harvest", HARVESTS)
         check_flag(self, "bigrams", "static")
         static_tree(self.tree)
@@ -39,7 +39,7 @@ class RecyclingDrafter(TransitionDrafter):
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
         self._shape: TreeShape = static_tree(self.options.tree)
-        self._candidates = from_lookup(self.memory.successors)
+        self._candidates = lookup_candidates(self.memory.successors)
 
     def propose(self, budget: int) -> DraftTree:
-        return fill(first_nodes(self._shape, budget), self.anchor, self._candidates, "branch")
+        return fill(truncate_shape(self._shape, budget), self.anchor, self._candidates, "branch")

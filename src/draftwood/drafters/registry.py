@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwood.config import DEFAULT_MEMORY, from_mapping
 from draftwood.drafters.base import Drafter
-from draftwood.drafters.memory import MemoryKeeper, memory_plan
+from draftwood.drafters.memory import MemoryKeeper, parse_memory
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean
 from draftwood.targets import Target, TargetInfo
 from draftwood.text import TextCodec
@@ -54,7 +54,7 @@ class DrafterFactory:
         codec: TextCodec | None = None,
     ) -> None:
         """Facts about a target will do for drafters that run no model of their own; others want it, and its codec."""
-        plan = memory_plan(memory)
+        plan = parse_memory(memory)
         self.cls = cls
         self.options = options
         if isinstance(target, TargetInfo) or codec is None:

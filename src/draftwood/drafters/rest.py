@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.drafters.checks import check_order, check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_int, check_order
 from draftwood.errors import OptionError
-from draftwood.growth import frequency_tree
+from draftwood.growth import grow_frequency_tree
 from draftwood.sources import Datastore
 from draftwood.targets import TargetInfo
 from draftwood.tree import DraftTree
@@ -30,7 +30,7 @@ class RetrievalOptions:
                 allowed="datastore=FILE",
                 next_step="Build one: draftwood datastore build FILES... --output NAME",
             )
-        check_whole(self, 1, "max_match", "min_match", "max_draft", "max_matches")
+        check_int(self, 1, "max_match", "min_match", "max_draft", "max_matches")
         check_order(self, "min_match", "max_match")
 
 
@@ -55,7 +55,7 @@ class RetrievalDrafter(Drafter):
         if found is None or budget < 2:
             return DraftTree.root_only(self._tail[-1])
         rows = self.shared.continuations(found, options.max_draft, options.max_matches)
-        return frequency_tree(self._tail[-1], rows, "datastore", budget)
+        return grow_frequency_tree(self._tail[-1], rows, "datastore", budget)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._tail = [*self._tail, *verified.emitted][-self.options.max_match :]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.drafters.checks import check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_int
 from draftwood.errors import OptionError
 from draftwood.sources import CorpusAutomaton, SuffixSource, load_corpus
 from draftwood.targets import TargetInfo
@@ -22,8 +22,8 @@ class SuffixOptions:
     static_bias: int = 5  # the corpus must match more than this many tokens further than the text itself
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "max_draft", "min_match")
-        check_whole(self, 0, "static_bias")
+        check_int(self, 1, "max_draft", "min_match")
+        check_int(self, 0, "static_bias")
         if not isinstance(self.corpus, str | Path | None):
             raise OptionError("sam needs the path of a file for corpus", got=self.corpus)
 
@@ -54,5 +54,5 @@ class SuffixDrafter(Drafter):
             return DraftTree.root_only(root)
         return DraftTree.chain([root, *match.tokens], self._source.source, [1.0, *match.trust()])
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._source.extend(verified.emitted)

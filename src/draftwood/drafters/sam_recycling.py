@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwood.drafters.base import DraftRequest, Verified
-from draftwood.drafters.checks import check_whole
+from draftwood.drafters.base import DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_int
 from draftwood.drafters.recycling import RecyclingDrafter, RecyclingOptions
 from draftwood.drafters.sam import SuffixDrafter, SuffixOptions
 from draftwood.drafters.transition import TransitionDrafter
@@ -26,7 +26,7 @@ class SuffixRecyclingOptions(RecyclingOptions):
 
     def __post_init__(self) -> None:
         RecyclingOptions.__post_init__(self)
-        check_whole(self, 1, "threshold")
+        check_int(self, 1, "threshold")
         self.of_suffix()
 
     def of_suffix(self) -> SuffixOptions:
@@ -34,7 +34,7 @@ class SuffixRecyclingOptions(RecyclingOptions):
         return SuffixOptions(**{field.name: getattr(self, field.name) for field in fields(SuffixOptions)})
 
 
-class _Shared(NamedTuple):
+class _SharedTables(NamedTuple):
     successors: SuccessorArrays | None
     corpus: CorpusAutomaton | None
 
@@ -48,11 +48,11 @@ class SuffixRecyclingDrafter(RecyclingDrafter):
     Options = SuffixRecyclingOptions
 
     @classmethod
-    def share(cls, options: SuffixRecyclingOptions, target: TargetInfo) -> _Shared:  # type: ignore[override]
-        return _Shared(TransitionDrafter.share(options, target), SuffixDrafter.share(options.of_suffix(), target))
+    def share(cls, options: SuffixRecyclingOptions, target: TargetInfo) -> _SharedTables:  # type: ignore[override]
+        return _SharedTables(TransitionDrafter.share(options, target), SuffixDrafter.share(options.of_suffix(), target))
 
     @classmethod
-    def new_memory(cls, options: SuffixRecyclingOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
+    def new_memory(cls, options: SuffixRecyclingOptions, target: TargetInfo, shared: _SharedTables) -> TransitionTable:
         return super().new_memory(options, target, shared.successors)
 
     def begin(self, request: DraftRequest) -> None:
@@ -68,6 +68,6 @@ class SuffixRecyclingDrafter(RecyclingDrafter):
             return super().propose(budget)
         return DraftTree.chain([self.anchor.root, *match.tokens], source.source, [1.0, *match.trust()], BYPASS)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._suffix.extend(verified.emitted)
         super().observe(verified)

@@ -27,7 +27,7 @@ def static_tree(tree: object) -> TreeShape:
 
 
 @lru_cache(maxsize=64)
-def first_nodes(shape: TreeShape, size: int) -> TreeShape:
+def truncate_shape(shape: TreeShape, size: int) -> TreeShape:
     """The first ``size`` nodes; a drafter asks for the same few sizes again and again."""
     return shape.first(size)
 

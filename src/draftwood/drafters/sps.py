@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood.drafters.neural import MOST_NODES, NeuralDrafter, NeuralOptions, Shared
+from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, NeuralOptions, SharedDraftModel
 from draftwood.errors import ModelError, OptionError
 from draftwood.sources.neural import SmallModel
 from draftwood.targets import Target, load_target
 from draftwood.text import TextCodec
 
 SAMPLES = 200  # tokens whose texts are compared
-MORE_SLOTS = 8 * MOST_NODES  # for the trees of some requests, beyond what the target holds of their texts
+MORE_SLOTS = 8 * MAX_NODES  # for the trees of some requests, beyond what the target holds of their texts
 SHOWN = 3
 
 
@@ -37,7 +37,7 @@ class SmallModelDrafter(NeuralDrafter):
             )
 
     @classmethod
-    def attach(cls, options: SmallModelOptions, target: Target, codec: TextCodec) -> Shared:
+    def attach(cls, options: SmallModelOptions, target: Target, codec: TextCodec) -> SharedDraftModel:
         info = target.info
         loaded = load_target(
             options.model,
@@ -46,7 +46,7 @@ class SmallModelDrafter(NeuralDrafter):
             cache_tokens=target.num_slots + MORE_SLOTS,
         )
         check_same_vocabulary(codec, loaded.codec, info.name, loaded.target.info.name)
-        return cls.sharing(SmallModel(loaded.target, info.vocab_size), options, info)
+        return cls.make_shared(SmallModel(loaded.target, info.vocab_size), options, info)
 
 
 def check_same_vocabulary(codec: TextCodec, other: TextCodec, name: str, other_name: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from draftwood.config import SamplingParams
-from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_top_k, check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
+from draftwood.drafters.checks import check_choice, check_flag, check_int, check_top_k
 from draftwood.drafters.shapes import static_tree
 from draftwood.growth import DRAWS, fill_drawn, make_draw
 from draftwood.sampling import MIN_TEMPERATURE
@@ -32,9 +32,9 @@ class StandOptions:
     megabytes: int = 128  # for the tables
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "max_ngram", high=6)
-        check_whole(self, 1, "top_k", high=64)
-        check_whole(self, 1, "megabytes", high=1 << 20)
+        check_int(self, 1, "max_ngram", high=6)
+        check_int(self, 1, "top_k", high=64)
+        check_int(self, 1, "megabytes", high=1 << 20)
         check_choice(self, "draw", DRAWS)
         check_choice(self, "harvest", HARVESTS)
         check_flag(self, "harvest_prompt")
@@ -82,33 +82,33 @@ class StandDrafter(Drafter):
     def propose(self, budget: int) -> DraftTree:
         return fill_drawn(self.shared, budget, self._root, self._context, self.memory, self._draw, SOURCE)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._learn(verified)
         for token in verified.emitted:
-            self._context = self.memory.extended(self._context, token)
+            self._context = self.memory.extend_context(self._context, token)
         self._root = verified.emitted[-1]
 
-    def _learn(self, verified: Verified) -> None:
+    def _learn(self, verified: VerifiedTree) -> None:
         """The target's distributions go into the tables, each under the n-grams of its own path."""
         tree, memory = verified.tree, self.memory
         if self.options.harvest == "all":
             contexts = [self._context]
             for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-                contexts.append(memory.extended(contexts[parent], token))
+                contexts.append(memory.extend_context(contexts[parent], token))
             memory.learn(contexts, *self._learnable(verified.best(self.options.top_k)))
         else:
             path = list(verified.path[: len(verified.emitted)])
             contexts = [self._context]
             for node in path[1:]:
-                contexts.append(memory.extended(contexts[-1], tree.tokens[node]))
+                contexts.append(memory.extend_context(contexts[-1], tree.tokens[node]))
             memory.learn(contexts, *self._learnable(verified.best(self.options.top_k, path)))
 
     def _learnable(self, top: TopRows) -> tuple[IdRows, ScoreRows]:
         """The likeliest tokens of every row as the request sees them: [n, K] each."""
-        return top.ids, warped(top, self._params)
+        return top.ids, warp_top(top, self._params)
 
 
-def warped(top: TopRows, params: SamplingParams) -> ScoreRows:
+def warp_top(top: TopRows, params: SamplingParams) -> ScoreRows:
     """What ``params`` make of the best tokens [n, K]: temperature, then the filters, which strike tokens that can never
     be emitted. At temperature 0 their plain probabilities.
 
@@ -120,18 +120,18 @@ def warped(top: TopRows, params: SamplingParams) -> ScoreRows:
     best = top.logits[:, :1]  # [n, 1]
     scores = np.where(np.isfinite(best), top.logits, -np.inf)  # a row without numbers has no likely token
     scores = (scores - np.where(np.isfinite(best), best, 0.0)) / max(params.temperature, MIN_TEMPERATURE)
-    probs = _normalised(np.exp(scores, dtype=np.float32))
+    probs = _normalise(np.exp(scores, dtype=np.float32))
     if 0 < params.top_k < probs.shape[1]:
         probs[:, params.top_k :] = 0.0
     if params.top_p < 1.0:
-        probs = _normalised(probs)
+        probs = _normalise(probs)
         before = np.cumsum(probs, axis=1) - probs  # [n, K] what better tokens have together
         probs[:, 1:][before[:, 1:] >= params.top_p] = 0.0
     if params.min_p > 0.0:
         probs[probs < params.min_p * probs[:, :1]] = 0.0
-    return _normalised(probs)
+    return _normalise(probs)
 
 
-def _normalised(probs: ScoreRows) -> ScoreRows:
+def _normalise(probs: ScoreRows) -> ScoreRows:
     rows: ScoreRows = probs / np.maximum(probs.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.checks import check_top_k
 from draftwood.growth import Anchor
 from draftwood.sources import IdRows, RowTable, ScoreRows, SuccessorArrays, TransitionTable, load_successors
@@ -29,7 +29,7 @@ class TransitionDrafter(Drafter):
 
     @classmethod
     def new_memory(cls, options: Any, target: TargetInfo, shared: Any) -> TransitionTable:
-        num_pairs = RowTable.rows_within(options.table_megabytes << 20, options.top_k) if options.bigrams else 0
+        num_pairs = RowTable.capacity_within(options.table_megabytes << 20, options.top_k) if options.bigrams else 0
         return TransitionTable(target.vocab_size, options.top_k, num_pairs=num_pairs, initial=shared)
 
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
@@ -50,7 +50,7 @@ class TransitionDrafter(Drafter):
         first = prompt_ids[max(start - 1, 0)]
         self.memory.learn([first, *tokens[:-1]], tokens, *_learnable(rows.best(self.options.top_k)))
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         tree, path = verified.tree, verified.path
         if self.options.harvest == "all":
             # The accepted path comes last: where a context stands at two nodes of the tree, its row stays.

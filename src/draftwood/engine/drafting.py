@@ -17,7 +17,7 @@ def draft(sessions: Sequence[Session]) -> list[Drafted | None]:
     for place, session in enumerate(sessions):
         if session.wants_tree:
             drafter = session.drafter
-            if drafter.drafts_together:
+            if drafter.drafts_in_batch:
                 groups.setdefault((type(drafter), id(drafter.shared)), []).append(place)
             else:
                 drafts[place] = _alone(drafter, session.wanted_nodes)
@@ -44,7 +44,7 @@ def _together(sessions: Sequence[Session]) -> list[Drafted]:
     drafters = [session.drafter for session in sessions]
     trees: Sequence[DraftTree | Exception]
     try:
-        trees = type(drafters[0]).propose_together(drafters, budgets)
+        trees = type(drafters[0]).propose_batch(drafters, budgets)
     except Exception as error:  # noqa: BLE001 - as above
         trees = [error] * len(drafters)
     seconds = (time.perf_counter() - started) / len(drafters)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from draftwood.engine.session import Session
-from draftwood.sampling import Warper, tokens_at
+from draftwood.sampling import Warper, draw_tokens
 
 MOST_LOGITS = 2**27  # whose distributions are held at once
 
@@ -49,7 +49,7 @@ def draw_together(logits: torch.Tensor, running: Sequence[tuple[Session, int]]) 
     for rule, members in alike.items():
         for some in _within(members, max(1, MOST_LOGITS // logits.shape[-1])):
             numbers = [number for rows in some for number in rows.numbers]
-            tokens = tokens_at(warpers[rule].probs(_gathered(logits, some)), numbers)
+            tokens = draw_tokens(warpers[rule].probs(_gathered(logits, some)), numbers)
             taken = 0
             for rows in some:
                 found[rows.place] = tokens[taken : taken + len(rows.numbers)]

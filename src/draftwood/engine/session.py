@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from draftwood.config import SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified
+from draftwood.drafters import Drafter, DraftRequest, PromptRows, VerifiedTree
 from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
 from draftwood.engine.stats import RequestStats
 from draftwood.engine.stopping import StopStrings, StopTokens
@@ -25,7 +25,7 @@ from draftwood.sizing import Load, Sizer
 from draftwood.targets import ForwardOutput, Segment, TargetInfo, chain_parents
 from draftwood.text import IncrementalDecoder, TextCodec
 from draftwood.tree import DraftTree
-from draftwood.verify import Accepted, accept_drawn, accept_greedy, accept_sampled, numbers_of
+from draftwood.verify import AcceptedPath, accept_greedy, accept_predrawn, accept_sampled, upcoming_numbers
 
 UNWRITTEN = ("", False)  # of a token whose text nobody reads
 DRAFTER_STREAM = 1  # keeps a drafter's draws apart from those of verification under one seed
@@ -206,14 +206,14 @@ class Session:
 
     def numbers(self) -> list[float]:
         """Those that draw the token after each node of its tree."""
-        return numbers_of(self._tree, self._randomness)
+        return upcoming_numbers(self._tree, self._randomness)
 
     def take(
         self, output: ForwardOutput, choices: Sequence[int], drawn: Sequence[int] | None = None
-    ) -> tuple[Accepted, TokenEvent | None]:
+    ) -> tuple[AcceptedPath, TokenEvent | None]:
         """Accepts, emits and learns; no event if that failed. ``drawn``: the token after each node, if that is known;
         then nothing in ``output`` is needed for acceptance."""
-        accepted = Accepted((0,), 0)
+        accepted = AcceptedPath((0,), 0)
         try:
             accepted = self.accept(output, choices) if drawn is None else self._accept_drawn(drawn)
             return accepted, self.emit(accepted, output, choices)
@@ -225,7 +225,7 @@ class Session:
         self.error = error
         self.finish_reason = "error"
 
-    def accept(self, output: ForwardOutput, choices: Sequence[int]) -> Accepted:
+    def accept(self, output: ForwardOutput, choices: Sequence[int]) -> AcceptedPath:
         """The longest path the target agrees with. ``choices`` are the target's greedy ids, one a node."""
         if self._takes_choices:
             return accept_greedy(self._tree, choices)
@@ -234,10 +234,10 @@ class Session:
             return accept_greedy(tree, lambda node: warper.choice(logits[node], tree.path_tokens(node)))
         return accept_sampled(tree, lambda node: warper.probs(logits[node], tree.path_tokens(node)), self._randomness)
 
-    def _accept_drawn(self, tokens: Sequence[int]) -> Accepted:
-        return accept_drawn(self._tree, tokens, self._randomness)
+    def _accept_drawn(self, tokens: Sequence[int]) -> AcceptedPath:
+        return accept_predrawn(self._tree, tokens, self._randomness)
 
-    def emit(self, accepted: Accepted, output: ForwardOutput, choices: Sequence[int]) -> TokenEvent:
+    def emit(self, accepted: AcceptedPath, output: ForwardOutput, choices: Sequence[int]) -> TokenEvent:
         """Takes the accepted tokens into the output, up to a stop condition, and tells the drafter."""
         tree, path = self._tree, accepted.path
         token_ids, texts, finish_reason = self._cut(accepted.token_ids(tree))
@@ -249,7 +249,7 @@ class Session:
         if self._sizer is not None:
             self._sizer.note(self._offered, tree, token_ids)
         self.finish_reason = finish_reason
-        self.drafter.observe(Verified(tree, output.logits, choices, path, token_ids, output.taps, output.top))
+        self.drafter.observe(VerifiedTree(tree, output.logits, choices, path, token_ids, output.taps, output.top))
         return TokenEvent(
             request_id=self.request.request_id,
             token_ids=tuple(token_ids),
@@ -286,7 +286,7 @@ class Session:
         if self._sizer is not None:
             tree = self._sizer.cut(tree, context, time.perf_counter() - started, load)
         tree = tree.first(self.capacity - context)
-        tree = tree.limited(self._num_left - 1)
+        tree = tree.limit_depth(self._num_left - 1)
         self.stats.draft_seconds += time.perf_counter() - started
         return tree
 
@@ -315,7 +315,7 @@ class Session:
             shown += rest if stopped else rest + self._stop_strings.flush()
         return shown, stopped
 
-    def _count(self, accepted: Accepted, num_emitted: int) -> None:
+    def _count(self, accepted: AcceptedPath, num_emitted: int) -> None:
         stats = self.stats
         now = time.perf_counter()
         if stats.cycles == 0:

@@ -29,7 +29,7 @@ class Start(NamedTuple):
     next_rank: int = 0  # its better successors are not to be added
 
 
-class Limits(NamedTuple):
+class GrowthLimits(NamedTuple):
     """How far a tree grows, and what its new nodes are tagged with."""
 
     source: str
@@ -38,7 +38,7 @@ class Limits(NamedTuple):
     min_score: float  # successors below are not worth a position
 
 
-def grow_best_first(builder: TreeBuilder, starts: Iterable[Start], lookup: Lookup, limits: Limits) -> None:
+def grow_best_first(builder: TreeBuilder, starts: Iterable[Start], lookup: Lookup, limits: GrowthLimits) -> None:
     """Adds nodes below the starts until the tree has ``budget`` nodes or nothing is left to add."""
     source, budget, max_depth, min_score = limits
     # The best start is the last. It is looked up when nothing in the queue is worth more than all it may lead to.

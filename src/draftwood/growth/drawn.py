@@ -17,7 +17,7 @@ import numpy.typing as npt
 from draftwood.tree import ROOT_SOURCE, DraftTree, FloatArray, Proposal, TreeShape
 
 DRAWS = ("gumbel", "multinomial", "chosen")
-NOISE_AT_ONCE = 8192
+NOISE_BLOCK = 8192
 ALMOST_NOTHING = np.float64(1e-300)  # in place of 0: far less than the smallest float32, whatever the noise
 
 Context = TypeVar("Context")
@@ -35,7 +35,7 @@ class RowSource(Protocol[Context]):
         """Which contexts are known, and their tokens [m, K] and probabilities [m, K], best first. Rows may be short:
         then they end with entries of probability 0 and a negative token."""
 
-    def extended(self, context: Context, token: int) -> Context: ...
+    def extend_context(self, context: Context, token: int) -> Context: ...
 
 
 class GumbelNoise:
@@ -44,7 +44,7 @@ class GumbelNoise:
     Each is given out once: noise that is used twice ties draws together, and output would no longer be exact.
     """
 
-    def __init__(self, rng: np.random.Generator, at_once: int = NOISE_AT_ONCE) -> None:
+    def __init__(self, rng: np.random.Generator, at_once: int = NOISE_BLOCK) -> None:
         self._rng = rng
         self._at_once = at_once
         self._noise: FloatArray = np.empty(0)
@@ -60,7 +60,7 @@ class GumbelNoise:
         return self._noise[start : self._used].reshape(num_rows, width)
 
 
-def draw_with_noise(noise: GumbelNoise) -> Draw:
+def make_gumbel_draw(noise: GumbelNoise) -> Draw:
     """All rows at once. The largest of log p + G is the smallest of exp(-G) / p, which needs no logarithm."""
 
     def draw(probs: Probs, wanted: Sequence[int]) -> list[list[int]]:
@@ -71,7 +71,7 @@ def draw_with_noise(noise: GumbelNoise) -> Draw:
     return draw
 
 
-def draw_in_turn(rng: np.random.Generator) -> Draw:
+def make_multinomial_draw(rng: np.random.Generator) -> Draw:
     """Row by row and token by token: draw one, strike it, draw the next."""
 
     def draw_row(probs: Probs, wanted: int) -> list[int]:
@@ -85,7 +85,7 @@ def draw_in_turn(rng: np.random.Generator) -> Draw:
     return lambda probs, wanted: [draw_row(row, count) for row, count in zip(probs, wanted, strict=True)]
 
 
-def draw_nothing(probs: Probs, wanted: Sequence[int]) -> list[Sequence[int]]:
+def choose_best(probs: Probs, wanted: Sequence[int]) -> list[Sequence[int]]:
     """The best entries as they stand: children are chosen."""
     return [range(probs.shape[1])] * len(probs)
 
@@ -93,8 +93,8 @@ def draw_nothing(probs: Probs, wanted: Sequence[int]) -> list[Sequence[int]]:
 def make_draw(name: str, rng: np.random.Generator) -> Draw:
     """One of DRAWS, for one request."""
     if name == "gumbel":
-        return draw_with_noise(GumbelNoise(rng))
-    return draw_in_turn(rng) if name == "multinomial" else draw_nothing
+        return make_gumbel_draw(GumbelNoise(rng))
+    return make_multinomial_draw(rng) if name == "multinomial" else choose_best
 
 
 def fill_drawn(
@@ -106,7 +106,7 @@ def fill_drawn(
     Of a drawn child nothing is told that depends on its token: its probability in the tree is one by rank. So whoever
     cuts the tree cuts it alike, whatever was drawn. Chosen children have their probability.
     """
-    plan = shape_plan(shape, max(size, 1))
+    plan = plan_shape(shape, max(size, 1))
     children, num_children = plan.children, plan.num_children
     tokens = [-1] * plan.size  # by place in the shape, as all that follows
     tokens[0] = root
@@ -130,11 +130,11 @@ def fill_drawn(
                     break
                 tokens[child] = token
                 if num_children[child]:
-                    contexts[child] = source.extended(contexts[place], token)  # type: ignore[arg-type]
+                    contexts[child] = source.extend_context(contexts[place], token)  # type: ignore[arg-type]
     if not parents:
         return DraftTree.root_only(root)
     proposals = dict(zip(parents, _proposals(levels), strict=True))
-    if draw is draw_nothing:
+    if draw is choose_best:
         return _built(plan, tokens, _worth(plan, proposals), {}, tag)
     return _built(plan, tokens, plan.worth_by_rank, proposals, tag)
 
@@ -152,7 +152,7 @@ class ShapePlan(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def shape_plan(shape: TreeShape, size: int) -> ShapePlan:
+def plan_shape(shape: TreeShape, size: int) -> ShapePlan:
     """The first ``size`` nodes; the same few are asked for again and again."""
     part = shape.first(size)
     levels = [[place for place in level if part.num_children[place]] for level in part.levels()[:-1]]

@@ -10,7 +10,7 @@ from draftwood.tree import ROOT_SOURCE, DraftTree
 PADDING = -1  # behind the end of a continuation that is shorter than the others
 
 
-def frequency_tree(
+def grow_frequency_tree(
     root_token: int,
     continuations: npt.NDArray[np.integer],  # [m, d], padded behind the end
     source: str,

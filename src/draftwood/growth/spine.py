@@ -14,13 +14,13 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from draftwood.compiled import CompiledTable
-from draftwood.growth.best_first import Limits, Lookup, Start, grow_best_first
+from draftwood.growth.best_first import GrowthLimits, Lookup, Start, grow_best_first
 from draftwood.tree import ROOT_SOURCE, DraftTree, TreeBuilder
 
 SPINE, BRANCH = "context", "transition"
 
 
-class SpinePlan(NamedTuple):
+class SpineBudget(NamedTuple):
     """How a spine tree divides its budget."""
 
     spine_ratio: float  # of the budget, at most, for the spine
@@ -38,8 +38,8 @@ class Anchor(NamedTuple):
     root: int
 
 
-def spine_tree(
-    anchor: Anchor, spine: Sequence[int], trust: Sequence[float], lookup: Lookup, budget: int, plan: SpinePlan
+def grow_spine_tree(
+    anchor: Anchor, spine: Sequence[int], trust: Sequence[float], lookup: Lookup, budget: int, plan: SpineBudget
 ) -> DraftTree:
     """``trust[i]``: how likely spine token i is right if those before it are."""
     length = min(len(spine), _floor(budget * plan.spine_ratio), budget - 1)
@@ -55,13 +55,13 @@ def spine_tree(
         if allowance:
             starts[i] = _attach(builder, starts[i], lookup, allowance, plan.min_score, leaves)
     extend = grow_best_first if plan.best_first else _grow_in_turn
-    limits = Limits(BRANCH, budget, plan.branch_depth, plan.min_score)
+    limits = GrowthLimits(BRANCH, budget, plan.branch_depth, plan.min_score)
     extend(builder, [*starts, *leaves] if plan.best_first else leaves, lookup, limits)
     return builder.build(route="spine" if length else "branch")
 
 
 def _compiled_tree(
-    table: CompiledTable, anchor: Anchor, spine: Sequence[int], trust: Sequence[float], budget: int, plan: SpinePlan
+    table: CompiledTable, anchor: Anchor, spine: Sequence[int], trust: Sequence[float], budget: int, plan: SpineBudget
 ) -> DraftTree:
     length = len(spine)
     if len(trust) != length:
@@ -84,7 +84,7 @@ def _compiled_tree(
     )
     if not size:
         raise MemoryError(f"a tree of {budget} nodes")
-    return DraftTree.sound(
+    return DraftTree.unchecked(
         tuple(nodes[:size]),
         tuple(nodes[budget : budget + size]),
         tuple(nodes[2 * budget : 2 * budget + size]),
@@ -139,7 +139,7 @@ def _attach(
     return Start(at, previous, token, value, depth, rank)
 
 
-def _grow_in_turn(builder: TreeBuilder, leaves: Sequence[Start], lookup: Lookup, limits: Limits) -> None:
+def _grow_in_turn(builder: TreeBuilder, leaves: Sequence[Start], lookup: Lookup, limits: GrowthLimits) -> None:
     """Level by level, the likeliest leaf first. A leaf gets more children the more likely it is beside the others."""
     source, budget, max_depth, min_score = limits
     level = sorted(leaves, key=lambda leaf: -leaf.value)

@@ -60,7 +60,7 @@ def fill_breadth_first(anchor: Anchor, candidates: Candidates, arity: int, budge
     return builder.build(route=route if len(builder) > 1 else "")
 
 
-def from_lookup(lookup: Lookup) -> Candidates:
+def lookup_candidates(lookup: Lookup) -> Candidates:
     """Successors as candidates."""
 
     def candidates(place: Place) -> list[Candidate]:
@@ -72,7 +72,7 @@ def from_lookup(lookup: Lookup) -> Candidates:
     return candidates
 
 
-def with_spine(spine: Sequence[int], trust: Sequence[float], others: Candidates) -> Candidates:
+def spine_candidates(spine: Sequence[int], trust: Sequence[float], others: Candidates) -> Candidates:
     """The spine's own next token first, then the others."""
 
     def candidates(place: Place) -> list[Candidate]:

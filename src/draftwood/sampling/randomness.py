@@ -42,11 +42,11 @@ class SeededRandomness:
 
     def draw(self, probs: torch.Tensor) -> int:
         if not probs.is_cpu:
-            return usable(tokens_at(probs[None], [self._next()])[0])
+            return check_drawn(draw_tokens(probs[None], [self._next()])[0])
         cumulative = np.cumsum(probs.detach().double().numpy())  # [V]
         total = cumulative[-1]
         if not 0.0 < total < np.inf:
-            return usable(UNUSABLE)
+            return check_drawn(UNUSABLE)
         # The first token whose sum exceeds the number: one of probability 0 adds nothing to the sum and is skipped.
         token = int(np.searchsorted(cumulative, self._next() * total, side="right"))
         if token == len(cumulative):  # should the product ever round up to the total: the token that reaches it
@@ -72,7 +72,7 @@ class SeededRandomness:
         return float(int(self._bits.random_raw()) >> 11) * 2.0**-53
 
 
-def tokens_at(probs: torch.Tensor, numbers: Sequence[float]) -> list[int]:
+def draw_tokens(probs: torch.Tensor, numbers: Sequence[float]) -> list[int]:
     """What ``draw`` gives for each row of ``probs [n, V]`` with its number, on the rows' device: only tokens travel.
 
     A row without a finite total gives UNUSABLE. Rows are added up block by block, and token by token only inside the
@@ -97,7 +97,7 @@ def tokens_at(probs: torch.Tensor, numbers: Sequence[float]) -> list[int]:
     return tokens
 
 
-def usable(token: int) -> int:
+def check_drawn(token: int) -> int:
     """The token; refuses the one of a row that has no total."""
     if token == UNUSABLE:
         raise ModelError(

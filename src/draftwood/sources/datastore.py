@@ -3,7 +3,7 @@
 The file is a safetensors file with two tensors, ``tokens`` (a separator closes every document) and ``suffixes``, and
 notes on what they were made from. Opening it maps it into memory and reads a few places only; a query bisects.
 
-    build(documents, vocab_size=..., tokenizer=fingerprint(codec), sources=["corpus.txt"]).save(path)
+    build_datastore(documents, vocab_size=..., tokenizer=tokenizer_fingerprint(codec)).save(path)
     store = Datastore.open(path, vocab_size=49152)
     found = store.matches(context[-16:])            # the longest end of the context that the corpus has
     rows = store.continuations(found, 10, 256)      # [m, 10], what followed there
@@ -23,7 +23,7 @@ import numpy as np
 
 from draftwood.display import readable_size
 from draftwood.progress import Progress, report
-from draftwood.sources.datastore_file import DatastoreError, Mapped, damaged, map_file, write_file
+from draftwood.sources.datastore_file import DatastoreError, MappedDatastore, damaged, map_file, write_file
 from draftwood.sources.suffix_array import BYTES_PER_TOKEN, MAX_TOKENS, SEPARATOR, Int32Array, suffix_array
 from draftwood.text import TextCodec
 
@@ -50,7 +50,7 @@ class DatastoreInfo:
     sources: tuple[str, ...]
 
 
-class Found(NamedTuple):
+class DatastoreMatch(NamedTuple):
     """A run of tokens that occurs: the stretch of the suffix array where it does."""
 
     length: int  # tokens that matched
@@ -93,13 +93,13 @@ class Datastore:
         }
         write_file(Path(path), self.tokens, self.suffixes, notes, progress)
 
-    def matches(self, tail: Sequence[int], max_length: int = 16, min_length: int = 1) -> Found | None:
+    def matches(self, tail: Sequence[int], max_length: int = 16, min_length: int = 1) -> DatastoreMatch | None:
         """The longest end of ``tail`` that occurs with something behind it, and all places where it does.
 
         Where an end occurs, all shorter ones do, so the length is found by bisection.
         """
         low, high = min_length - 1, min(max_length, len(tail))  # the longest length lies in low..high
-        best: Found | None = None
+        best: DatastoreMatch | None = None
         while low < high:
             length = (low + high + 1) // 2
             found = self.find(tail[len(tail) - length :])
@@ -109,7 +109,7 @@ class Datastore:
                 low, best = length, found
         return best
 
-    def find(self, run: Sequence[int]) -> Found | None:
+    def find(self, run: Sequence[int]) -> DatastoreMatch | None:
         """Where ``run`` occurs with something behind it: an occurrence that ends its document leads nowhere."""
         tokens, suffixes, length = self._tokens, self._suffixes, len(run)
         wanted = list(run)
@@ -122,9 +122,9 @@ class Datastore:
         if tokens[place : place + length].tolist() != wanted:
             return None
         last = bisect_right(suffixes, wanted, lo=first, key=lambda place: tokens[place : place + length].tolist())
-        return Found(length, first, last)
+        return DatastoreMatch(length, first, last)
 
-    def continuations(self, found: Found, max_tokens: int, max_matches: int) -> Int32Array:
+    def continuations(self, found: DatastoreMatch, max_tokens: int, max_matches: int) -> Int32Array:
         """What followed, one occurrence a row ``[m, max_tokens]``, -1 behind the end of a document.
 
         Of more than ``max_matches`` occurrences it takes that many, evenly spread. Rows are in ascending order.
@@ -166,7 +166,7 @@ class Datastore:
         )
 
 
-def build(
+def build_datastore(
     documents: Iterable[Sequence[int] | Int32Array],
     *,
     vocab_size: int,
@@ -198,7 +198,7 @@ def build(
     return Datastore(info, tokens, suffix_array(tokens, progress))
 
 
-def fingerprint(codec: TextCodec) -> str:
+def tokenizer_fingerprint(codec: TextCodec) -> str:
     """Tells tokenizers apart: what they make of some texts, and the text of ids from all over the vocabulary.
 
     Two files that say the same in different ways have one fingerprint, unlike their bytes.
@@ -212,7 +212,7 @@ def fingerprint(codec: TextCodec) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _read_info(mapped: Mapped) -> DatastoreInfo:
+def _read_info(mapped: MappedDatastore) -> DatastoreInfo:
     try:
         num_documents = int(mapped.notes["num_documents"])
         return DatastoreInfo(

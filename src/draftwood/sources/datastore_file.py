@@ -30,7 +30,7 @@ class DatastoreError(DraftwoodError):
     """A datastore cannot be found, read or built, or belongs to another model."""
 
 
-class Mapped(NamedTuple):
+class MappedDatastore(NamedTuple):
     path: Path
     notes: Mapping[str, str]
     tokens: Int32Array  # [n], in the file
@@ -52,7 +52,7 @@ def write_file(
                 report(progress, f"writing {path.name}", done, total)
 
 
-def map_file(path: Path) -> Mapped:
+def map_file(path: Path) -> MappedDatastore:
     """The file's parts where they lie. Only the header is read; what the tensors say is not looked at."""
     try:
         with path.open("rb") as handle:
@@ -71,7 +71,7 @@ def map_file(path: Path) -> Mapped:
     arrays = [_tensor(path, header.get(name), content, start) for name in ("tokens", "suffixes")]
     if len(arrays[0]) != len(arrays[1]) or not len(arrays[0]):
         raise damaged(path, "its parts differ in length")
-    return Mapped(path, notes, *arrays)
+    return MappedDatastore(path, notes, *arrays)
 
 
 def damaged(path: Path, why: str) -> DatastoreError:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from draftwood.sources.rowtable import NOTHING, Arrays, IdRows, RowTable, ScoreRows, check_vocabulary
 
-MOST_PROMPTS = 4096  # stretches of prompts that are remembered as read
+MAX_PROMPTS = 4096  # stretches of prompts that are remembered as read
 MAX_KEY_BITS = 120  # what a table can write down
 LAST_ID = 2**31 - 2  # so that LAST_ID - NOTHING has 31 bits
 
@@ -34,7 +34,7 @@ class NgramTables:
         self._masks = [
             (1 << self._bits * size) - 1 for size in range(max_ngram, -1, -1)
         ]  # longest n-gram first, then 0
-        self._table = RowTable(width, RowTable.rows_within(megabytes << 20, width))
+        self._table = RowTable(width, RowTable.capacity_within(megabytes << 20, width))
         self._prompts: dict[int, None] = {}  # fingerprints, the oldest first
         assert self._bits * max_ngram <= MAX_KEY_BITS
 
@@ -61,7 +61,7 @@ class NgramTables:
             context = context << self._bits | (token + 1)
         return context
 
-    def extended(self, context: int, token: int) -> int:
+    def extend_context(self, context: int, token: int) -> int:
         return (context << self._bits | (token + 1)) & self._masks[0]
 
     def contexts_along(self, before: Sequence[int], tokens: Iterable[int]) -> list[int]:
@@ -69,7 +69,7 @@ class NgramTables:
         context = self.context(before)
         contexts = []
         for token in tokens:
-            context = self.extended(context, token)
+            context = self.extend_context(context, token)
             contexts.append(context)
         return contexts
 
@@ -139,7 +139,7 @@ class NgramTables:
         fingerprint = int.from_bytes(hashlib.blake2b(read, digest_size=8).digest(), "little", signed=True)
         if fingerprint in self._prompts:
             return False
-        if len(self._prompts) >= MOST_PROMPTS:
+        if len(self._prompts) >= MAX_PROMPTS:
             del self._prompts[next(iter(self._prompts))]
         self._prompts[fingerprint] = None
         return True

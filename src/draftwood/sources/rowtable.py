@@ -49,7 +49,7 @@ class RowTable:
         return len(self._row_of)
 
     @staticmethod
-    def rows_within(num_bytes: int, width: int) -> int:
+    def capacity_within(num_bytes: int, width: int) -> int:
         """The capacity that fits into that much memory."""
         return max(1, num_bytes // (ENTRY_BYTES + 4 + 8 * width))
 

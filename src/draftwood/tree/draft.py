@@ -63,7 +63,7 @@ class DraftTree:
         return len(self.tokens)
 
     @classmethod
-    def sound(
+    def unchecked(
         cls,
         tokens: tuple[int, ...],
         parents: tuple[int, ...],
@@ -142,17 +142,17 @@ class DraftTree:
                 return child
         return None
 
-    def limited(self, max_depth: int) -> DraftTree:
+    def limit_depth(self, max_depth: int) -> DraftTree:
         """The tree without the nodes below ``max_depth``."""
         if len(self.depths) <= max_depth or max(self.depths) <= max_depth:
             return self
-        return self.part([node for node, depth in enumerate(self.depths) if depth <= max_depth])
+        return self.select([node for node, depth in enumerate(self.depths) if depth <= max_depth])
 
     def first(self, size: int) -> DraftTree:
         """The tree of the first ``size`` nodes."""
-        return self if size >= len(self.tokens) else self.part(range(size))
+        return self if size >= len(self.tokens) else self.select(range(size))
 
-    def part(self, kept: Sequence[int]) -> DraftTree:
+    def select(self, kept: Sequence[int]) -> DraftTree:
         """The tree of these nodes, ascending, parents included. Where siblings go, they go from the end and whatever
         tokens they carry, so that drawn ones stay exact."""
         if len(kept) == len(self.tokens):
@@ -165,7 +165,7 @@ class DraftTree:
         if not kept or kept[0] != 0 or size in parents or not all(map(lt, kept, kept[1:])):
             raise TreeError("A part of a tree has its nodes in order, and their parents with them", got=list(kept))
         inner = set(parents)
-        return DraftTree.sound(
+        return DraftTree.unchecked(
             tokens=pick(self.tokens),
             parents=parents,
             depths=pick(self.depths),
@@ -235,7 +235,7 @@ class TreeBuilder:
 
 @lru_cache(maxsize=KEPT_ROOTS, typed=True)
 def _root_only(token: int) -> DraftTree:
-    return DraftTree.sound((token,), (-1,), (0,), (ROOT_SOURCE,), (1.0,))
+    return DraftTree.unchecked((token,), (-1,), (0,), (ROOT_SOURCE,), (1.0,))
 
 
 def _check(tree: DraftTree) -> None:

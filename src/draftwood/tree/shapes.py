@@ -79,7 +79,7 @@ class TreeShape:
         kept = max(size, 0)
         return TreeShape(self.parents[:kept], self.ranks[:kept])
 
-    def down_to(self, depth: int) -> TreeShape:
+    def limit_depth(self, depth: int) -> TreeShape:
         """The nodes at most so deep."""
         kept = [node for node, own in enumerate(self.depths) if own <= depth]
         number = {node: place for place, node in enumerate(kept)}

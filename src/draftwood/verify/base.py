@@ -8,7 +8,7 @@ from typing import NamedTuple
 from draftwood.tree import DraftTree
 
 
-class Accepted(NamedTuple):
+class AcceptedPath(NamedTuple):
     """The outcome of one cycle."""
 
     path: tuple[int, ...]  # accepted nodes, root first
@@ -21,7 +21,7 @@ class Accepted(NamedTuple):
         return token_ids
 
 
-def walk(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
+def walk(tree: DraftTree, token_after: Callable[[int], int]) -> AcceptedPath:
     """Follows the child that carries the target's token until there is none; that last token is the bonus.
 
     ``token_after(node)`` is asked for the nodes of the path alone, once each, from the root on.
@@ -31,6 +31,6 @@ def walk(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
         token = token_after(node)
         child = tree.child_with(node, token)
         if child is None:
-            return Accepted(tuple(path), token)
+            return AcceptedPath(tuple(path), token)
         node = child
         path.append(node)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from draftwood.tree import DraftTree
-from draftwood.verify.base import Accepted, walk
+from draftwood.verify.base import AcceptedPath, walk
 
 
-def accept_greedy(tree: DraftTree, choices: Sequence[int] | Callable[[int], int]) -> Accepted:
+def accept_greedy(tree: DraftTree, choices: Sequence[int] | Callable[[int], int]) -> AcceptedPath:
     """``choices[i]`` (or ``choices(i)``, asked for visited nodes only) is the target's choice after node i."""
     return walk(tree, choices if callable(choices) else choices.__getitem__)

@@ -20,14 +20,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from draftwood.sampling import Randomness, SeededRandomness, usable
+from draftwood.sampling import Randomness, SeededRandomness, check_drawn
 from draftwood.tree import DraftTree, FloatArray, IntArray, Proposal
-from draftwood.verify.base import Accepted, walk
+from draftwood.verify.base import AcceptedPath, walk
 
 TINY = float(np.finfo(np.float64).tiny)
 
 
-def accept_sampled(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], randomness: Randomness) -> Accepted:
+def accept_sampled(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], randomness: Randomness) -> AcceptedPath:
     """``probs_of(node)`` [V] is the target's distribution after a node; it is asked for visited nodes only."""
 
     def token_after(node: int) -> int:
@@ -51,20 +51,20 @@ def accept_sampled(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], ran
     return walk(tree, token_after)
 
 
-def numbers_of(tree: DraftTree, randomness: SeededRandomness) -> list[float]:
-    """The number that draws the token after each node, if that is reached. With ``accept_drawn`` the same as
+def upcoming_numbers(tree: DraftTree, randomness: SeededRandomness) -> list[float]:
+    """The number that draws the token after each node, if that is reached. With ``accept_predrawn`` the same as
     ``accept_sampled`` for a tree of chosen children.
 
     There the token after a node is one draw, and which number it takes is settled by the node's depth. So the tokens of
-    all nodes, and of many trees, can be drawn together where the distributions are (``tokens_at``).
+    all nodes, and of many trees, can be drawn together where the distributions are (``draw_tokens``).
     """
     numbers = randomness.upcoming(1 + max(tree.depths))
     return [numbers[depth] for depth in tree.depths]
 
 
-def accept_drawn(tree: DraftTree, tokens: Sequence[int], randomness: SeededRandomness) -> Accepted:
-    """``tokens``: what was drawn after each node with ``numbers_of``; those that were needed are used up."""
-    accepted = walk(tree, lambda node: usable(tokens[node]))
+def accept_predrawn(tree: DraftTree, tokens: Sequence[int], randomness: SeededRandomness) -> AcceptedPath:
+    """``tokens``: what was drawn after each node with ``upcoming_numbers``; those that were needed are used up."""
+    accepted = walk(tree, lambda node: check_drawn(tokens[node]))
     randomness.skip(len(accepted.path))
     return accepted
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood.growth.drawn import ALMOST_NOTHING, Draw, Ids, Probs, draw_nothing
+from draftwood.growth.drawn import ALMOST_NOTHING, Draw, Ids, Probs, choose_best
 from draftwood.tree import ROOT_SOURCE, DraftTree, Proposal, TreeShape
 
 
@@ -47,13 +47,13 @@ class GrowthOptions:
     hit: float = 0.7  # drawn: the chance of a child, once its parent was accepted and no sibling before it was
 
 
-class Plan(NamedTuple):
+class GrowthSpec(NamedTuple):
     """What a growth is made from, besides its policy."""
 
     root: int
     budget: int  # nodes, the root included
     options: GrowthOptions
-    draw: Draw = draw_nothing  # for one request; `draw_nothing`: children are chosen
+    draw: Draw = choose_best  # for one request; `choose_best`: children are chosen
     tag: str = "draft"  # the source of all nodes but the root
 
 
@@ -67,19 +67,19 @@ class Growth(ABC):
     is_drawn: bool  # whether children are drawn from what the source says
     expansion_of: list[int]  # of every node of `tree()` its number in the order of expansion; -1: not expanded
 
-    def __init__(self, plan: Plan, width: int) -> None:
-        self._plan = plan
-        self.is_drawn = plan.draw is not draw_nothing
-        self.width = plan.options.support if self.is_drawn else max(width, 1)
+    def __init__(self, spec: GrowthSpec, width: int) -> None:
+        self._spec = spec
+        self.is_drawn = spec.draw is not choose_best
+        self.width = spec.options.support if self.is_drawn else max(width, 1)
         # All known nodes, parents and better or earlier siblings first.
-        self._tokens = [plan.root]
+        self._tokens = [spec.root]
         self._parents = [-1]
         self._depths = [0]
         self._probs = [1.0]
         self._expansions = [-1]
         self._num_expanded = 0
         self._proposals: dict[int, Proposal] = {}
-        self._next = [0] if plan.budget > 1 else []
+        self._next = [0] if spec.budget > 1 else []
 
     def frontier(self) -> Frontier | None:
         """The nodes to be expanded now; None where the tree is done. The first are the root alone, if the budget has
@@ -96,7 +96,7 @@ class Growth(ABC):
         nodes = self._next
         probs = np.where((token_ids >= 0) & (probs > 0.0), np.minimum(probs, np.float32(1.0)), np.float32(0.0))
         counts = [self._num_children(node) for node in nodes]
-        entries = self._plan.draw(probs, counts)
+        entries = self._spec.draw(probs, counts)
         if self.is_drawn:
             self._note_proposals(token_ids, probs)
         first = len(self._tokens)
@@ -115,11 +115,11 @@ class Growth(ABC):
         number = dict(zip(order, range(len(order)), strict=True))
         parents, depths, tokens, expansions = self._parents, self._depths, self._tokens, self._expansions
         self.expansion_of = [expansions[node] for node in order]
-        return DraftTree.sound(
+        return DraftTree.unchecked(
             tokens=tuple([tokens[node] for node in order]),
             parents=(-1, *[number[parents[node]] for node in order[1:]]),
             depths=tuple([depths[node] for node in order]),
-            sources=(ROOT_SOURCE, *(self._plan.tag,) * (len(order) - 1)),
+            sources=(ROOT_SOURCE, *(self._spec.tag,) * (len(order) - 1)),
             probs=tuple([self._probs[node] for node in order]),
             proposals={number[node]: proposal for node, proposal in self._proposals.items()},
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftwood.growth.drawn import shape_plan
-from draftwood.growth.neural.base import Growth, Plan
+from draftwood.growth.drawn import plan_shape
+from draftwood.growth.neural.base import Growth, GrowthSpec
 from draftwood.tree import TreeShape
 
 
@@ -13,9 +13,9 @@ class ShapedGrowth(Growth):
     """`static`, and `chain`, which is the plainest shape: child r of a node is its r-th best successor, or its r-th
     draw. Where a source knows fewer, the rest of the shape stays empty."""
 
-    def __init__(self, plan: Plan, shape: TreeShape) -> None:
-        self._shape = shape_plan(shape, max(plan.budget, 1))
-        super().__init__(plan, width=max(self._shape.num_children))
+    def __init__(self, spec: GrowthSpec, shape: TreeShape) -> None:
+        self._shape = plan_shape(shape, max(spec.budget, 1))
+        super().__init__(spec, width=max(self._shape.num_children))
         self._places = [0]  # in the shape, of every known node
         if self._shape.size == 1:
             self._next = []

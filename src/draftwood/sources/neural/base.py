@@ -31,8 +31,8 @@ class DraftModel(ABC):
     """Runs packed trees of several sequences, as a target does, for drafting."""
 
     taps: tuple[int, ...] = ()  # the hidden states of the target that text nodes must come with
-    longest: int  # positions that a sequence can have
-    deepest: int | None = None  # the last level that it can say anything about; None: there is none
+    max_positions: int  # positions that a sequence can have
+    max_depth: int | None = None  # the last level that it can say anything about; None: there is none
     keeps_drafts: bool = True  # whether what it computed for accepted nodes is as good as if they had been text
 
     @abstractmethod

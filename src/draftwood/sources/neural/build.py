@@ -7,7 +7,7 @@ from draftwood.sources.neural.head import AheadModel, EagleModel, HeadModel
 from draftwood.targets.native import cuda
 
 
-def head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
+def make_head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
     """A head, bound to its target of ``num_layers`` layers, as a source with a cache of so many positions."""
     taps = head.config.taps_for(num_layers)
     if isinstance(head, (MedusaHead, HydraHead)):

@@ -35,7 +35,7 @@ class HeadModel(DraftModel):
         config, device = head.config, head.parts.embed.device
         dtype = next(head.parameters()).dtype
         self.taps = taps
-        self.longest = num_slots
+        self.max_positions = num_slots
         self._head = head
         self._device = device
         self._dtype = dtype
@@ -109,7 +109,7 @@ class AheadModel(HeadModel):
 
     def __init__(self, head: MedusaHead | HydraHead, taps: tuple[int, ...], num_slots: int) -> None:
         super().__init__(head, taps, num_slots)
-        self.deepest = head.config.num_heads_ahead
+        self.max_depth = head.config.num_heads_ahead
         self._tokens = [0] * num_slots  # by slot
 
     def _logits(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:

@@ -23,7 +23,7 @@ class SmallModel(DraftModel):
             )
         self.target = target
         self._num_tokens = num_tokens
-        self.longest = min(target.info.context_length, target.num_slots)
+        self.max_positions = min(target.info.context_length, target.num_slots)
 
     def open(self, capacity: int) -> int | None:
         return self.target.open(capacity) if self.target.can_open(capacity) else None
