@@ -21,7 +21,7 @@ from draftwood.drafters.isotropic import (
     RankedDrafter,
     SequoiaDrafter,
     SequoiaOptions,
-    acceptance_vector,
+    parse_acceptance,
 )
 from draftwood.drafters.recycling import RecyclingDrafter
 from draftwood.drafters.sam_recycling import SuffixRecyclingDrafter
@@ -180,7 +180,7 @@ def test_what_was_emitted_is_matched_next() -> None:
 def test_sequoia_has_the_shape_of_its_programme(budget: int, options: dict[str, Any]) -> None:
     table = full_table()
     made = SequoiaOptions(**options)
-    shape = sequoia(acceptance_vector(made.acceptance), budget, made.max_depth)[0]
+    shape = sequoia(parse_acceptance(made.acceptance), budget, made.max_depth)[0]
     tree = begun(SequoiaDrafter, NEW_TEXT, table, **options).propose(budget)
     assert_filled_with_ranks(tree, shape, table, 2)
     assert begun(SequoiaDrafter, COPYING, table, **options).propose(budget).parents == shape.parents
@@ -206,7 +206,7 @@ def test_acceptance_that_is_none_is_refused(acceptance: object) -> None:
 
 
 def test_acceptance_may_sum_to_one() -> None:
-    assert acceptance_vector("0.7, 0.2,0.1") == (0.7, 0.2, 0.1)
+    assert parse_acceptance("0.7, 0.2,0.1") == (0.7, 0.2, 0.1)
 
 
 @pytest.mark.parametrize("drafter", ["iso3", "iso5", "sequoia"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest, VerifiedTree
-from draftwood.drafters.lookahead import LookaheadDrafter, LookaheadOptions, window_shape
+from draftwood.drafters.lookahead import LookaheadDrafter, LookaheadOptions, fit_window
 from draftwood.errors import OptionError
 from draftwood.sources.lookahead import JacobiWindow, NgramPool
 from draftwood.tree import DraftTree, TreeBuilder
@@ -141,11 +141,11 @@ def test_columns_fill_then_shift_and_wait_where_there_is_no_answer() -> None:
     [(1, (0, 4)), (3, (0, 4)), (4, (1, 1)), (8, (1, 3)), (9, (1, 4)), (60, (7, 4)), (121, (15, 4)), (500, (15, 4))],
 )
 def test_the_window_takes_half_of_a_small_budget(budget: int, shape: tuple[int, int]) -> None:
-    assert window_shape(LookaheadOptions(), budget) == shape
+    assert fit_window(LookaheadOptions(), budget) == shape
 
 
 def test_the_window_takes_what_few_candidates_leave() -> None:
-    assert window_shape(LookaheadOptions(guesses=2), 60) == (12, 4)  # 59 positions less two candidates of four
+    assert fit_window(LookaheadOptions(guesses=2), 60) == (12, 4)  # 59 positions less two candidates of four
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_pooled_ngrams_end_in_the_choice_behind_their_column(
     """Whatever part of a tree is verified, and although the script sees every token before a node."""
     options = LookaheadOptions(ngram=ngram, prompt_ngrams=False, window=5, guesses=4)
     run = cycles(by_whole_text, options, prompt, budget, cuts)
-    depth = window_shape(options, budget).depth
+    depth = fit_window(options, budget).depth
     pooled: set[tuple[int, ...]] = set()
     for number, cycle in zip(range(12), run, strict=False):
         firsts = [column[0] for column in cycle.columns]

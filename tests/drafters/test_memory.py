@@ -34,7 +34,7 @@ def test_scopes_and_files_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", ["proces", "", "Process", None, 3, True, ["prompt"], b"tables.memory"])
 def test_what_is_neither_is_refused(memory: Any) -> None:
-    with pytest.raises(OptionError, match="memory is no scope and no file") as refused:
+    with pytest.raises(OptionError, match="memory is not a scope or a file name") as refused:
         open_llm(memory)
     assert repr(memory) in str(refused.value)
     assert "request, prompt, process" in str(refused.value)

@@ -1,4 +1,4 @@
-"""Drafters: named recipes of sources and growth, and the registry they are found in."""
+"""Drafters by name: each combines sources of guesses with a growth policy."""
 
 from draftwood.drafters.base import Drafter, DraftRequest, NoOptions, PromptRows, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int

@@ -1,4 +1,4 @@
-"""Adaptive n-gram parallel decoding: guess with the n-gram statistics of the prompt and the output so far."""
+"""Adaptive n-gram parallel decoding (ANPD): guess from n-gram counts of the prompt and the output so far."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from draftwood.tree import DraftTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptiveNgramOptions:
-    max_order: int = 5  # the largest n: up to n-1 tokens tell the next one
-    max_draft: int = 8  # tokens guessed at most
+    max_order: int = 5  # largest n: the next token is guessed from up to n-1 tokens
+    max_draft: int = 8  # maximum length of the draft
 
     def __post_init__(self) -> None:
         check_int(self, 2, "max_order")

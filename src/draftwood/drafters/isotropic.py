@@ -1,7 +1,7 @@
-"""Trees whose shape does not care where a guess comes from: the baselines that a spine tree is measured against.
+"""Trees whose shape does not depend on the source of a guess: baselines for the spine tree of GOOSE.
 
-They take the candidates GOOSE takes, the copied token first and the best successors after it: k of them at every node,
-or as many as Sequoia's programme makes of the acceptance by rank.
+They use the same candidates as GOOSE, first the copied token, then the best successors: k children at every node, or
+the tree that Sequoia's dynamic program finds for the acceptance rates by rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from draftwood.tree import DraftTree, TreeShape, sequoia
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IsotropicOptions:
-    spine: bool = True  # False: successors alone
+    spine: bool = True  # False: successors only
     min_ngram: int = 3
     max_ngram: int = 5
     max_draft: int = 20
@@ -41,7 +41,7 @@ class IsotropicOptions:
 
 
 class RankedDrafter(TransitionDrafter):
-    """Ranks copied tokens before successors; ``grow`` puts them into a tree."""
+    """Ranks the copied token before the successors; ``grow`` builds the tree from these candidates."""
 
     guesses_from = "the text so far, and logits of earlier passes"
     copies_text = True
@@ -89,14 +89,14 @@ class Iso5Drafter(UniformDrafter):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequoiaOptions(IsotropicOptions):
-    acceptance: str = "0.53,0.11,0.05,0.03,0.02,0.015,0.01,0.01,0.01,0.005"  # of rank 0, 1, ... given the parent
+    acceptance: str = "0.53,0.11,0.05,0.03,0.02,0.015,0.01,0.01,0.01,0.005"  # rate of rank 0, 1, ... given the parent
     max_depth: int = 20
-    tree: str | None = None  # a JSON file instead, as `draftwood tune --static-tree` writes it
+    tree: str | None = None  # use this tree instead: a JSON file of `draftwood tune --static-tree`
 
     def __post_init__(self) -> None:
         IsotropicOptions.__post_init__(self)
         check_int(self, 1, "max_depth")
-        acceptance_vector(self.acceptance)
+        parse_acceptance(self.acceptance)
         if self.tree is not None:
             static_tree(self.tree)
 
@@ -120,21 +120,21 @@ class SequoiaDrafter(RankedDrafter):
         return fill(shape, self.anchor, candidates, route)
 
 
-def acceptance_vector(text: object) -> tuple[float, ...]:
-    """``0.5,0.1,0.05``: how often the best, the second, the third candidate is the right one."""
+def parse_acceptance(text: object) -> tuple[float, ...]:
+    """Parse ``0.5,0.1,0.05``: how often the best, second and third candidate is right."""
     try:
         vector = tuple(float(part) for part in str(text).split(","))
     except ValueError:
         vector = ()
-    if not vector or not all(value >= 0.0 for value in vector) or sum(vector) > 1.0 + 1e-9:  # nor nan
+    if not vector or not all(value >= 0.0 for value in vector) or sum(vector) > 1.0 + 1e-9:  # also rejects NaN
         raise OptionError(
-            "acceptance is no row of probabilities",
+            "acceptance is not a list of probabilities",
             got=repr(text),
-            allowed="as in 0.5,0.1,0.05: by rank, none negative, no more than 1 in all",
+            allowed="rates by rank such as 0.5,0.1,0.05: none negative, at most 1 in total",
         )
     return vector
 
 
 @lru_cache(maxsize=64)
 def _sequoia(acceptance: str, budget: int, max_depth: int) -> TreeShape:
-    return sequoia(acceptance_vector(acceptance), budget, max_depth)[0]
+    return sequoia(parse_acceptance(acceptance), budget, max_depth)[0]

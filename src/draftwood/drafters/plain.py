@@ -1,4 +1,4 @@
-"""Plain decoding: the same cycle with a tree that is only its root."""
+"""Plain decoding: the same cycle with a tree that has only its root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompt lookup: copy what followed the last tokens when they occurred before."""
+"""Prompt lookup decoding: copy what followed an earlier occurrence of the last tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from draftwood.tree import DraftTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLookupOptions:
-    max_ngram: int = 3  # longest run of last tokens to look for
+    max_ngram: int = 3  # longest n-gram to look up
     min_ngram: int = 1
-    max_draft: int = 20  # tokens copied at most
+    max_draft: int = 20  # maximum number of copied tokens
 
     def __post_init__(self) -> None:
         check_ngrams(self)

@@ -1,4 +1,4 @@
-"""Token recycling: a static tree filled from the successors that earlier passes saw."""
+"""Token recycling: a static tree filled with the top successors from earlier passes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from draftwood.tree import DraftTree, TreeShape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecyclingOptions:
-    top_k: int = 8  # successors kept of each token
+    top_k: int = 8  # successors kept per token
     tree: str = "heuristic"  # or a JSON file
-    harvest: str = "all"  # rows of every node, or of "accepted" ones alone
+    harvest: str = "all"  # learn from every verified node, or only from "accepted" ones
     bigrams: bool = False
-    static: bool = True  # start from the model's own successor table, where `draftwood tune` made one
-    table_megabytes: int = 128  # for pairs of tokens
+    static: bool = True  # start from the successor table of the model, if `draftwood tune` has built one
+    table_megabytes: int = 128  # memory for token pairs
 
     def __post_init__(self) -> None:
         check_int(self, 1, "top_k")

@@ -1,4 +1,4 @@
-"""Retrieval: what followed the last tokens in a corpus, merged into one tree."""
+"""REST: retrieve what followed the last tokens in a corpus and merge it into one tree."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from draftwood.tree import DraftTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrievalOptions:
-    datastore: str | None = None  # the file; there is no drafting without one
-    max_match: int = 16  # longest run of last tokens to look for
+    datastore: str | None = None  # required: the file
+    max_match: int = 16  # longest suffix to look up
     min_match: int = 1
-    max_draft: int = 10  # tokens taken from an occurrence
-    max_matches: int = 256  # occurrences that are merged, evenly spread over all there are
+    max_draft: int = 10  # tokens per match
+    max_matches: int = 256  # maximum number of merged matches, spread evenly over all
 
     def __post_init__(self) -> None:
         if not isinstance(self.datastore, (str, os.PathLike)) or not os.fspath(self.datastore):
             raise OptionError(
-                "rest drafts from a datastore, and none was named",
+                "The drafter 'rest' needs a datastore",
                 got=None if self.datastore is None else repr(self.datastore),
                 allowed="datastore=FILE",
                 next_step="Build one: draftwood datastore build FILES... --output NAME",

@@ -1,4 +1,4 @@
-"""Suffix automaton decoding: copy what followed the longest end of the text that occurred before, of any length."""
+"""Suffix automaton decoding: copy what followed the longest suffix of the text that occurred before."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from draftwood.tree import DraftTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuffixOptions:
-    max_draft: int = 40  # tokens copied at most
+    max_draft: int = 40  # maximum number of copied tokens
     min_match: int = 1  # shorter matches draft nothing
-    corpus: str | Path | None = None  # a datastore to look in as well, or token ids in .npy, -1 between documents
-    static_bias: int = 5  # the corpus must match more than this many tokens further than the text itself
+    corpus: str | Path | None = None  # also match in a datastore, or in token ids in .npy, -1 between documents
+    static_bias: int = 5  # use the corpus if its match is longer than that in the text by more than this
 
     def __post_init__(self) -> None:
         check_int(self, 1, "max_draft", "min_match")

@@ -1,4 +1,4 @@
-"""Suffix automaton decoding with a net: where the match is short, the tree of token recycling."""
+"""Suffix automaton decoding with a fallback: token recycling if the match is short."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from draftwood.tree import BYPASS, DraftTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuffixRecyclingOptions(RecyclingOptions):
-    threshold: int = 5  # shorter matches leave the cycle to the tree
-    max_draft: int = 40  # this and the following as in sam
+    threshold: int = 5  # shorter matches fall back to token recycling
+    max_draft: int = 40  # this and the following as in `sam`
     min_match: int = 1
     corpus: str | Path | None = None
     static_bias: int = 5
@@ -27,10 +27,10 @@ class SuffixRecyclingOptions(RecyclingOptions):
     def __post_init__(self) -> None:
         RecyclingOptions.__post_init__(self)
         check_int(self, 1, "threshold")
-        self.of_suffix()
+        self.suffix_options()
 
-    def of_suffix(self) -> SuffixOptions:
-        """Those that sam has too, checked by it."""
+    def suffix_options(self) -> SuffixOptions:
+        """The options of `sam`, checked by it."""
         return SuffixOptions(**{field.name: getattr(self, field.name) for field in fields(SuffixOptions)})
 
 
@@ -49,7 +49,9 @@ class SuffixRecyclingDrafter(RecyclingDrafter):
 
     @classmethod
     def share(cls, options: SuffixRecyclingOptions, target: TargetInfo) -> _SharedTables:  # type: ignore[override]
-        return _SharedTables(TransitionDrafter.share(options, target), SuffixDrafter.share(options.of_suffix(), target))
+        return _SharedTables(
+            TransitionDrafter.share(options, target), SuffixDrafter.share(options.suffix_options(), target)
+        )
 
     @classmethod
     def new_memory(cls, options: SuffixRecyclingOptions, target: TargetInfo, shared: _SharedTables) -> TransitionTable:
