@@ -155,7 +155,7 @@ def test_rows_of_one_level_are_drawn_independently() -> None:
 
 
 def test_noise_is_never_given_out_twice() -> None:
-    noise = GumbelNoise(np.random.default_rng(0), at_once=64)
+    noise = GumbelNoise(np.random.default_rng(0), block=64)
     taken = np.concatenate([noise.take(rows, 10).ravel() for rows in (1, 3, 2, 5, 9, 1, 1)])
     assert len(taken) == 220
     assert len(set(taken.tolist())) == 220

@@ -129,8 +129,8 @@ def test_committed_tokens_count_like_tokens_passed_in() -> None:
         passed = Warper(params, PROMPT)
         committed = Warper(params, PROMPT)
         for cut in range(len(OUTPUT) + 1):
-            expected = passed.processed(logits, OUTPUT)
-            assert torch.equal(committed.processed(logits, OUTPUT[cut:]), expected)
+            expected = passed.penalise(logits, OUTPUT)
+            assert torch.equal(committed.penalise(logits, OUTPUT[cut:]), expected)
             committed.commit(OUTPUT[cut : cut + 1])
 
 
@@ -146,8 +146,8 @@ def test_the_logits_are_left_alone() -> None:
 def test_prompt_ids_beyond_the_output_layer_are_ignored() -> None:
     logits = random_logits(0, 20)
     params = SamplingParams(repetition_penalty=1.5)
-    with_strangers = Warper(params, [*PROMPT, 20, 99]).processed(logits)
-    assert torch.equal(with_strangers, Warper(params, PROMPT).processed(logits))
+    with_strangers = Warper(params, [*PROMPT, 20, 99]).penalise(logits)
+    assert torch.equal(with_strangers, Warper(params, PROMPT).penalise(logits))
 
 
 def test_temperature_zero_is_the_lowest_of_the_best() -> None:

@@ -1,4 +1,4 @@
-"""Policies that turn suggestions into a tree."""
+"""Growth policies: turn suggested tokens into a tree."""
 
 from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
 from draftwood.growth.prefix_tree import grow_frequency_tree

@@ -1,4 +1,4 @@
-"""Logits to probabilities, and the draws from them."""
+"""From logits to probabilities, and sampling from them."""
 
 from draftwood.sampling.randomness import Randomness, SeededRandomness, check_drawn, draw_tokens
 from draftwood.sampling.warp import MIN_TEMPERATURE, Warper

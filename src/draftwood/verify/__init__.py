@@ -1,4 +1,4 @@
-"""Exact acceptance: from a tree, the target's word on its nodes and chance to an accepted path."""
+"""Exact verification: from a tree, the target's predictions and random numbers to an accepted path."""
 
 from draftwood.verify.base import AcceptedPath, walk
 from draftwood.verify.greedy import accept_greedy
