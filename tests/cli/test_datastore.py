@@ -204,7 +204,7 @@ def test_missing_files_and_empty_folders_are_refused(draftwood_command: Command,
 def test_showing_what_is_no_datastore_is_refused(draftwood_command: Command, corpus: Path) -> None:
     result = draftwood_command("datastore", "show", str(corpus / "b.txt"))
     assert result.code == 2
-    assert "This file is no datastore" in result.err
+    assert "This file is not a datastore" in result.err
 
 
 # -- reading texts ---------------------------------------------------------------------------------------------------

@@ -260,7 +260,7 @@ def test_a_missing_file_is_refused_with_the_command_that_makes_one(tmp_path: Pat
 )
 def test_foreign_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(DatastoreError, match="This file is no datastore"):
+    with pytest.raises(DatastoreError, match="This file is not a datastore"):
         Datastore.open(tmp_path / "file")
 
 
@@ -268,7 +268,7 @@ def test_other_safetensors_files_and_folders_are_refused(saved: Path) -> None:
     with pytest.raises(DatastoreError, match="cannot be read"):
         Datastore.open(saved.parent)
     with_header(saved, lambda header: header["__metadata__"].update(format="pt"))
-    with pytest.raises(DatastoreError, match="This file is no datastore"):
+    with pytest.raises(DatastoreError, match="This file is not a datastore"):
         Datastore.open(saved)
 
 

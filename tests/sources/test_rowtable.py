@@ -87,7 +87,7 @@ def test_it_grows_as_it_fills(calls: list[list[int]], capacity: int) -> None:
 @given(st.lists(st.lists(st.integers(0, 40), max_size=20), max_size=40), st.integers(8, 30))
 def test_it_does_the_same_where_it_looks_for_several_old_entries_at_once(calls: list[list[int]], capacity: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rowtable, "LOOKUPS", 4)  # a fourth of the table at once
+        patch.setattr(rowtable, "EVICTION_BATCHES", 4)  # a fourth of the table at once
         table, slow = RowTable(WIDTH, capacity), SlowTable(capacity)
         write_all(calls, table, slow)
     assert content(table, range(41)) == slow.rows

@@ -1,41 +1,41 @@
-/* The transition table: the best successors by token, and by pair of tokens in a bounded table.
+/* The transition table: top successors by token, and by pair of tokens in a bounded table.
  *
- * All memory belongs to Python; the record says where it lies. Pairs are found through open addressing: a place holds
- * the number of a row, counted from 1, and keys stand beside the rows. The rows are linked from the one written longest
- * ago to the latest, so the row that has to make room is known. */
+ * Python owns all memory; the record holds its addresses. Pairs are found by open addressing: a hash slot holds a row
+ * index plus 1, and each row has its key. The rows form a list from the least to the most recently written, so the row
+ * to evict is known. */
 #ifndef DRAFTWOOD_TABLE_H
 #define DRAFTWOOD_TABLE_H
 
 #include <stdint.h>
 #include <string.h>
 
-#define NONE (-1) /* the end of the chain of rows, and the token that fills up a short row */
+#define NONE (-1) /* end of the list of rows; also the token that pads short rows */
 
 typedef struct {
     int64_t vocab, width;
-    int32_t *ids; /* [vocab][width] by token, where known */
+    int32_t *ids; /* [vocab][width], valid where known */
     float *scores; /* [vocab][width] */
     uint8_t *known; /* [vocab] */
-    const int32_t *initial_ids; /* [vocab], rows initial_stride apart: known from the start; or NULL */
+    const int32_t *initial_ids; /* [vocab], rows initial_stride apart, or NULL: initial successors */
     const float *initial_scores;
     int64_t initial_stride;
-    int64_t capacity, used; /* rows of pairs; no capacity, no pairs */
+    int64_t capacity, used; /* rows of pairs; capacity 0: no pairs */
     int64_t oldest, latest; /* rows */
-    int64_t bits; /* of the number of slots */
+    int64_t bits; /* log2 of the number of slots */
     int32_t *slots; /* [1 << bits] */
     uint64_t *keys; /* [rows] */
-    int32_t *older, *later; /* [rows] neighbours in the chain */
+    int32_t *older, *later; /* [rows] list links */
     int32_t *pair_ids; /* [rows][width] */
     float *pair_scores; /* [rows][width] */
 } Table;
 
-/* The successors of a context, best first; no scores where there are none. */
+/* The successors of a context, best first; scores is NULL if there are none. */
 typedef struct {
     const int32_t *ids;
     const float *scores;
 } Row;
 
-enum { NOT_FOUND = -1, BY_TOKEN = -2, INITIAL = -3 }; /* where a row is that is none of a pair */
+enum { NOT_FOUND = -1, BY_TOKEN = -2, INITIAL = -3 }; /* results of find that are not rows of pairs */
 
 static inline uint64_t pair_key(int64_t previous, int64_t token) {
     return (uint64_t)(uint32_t)previous << 32 | (uint32_t)token;
@@ -45,25 +45,25 @@ static inline uint64_t home_slot(const Table *t, uint64_t key) {
     return key * UINT64_C(0x9E3779B97F4A7C15) >> (64 - t->bits);
 }
 
-/* The place of the key, or the empty one where it belongs. */
+/* The slot of the key, or the empty slot where it belongs. */
 static uint64_t slot_of(const Table *t, uint64_t key) {
     const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
-    uint64_t place = home_slot(t, key);
-    while (t->slots[place] && t->keys[t->slots[place] - 1] != key) place = (place + 1) & mask;
-    return place;
+    uint64_t slot = home_slot(t, key);
+    while (t->slots[slot] && t->keys[t->slots[slot] - 1] != key) slot = (slot + 1) & mask;
+    return slot;
 }
 
-/* Empties a place; those behind it that had to make way move up. */
-static void remove_slot(Table *t, uint64_t place) {
+/* Empties a slot; displaced entries after it move up. */
+static void remove_slot(Table *t, uint64_t slot) {
     const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
-    for (uint64_t next = (place + 1) & mask; t->slots[next]; next = (next + 1) & mask) {
+    for (uint64_t next = (slot + 1) & mask; t->slots[next]; next = (next + 1) & mask) {
         const uint64_t wanted = home_slot(t, t->keys[t->slots[next] - 1]);
-        if (((next - wanted) & mask) >= ((next - place) & mask)) {
-            t->slots[place] = t->slots[next];
-            place = next;
+        if (((next - wanted) & mask) >= ((next - slot) & mask)) {
+            t->slots[slot] = t->slots[next];
+            slot = next;
         }
     }
-    t->slots[place] = 0;
+    t->slots[slot] = 0;
 }
 
 static void unlink_row(Table *t, int64_t row) {
@@ -79,7 +79,7 @@ static void link_as_latest(Table *t, int64_t row) {
     t->latest = row;
 }
 
-/* A row that is in nobody's use: a new one, or the one that was written longest ago. */
+/* Returns a free row: a new one, or the least recently written one, which is evicted. */
 static int64_t free_row(Table *t) {
     if (t->used < t->capacity) return t->used++;
     const int64_t row = t->oldest;
@@ -88,24 +88,24 @@ static int64_t free_row(Table *t) {
     return row;
 }
 
-/* The row of the key, its own or a new one; it is the latest now. */
+/* Returns the row of the key, adding it if new; it becomes the latest. */
 static int64_t claim(Table *t, uint64_t key) {
-    uint64_t place = slot_of(t, key);
-    if (t->slots[place]) {
-        const int64_t row = t->slots[place] - 1;
+    uint64_t slot = slot_of(t, key);
+    if (t->slots[slot]) {
+        const int64_t row = t->slots[slot] - 1;
         unlink_row(t, row);
         link_as_latest(t, row);
         return row;
     }
     const int64_t used = t->used, row = free_row(t);
-    if (used == t->used) place = slot_of(t, key); /* an old row went, and others moved up */
-    t->slots[place] = (int32_t)row + 1;
+    if (used == t->used) slot = slot_of(t, key); /* the eviction moved entries */
+    t->slots[slot] = (int32_t)row + 1;
     t->keys[row] = key;
     link_as_latest(t, row);
     return row;
 }
 
-/* Where the successors after the two tokens are: the row of the pair, else BY_TOKEN, INITIAL or NOT_FOUND. */
+/* Finds the successors of two tokens: the row of the pair, else BY_TOKEN, INITIAL or NOT_FOUND. */
 static int64_t find(const Table *t, int64_t previous, int64_t token) {
     if (t->capacity) {
         const int64_t row = t->slots[slot_of(t, pair_key(previous, token))];
@@ -130,7 +130,7 @@ static int are_tokens(const Table *t, int64_t n, const int32_t *tokens) {
     return 1;
 }
 
-/* A row of successors of one context. */
+/* Stores the successors of one context. */
 static void learn(Table *t, int64_t previous, int64_t token, const int32_t *ids, const float *scores) {
     const int64_t width = t->width;
     memcpy(t->ids + token * width, ids, width * sizeof *ids);
@@ -148,14 +148,14 @@ static void learn_node(Table *t, int64_t node, const int32_t *tokens, const int3
     learn(t, previous, tokens[node], ids + node * t->width, scores + node * t->width);
 }
 
-/* -- what Python calls --------------------------------------------------------------------------------------------- */
+/* -- called from Python -------------------------------------------------------------------------------------------- */
 
 int64_t draftwood_find(const Table *t, int64_t previous, int64_t token) {
     return find(t, previous, token);
 }
 
-/* Rows of successors, one for each context, in order: of equal contexts the last stays. Python has made room for
- * them. Nothing is written and the answer is not 0 where there is no such token. */
+/* Stores one row of successors per context, in order; for equal contexts the last wins. Python has reserved memory.
+ * Returns nonzero without writing if a token is invalid. */
 int draftwood_learn(Table *t, int64_t n, const int32_t *previous, const int32_t *tokens, const int32_t *ids,
                     const float *scores) {
     if (!are_tokens(t, n, tokens)) return 1;
@@ -163,8 +163,8 @@ int draftwood_learn(Table *t, int64_t n, const int32_t *previous, const int32_t 
     return 0;
 }
 
-/* The rows of a tree's nodes, those of a path last. `before`: the token before the root. Not 0 also where a node has no
- * parent before it, or the path does not ascend. */
+/* Stores the rows of a tree's nodes, those of a path last. `before`: the token before the root. Also returns nonzero if
+ * a node does not follow its parent or the path does not ascend. */
 int draftwood_learn_tree(Table *t, int64_t n, const int32_t *tokens, const int32_t *parents, int64_t before,
                          int64_t length, const int32_t *path, const int32_t *ids, const float *scores) {
     if (!are_tokens(t, n, tokens)) return 1;
@@ -184,12 +184,12 @@ void draftwood_claim(Table *t, int64_t n, const uint64_t *keys, int64_t *rows) {
     for (int64_t i = 0; i < n; i++) rows[i] = claim(t, keys[i]);
 }
 
-/* The rows from the one written longest ago to the latest. */
+/* All rows, least recently written first. */
 void draftwood_order(const Table *t, int64_t *rows) {
     for (int64_t row = t->oldest; row != NONE; row = t->later[row]) *rows++ = row;
 }
 
-/* Enters all rows into new slots, which are empty. */
+/* Inserts all rows into new, empty slots. */
 void draftwood_rehash(Table *t) {
     for (int64_t row = 0; row < t->used; row++) t->slots[slot_of(t, t->keys[row])] = (int32_t)row + 1;
 }

@@ -1,4 +1,4 @@
-"""What suggests next tokens."""
+"""Sources of guesses: everything that suggests next tokens without running a model."""
 
 from draftwood.sources.adaptive import AdaptiveNgrams
 from draftwood.sources.context import ContextMatch, Match

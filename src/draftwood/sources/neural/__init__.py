@@ -1,4 +1,4 @@
-"""Draft models as sources: small models and heads."""
+"""Draft models: small models and draft heads."""
 
 from draftwood.sources.neural.base import DraftModel, DraftSegment
 from draftwood.sources.neural.build import make_head_model
