@@ -13,7 +13,7 @@ import statistics
 import time
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, Verified
+from draftwood.drafters import Drafter, DraftRequest, VerifiedTree
 from draftwood.tree import DraftTree, TreeBuilder
 
 DEPTH = 4  # right guesses a cycle
@@ -39,7 +39,7 @@ class FullTreeDrafter(Drafter):
             node = builder.add(node, token, "right")
         return builder.build()
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._ahead = self._ahead[len(verified.emitted) :]
         self._last = verified.emitted[-1]
 

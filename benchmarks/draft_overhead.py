@@ -22,7 +22,7 @@ import torch
 import draftwood.drafters.base
 from draftwood import SamplingParams
 from draftwood.cli.console.options import drafter_options
-from draftwood.drafters import DraftRequest, PromptRows, Verified, make_factory
+from draftwood.drafters import DraftRequest, PromptRows, VerifiedTree, make_factory
 from draftwood.targets.base import TargetInfo
 from draftwood.targets.find_top import top_rows
 from draftwood.tree import DraftTree
@@ -100,7 +100,7 @@ def measure(method: str, context: int, args: argparse.Namespace) -> Sequence[flo
         choices = [0] * len(tree)
         clock.seconds = 0.0
         started = time.perf_counter()
-        drafter.observe(Verified(tree, logits[: len(tree)], choices, path, emitted, None))
+        drafter.observe(VerifiedTree(tree, logits[: len(tree)], choices, path, emitted, None))
         observed = time.perf_counter() - started - clock.seconds
         rows.append((1e3 * proposed, 1e3 * observed, 1e3 * clock.seconds, float(len(tree))))
     return [statistics.median(column) for column in zip(*rows[args.cycles // 10 :], strict=True)]

@@ -33,13 +33,13 @@ import torch
 
 from draftwood import SamplingParams
 from draftwood.bench.records.machine import machine_facts, software_facts
-from draftwood.drafters import DraftRequest, PromptRows, Verified
+from draftwood.drafters import DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.heads import Eagle3Drafter
-from draftwood.drafters.neural import MOST_NODES, NeuralDrafter, NeuralOptions
+from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, NeuralOptions
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
 from draftwood.heads import Eagle3Head, build_head, default_head_config
 from draftwood.sources.neural.base import DraftSegment
-from draftwood.sources.neural.build import head_model
+from draftwood.sources.neural.build import make_head_model
 from draftwood.sources.neural.head import EagleModel, HeadModel
 from draftwood.targets.base import ForwardOutput, Segment, chain_parents
 from draftwood.targets.load import pick_device
@@ -128,7 +128,7 @@ class Request:
         prompt = self._rng.choices(vocabulary, k=args.context + 1)  # the last one is the root
         params = SamplingParams(max_tokens=args.room)
         self._drafter.begin(DraftRequest(prompt, params, np.random.default_rng(0)))
-        self._sequence = target.open(args.context + args.room + MOST_NODES)
+        self._sequence = target.open(args.context + args.room + MAX_NODES)
         for start in range(0, args.context, CHUNK):
             tokens = prompt[start : min(start + CHUNK, args.context)]
             output = self._run(tokens, chain_parents(len(tokens)), 0)
@@ -148,7 +148,7 @@ class Request:
         emitted = [*(tree.tokens[node] for node in path[1:]), choices[path[-1]]]
         self._target.keep(self._sequence, path)
         started = time.perf_counter()
-        self._drafter.observe(Verified(tree, output.logits, choices, path, emitted, output.taps))
+        self._drafter.observe(VerifiedTree(tree, output.logits, choices, path, emitted, output.taps))
         drafted += time.perf_counter() - started
         return Cycle(
             nodes=len(tree),
@@ -226,19 +226,19 @@ def make_sure(head: Eagle3Head, target: NativeTarget, rows: int = 64) -> float:
 def measure(name: str, args: argparse.Namespace, device: torch.device) -> Iterator[Row]:
     _tell(f"{name}: making weights")
     dtype = getattr(torch, args.dtype)
-    slots = len(args.growths) * (args.context + args.room + MOST_NODES)
+    slots = len(args.growths) * (args.context + args.room + MAX_NODES)
     target = random_target(name, dtype, device, slots)
     head = new_head(target)
     _tell(f"{name}: the head's best token has the probability {make_sure(head, target):.2f} on the average")
     taps = head.config.taps_for(target.info.num_layers)
     more = 2 * slots
-    model = EagleModel(head, taps, more) if args.eager else head_model(head, target.info.num_layers, more)
+    model = EagleModel(head, taps, more) if args.eager else make_head_model(head, target.info.num_layers, more)
     passes = Clock()
     model.forward = passes.around(model.forward)  # type: ignore[method-assign]
     requests: dict[str, Request] = {}
     for growth in args.growths:
         options = GROWTHS[growth]
-        drafter = Eagle3Drafter(options, Eagle3Drafter.sharing(model, options, target.info))
+        drafter = Eagle3Drafter(options, Eagle3Drafter.make_shared(model, options, target.info))
         requests[growth] = Request(target, drafter, passes, args)
     found: dict[str, list[Cycle]] = {growth: [] for growth in requests}
     on_device: dict[str, float | None] = {}
@@ -333,8 +333,8 @@ def check(args: argparse.Namespace) -> torch.device:
             raise OptionError(f"There is no such {what}", got=", ".join(unknown), allowed=allowed)
     if args.context < 1 or args.warm_up < 0 or args.cycles not in (None, *range(1, MOST_CYCLES + 1)):
         raise OptionError("--context, --warm-up and --cycles count something", allowed=f"cycles: 1 to {MOST_CYCLES}")
-    if not 2 <= args.budget <= MOST_NODES:
-        raise OptionError("A tree has more than its root", got=f"--budget {args.budget}", allowed=f"2 to {MOST_NODES}")
+    if not 2 <= args.budget <= MAX_NODES:
+        raise OptionError("A tree has more than its root", got=f"--budget {args.budget}", allowed=f"2 to {MAX_NODES}")
     if args.device == "auto" and not torch.cuda.is_available() and set(args.shapes) != {TINY}:
         raise CapabilityError(
             "There is no GPU here",

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from draftwood import LLM, SamplingParams
 from draftwood.config import ModelOptions
-from draftwood.drafters import DraftRequest, Verified
+from draftwood.drafters import DraftRequest, VerifiedTree
 from draftwood.drafters.stand import StandDrafter
 from draftwood.prompts import prompt_ids, read_prompts
 from draftwood.sampling import Warper
@@ -49,7 +49,7 @@ class Observer(StandDrafter):
     def propose(self, budget: int) -> DraftTree:
         return DraftTree.root_only(self._root)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         known, ids, stored = self.memory.rows([self._context])
         if known:
             p = self._warper.probs(verified.logits[0]).double().numpy()

@@ -23,7 +23,7 @@ from draftwood.config import (
     SamplingParams,
     from_mapping,
 )
-from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_factory, memory_plan
+from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_factory, parse_memory
 from draftwood.engine import Engine, GenerationRequest, RequestStats, TokenEvent, TokenLogprobs
 from draftwood.errors import OptionError, PromptError
 from draftwood.progress import Progress
@@ -73,7 +73,7 @@ class LLM:
         chosen = from_mapping(ModelOptions, {"model": model, **loading}, "LLM")
         options = EngineOptions(budget=budget, max_batch=chosen.max_batch)
         check_drafter(drafter, drafter_options)  # a typing error should not wait for a model to load
-        memory_plan(memory)
+        parse_memory(memory)
         self._setup(load_target(chosen, progress), drafter, drafter_options, memory, options, progress)
 
     @classmethod
@@ -105,7 +105,7 @@ class LLM:
         progress: Progress | None = None,
     ) -> None:
         target, self.tokenizer = loaded
-        self._scope = memory_plan(memory).scope  # a memory file belongs to one drafter, its scope to all
+        self._scope = parse_memory(memory).scope  # a memory file belongs to one drafter, its scope to all
         self._engine = Engine(target, self.tokenizer, options, progress)
         self._default = make_factory(drafter, drafter_options, target, memory, self.tokenizer)
         self._factories: dict[DrafterLike, DrafterFactory] = {drafter: self._default}

@@ -26,7 +26,7 @@ from draftwood.bench.replay import (
 from draftwood.bench.replay.likeness import Likeness
 from draftwood.bench.replay.replayer import Script, path_of, places
 from draftwood.bench.replay.rows import ON_TEXT, RowBook
-from draftwood.drafters import Drafter, DraftRequest, Verified, drafter_class
+from draftwood.drafters import Drafter, DraftRequest, VerifiedTree, drafter_class
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text.bytes import ByteTokenizer
@@ -134,7 +134,7 @@ def test_a_stop_that_was_only_ever_a_bonus_can_be_accepted_in_a_replay(target: N
         def propose(self, budget: int) -> DraftTree:
             return DraftTree.chain([self.last, *self.left, 0][:budget], "oracle")
 
-        def observe(self, verified: Verified) -> None:
+        def observe(self, verified: VerifiedTree) -> None:
             assert len(verified.path) == len(verified.tree)
             assert len(verified.logits) == len(verified.tree)
             self.left, self.last = self.left[len(verified.emitted) :], verified.emitted[-1]
@@ -149,7 +149,7 @@ def test_a_stop_that_was_only_ever_a_bonus_can_be_accepted_in_a_replay(target: N
 
 def test_the_tree_that_is_told_has_the_known_nodes_and_no_others() -> None:
     recording = hand_made()
-    told: list[Verified] = []
+    told: list[VerifiedTree] = []
 
     class Guess(Drafter):
         name = "guess"
@@ -168,7 +168,7 @@ def test_the_tree_that_is_told_has_the_known_nodes_and_no_others() -> None:
             builder.add(three, 7, "x")
             return builder.build()
 
-        def observe(self, verified: Verified) -> None:
+        def observe(self, verified: VerifiedTree) -> None:
             told.append(verified._replace(logits=verified.logits.clone()))
             self.last = verified.emitted[-1]
 

@@ -27,7 +27,7 @@ from draftwood.bench.replay import (
 from draftwood.bench.replay.rows import ON_TEXT
 from draftwood.bench.replay.scale import Filler
 from draftwood.cli.main import build_parser
-from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified
+from draftwood.drafters import Drafter, DraftRequest, PromptRows, VerifiedTree
 from draftwood.errors import OptionError
 from draftwood.targets.native.target import NativeTarget
 from draftwood.tree import DraftTree
@@ -90,7 +90,7 @@ def test_a_drafter_reads_the_whole_context_but_what_is_unknown(goose: Recording)
         def propose(self, budget: int) -> DraftTree:
             return DraftTree.root_only(self.last)
 
-        def observe(self, verified: Verified) -> None:
+        def observe(self, verified: VerifiedTree) -> None:
             self.last = verified.emitted[-1]
 
     one = Recording(target=goose.target, requests=goose.requests[:1], methods=goose.methods)

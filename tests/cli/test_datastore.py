@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftwood.corpus import CorpusError, documents, find_files, load_codec
-from draftwood.sources.datastore import Datastore, fingerprint
+from draftwood.sources.datastore import Datastore, tokenizer_fingerprint
 from draftwood.text.bytes import ByteTokenizer
 from tests.tools.cli import Command, Result, Terminal, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 
@@ -57,7 +57,7 @@ def test_build_from_a_folder(draftwood_command: Command, corpus: Path, tmp_path:
     assert "reading texts" in result.err
     assert "sorting 46 tokens" in result.err
     codec = ByteTokenizer()
-    store = Datastore.open(output, vocab_size=codec.vocab_size, tokenizer=fingerprint(codec))
+    store = Datastore.open(output, vocab_size=codec.vocab_size, tokenizer=tokenizer_fingerprint(codec))
     assert texts_of(store) == ["first\ntext", "second text", "third = 3", "fourth", "fifth"]
     assert [entry.name for entry in tmp_path.iterdir() if entry.name != "corpus"] == [output.name]
 
@@ -72,7 +72,7 @@ def test_build_says_the_same_in_json(draftwood_command: Command, corpus: Path, t
         "num_documents": 5,
         "num_tokens": 41,
         "vocab_size": 258,
-        "tokenizer": fingerprint(ByteTokenizer()),
+        "tokenizer": tokenizer_fingerprint(ByteTokenizer()),
         "sources": [str(corpus)],
     }
 
@@ -85,7 +85,7 @@ def test_show_states_what_is_inside(draftwood_command: Command, corpus: Path, tm
     assert {key.strip(): value.strip() for key, value in rows.items()} == {
         "documents": "2",
         "tokens": "21",
-        "vocabulary": f"258 tokens, tokenizer {fingerprint(ByteTokenizer())[:12]}",
+        "vocabulary": f"258 tokens, tokenizer {tokenizer_fingerprint(ByteTokenizer())[:12]}",
         "on disk": "1 MB",
         "made from": f"{corpus / 'a.md'}, {corpus / 'b.txt'}",
     }
@@ -204,7 +204,7 @@ def test_missing_files_and_empty_folders_are_refused(draftwood_command: Command,
 def test_showing_what_is_no_datastore_is_refused(draftwood_command: Command, corpus: Path) -> None:
     result = draftwood_command("datastore", "show", str(corpus / "b.txt"))
     assert result.code == 2
-    assert "This file is no datastore" in result.err
+    assert "This file is not a datastore" in result.err
 
 
 # -- reading texts ---------------------------------------------------------------------------------------------------

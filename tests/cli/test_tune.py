@@ -68,7 +68,7 @@ def test_tune_measures_and_keeps(draftwood_command: Command, cache: Path) -> Non
     assert [path.parent for path in kept] == [cache / "profiles", cache / "successors"]
     assert all(path.is_file() for path in kept)
     assert costs.LABEL in result.err
-    assert "what follows each token" in result.err
+    assert "successors of each token" in result.err
 
 
 def test_what_was_tuned_is_used(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.compiled import CORE, load_core, table
-from draftwood.growth.spine import Anchor, SpinePlan, spine_tree
+from draftwood.growth.spine import Anchor, SpineBudget, grow_spine_tree
 from draftwood.sizing.chances import CompiledGuesses, PythonGuesses
 from draftwood.sizing.costs import CostProfile
 from draftwood.sizing.sizer import Experience, Load, Sizer
@@ -235,8 +235,8 @@ def test_trees_are_the_same_node_by_node(
     both = two_tables(num_pairs=8, initial=known_from_the_start(rng))
     learn(both, written, rng)
     trust = [rng.choice([0.3, 0.5, 0.8, rng.random()]) for _ in spine]
-    plan = SpinePlan(ratio, share, min_score, depth, spine_branches=spine_branches)
-    compiled, python = (spine_tree(Anchor(2, 1), spine, trust, each.successors, budget, plan) for each in both)
+    plan = SpineBudget(ratio, share, min_score, depth, spine_branches=spine_branches)
+    compiled, python = (grow_spine_tree(Anchor(2, 1), spine, trust, each.successors, budget, plan) for each in both)
     assert compiled == python
     assert checked(compiled) == compiled
 

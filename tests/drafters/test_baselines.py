@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import DraftRequest, Verified, check_drafter
+from draftwood.drafters import DraftRequest, VerifiedTree, check_drafter
 from draftwood.drafters.isotropic import (
     Iso3Drafter,
     Iso5Drafter,
     RankedDrafter,
     SequoiaDrafter,
     SequoiaOptions,
-    acceptance_vector,
+    parse_acceptance,
 )
 from draftwood.drafters.recycling import RecyclingDrafter
 from draftwood.drafters.sam_recycling import SuffixRecyclingDrafter
@@ -29,7 +29,7 @@ from draftwood.drafters.shapes import TREES, static_tree
 from draftwood.drafters.transition import TransitionDrafter
 from draftwood.errors import OptionError
 from draftwood.growth.spine import BRANCH, SPINE, Anchor
-from draftwood.growth.static import fill, fill_breadth_first, from_lookup, with_spine
+from draftwood.growth.static import fill, fill_breadth_first, lookup_candidates, spine_candidates
 from draftwood.sources.context import Match
 from draftwood.sources.transitions import TransitionTable
 from draftwood.tree import DraftTree
@@ -87,8 +87,10 @@ def assert_filled_with_ranks(tree: DraftTree, shape: TreeShape, table: Transitio
 @given(shapes(), tables(), st.lists(st.integers(0, NUM_TOKENS - 1), max_size=4))
 @settings(deadline=None)
 def test_a_shape_is_filled_as_far_as_there_are_candidates(shape: TreeShape, table: Table, spine: list[int]) -> None:
-    branches = from_lookup(looked_up_in(table))
-    tree = fill(shape, Anchor(0, 1), with_spine(spine, [0.9] * len(spine), branches) if spine else branches, "way")
+    branches = lookup_candidates(looked_up_in(table))
+    tree = fill(
+        shape, Anchor(0, 1), spine_candidates(spine, [0.9] * len(spine), branches) if spine else branches, "way"
+    )
     # By hand: the token of every node of the shape, None where there is none.
     expected: list[tuple[int, ...] | None] = [()]
     for number in range(1, len(shape)):
@@ -116,7 +118,7 @@ def was_spine(tree: DraftTree, path: tuple[int, ...]) -> bool:
 @given(tables(), st.integers(1, 40), st.integers(1, 4))
 @settings(deadline=None)
 def test_breadth_first_fills_levels_in_order(table: Table, budget: int, arity: int) -> None:
-    tree = fill_breadth_first(Anchor(0, 1), from_lookup(looked_up_in(table)), arity, budget)
+    tree = fill_breadth_first(Anchor(0, 1), lookup_candidates(looked_up_in(table)), arity, budget)
     assert len(tree) <= budget
     assert list(tree.parents) == sorted(tree.parents)  # and so the depths
     children = tree.children()
@@ -166,7 +168,7 @@ def test_what_was_emitted_is_matched_next() -> None:
     drafter = begun(Iso3Drafter, [1, 2, 3, 4, 5, 50])
     tree = drafter.propose(4)
     assert SPINE not in tree.sources
-    drafter.observe(Verified(tree, torch.zeros(len(tree), VOCAB_SIZE), [0] * len(tree), [0], [1, 2, 3], None))
+    drafter.observe(VerifiedTree(tree, torch.zeros(len(tree), VOCAB_SIZE), [0] * len(tree), [0], [1, 2, 3], None))
     assert drafter.propose(4).tokens[:2] == (3, 4)
 
 
@@ -178,7 +180,7 @@ def test_what_was_emitted_is_matched_next() -> None:
 def test_sequoia_has_the_shape_of_its_programme(budget: int, options: dict[str, Any]) -> None:
     table = full_table()
     made = SequoiaOptions(**options)
-    shape = sequoia(acceptance_vector(made.acceptance), budget, made.max_depth)[0]
+    shape = sequoia(parse_acceptance(made.acceptance), budget, made.max_depth)[0]
     tree = begun(SequoiaDrafter, NEW_TEXT, table, **options).propose(budget)
     assert_filled_with_ranks(tree, shape, table, 2)
     assert begun(SequoiaDrafter, COPYING, table, **options).propose(budget).parents == shape.parents
@@ -204,7 +206,7 @@ def test_acceptance_that_is_none_is_refused(acceptance: object) -> None:
 
 
 def test_acceptance_may_sum_to_one() -> None:
-    assert acceptance_vector("0.7, 0.2,0.1") == (0.7, 0.2, 0.1)
+    assert parse_acceptance("0.7, 0.2,0.1") == (0.7, 0.2, 0.1)
 
 
 @pytest.mark.parametrize("drafter", ["iso3", "iso5", "sequoia"])

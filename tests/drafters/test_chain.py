@@ -14,13 +14,8 @@ from draftwood.drafters import Drafter, DraftRequest, check_drafter
 from draftwood.drafters.anpd import AdaptiveNgramDrafter
 from draftwood.drafters.sam import SuffixDrafter
 from draftwood.errors import OptionError
-from draftwood.sources.datastore import build
-from tests.tools.engine import (
-    PROMPTS,
-    llm,  # noqa: F401 - fixtures
-    make_llm,
-    reference,
-)
+from draftwood.sources.datastore import build_datastore
+from tests.tools.engine import PROMPTS, llm, make_llm, reference  # noqa: F401 - llm is a fixture
 
 DRAFTERS: list[type[Drafter]] = [SuffixDrafter, AdaptiveNgramDrafter]
 
@@ -67,7 +62,9 @@ def test_a_corpus_with_the_answer_is_drafted_from(tmp_path: Path, kind: str) -> 
     plain = plain_llm.generate(PROMPTS[2], params)[0].token_ids
     np.save(tmp_path / "corpus.npy", np.array([5, 6, 7, -1, *prompt, *plain], dtype=np.int32))
     documents = [[5, 6, 7], [*prompt, *plain]]
-    build(documents, vocab_size=plain_llm.info.vocab_size, tokenizer="bytes").save(tmp_path / "corpus.datastore")
+    build_datastore(documents, vocab_size=plain_llm.info.vocab_size, tokenizer="bytes").save(
+        tmp_path / "corpus.datastore"
+    )
     options = {"corpus": str(tmp_path / kind)}
     with make_llm(drafter=SuffixDrafter, drafter_options=options) as llm:
         drafted = llm.generate([PROMPTS[2], PROMPTS[0]], params)

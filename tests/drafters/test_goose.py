@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
 from draftwood.cli.console.options import drafter_options
-from draftwood.drafters import DraftRequest, Verified, check_drafter
+from draftwood.drafters import DraftRequest, VerifiedTree, check_drafter
 from draftwood.drafters.goose import BYPASSES, CONSENSUS, EXTENSIONS, SPINES, GooseDrafter, GooseOptions
 from draftwood.errors import OptionError
 from draftwood.growth.spine import BRANCH, SPINE
@@ -55,7 +55,9 @@ def observe(drafter: GooseDrafter, tree: DraftTree, num_accepted: int, bonus: in
     path = range(num_accepted + 1)
     assert tree.sources[1 : num_accepted + 1] == (SPINE,) * num_accepted
     logits = torch.zeros(len(tree), VOCAB_SIZE)
-    drafter.observe(Verified(tree, logits, [0] * len(tree), path, [*tree.tokens[1 : num_accepted + 1], bonus], None))
+    drafter.observe(
+        VerifiedTree(tree, logits, [0] * len(tree), path, [*tree.tokens[1 : num_accepted + 1], bonus], None)
+    )
 
 
 # -- the context match -----------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import DraftRequest, Verified
-from draftwood.drafters.lookahead import LookaheadDrafter, LookaheadOptions, window_shape
+from draftwood.drafters import DraftRequest, VerifiedTree
+from draftwood.drafters.lookahead import LookaheadDrafter, LookaheadOptions, fit_window
 from draftwood.errors import OptionError
 from draftwood.sources.lookahead import JacobiWindow, NgramPool
 from draftwood.tree import DraftTree, TreeBuilder
@@ -116,7 +116,7 @@ def test_equal_guesses_share_a_node_and_are_found_again(columns: list[tuple[int,
 def test_a_cut_tree_has_no_answer_or_the_right_one(columns: list[tuple[int, ...]], data: st.DataObject) -> None:
     window = window_of(columns, 4)
     whole = placed(window)
-    cut = whole.first(data.draw(st.integers(1, len(whole)))).limited(data.draw(st.integers(0, 10)))
+    cut = whole.first(data.draw(st.integers(1, len(whole)))).limit_depth(data.draw(st.integers(0, 10)))
     paths = {tuple(cut.path_tokens(node)) for node in range(len(cut))}
     for before, after in zip(window.last_nodes(whole), window.last_nodes(cut), strict=True):
         wanted = whole.path_tokens(before or 0)
@@ -146,11 +146,11 @@ def test_columns_fill_then_shift_and_wait_where_there_is_no_answer() -> None:
     [(1, (0, 4)), (3, (0, 4)), (4, (1, 1)), (8, (1, 3)), (9, (1, 4)), (60, (7, 4)), (121, (15, 4)), (500, (15, 4))],
 )
 def test_the_window_takes_half_of_a_small_budget(budget: int, shape: tuple[int, int]) -> None:
-    assert window_shape(LookaheadOptions(), budget) == shape
+    assert fit_window(LookaheadOptions(), budget) == shape
 
 
 def test_the_window_takes_what_few_candidates_leave() -> None:
-    assert window_shape(LookaheadOptions(guesses=2), 60) == (12, 4)  # 59 positions less two candidates of four
+    assert fit_window(LookaheadOptions(guesses=2), 60) == (12, 4)  # 59 positions less two candidates of four
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ class Cycle(NamedTuple):
     drafter: LookaheadDrafter
     text: list[int]  # before the cycle, the root last
     columns: list[tuple[int, ...]]  # before the cycle
-    verified: Verified
+    verified: VerifiedTree
 
 
 def cycles(
@@ -203,7 +203,7 @@ def cycles(
         choices = [script([*text, *tree.path_tokens(node)]) for node in range(len(tree))]
         logits = torch.nn.functional.one_hot(torch.tensor(choices), SIZE).float()
         accepted = accept_greedy(tree, choices)
-        verified = Verified(tree, logits, logits.argmax(-1).tolist(), accepted.path, accepted.token_ids(tree), None)
+        verified = VerifiedTree(tree, logits, logits.argmax(-1).tolist(), accepted.path, accepted.token_ids(tree), None)
         columns = list(drafter._window.columns) if drafter._window else []
         drafter.observe(verified)
         yield Cycle(drafter, text, columns, verified)
@@ -236,7 +236,7 @@ def test_pooled_ngrams_end_in_the_choice_behind_their_column(
     """Whatever part of a tree is verified, and although the script sees every token before a node."""
     options = LookaheadOptions(ngram=ngram, prompt_ngrams=False, window=5, guesses=4)
     run = cycles(by_whole_text, options, prompt, budget, cuts)
-    depth = window_shape(options, budget).depth
+    depth = fit_window(options, budget).depth
     pooled: set[tuple[int, ...]] = set()
     for number, cycle in zip(range(12), run, strict=False):
         firsts = [column[0] for column in cycle.columns]
@@ -287,7 +287,7 @@ class RecordingDrafter(LookaheadDrafter):
         super().begin(request)
         self._text = list(request.prompt_ids)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         assert self._window is not None
         columns = list(self._window.columns)
         self._pool = NgramPool(100, 100)

@@ -13,12 +13,12 @@ import pytest
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest, make_factory
 from draftwood.drafters.goose import GooseDrafter
-from draftwood.drafters.memory import MemoryPlan, memory_plan
+from draftwood.drafters.memory import MemoryConfig, parse_memory
 from draftwood.errors import OptionError
 from draftwood.sources.transitions import TransitionTable
 from draftwood.targets.tiny import tiny_target
 from tests.tools.cli import _plain_environment  # noqa: F401 - fixtures
-from tests.tools.engine import CHOOSING, DRAWING, PROMPTS, reference
+from tests.tools.engine import PROMPTS, reference
 from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, metadata, open_llm
 
 # -- what a user gives -----------------------------------------------------------------------------------------------
@@ -26,16 +26,16 @@ from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, meta
 
 def test_scopes_and_files_are_told_apart(tmp_path: Path) -> None:
     for scope in ("request", "prompt", "process"):
-        assert memory_plan(scope) == MemoryPlan(scope)
+        assert parse_memory(scope) == MemoryConfig(scope)
     for name in ("tables.memory", "./tables", str(tmp_path / "tables")):
-        assert memory_plan(name) == MemoryPlan("process", Path(name))
-    assert memory_plan(Path("tables")) == MemoryPlan("process", Path("tables"))
-    assert memory_plan("~/tables") == MemoryPlan("process", Path.home() / "tables")
+        assert parse_memory(name) == MemoryConfig("process", Path(name))
+    assert parse_memory(Path("tables")) == MemoryConfig("process", Path("tables"))
+    assert parse_memory("~/tables") == MemoryConfig("process", Path.home() / "tables")
 
 
 @pytest.mark.parametrize("memory", ["proces", "", "Process", None, 3, True, ["prompt"], b"tables.memory"])
 def test_what_is_neither_is_refused(memory: Any) -> None:
-    with pytest.raises(OptionError, match="memory is no scope and no file") as refused:
+    with pytest.raises(OptionError, match="memory is not a scope or a file name") as refused:
         open_llm(memory)
     assert repr(memory) in str(refused.value)
     assert "request, prompt, process" in str(refused.value)
@@ -157,10 +157,6 @@ def test_drafters_that_learn_nothing_take_any_scope(scope: str, drafter: str) ->
     llm = open_llm(scope, drafter)
     assert llm.generate(PROMPT, SamplingParams(max_tokens=40))[0].token_ids == reference(llm, PROMPT, 40)
     assert llm._default.memory.get(1) is None
-
-
-def test_every_drafter_is_known_to_learn_or_not() -> None:
-    assert sorted([*LEARNING, *FORGETFUL]) == sorted([*CHOOSING, *DRAWING])
 
 
 # -- what is emitted -------------------------------------------------------------------------------------------------

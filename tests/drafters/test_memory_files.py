@@ -53,7 +53,7 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
 def test_a_table_that_got_smaller_keeps_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tables.memory"
     filled(path)
-    monkeypatch.setattr("draftwood.drafters.transition.RowTable.rows_within", lambda *_: 5)
+    monkeypatch.setattr("draftwood.drafters.transition.RowTable.capacity_within", lambda *_: 5)
     with open_llm(path) as llm:
         assert llm._default.memory.get(0).num_pairs == 5
 
@@ -181,8 +181,8 @@ def test_a_file_with_other_tables_is_refused(drafter: str, options: dict[str, An
     [
         ({"version": "2"}, "is a memory of another version"),
         ({"version": None}, "is a memory of another version"),
-        ({"format": "something"}, "is no memory of Draftwood"),
-        ({"format": None}, "is no memory of Draftwood"),
+        ({"format": "something"}, "is not a Draftwood memory"),
+        ({"format": None}, "is not a Draftwood memory"),
         ({"layout": None}, "other tables"),
         ({"model": None}, "another model"),
     ],
@@ -277,7 +277,7 @@ def test_the_command_keeps_a_memory_in_a_file(tmp_path: Path, draftwood_command:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--drafter", "goose", "--memory", "proces"), "memory is no scope and no file"),
+        (("--drafter", "goose", "--memory", "proces"), "memory is not a scope or a file name"),
         (("--drafter", "pld", "--memory", "./tables.memory"), "learns nothing"),
     ],
 )

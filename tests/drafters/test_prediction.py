@@ -14,9 +14,8 @@ from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest
 from draftwood.engine import GenerationRequest
 from tests.tools.cli import SHORT, Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
-from tests.tools.engine import CHOOSING, DRAWING, make_llm
+from tests.tools.engine import CHOOSING, COPYING, DRAWING, STANDALONE, make_llm
 
-COPYING = ["anpd", "goose", "iso3", "pld", "sam", "sam+recycling"]
 PROMPT = "one two three"
 LONG = SamplingParams(max_tokens=48, ignore_eos=True)
 
@@ -70,6 +69,16 @@ def test_a_right_one_is_copied_from_the_first_token_on(llm: LLM, drafter: str) -
     assert tokens == plain.token_ids == without.token_ids
     assert events[-1].stats.cycles < without.stats.cycles
     assert len(events[0].token_ids) > 1
+
+
+@pytest.mark.parametrize("drafter", STANDALONE)
+def test_exactly_the_drafters_that_copy_text_read_the_prediction(
+    llm: LLM, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[DraftRequest] = []
+    monkeypatch.setattr(DraftRequest, "known_text", property(lambda self: reads.append(self) or self.prompt_ids))
+    llm.generate(PROMPT, SamplingParams(max_tokens=1), drafter=drafter)
+    assert bool(reads) == STANDALONE[drafter].copies_text
 
 
 def test_streams_and_chats_take_one_too(llm: LLM) -> None:

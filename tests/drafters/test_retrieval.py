@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import DraftRequest, Verified
+from draftwood.drafters import DraftRequest, VerifiedTree
 from draftwood.drafters.rest import RetrievalDrafter, RetrievalOptions
 from draftwood.errors import OptionError
-from draftwood.growth.prefix_tree import PADDING, frequency_tree
-from draftwood.sources.datastore import build, fingerprint
+from draftwood.growth.prefix_tree import PADDING, grow_frequency_tree
+from draftwood.sources.datastore import build_datastore, tokenizer_fingerprint
 from draftwood.sources.datastore_file import DatastoreError
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
@@ -47,7 +47,7 @@ def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
 @given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=20), st.integers(1, 30))
 @settings(max_examples=300)
 def test_frequency_tree_is_the_cut_of_a_trie(rows: list[list[int]], budget: int) -> None:
-    tree = frequency_tree(9, padded(rows, 5), "corpus", budget)
+    tree = grow_frequency_tree(9, padded(rows, 5), "corpus", budget)
     assert paths(tree) == pytest.approx(brute_force_tree(rows, budget))
     assert (tree.tokens[0], tree.probs[0], len(tree) <= budget) == (9, 1.0, True)
     assert set(tree.sources[1:]) <= {"corpus"}
@@ -58,13 +58,13 @@ def test_frequency_tree_is_the_cut_of_a_trie(rows: list[list[int]], budget: int)
 
 def test_frequency_tree_takes_large_ids_in_any_order() -> None:
     rows = [[70_000, 255], [256, 1], [70_000, 65_536], [0, 0], [256, 1], [70_000, 255]]
-    tree = frequency_tree(5, padded(rows, 3), "corpus", 5)
+    tree = grow_frequency_tree(5, padded(rows, 3), "corpus", 5)
     assert paths(tree) == {(70_000,): 0.5, (256,): 1 / 3, (256, 1): 1.0, (70_000, 255): 2 / 3}
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (4, 0)])
 def test_no_continuations_make_a_root(shape: tuple[int, int]) -> None:
-    assert frequency_tree(5, np.empty(shape, np.int32), "corpus", 8) == DraftTree.root_only(5)
+    assert grow_frequency_tree(5, np.empty(shape, np.int32), "corpus", 8) == DraftTree.root_only(5)
 
 
 # -- the drafter -----------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def own_words(plain: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpus = [codec.encode(prompt) + answer.token_ids for prompt, answer in zip(PROMPTS, answers, strict=False)]
     corpus += [codec.encode(text, add_special=False) for text in ("one two three four", "the cat sat on the dog" * 9)]
     path = tmp_path_factory.mktemp("datastore") / "own.draftwood-datastore"
-    build(corpus, vocab_size=codec.vocab_size, tokenizer=fingerprint(codec)).save(path)
+    build_datastore(corpus, vocab_size=codec.vocab_size, tokenizer=tokenizer_fingerprint(codec)).save(path)
     return path
 
 
@@ -114,7 +114,7 @@ def test_the_match_reaches_back_over_cycles_and_no_further_than_allowed() -> Non
         drafter = RetrievalDrafter(RetrievalOptions(datastore="x", max_match=max_match, max_draft=1), store)
         drafter.begin(DraftRequest([3, 1], SamplingParams(), np.random.default_rng(0)))
         for emitted in ([1], [2]):
-            drafter.observe(Verified(drafter.propose(8), torch.empty(0), [0], [0], emitted, None))
+            drafter.observe(VerifiedTree(drafter.propose(8), torch.empty(0), [0], [0], emitted, None))
         tree = drafter.propose(8)
         assert tree.tokens[0] == 2
         return set(tree.tokens[1:])

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import Verified, make_factory
+from draftwood.drafters import VerifiedTree, make_factory
 from draftwood.drafters.shapes import static_tree
-from draftwood.drafters.stand import StandDrafter, warped
+from draftwood.drafters.stand import StandDrafter, warp_top
 from draftwood.errors import OptionError
 from draftwood.sampling import Warper
 from draftwood.sources.ngrams import NgramTables
@@ -62,7 +62,7 @@ class FrozenStand(StandDrafter):
 
     name = "frozen"
 
-    def _learn(self, verified: Verified) -> None:
+    def _learn(self, verified: VerifiedTree) -> None:
         pass
 
 
@@ -163,7 +163,7 @@ def test_a_rejected_node_is_learnt_under_its_own_path() -> None:
     tree = DraftTree((2, 7, 8), (-1, 0, 0), (0, 1, 1), ("root", "ngram", "ngram"), (1.0, 1.0, 1.0))
     logits = torch.full((3, 258), -30.0)
     logits[0, 9] = logits[1, 10] = logits[2, 11] = 5.0
-    drafter.observe(Verified(tree=tree, logits=logits, choices=[9, 10, 11], path=(0,), emitted=[9], taps=None))
+    drafter.observe(VerifiedTree(tree=tree, logits=logits, choices=[9, 10, 11], path=(0,), emitted=[9], taps=None))
     assert memory.lookup([1, 2])[0][0] == 9  # type: ignore[index]
     assert memory.lookup([1, 2, 7])[0][0] == 10  # type: ignore[index]
     assert memory.lookup([1, 2, 8])[0][0] == 11  # type: ignore[index]
@@ -207,7 +207,7 @@ def test_warping_the_best_tokens_is_warping_them_all(params: SamplingParams) -> 
     logits = torch.randn((20, 10), generator=generator) * 2
     top = top_rows(logits, 10)
     got = np.zeros((20, 10), dtype=np.float32)
-    np.put_along_axis(got, top.ids.astype(np.int64), warped(top, params), axis=1)
+    np.put_along_axis(got, top.ids.astype(np.int64), warp_top(top, params), axis=1)
     expected = torch.stack([Warper(params, []).probs(row) for row in logits]).numpy()
     assert got == pytest.approx(expected, abs=1e-5)
 
@@ -215,7 +215,7 @@ def test_warping_the_best_tokens_is_warping_them_all(params: SamplingParams) -> 
 def test_rows_without_numbers_are_harmless() -> None:
     logits = torch.tensor([[math.nan] * 4, [-math.inf] * 4, [math.inf, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, -math.inf]])
     for params in (SamplingParams(temperature=0.5, top_p=0.9), SamplingParams()):
-        probs = warped(top_rows(logits, 3), params)
+        probs = warp_top(top_rows(logits, 3), params)
         assert np.isfinite(probs).all()
         assert not probs[:2].any()
         assert probs[3, 0] > 0.3

@@ -76,8 +76,8 @@ def test_a_seed_gives_the_same_output_on_a_gpu(
     """Where the tokens of all nodes are drawn at once, if that can be done."""
     params = SamplingParams(max_tokens=40, temperature=0.9, top_k=60, top_p=0.95, presence_penalty=penalty, seed=3)
     expected = llm.generate(PROMPTS, params, drafter=drafter)
-    at_once = mock.Mock(wraps=accepting.accept_drawn)
-    monkeypatch.setattr(accepting, "accept_drawn", at_once)
+    at_once = mock.Mock(wraps=accepting.accept_predrawn)
+    monkeypatch.setattr(accepting, "accept_predrawn", at_once)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     assert [c.token_ids for c in llm.generate(PROMPTS, params, drafter=drafter)] == [c.token_ids for c in expected]
     assert at_once.called == (penalty == 0.0)
@@ -111,7 +111,7 @@ def test_requests_of_all_kinds_draw_together_what_each_draws_alone(
 
 
 def test_those_who_draw_pay_for_the_time_that_it_takes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, drawing = 0.0, draws.tokens_at
+    now, drawing = 0.0, draws.draw_tokens
 
     def slowly(probs: torch.Tensor, numbers: Sequence[float]) -> list[int]:
         nonlocal now
@@ -119,7 +119,7 @@ def test_those_who_draw_pay_for_the_time_that_it_takes(llm: LLM, monkeypatch: py
         return drawing(probs, numbers)
 
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(draws, "tokens_at", slowly)
+    monkeypatch.setattr(draws, "draw_tokens", slowly)
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     engine, factory = llm._engine, make_factory("plain", None, llm._engine.target, codec=llm.tokenizer)
     kinds = [SamplingParams(max_tokens=5, ignore_eos=True, temperature=t, seed=1) for t in (0.9, 0.0, 0.9)]

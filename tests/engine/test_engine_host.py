@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.config import EngineOptions, SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, Verified, make_factory
+from draftwood.drafters import Drafter, DraftRequest, VerifiedTree, make_factory
 from draftwood.engine import Engine, GenerationRequest, TokenEvent
 from draftwood.sizing.sizer import Load, loads_of_others
 from draftwood.targets.base import Flight, ForwardOutput, Segment
@@ -53,7 +53,7 @@ class Watching(Drafter):
     def propose(self, budget: int) -> DraftTree:
         return DraftTree.root_only(self._last)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._last = verified.emitted[-1]
         self.shown.append((self.name, verified.logits.clone(), verified.choices))
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import DraftRequest, PromptRows, Verified
+from draftwood.drafters import DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.pld import PromptLookupDrafter
 from draftwood.engine import GenerationRequest
 from draftwood.errors import CapabilityError, OptionError, PromptError, TreeError
@@ -95,7 +95,7 @@ def test_a_failing_drafter_ends_its_own_request_only(llm: LLM) -> None:
     class Failing(WildDrafter):
         name = "failing"
 
-        def observe(self, verified: Verified) -> None:
+        def observe(self, verified: VerifiedTree) -> None:
             raise RuntimeError("a mistake in a drafter")
 
     params = SamplingParams(max_tokens=10, ignore_eos=True)

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.growth.drawn import GumbelNoise, draw_in_turn, draw_nothing, draw_with_noise, fill_drawn, make_draw
+from draftwood.growth.drawn import (
+    GumbelNoise,
+    choose_best,
+    fill_drawn,
+    make_draw,
+    make_gumbel_draw,
+    make_multinomial_draw,
+)
 from draftwood.sampling import Randomness
 from draftwood.sources.ngrams import NgramTables
 from draftwood.tree import DraftTree
@@ -45,7 +52,7 @@ class CaseRows:
         probs = np.take_along_axis(probs, order, axis=1)
         return list(range(len(contexts))), np.where(probs > 0.0, order, -1).astype(np.int32), probs
 
-    def extended(self, context: tuple[int, ...], token: int) -> tuple[int, ...]:
+    def extend_context(self, context: tuple[int, ...], token: int) -> tuple[int, ...]:
         return (*context, token)
 
 
@@ -53,7 +60,7 @@ class FilledCase(Case):
     """A case whose trees are grown by ``fill_drawn``, token by token."""
 
     def draft(self, shape: Shape, kind: str, chance: Randomness, forget: bool = False) -> DraftTree:
-        draw = draw_in_turn(Scripted(chance)) if kind == "drawn" else draw_nothing  # type: ignore[arg-type]
+        draw = make_multinomial_draw(Scripted(chance)) if kind == "drawn" else choose_best  # type: ignore[arg-type]
         return fill_drawn(flat(shape), 100, 0, (), CaseRows(self), draw, "ngram")
 
 
@@ -119,7 +126,7 @@ Q = (0.55, 0.3, 0.1, 0.05)
 def test_drawing_in_turn_is_sequential_by_enumeration(count: int) -> None:
     rows = np.array([Q], dtype=np.float32)
     law: dict[tuple[int, ...], float] = defaultdict(float)
-    for drawn, weight in outcomes(lambda chance: draw_in_turn(Scripted(chance))(rows, [count])[0]):  # type: ignore[arg-type]
+    for drawn, weight in outcomes(lambda chance: make_multinomial_draw(Scripted(chance))(rows, [count])[0]):  # type: ignore[arg-type]
         law[tuple(drawn)] += weight
     expected = sequential_law(Q, count)
     assert law.keys() == expected.keys()
@@ -148,7 +155,7 @@ def test_rows_of_one_level_are_drawn_independently() -> None:
 
 
 def test_noise_is_never_given_out_twice() -> None:
-    noise = GumbelNoise(np.random.default_rng(0), at_once=64)
+    noise = GumbelNoise(np.random.default_rng(0), block=64)
     taken = np.concatenate([noise.take(rows, 10).ravel() for rows in (1, 3, 2, 5, 9, 1, 1)])
     assert len(taken) == 220
     assert len(set(taken.tolist())) == 220
@@ -156,7 +163,10 @@ def test_noise_is_never_given_out_twice() -> None:
 
 def test_what_has_no_probability_is_never_drawn() -> None:
     rows = np.array([[1e-38, 1e-45, 0.0, 0.0]] * 200, dtype=np.float32)
-    for draw in (draw_with_noise(GumbelNoise(np.random.default_rng(0))), draw_in_turn(np.random.default_rng(0))):
+    for draw in (
+        make_gumbel_draw(GumbelNoise(np.random.default_rng(0))),
+        make_multinomial_draw(np.random.default_rng(0)),
+    ):
         assert all(set(order[:2]) == {0, 1} for order in draw(rows, [2] * 200))
 
 

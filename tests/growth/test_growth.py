@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.growth.best_first import Limits, Lookup, Start, Successors, grow_best_first
-from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpinePlan, spine_tree
+from draftwood.growth.best_first import GrowthLimits, Lookup, Start, Successors, grow_best_first
+from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.tree import DraftTree, TreeBuilder
 from tests.tools.growth import NUM_TOKENS, Table, looked_up_in, tables
 
@@ -63,7 +63,7 @@ def test_best_first_takes_the_best_of_all_nodes(table: Table, budget: int, max_d
         builder,
         [root],
         looked_up_in(table),
-        Limits("t", budget, max_depth, MIN_SCORE),
+        GrowthLimits("t", budget, max_depth, MIN_SCORE),
     )
     tree = builder.build()
     best = sorted(all_values(table, root, max_depth), reverse=True)[: budget - 1]
@@ -89,7 +89,7 @@ def test_best_first_grows_around_what_is_there(table: Table, spine: list[int], m
 
     before = builder.build()
     budget = len(before) + more
-    grow_best_first(builder, starts, lookup, Limits("t", budget, max_depth, MIN_SCORE))
+    grow_best_first(builder, starts, lookup, GrowthLimits("t", budget, max_depth, MIN_SCORE))
     tree = builder.build()
     assert tree.first(len(before)) == before  # neither tags nor probabilities changed
     candidates = []
@@ -109,7 +109,10 @@ def test_best_first_grows_around_what_is_there(table: Table, spine: list[int], m
 def test_best_first_uses_the_whole_budget(budget: int) -> None:
     builder = TreeBuilder(0)
     grow_best_first(
-        builder, [Start(0, 0, 0, 1.0)], fan(10), Limits(source="t", budget=budget, max_depth=6, min_score=MIN_SCORE)
+        builder,
+        [Start(0, 0, 0, 1.0)],
+        fan(10),
+        GrowthLimits(source="t", budget=budget, max_depth=6, min_score=MIN_SCORE),
     )
     assert len(builder) == budget
 
@@ -117,7 +120,7 @@ def test_best_first_uses_the_whole_budget(budget: int) -> None:
 def test_best_first_goes_on_from_a_rank() -> None:
     builder = TreeBuilder(0)
     start = Start(0, 0, 0, 1.0, 0, 2)
-    grow_best_first(builder, [start], fan(4), Limits(source="t", budget=9, max_depth=1, min_score=MIN_SCORE))
+    grow_best_first(builder, [start], fan(4), GrowthLimits(source="t", budget=9, max_depth=1, min_score=MIN_SCORE))
     assert builder.build().tokens == (0, 1002, 1003)
 
 
@@ -125,7 +128,7 @@ def test_of_equal_guesses_the_earlier_start_goes_first() -> None:
     builder = TreeBuilder(0)
     nodes = [builder.add(0, token, "there", 0.5) for token in (5, 6, 7)]
     starts = [Start(node, 0, token, 0.5) for node, token in zip(nodes, (5, 6, 7), strict=True)]
-    grow_best_first(builder, starts, fan(1), Limits(source="t", budget=6, max_depth=1, min_score=MIN_SCORE))
+    grow_best_first(builder, starts, fan(1), GrowthLimits(source="t", budget=6, max_depth=1, min_score=MIN_SCORE))
     assert builder.build().parents[4:] == (nodes[0], nodes[1])
 
 
@@ -134,14 +137,14 @@ def test_a_start_is_asked_in_time() -> None:
     table = {(0, 1): ([5, 6], [0.5, 0.4]), (1, 5): ([7], [0.9])}
     builder = TreeBuilder(1)
     starts = [Start(0, 0, 1, 1.0), Start(builder.add(0, 5, "there", 0.5), 1, 5, 0.5)]
-    grow_best_first(builder, starts, looked_up_in(table), Limits("t", 3, 3, MIN_SCORE))
+    grow_best_first(builder, starts, looked_up_in(table), GrowthLimits("t", 3, 3, MIN_SCORE))
     assert builder.build().tokens == (1, 5, 7)
 
 
 def test_scores_of_nothing_are_no_guesses() -> None:
     builder = TreeBuilder(0)
     table = {(0, 0): ([4, -1, -1], [0.5, 0.0, 0.0])}
-    grow_best_first(builder, [Start(0, 0, 0, 1.0)], looked_up_in(table), Limits("t", 9, 6, 1e-9))
+    grow_best_first(builder, [Start(0, 0, 0, 1.0)], looked_up_in(table), GrowthLimits("t", 9, 6, 1e-9))
     assert builder.build().tokens == (0, 4)
 
 
@@ -152,8 +155,8 @@ def spine_of(length: int) -> list[int]:
     return [100 + i for i in range(length)]
 
 
-def plan(ratio: float = 0.3, **changes: float) -> SpinePlan:
-    return SpinePlan(spine_ratio=ratio)._replace(**changes)
+def plan(ratio: float = 0.3, **changes: float) -> SpineBudget:
+    return SpineBudget(spine_ratio=ratio)._replace(**changes)
 
 
 def trusted(spine: Sequence[int]) -> list[float]:
@@ -172,7 +175,7 @@ def test_the_budget_is_divided_as_in_algorithm_1(budget: int, copied: int, ratio
     spine = spine_of(copied)
     # With branches of one level nothing is extended: what is left is what was divided.
     divided = plan(float(ratio), spine_share=float(share), best_first=False, branch_depth=1)
-    tree = spine_tree(Anchor(0, 1), spine, trusted(spine), fan(width), budget, divided)
+    tree = grow_spine_tree(Anchor(0, 1), spine, trusted(spine), fan(width), budget, divided)
 
     num_spine = min(copied, floor(budget * Fraction(ratio)))
     free = budget - 1 - num_spine
@@ -190,7 +193,7 @@ def test_the_spare_node_goes_to_the_spine() -> None:
     # 60 positions, 18 of spine: 41 are left, 20 for the root and 21 along the spine.
     spine = spine_of(20)
     divided = plan(best_first=False, branch_depth=1)
-    tree = spine_tree(Anchor(0, 1), spine, trusted(spine), fan(30), 60, divided)
+    tree = grow_spine_tree(Anchor(0, 1), spine, trusted(spine), fan(30), 60, divided)
     assert len(tree.children_of(0)) == 1 + 20
     assert [len(tree.children_of(node)) - 1 for node in range(1, 8)] == [6, 3, 2, 1, 1, 1, 0]
 
@@ -210,7 +213,7 @@ def test_any_spine_tree_is_a_chain_with_branches(
 ) -> None:
     made = plan(ratio, best_first=best_first, spine_branches=spine_branches, branch_depth=depth)
     trust = [0.9 - 0.01 * i for i in range(len(spine))]
-    tree = spine_tree(Anchor(0, 1), spine, trust, looked_up_in(table), budget, made)
+    tree = grow_spine_tree(Anchor(0, 1), spine, trust, looked_up_in(table), budget, made)
     assert len(tree) <= budget
     length = tree.sources.count(SPINE)
     assert length == min(len(spine), int(budget * ratio), budget - 1)
@@ -236,14 +239,14 @@ def test_guesses_without_end_fill_the_budget(budget: int, best_first: bool) -> N
     for length in (0, 1, 5, 20):
         spine = spine_of(length)
         made = plan(best_first=best_first)
-        assert len(spine_tree(Anchor(0, 1), spine, trusted(spine), fan(10, 0.5), budget, made)) == budget
+        assert len(grow_spine_tree(Anchor(0, 1), spine, trusted(spine), fan(10, 0.5), budget, made)) == budget
 
 
 @pytest.mark.parametrize("best_first", [False, True])
 def test_branches_reach_their_depth_from_where_they_leave(best_first: bool) -> None:
     made = plan(0.5, best_first=best_first, branch_depth=4)
     spine = spine_of(3)
-    tree = spine_tree(Anchor(0, 1), spine, trusted(spine), fan(1, 0.9), 30, made)
+    tree = grow_spine_tree(Anchor(0, 1), spine, trusted(spine), fan(1, 0.9), 30, made)
     # The root and the three spine nodes have one branch of four levels each.
     assert Counter(tree.depths) == Counter(
         [0, 1, 2, 3] + [start + level for start in range(4) for level in range(1, 5)]
@@ -253,7 +256,7 @@ def test_branches_reach_their_depth_from_where_they_leave(best_first: bool) -> N
 def test_a_branch_does_not_repeat_the_spine() -> None:
     table = {(0, 1): ([7, 8, 9], [0.5, 0.2, 0.1]), (1, 7): ([8, 7], [0.6, 0.3])}
     made = plan(0.5, best_first=False, branch_depth=1)
-    tree = spine_tree(Anchor(0, 1), [7], [0.4], looked_up_in(table), 6, made)
+    tree = grow_spine_tree(Anchor(0, 1), [7], [0.4], looked_up_in(table), 6, made)
     assert tree.tokens == (1, 7, 8, 9, 8, 7)
     assert tree.parents == (-1, 0, 0, 0, 1, 1)
     # The table thinks more of 7 than the spine does; it stays the spine's all the same.
@@ -263,14 +266,14 @@ def test_a_branch_does_not_repeat_the_spine() -> None:
 def test_what_is_left_goes_on_where_the_allowance_ended() -> None:
     table = {(0, 1): ([7, 8, 9], [0.5, 0.3, 0.2])}
     # Three are left by the spine: one for the root, and the spine has no use for the other two.
-    tree = spine_tree(Anchor(0, 1), [5], [0.8], looked_up_in(table), 5, plan(0.3, spine_share=0.6))
+    tree = grow_spine_tree(Anchor(0, 1), [5], [0.8], looked_up_in(table), 5, plan(0.3, spine_share=0.6))
     assert tree.tokens == (1, 5, 7, 8, 9)
 
 
 def test_successors_of_a_small_score_are_dropped() -> None:
     table = {(0, 1): ([7, 8, 9], [0.5, 0.01, 0.0099])}
     for best_first in (False, True):
-        tree = spine_tree(Anchor(0, 1), [], [], looked_up_in(table), 60, plan(best_first=best_first))
+        tree = grow_spine_tree(Anchor(0, 1), [], [], looked_up_in(table), 60, plan(best_first=best_first))
         assert tree.tokens == (1, 7, 8)
 
 
@@ -278,11 +281,11 @@ def test_one_source_alone() -> None:
     spine = spine_of(20)
     for best_first in (False, True):
         made = plan(best_first=best_first)
-        chain = spine_tree(Anchor(0, 1), spine, trusted(spine), nothing, 60, made)
+        chain = grow_spine_tree(Anchor(0, 1), spine, trusted(spine), nothing, 60, made)
         assert (len(chain), chain.route, max(chain.depths)) == (19, "spine", 18)
-        branches = spine_tree(Anchor(0, 1), [], [], fan(10), 60, made)
+        branches = grow_spine_tree(Anchor(0, 1), [], [], fan(10), 60, made)
         assert (len(branches), branches.route, len(branches.children_of(0))) == (60, "branch", 10)
-        assert len(spine_tree(Anchor(0, 1), [], [], nothing, 60, made)) == 1
+        assert len(grow_spine_tree(Anchor(0, 1), [], [], nothing, 60, made)) == 1
 
 
 def test_level_by_level_the_likelier_leaf_gets_more() -> None:
@@ -291,8 +294,8 @@ def test_level_by_level_the_likelier_leaf_gets_more() -> None:
         (1, 2): ([5, 6, 7, 8, 9, 10], [0.3] * 6),
         (1, 3): ([5, 6, 7, 8, 9, 10], [0.3] * 6),
     }
-    tree = spine_tree(Anchor(0, 1), [], [], looked_up_in(table), 12, plan(best_first=False))
+    tree = grow_spine_tree(Anchor(0, 1), [], [], looked_up_in(table), 12, plan(best_first=False))
     # Nine are left for two leaves: 0.8 and 0.1 of 0.9 of them, but no more than there are.
     assert [len(tree.children_of(node)) for node in (1, 2)] == [6, 1]
-    best = spine_tree(Anchor(0, 1), [], [], looked_up_in(table), 12, plan())
+    best = grow_spine_tree(Anchor(0, 1), [], [], looked_up_in(table), 12, plan())
     assert [len(best.children_of(node)) for node in (1, 2)] == [6, 3]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import OptionError
-from draftwood.growth.drawn import draw_nothing, make_draw
+from draftwood.growth.drawn import choose_best, make_draw
 from draftwood.growth.neural.policies import GROWTHS, Growth, GrowthOptions, make_growth
 from draftwood.growth.neural.ranked import SearchGrowth
 from draftwood.tree import DraftTree
@@ -303,7 +303,7 @@ def test_what_says_nothing_is_skipped(name: str, mode: str) -> None:
 
 
 def test_unknown_names_and_missing_shapes_are_refused() -> None:
-    for draw in (draw_nothing, make_draw("gumbel", np.random.default_rng(0))):
+    for draw in (choose_best, make_draw("gumbel", np.random.default_rng(0))):
         with pytest.raises(OptionError, match="no growth of that name"):
             make_growth("bushy", 1, 10, GrowthOptions(), draw)
         with pytest.raises(OptionError, match="needs a shape"):

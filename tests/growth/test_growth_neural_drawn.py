@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.growth.drawn import draw_in_turn, make_draw
-from draftwood.growth.neural.base import Plan
+from draftwood.growth.drawn import make_draw, make_multinomial_draw
+from draftwood.growth.neural.base import GrowthSpec
 from draftwood.growth.neural.policies import GROWTHS, GrowthOptions, drawn_shape
 from draftwood.growth.neural.ranked import SearchGrowth
 from draftwood.sampling import Randomness, SeededRandomness
@@ -39,7 +39,7 @@ class GrownCase(Case):
         self._size = size
 
     def draft(self, shape: Shape, kind: str, chance: Randomness, forget: bool = False) -> DraftTree:
-        draw = draw_in_turn(ScriptedGenerator(chance))  # type: ignore[arg-type]
+        draw = make_multinomial_draw(ScriptedGenerator(chance))  # type: ignore[arg-type]
         return drafted(self._make(draw), q_of(self)).tree.first(self._size)
 
 
@@ -63,8 +63,8 @@ def test_enumeration_notices_children_that_were_dropped_for_their_tokens() -> No
 
     class TemptingCase(GrownCase):
         def draft(self, shape: Shape, kind: str, chance: Randomness, forget: bool = False) -> DraftTree:
-            draw = draw_in_turn(ScriptedGenerator(chance))  # type: ignore[arg-type]
-            growth = Tempting(Plan(ROOT, 4, GrowthOptions(top_k=3, depth=3), draw), threshold=0.0)
+            draw = make_multinomial_draw(ScriptedGenerator(chance))  # type: ignore[arg-type]
+            growth = Tempting(GrowthSpec(ROOT, 4, GrowthOptions(top_k=3, depth=3), draw), threshold=0.0)
             return drafted(growth, q_of(self)).tree
 
     case = TemptingCase("independent", "optimal", 4)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from draftwood.config import SamplingParams
 from draftwood.errors import ModelError
-from draftwood.sampling import SeededRandomness, Warper, tokens_at, usable
+from draftwood.sampling import SeededRandomness, Warper, check_drawn, draw_tokens
 
 PROMPT = [3, 5, 3, 8]
 OUTPUT = [5, 1, 1, 9, 1]
@@ -129,8 +129,8 @@ def test_committed_tokens_count_like_tokens_passed_in() -> None:
         passed = Warper(params, PROMPT)
         committed = Warper(params, PROMPT)
         for cut in range(len(OUTPUT) + 1):
-            expected = passed.processed(logits, OUTPUT)
-            assert torch.equal(committed.processed(logits, OUTPUT[cut:]), expected)
+            expected = passed.penalise(logits, OUTPUT)
+            assert torch.equal(committed.penalise(logits, OUTPUT[cut:]), expected)
             committed.commit(OUTPUT[cut : cut + 1])
 
 
@@ -146,8 +146,8 @@ def test_the_logits_are_left_alone() -> None:
 def test_prompt_ids_beyond_the_output_layer_are_ignored() -> None:
     logits = random_logits(0, 20)
     params = SamplingParams(repetition_penalty=1.5)
-    with_strangers = Warper(params, [*PROMPT, 20, 99]).processed(logits)
-    assert torch.equal(with_strangers, Warper(params, PROMPT).processed(logits))
+    with_strangers = Warper(params, [*PROMPT, 20, 99]).penalise(logits)
+    assert torch.equal(with_strangers, Warper(params, PROMPT).penalise(logits))
 
 
 def test_temperature_zero_is_the_lowest_of_the_best() -> None:
@@ -256,7 +256,7 @@ def test_an_impossible_token_is_never_drawn_in_a_batch(rows: list[list[float]], 
     """Its neighbours may lie in other blocks."""
     probs = torch.zeros(len(rows), 7 * (gap + 1), dtype=torch.float64)
     probs[:, :: gap + 1] = torch.tensor(rows, dtype=torch.float64)
-    for row, token in zip(probs, tokens_at(probs, [uniform] * len(rows)), strict=True):
+    for row, token in zip(probs, draw_tokens(probs, [uniform] * len(rows)), strict=True):
         assert row[token] > 0.0
 
 
@@ -268,17 +268,17 @@ def test_a_batch_draws_what_its_rows_draw(vocab: int, dtype: torch.dtype) -> Non
     probs[:, 1::3] = 0.0
     numbers = SeededRandomness(vocab).upcoming(30)
     alone = [Fixed(number).draw(row) for number, row in zip(numbers, probs, strict=True)]
-    assert tokens_at(probs, numbers) == alone
+    assert draw_tokens(probs, numbers) == alone
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, math.inf])
 def test_a_row_without_a_total_does_not_disturb_the_others(bad: float) -> None:
     probs = torch.full((3, 1000), 0.001)
     probs[1] = bad
-    tokens = tokens_at(probs, [0.5, 0.5, 0.25])
+    tokens = draw_tokens(probs, [0.5, 0.5, 0.25])
     assert [tokens[0], tokens[2]] == [500, 250]
     with pytest.raises(ModelError, match="dtype float32"):
-        usable(tokens[1])
+        check_drawn(tokens[1])
 
 
 def test_numbers_may_be_looked_at_before_they_are_used() -> None:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from draftwood.errors import DraftwoodError
 from draftwood.sources import datastore
-from draftwood.sources.datastore import Datastore, DatastoreInfo, build, fingerprint
+from draftwood.sources.datastore import Datastore, DatastoreInfo, build_datastore, tokenizer_fingerprint
 from draftwood.sources.datastore_file import DatastoreError
 from draftwood.sources.suffix_array import SEPARATOR, suffix_array
 from draftwood.text.bytes import ByteTokenizer
@@ -65,7 +65,7 @@ def test_equal_documents_and_long_repeats_are_sorted() -> None:
 
 def test_sorting_reports_how_far_it_is() -> None:
     steps: list[tuple[str, int, int]] = []
-    build([[1, 2, 3] * 40], vocab_size=4, tokenizer="", progress=lambda *step: steps.append(step))
+    build_datastore([[1, 2, 3] * 40], vocab_size=4, tokenizer="", progress=lambda *step: steps.append(step))
     assert "memory" in steps[0][0]
     sorting = steps[1:]
     assert {(label, total) for label, _, total in sorting} == {("sorting 121 tokens", 121)}
@@ -164,9 +164,9 @@ def test_fingerprints_tell_tokenizers_apart() -> None:
     class Larger(ByteTokenizer):
         vocab_size = 259
 
-    prints = [fingerprint(codec()) for codec in (ByteTokenizer, Shifted, Renamed, Larger)]
+    prints = [tokenizer_fingerprint(codec()) for codec in (ByteTokenizer, Shifted, Renamed, Larger)]
     assert len(set(prints)) == 4
-    assert fingerprint(ByteTokenizer()) == prints[0]
+    assert tokenizer_fingerprint(ByteTokenizer()) == prints[0]
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_a_missing_file_is_refused_with_the_command_that_makes_one(tmp_path: Pat
 )
 def test_foreign_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(DatastoreError, match="This file is no datastore"):
+    with pytest.raises(DatastoreError, match="This file is not a datastore"):
         Datastore.open(tmp_path / "file")
 
 
@@ -268,7 +268,7 @@ def test_other_safetensors_files_and_folders_are_refused(saved: Path) -> None:
     with pytest.raises(DatastoreError, match="cannot be read"):
         Datastore.open(saved.parent)
     with_header(saved, lambda header: header["__metadata__"].update(format="pt"))
-    with pytest.raises(DatastoreError, match="This file is no datastore"):
+    with pytest.raises(DatastoreError, match="This file is not a datastore"):
         Datastore.open(saved)
 
 

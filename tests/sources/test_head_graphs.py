@@ -22,11 +22,10 @@ from draftwood.heads import Eagle3Head, EagleHead
 from draftwood.models.config import Rope
 from draftwood.sources.neural import head_graphs
 from draftwood.sources.neural.base import DraftSegment
-from draftwood.sources.neural.build import head_model
+from draftwood.sources.neural.build import make_head_model
 from draftwood.sources.neural.head import EagleModel
 from draftwood.sources.neural.head_graphs import GraphedEagleModel, feature_weights
-from draftwood.targets import TargetParts
-from draftwood.targets.base import Segment, chain_parents
+from draftwood.targets.base import Segment, TargetParts, chain_parents
 from draftwood.targets.native.cuda.attention.plan import count_bits, words_per_row
 from draftwood.targets.native.decoder import PackedBatch, PackedSegment
 from tests.tools.cuda import LARGE, SMALL, assert_as_good, error
@@ -346,7 +345,7 @@ def test_passes_take_as_many_segments_as_fit(sizes: list[int]) -> None:
 def test_where_heads_run_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs, in half precision, with sizes that the kernels take."""
     head = new_head("eagle3", torch.bfloat16)
-    model = partial(head_model, head, MODEL.num_layers, 64)
+    model = partial(make_head_model, head, MODEL.num_layers, 64)
     expected = GraphedEagleModel if DEVICE.type == "cuda" else EagleModel
     assert type(model()) is expected
     assert ("not a GPU" in head_graphs.why_not_graphed(head)) == (DEVICE.type == "cpu")

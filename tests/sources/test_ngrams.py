@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.drafters.memory import MemoryKeeper, MemoryPlan, load_memory, save_memory
+from draftwood.drafters.memory import MemoryConfig, MemoryKeeper, load_memory, save_memory
 from draftwood.errors import DraftwoodError
 from draftwood.sources import ngrams
 from draftwood.sources.ngrams import NgramTables, merge
@@ -121,7 +121,7 @@ def test_contexts_grow_token_by_token() -> None:
     text = [999, 0, 5, 0, 0, 998]
     along = tables.contexts_along(text[:2], text[2:])
     assert along == [tables.context(text[: end + 1]) for end in range(2, 6)]
-    assert tables.extended(along[-1], 7) == tables.context([*text, 7])
+    assert tables.extend_context(along[-1], 7) == tables.context([*text, 7])
 
 
 def test_merge_keeps_the_largest_sums() -> None:
@@ -166,7 +166,7 @@ def test_a_prompt_is_new_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tables.is_new_prompt([1, 2, 3, 4], 3)
     assert tables.is_new_prompt([1, 2, 3, 4], 0)
     assert tables.is_new_prompt([1, 2], 0)
-    monkeypatch.setattr(ngrams, "MOST_PROMPTS", 4)
+    monkeypatch.setattr(ngrams, "MAX_PROMPTS", 4)
     assert tables.is_new_prompt([5], 0)  # the first one is forgotten
     assert not tables.is_new_prompt([1, 2, 3, 4], 3)
     assert tables.is_new_prompt([1, 2, 3], 0)
@@ -202,11 +202,11 @@ def test_a_keeper_shares_an_empty_memory_and_saves_it(tmp_path: Path) -> None:
     def new() -> NgramTables:
         return NgramTables(info.vocab_size, 4, WIDTH)
 
-    by_prompt = MemoryKeeper(new, MemoryPlan("prompt"), info)
+    by_prompt = MemoryKeeper(new, MemoryConfig("prompt"), info)
     first = by_prompt.get(1)
     assert by_prompt.get(1) is first
     assert by_prompt.get(2) is not first
-    plan = MemoryPlan("process", tmp_path / "tables.memory")
+    plan = MemoryConfig("process", tmp_path / "tables.memory")
     keeper = MemoryKeeper(new, plan, info)
     memory = keeper.get(1)
     assert isinstance(memory, NgramTables)

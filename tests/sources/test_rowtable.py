@@ -87,7 +87,7 @@ def test_it_grows_as_it_fills(calls: list[list[int]], capacity: int) -> None:
 @given(st.lists(st.lists(st.integers(0, 40), max_size=20), max_size=40), st.integers(8, 30))
 def test_it_does_the_same_where_it_looks_for_several_old_entries_at_once(calls: list[list[int]], capacity: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rowtable, "LOOKUPS", 4)  # a fourth of the table at once
+        patch.setattr(rowtable, "EVICTION_BATCHES", 4)  # a fourth of the table at once
         table, slow = RowTable(WIDTH, capacity), SlowTable(capacity)
         write_all(calls, table, slow)
     assert content(table, range(41)) == slow.rows
@@ -175,14 +175,14 @@ def test_a_restored_table_may_be_larger_than_a_new_one_starts() -> None:
 @pytest.mark.parametrize("width", [1, 8, 10, 64])
 def test_a_full_table_stays_within_its_memory(width: int) -> None:
     allowed = 1 << 20
-    capacity = RowTable.rows_within(allowed, width)
+    capacity = RowTable.capacity_within(allowed, width)
     table = filled(capacity, range(2 * capacity), width)
     assert len(table) == capacity
     assert 0.9 * allowed < table.num_bytes <= allowed
 
 
 def test_there_is_always_room_for_one_row() -> None:
-    assert RowTable.rows_within(1, 10) == 1
+    assert RowTable.capacity_within(1, 10) == 1
 
 
 @pytest.mark.parametrize("bits", [32, 90])  # pairs of tokens, and longer n-grams

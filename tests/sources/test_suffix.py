@@ -15,11 +15,18 @@ from hypothesis import strategies as st
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.sources import suffix
 from draftwood.sources.context import Match
-from draftwood.sources.suffix import REFRESHED, SEPARATOR, CorpusAutomaton, SuffixAutomaton, SuffixSource, load_corpus
+from draftwood.sources.suffix import (
+    MAX_REFRESHED,
+    SEPARATOR,
+    CorpusAutomaton,
+    SuffixAutomaton,
+    SuffixSource,
+    load_corpus,
+)
 
 letters = st.integers(0, 2)
 # A text has no more links than tokens, so in these every place is the latest one.
-short_texts = st.lists(letters, max_size=REFRESHED)
+short_texts = st.lists(letters, max_size=MAX_REFRESHED)
 long_texts = st.lists(letters, max_size=150)
 documents = st.lists(st.lists(letters, max_size=12), min_size=1, max_size=5)
 
@@ -129,7 +136,7 @@ def test_a_text_that_repeats_itself_is_continued_beyond_its_end() -> None:
 
 def test_after_a_long_run_a_short_match_still_has_a_place() -> None:
     automaton = SuffixAutomaton()
-    automaton.extend([1] * (10 * REFRESHED) + [2, 1])
+    automaton.extend([1] * (10 * MAX_REFRESHED) + [2, 1])
     match = automaton.match(3)
     assert match is not None
     assert match.length == 1

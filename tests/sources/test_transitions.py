@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, Verified, make_factory
+from draftwood.drafters import Drafter, DraftRequest, VerifiedTree, make_factory
 from draftwood.drafters.recycling import RecyclingDrafter, RecyclingOptions
 from draftwood.errors import OptionError
 from draftwood.sources.rowtable import NOTHING, IdRows, ScoreRows
@@ -166,12 +166,12 @@ def started(prompt: Sequence[int], **options: Any) -> RecyclingDrafter:
     return drafter
 
 
-def verified(tree: DraftTree, path: Sequence[int], bonus: int) -> Verified:
+def verified(tree: DraftTree, path: Sequence[int], bonus: int) -> VerifiedTree:
     """Row i of the logits has token 100 + i first."""
     logits = torch.zeros(len(tree), VOCAB_SIZE)
     logits[torch.arange(len(tree)), 100 + torch.arange(len(tree))] = 9.0
     emitted = [*(tree.tokens[node] for node in path[1:]), bonus]
-    return Verified(tree, logits, logits.argmax(-1).tolist(), path, emitted, None)
+    return VerifiedTree(tree, logits, logits.argmax(-1).tolist(), path, emitted, None)
 
 
 def two_of_each() -> DraftTree:

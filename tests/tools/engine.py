@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from draftwood import LLM, Completion, SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, Verified
+from draftwood.drafters import Drafter, DraftRequest, NeuralDrafter, VerifiedTree, check_drafter, drafter_classes
+from draftwood.errors import OptionError
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree, Proposal, TreeBuilder
@@ -25,21 +26,20 @@ PROMPTS = [
 ]
 
 
-# Every registered drafter that needs nothing beside the model; `rest` has tests of its own, with a datastore.
-CHOOSING = [
-    "anpd",
-    "goose",
-    "iso3",
-    "iso5",
-    "lookahead",
-    "plain",
-    "pld",
-    "recycling",
-    "sam",
-    "sam+recycling",
-    "sequoia",
-]
-DRAWING = ["stand"]
+def _needs_only_the_target(cls: type[Drafter]) -> bool:
+    try:
+        check_drafter(cls, None)
+    except OptionError:
+        return False
+    return not issubclass(cls, NeuralDrafter)
+
+
+# Registered drafters that need nothing besides the target. The others have their own tests: `rest` with a datastore,
+# neural drafters in tests/drafters/neural.
+STANDALONE = {name: cls for name, cls in drafter_classes().items() if _needs_only_the_target(cls)}
+CHOOSING = [name for name, cls in STANDALONE.items() if not cls.draws_by_default]
+DRAWING = [name for name, cls in STANDALONE.items() if cls.draws_by_default]
+COPYING = [name for name, cls in STANDALONE.items() if cls.copies_text]
 
 
 class WildDrafter(Drafter):
@@ -70,7 +70,7 @@ class WildDrafter(Drafter):
             node += 1
         return builder.build(proposals, num_chosen)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._last = verified.emitted[-1]
 
 
@@ -99,7 +99,7 @@ class OracleDrafter(Drafter):
             node = builder.add(node, token, "oracle")
         return builder.build()
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._ahead = self._ahead[len(verified.emitted) :]
         self._last = verified.emitted[-1]
 

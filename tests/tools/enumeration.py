@@ -19,11 +19,11 @@ import torch
 from draftwood.config import SamplingParams
 from draftwood.sampling import Randomness, Warper
 from draftwood.tree import DraftTree, Proposal, TreeBuilder
-from draftwood.verify import Accepted, accept_sampled
+from draftwood.verify import AcceptedPath, accept_sampled
 
 R = TypeVar("R")
 Shape = tuple["Shape", ...]  # a node is the tuple of its children
-Verifier = Callable[[DraftTree, Callable[[int], torch.Tensor], Randomness], Accepted]
+Verifier = Callable[[DraftTree, Callable[[int], torch.Tensor], Randomness], AcceptedPath]
 Law = dict[tuple[int, ...], float]
 
 KINDS = ("chosen", "drawn", "mixed")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from draftwood.growth.best_first import Lookup, Successors
-from draftwood.growth.drawn import Draw, draw_nothing
+from draftwood.growth.drawn import Draw, choose_best
 from draftwood.growth.neural.policies import Growth, GrowthOptions, make_growth
 from draftwood.sampling import Randomness
 from draftwood.tree import DraftTree
@@ -59,7 +59,7 @@ Path = tuple[int, ...]  # the tokens below the root
 Distribution = Callable[[Path], np.ndarray]  # [V], what follows a path
 
 
-def growth_of(name: str, budget: int, draw: Draw = draw_nothing, **options: Any) -> Growth:
+def growth_of(name: str, budget: int, draw: Draw = choose_best, **options: Any) -> Growth:
     if name == "static":
         options = {"shape": recycling_tree(), **options}
     return make_growth(name, ROOT, budget, GrowthOptions(**options), draw)

@@ -8,14 +8,16 @@ from typing import Any
 from safetensors import safe_open
 
 from draftwood import LLM, SamplingParams
+from draftwood.drafters import Drafter
 from draftwood.models.config import ModelConfig
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text.bytes import ByteTokenizer
+from tests.tools.engine import STANDALONE
 
 PROMPT = "Once there was a tree."
 PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
-LEARNING = ["goose", "iso3", "iso5", "recycling", "sam+recycling", "sequoia", "stand"]
-FORGETFUL = ["anpd", "lookahead", "plain", "pld", "sam"]
+LEARNING = [name for name, cls in STANDALONE.items() if cls.new_memory.__func__ is not Drafter.new_memory.__func__]
+FORGETFUL = [name for name in STANDALONE if name not in LEARNING]
 
 
 def open_llm(

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters.neural import NeuralDrafter
+from draftwood.drafters import NeuralDrafter, drafter_classes
+from draftwood.drafters.heads import HeadDrafter
 from draftwood.growth.neural.policies import GROWTHS
 from draftwood.heads import Eagle3Head, EagleHead, HeadModule, HydraHead, MedusaHead, save_head
 from draftwood.models.config import ModelConfig
@@ -34,17 +35,10 @@ from tests.tools.enumeration import Law
 from tests.tools.head import random_head
 
 CONFIG = replace(TINY_CONFIG, num_layers=6)  # enough for three taps that are not the last state
-KIND_OF = {
-    "eagle": "eagle",
-    "eagle2": "eagle",
-    "eagle3": "eagle3",
-    "griffin": "eagle3",
-    "hass": "eagle",
-    "hydra": "hydra",
-    "medusa": "medusa",
-}  # by drafter, of the head that the tests give it
-NEURAL = [*KIND_OF, "sps"]
-KINDS = ["eagle", "eagle3", "hydra", "medusa", "sps"]  # a drafter of each
+# By drafter, the kind of head that the tests give it.
+KIND_OF = {name: cls.kinds[-1] for name, cls in drafter_classes().items() if issubclass(cls, HeadDrafter)}
+NEURAL = [name for name, cls in drafter_classes().items() if issubclass(cls, NeuralDrafter)]
+KINDS = [*dict.fromkeys(KIND_OF.values()), "sps"]  # one drafter of each kind
 _HEADS = TemporaryDirectory(prefix="heads-")
 every_growth = pytest.mark.parametrize("growth", GROWTHS)
 

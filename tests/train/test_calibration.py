@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from draftwood.heads import HeadModule
 from draftwood.sources.neural.base import DraftSegment
-from draftwood.sources.neural.build import head_model
+from draftwood.sources.neural.build import make_head_model
 from draftwood.targets.base import Segment, Target, chain_parents
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import tiny_target
@@ -109,7 +109,7 @@ def look(
     below: list[list[Guess]],
 ) -> None:
     """Behind the last token, with a cache that has read nothing else. ``taps`` are those of the tokens before it."""
-    model = head_model(head, target.info.num_layers, len(ids) + 1)
+    model = make_head_model(head, target.info.num_layers, len(ids) + 1)
     size = head.config.draft_vocab_size
     sequence = model.open(len(ids) + 1)
     assert sequence is not None

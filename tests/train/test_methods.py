@@ -317,11 +317,11 @@ def test_a_method_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         ("eagle", {"noise": float("nan")}, "noise is no weight"),
         ("eagle", {"steps": 3}, "has no option 'steps'"),
         ("hass", {"steps": 0}, "steps must be a whole number"),
-        ("hass", {"decay": 1.5}, "decay must be a share"),
+        ("hass", {"decay": 1.5}, "decay must be a fraction"),
         ("hass", {"detach": 1}, "detach is on or off"),
         ("griffin", {"close": 0}, "close must be a whole number"),
         ("griffin", {"steps": "3"}, "steps must be a whole number"),
-        ("eagle3", {"decay": True}, "decay must be a share"),
+        ("eagle3", {"decay": True}, "decay must be a fraction"),
         ("medusa", {"soft": "yes"}, "soft is on or off"),
     ],
 )

@@ -237,15 +237,15 @@ GOOD = {"format": FORMAT, "version": VERSION, "parents": [-1, 0], "ranks": [0, 0
     [
         ("no json", "not valid JSON"),
         ("\ud800".encode("utf-8", "surrogatepass"), "not valid JSON"),
-        ("[1, 2]", "is no tree shape"),
-        ({**GOOD, "format": "other"}, "is no tree shape"),
-        ({}, "is no tree shape"),
+        ("[1, 2]", "is not a tree shape"),
+        ({**GOOD, "format": "other"}, "is not a tree shape"),
+        ({}, "is not a tree shape"),
         ({**GOOD, "version": 2}, "another version"),
         ({**GOOD, "parents": [-1, 1]}, "Node 1 must come after its parent"),
         ({**GOOD, "ranks": [0, 1]}, "Node 1 has the wrong rank"),
         ({**GOOD, "ranks": [0]}, "differ in length"),
-        ({**GOOD, "parents": [-1, 0.0]}, "'parents' of node 1 is no whole number"),
-        ({**GOOD, "ranks": [False, 0]}, "'ranks' of node 0 is no whole number"),
+        ({**GOOD, "parents": [-1, 0.0]}, "'parents' of node 1 is not an integer"),
+        ({**GOOD, "ranks": [False, 0]}, "'ranks' of node 0 is not an integer"),
         ({**GOOD, "parents": "x"}, "'parents' must be a list"),
         ({key: value for key, value in GOOD.items() if key != "ranks"}, "'ranks' must be a list"),
         ({**GOOD, "about": 3}, "'about'"),
@@ -270,8 +270,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 @given(st.integers(1, 60), st.integers(0, 6))
 def test_a_shape_down_to_a_depth(size: int, depth: int) -> None:
     shape = recycling_tree(80).first(size)
-    part = shape.down_to(depth)
+    part = shape.limit_depth(depth)
     kept = [node for node, own in enumerate(shape.depths) if own <= depth]
     assert part.ranks == tuple(shape.ranks[node] for node in kept)
     assert part.depths == tuple(shape.depths[node] for node in kept)
-    assert shape.down_to(max(shape.depths)) == shape
+    assert shape.limit_depth(max(shape.depths)) == shape

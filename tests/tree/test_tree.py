@@ -35,7 +35,7 @@ def test_mask_rows_are_paths(tree: DraftTree) -> None:
 
 @given(trees(), st.integers(0, 6))
 def test_limited_keeps_exactly_the_shallow_nodes(tree: DraftTree, depth: int) -> None:
-    cut = tree.limited(depth)
+    cut = tree.limit_depth(depth)
     texts = sorted((tuple(tree.path_tokens(n)), tree.sources[n]) for n in range(len(tree)) if tree.depths[n] <= depth)
     assert sorted((tuple(cut.path_tokens(n)), cut.sources[n]) for n in range(len(cut))) == texts
 
@@ -55,7 +55,7 @@ def test_any_part_with_its_parents_is_a_tree(tree: DraftTree, dropped: int) -> N
     for node in range(1, len(tree)):
         if tree.parents[node] in kept and not dropped >> node & 1:
             kept.append(node)
-    part = tree.part(kept)
+    part = tree.select(kept)
     assert part == DraftTree(part.tokens, part.parents, part.depths, part.sources, part.probs)  # which checks it
     assert [part.path_tokens(node) for node in range(len(part))] == [tree.path_tokens(node) for node in kept]
     assert [part.sources, part.probs] == [tuple(column[node] for node in kept) for column in (tree.sources, tree.probs)]
@@ -65,7 +65,7 @@ def test_any_part_with_its_parents_is_a_tree(tree: DraftTree, dropped: int) -> N
 def test_parts_that_are_no_trees_are_refused(kept: list[int]) -> None:
     tree = DraftTree((1, 2, 3, 4, 5), (-1, 0, 0, 1, 1), (0, 1, 1, 2, 2), ("s",) * 5, (0.5,) * 5)
     with pytest.raises(TreeError, match="parents with them"):
-        tree.part(kept)
+        tree.select(kept)
 
 
 @given(trees())
@@ -88,7 +88,7 @@ def test_parts_keep_what_drawn_children_were_drawn_from() -> None:
     )
     assert tree.first(4).proposals.keys() == {0, 1}
     assert tree.first(2).num_chosen == {0: 1}
-    assert tree.limited(1).proposals.keys() == {0}
+    assert tree.limit_depth(1).proposals.keys() == {0}
     assert tree.first(1).proposals == {}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, Verified
+from draftwood.drafters import Drafter, DraftRequest, VerifiedTree
 from draftwood.drafters.recycling import RecyclingDrafter
 from draftwood.drafters.shapes import static_tree
 from draftwood.drafters.stand import StandDrafter
@@ -55,7 +55,7 @@ class SecondChild(Drafter):
             nodes.append(builder.add(nodes[parent], token, "second"))
         return builder.build()
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._root = verified.emitted[-1]
         SecondChild.ahead = self.ahead[len(verified.emitted) :]
 
@@ -159,7 +159,7 @@ def test_a_filled_tree_is_found_again_in_its_shape() -> None:
     checked = 0
     for seed in range(20):
         draw = make_draw("gumbel", np.random.default_rng(seed))
-        tree = fill_drawn(shape, 100, 2, tables.context([2]), tables, draw, "ngram").first(60).limited(5)
+        tree = fill_drawn(shape, 100, 2, tables.context([2]), tables, draw, "ngram").first(60).limit_depth(5)
         for leaf in tree.leaves():
             path = tree.path(leaf)
             places = visited(shape, tree, path)

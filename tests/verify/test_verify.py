@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from draftwood.config import SamplingParams
 from draftwood.errors import ModelError
 from draftwood.sampling import Randomness, SeededRandomness, Warper
-from draftwood.sampling.randomness import tokens_at
+from draftwood.sampling.randomness import draw_tokens
 from draftwood.tree import DraftTree, Proposal, TreeBuilder
-from draftwood.verify import Accepted, accept_drawn, accept_greedy, accept_sampled, numbers_of
+from draftwood.verify import AcceptedPath, accept_greedy, accept_predrawn, accept_sampled, upcoming_numbers
 from tests.tools.enumeration import (
     KINDS,
     PAIRS,
@@ -43,14 +43,14 @@ EXACT = 1e-12
 def literal(fault: str = "") -> Verifier:
     """ALGORITHMS section 1 as it is written, on dense normalised arrays; optionally with one plausible mistake."""
 
-    def verify(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], chance: Randomness) -> Accepted:
+    def verify(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], chance: Randomness) -> AcceptedPath:
         path = [0]
         while True:
             p = probs_of(path[-1]).double().numpy().copy()
             p /= p.sum()
             child = _literal_child(tree, path[-1], p, chance, fault)
             if child is None:
-                return Accepted(tuple(path), chance.draw(torch.from_numpy(p)))
+                return AcceptedPath(tuple(path), chance.draw(torch.from_numpy(p)))
             path.append(child)
 
     return verify
@@ -157,7 +157,7 @@ def test_only_visited_nodes_are_asked_for() -> None:
         asked.append(node)
         return torch.eye(4)[{0: 2, 2: 0}[node]]
 
-    assert accept_sampled(tree, probs_of, SeededRandomness(0)) == Accepted((0, 2), 0)
+    assert accept_sampled(tree, probs_of, SeededRandomness(0)) == AcceptedPath((0, 2), 0)
     assert asked == [0, 2]
 
 
@@ -206,8 +206,8 @@ def sampled_trees(draw: st.DrawFn) -> tuple[DraftTree, torch.Tensor, SamplingPar
     return tree, logits, params
 
 
-def accept_at_once(tree: DraftTree, probs: torch.Tensor, randomness: SeededRandomness) -> Accepted:
-    return accept_drawn(tree, tokens_at(probs, numbers_of(tree, randomness)), randomness)
+def accept_at_once(tree: DraftTree, probs: torch.Tensor, randomness: SeededRandomness) -> AcceptedPath:
+    return accept_predrawn(tree, draw_tokens(probs, upcoming_numbers(tree, randomness)), randomness)
 
 
 @given(sampled=sampled_trees(), seed=st.integers(0, 2**32))
@@ -228,7 +228,7 @@ def test_only_nodes_of_the_path_can_fail() -> None:
     tree = DraftTree((0, 1, 2), (-1, 0, 0), (0, 1, 1), ("t",) * 3, (1.0,) * 3)
     probs = torch.eye(4)[[2, 0, 3]]
     probs[1] = float("nan")
-    assert accept_at_once(tree, probs, SeededRandomness(0)) == Accepted((0, 2), 3)
+    assert accept_at_once(tree, probs, SeededRandomness(0)) == AcceptedPath((0, 2), 3)
     probs[2] = float("nan")
     with pytest.raises(ModelError, match="no usable probabilities"):
         accept_at_once(tree, probs, SeededRandomness(0))
@@ -282,7 +282,7 @@ def test_an_impossible_child_is_never_accepted() -> None:
     p = torch.tensor([1.0, 0.0, 0.0])
     for tiny in (1.0, 1e-200, 5e-324, 0.0):
         tree = one_level([1, 2], [1, 2], [tiny, tiny])
-        assert accept_sampled(tree, lambda _: p, SeededRandomness(0)) == Accepted((0,), 0)
+        assert accept_sampled(tree, lambda _: p, SeededRandomness(0)) == AcceptedPath((0,), 0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 0.0])

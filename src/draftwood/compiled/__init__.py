@@ -1,4 +1,4 @@
-"""What drafters do in every cycle, in C: built at first use, or done without."""
+"""The per-cycle work of drafters in C, compiled at first use; without a compiler, Python is used."""
 
 from draftwood.compiled.core import CORE, Core, ExperienceRecord, GuessesRecord, RulesRecord, address_of, load_core
 from draftwood.compiled.table import CompiledTable

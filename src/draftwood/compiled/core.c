@@ -1,4 +1,4 @@
-/* What drafters do in every cycle, as one library. */
+/* The per-cycle work of drafters as one library. */
 #include "growth.h"
 #include "sizing.h"
 #include "table.h"

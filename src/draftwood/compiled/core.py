@@ -1,7 +1,7 @@
-"""The library of core.c and its functions.
+"""The compiled library of core.c and its functions.
 
-Every piece that it holds is there in Python too, which says what it should do and does it where there is no compiler.
-Pointers are plain addresses: whoever owns the memory keeps it alive.
+Every function also exists in Python, which is the reference and the fallback without a compiler. Pointers are plain
+addresses: the owner of the memory must keep it alive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CORE = Library("core", Path(__file__).parent / "core.c", ctypes.PyDLL)
 
 
 class TableRecord(ctypes.Structure):
-    """The record of table.h, field by field."""
+    """``Table`` of table.h."""
 
     _fields_ = (
         ("vocab", c_int64),
@@ -28,15 +28,15 @@ class TableRecord(ctypes.Structure):
         ("ids", c_void_p),
         ("scores", c_void_p),
         ("known", c_void_p),
-        ("first_ids", c_void_p),
-        ("first_scores", c_void_p),
-        ("first_stride", c_int64),
+        ("initial_ids", c_void_p),
+        ("initial_scores", c_void_p),
+        ("initial_stride", c_int64),
         ("capacity", c_int64),
         ("used", c_int64),
         ("oldest", c_int64),
         ("latest", c_int64),
         ("bits", c_int64),
-        ("places", c_void_p),
+        ("slots", c_void_p),
         ("keys", c_void_p),
         ("older", c_void_p),
         ("later", c_void_p),
@@ -46,7 +46,7 @@ class TableRecord(ctypes.Structure):
 
 
 class RulesRecord(ctypes.Structure):
-    """The records of sizing.h, this one and the following."""
+    """``Rules`` of sizing.h; the next two classes are also from there."""
 
     _fields_ = (
         ("trust", c_double),
@@ -81,7 +81,7 @@ class ExperienceRecord(ctypes.Structure):
 
 
 class Core:
-    """The functions with their signatures; what they do stands in the headers."""
+    """The functions with their signatures; the headers document them."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
@@ -107,19 +107,19 @@ class Core:
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Where a new array's memory is. Asking the array for it takes three times as long."""
+    """Address of a new array's memory; three times as fast as ``array.ctypes.data``."""
     return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
 
 
-_known: tuple[ctypes.CDLL, Core] | None = None
+_loaded: tuple[ctypes.CDLL, Core] | None = None
 
 
 def load_core() -> Core | None:
-    """The functions, or None where there are none: everything is then done in Python."""
-    global _known
+    """Load the functions; None if there is no compiler, and Python must be used."""
+    global _loaded
     library = CORE.load()
     if library is None:
         return None
-    if _known is None or _known[0] is not library:
-        _known = library, Core(library)
-    return _known[1]
+    if _loaded is None or _loaded[0] is not library:
+        _loaded = library, Core(library)
+    return _loaded[1]

@@ -1,26 +1,26 @@
-/* What guesses are worth and how many of them pay: engine/acceptance.py in the same steps, to the last bit. */
+/* Acceptance probabilities of guesses and the best tree size; bit-identical to sizing/chances.py. */
 #ifndef DRAFTWOOD_SIZING_H
 #define DRAFTWOOD_SIZING_H
 
 #include <stdint.h>
 #include <stdlib.h>
 
-#define MOST_EDGES 16
+#define MAX_EDGES 16
 
 typedef struct {
     double trust, prior_trials, hope;
     int64_t deep, num_edges;
-    double edges[MOST_EDGES]; /* between what sources think of a guess */
+    double edges[MAX_EDGES]; /* bin edges of the sources' own estimates */
 } Rules;
 
-/* A tree as columns; sources are numbers. */
+/* A tree as columns; sources are integers. */
 typedef struct {
     int64_t size;
     const int32_t *tokens, *parents, *depths, *sources;
     const double *probs;
 } Guesses;
 
-/* By kind: trials, hits. */
+/* Per kind: trials and hits. */
 typedef struct {
     double decay;
     double (*counts)[2];
@@ -53,7 +53,7 @@ static void count(Record *record, int64_t kind, double right) {
     counts[1] = counts[1] * record->decay + right;
 }
 
-/* Of every node to be accepted, the root's is 1. Of several siblings later ones get what earlier ones leave. */
+/* Acceptance probability of every node; 1 for the root. Siblings share a total of 1, earlier ones first. */
 static void find_chances(const Experience *e, const Guesses *g, double *chances, double *left) {
     const Rules *r = e->rules;
     for (int64_t node = 0; node < g->size; node++) left[node] = 1.0;
@@ -68,15 +68,16 @@ static void find_chances(const Experience *e, const Guesses *g, double *chances,
     }
 }
 
-/* -- what Python calls --------------------------------------------------------------------------------------------- */
+/* -- called from Python -------------------------------------------------------------------------------------------- */
 
-/* `chances` has room for twice as many nodes. */
+/* `chances` must have room for twice the number of nodes. */
 void draftwood_chances(const Experience *e, const Guesses *g, double *chances) {
     find_chances(e, g, chances, chances + g->size);
 }
 
-/* The number of nodes that make tokens per second highest; `kept` are these, ascending. `tokens`: what others bring to
- * the pass, and back comes what this tree is expected to bring. `seconds`: of passes by the number of its nodes. */
+/* Returns the number of nodes that maximises tokens per second; `kept` receives these nodes, ascending. `tokens` is the
+ * expected number of tokens of other requests in the pass; on return, that of this tree. `seconds`: duration of passes
+ * by number of nodes. */
 int64_t draftwood_best_part(const Experience *e, const Guesses *g, double *tokens, const double *seconds,
                             double drafting, int32_t *kept) {
     const int64_t size = g->size;
@@ -85,7 +86,7 @@ int64_t draftwood_best_part(const Experience *e, const Guesses *g, double *token
     int32_t *nodes = (int32_t *)(chances + 2 * size);
     find_chances(e, g, chances, chances + size);
     for (int64_t node = 1; node < size; node++) chances[node] *= e->rules->hope;
-    for (int64_t i = 0; i < size; i++) { /* the likeliest first, of equals the earlier one */
+    for (int64_t i = 0; i < size; i++) { /* insertion sort by falling chance; stable */
         int64_t at = i;
         for (; at > 0 && chances[nodes[at - 1]] < chances[i]; at--) nodes[at] = nodes[at - 1];
         nodes[at] = (int32_t)i;
@@ -108,7 +109,7 @@ int64_t draftwood_best_part(const Experience *e, const Guesses *g, double *token
     return best;
 }
 
-/* Counts the guesses that emitted tokens say something about: the children of the root and of every right one. */
+/* Counts the guesses that the emitted tokens decide: the children of the root and of every right guess. */
 void draftwood_note(Experience *e, const Guesses *g, int64_t num_emitted, const int32_t *emitted) {
     int64_t node = 0, right = 0, first_is_right = 0;
     for (int64_t i = 0; i < num_emitted && right >= 0; i++, node = right) {

@@ -1,126 +1,126 @@
-/* The transition table: the best successors by token, and by pair of tokens in a bounded table.
+/* The transition table: top successors by token, and by pair of tokens in a bounded table.
  *
- * All memory belongs to Python; the record says where it lies. Pairs are found through open addressing: a place holds
- * the number of a row, counted from 1, and keys stand beside the rows. The rows are linked from the one written longest
- * ago to the latest, so the row that has to make room is known. */
+ * Python owns all memory; the record holds its addresses. Pairs are found by open addressing: a hash slot holds a row
+ * index plus 1, and each row has its key. The rows form a list from the least to the most recently written, so the row
+ * to evict is known. */
 #ifndef DRAFTWOOD_TABLE_H
 #define DRAFTWOOD_TABLE_H
 
 #include <stdint.h>
 #include <string.h>
 
-#define NOBODY (-1) /* the end of the chain of rows, and the token that fills up a short row */
+#define NONE (-1) /* end of the list of rows; also the token that pads short rows */
 
 typedef struct {
     int64_t vocab, width;
-    int32_t *ids; /* [vocab][width] by token, where known */
+    int32_t *ids; /* [vocab][width], valid where known */
     float *scores; /* [vocab][width] */
     uint8_t *known; /* [vocab] */
-    const int32_t *first_ids; /* [vocab], rows first_stride apart: known from the start; or NULL */
-    const float *first_scores;
-    int64_t first_stride;
-    int64_t capacity, used; /* rows of pairs; no capacity, no pairs */
+    const int32_t *initial_ids; /* [vocab], rows initial_stride apart, or NULL: initial successors */
+    const float *initial_scores;
+    int64_t initial_stride;
+    int64_t capacity, used; /* rows of pairs; capacity 0: no pairs */
     int64_t oldest, latest; /* rows */
-    int64_t bits; /* of the number of places */
-    int32_t *places; /* [1 << bits] */
+    int64_t bits; /* log2 of the number of slots */
+    int32_t *slots; /* [1 << bits] */
     uint64_t *keys; /* [rows] */
-    int32_t *older, *later; /* [rows] neighbours in the chain */
+    int32_t *older, *later; /* [rows] list links */
     int32_t *pair_ids; /* [rows][width] */
     float *pair_scores; /* [rows][width] */
 } Table;
 
-/* The successors of a context, best first; no scores where there are none. */
+/* The successors of a context, best first; scores is NULL if there are none. */
 typedef struct {
     const int32_t *ids;
     const float *scores;
 } Row;
 
-enum { OF_NOBODY = -1, OF_TOKEN = -2, FROM_START = -3 }; /* where a row is that is none of a pair */
+enum { NOT_FOUND = -1, BY_TOKEN = -2, INITIAL = -3 }; /* results of find that are not rows of pairs */
 
 static inline uint64_t pair_key(int64_t previous, int64_t token) {
     return (uint64_t)(uint32_t)previous << 32 | (uint32_t)token;
 }
 
-static inline uint64_t first_place(const Table *t, uint64_t key) {
+static inline uint64_t home_slot(const Table *t, uint64_t key) {
     return key * UINT64_C(0x9E3779B97F4A7C15) >> (64 - t->bits);
 }
 
-/* The place of the key, or the empty one where it belongs. */
-static uint64_t place_of(const Table *t, uint64_t key) {
+/* The slot of the key, or the empty slot where it belongs. */
+static uint64_t slot_of(const Table *t, uint64_t key) {
     const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
-    uint64_t place = first_place(t, key);
-    while (t->places[place] && t->keys[t->places[place] - 1] != key) place = (place + 1) & mask;
-    return place;
+    uint64_t slot = home_slot(t, key);
+    while (t->slots[slot] && t->keys[t->slots[slot] - 1] != key) slot = (slot + 1) & mask;
+    return slot;
 }
 
-/* Empties a place; those behind it that had to make way move up. */
-static void empty_place(Table *t, uint64_t place) {
+/* Empties a slot; displaced entries after it move up. */
+static void remove_slot(Table *t, uint64_t slot) {
     const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
-    for (uint64_t next = (place + 1) & mask; t->places[next]; next = (next + 1) & mask) {
-        const uint64_t wanted = first_place(t, t->keys[t->places[next] - 1]);
-        if (((next - wanted) & mask) >= ((next - place) & mask)) {
-            t->places[place] = t->places[next];
-            place = next;
+    for (uint64_t next = (slot + 1) & mask; t->slots[next]; next = (next + 1) & mask) {
+        const uint64_t wanted = home_slot(t, t->keys[t->slots[next] - 1]);
+        if (((next - wanted) & mask) >= ((next - slot) & mask)) {
+            t->slots[slot] = t->slots[next];
+            slot = next;
         }
     }
-    t->places[place] = 0;
+    t->slots[slot] = 0;
 }
 
 static void unlink_row(Table *t, int64_t row) {
     const int32_t older = t->older[row], later = t->later[row];
-    if (older == NOBODY) t->oldest = later; else t->later[older] = later;
-    if (later == NOBODY) t->latest = older; else t->older[later] = older;
+    if (older == NONE) t->oldest = later; else t->later[older] = later;
+    if (later == NONE) t->latest = older; else t->older[later] = older;
 }
 
 static void link_as_latest(Table *t, int64_t row) {
     t->older[row] = (int32_t)t->latest;
-    t->later[row] = NOBODY;
-    if (t->latest == NOBODY) t->oldest = row; else t->later[t->latest] = (int32_t)row;
+    t->later[row] = NONE;
+    if (t->latest == NONE) t->oldest = row; else t->later[t->latest] = (int32_t)row;
     t->latest = row;
 }
 
-/* A row that is in nobody's use: a new one, or the one that was written longest ago. */
+/* Returns a free row: a new one, or the least recently written one, which is evicted. */
 static int64_t free_row(Table *t) {
     if (t->used < t->capacity) return t->used++;
     const int64_t row = t->oldest;
-    empty_place(t, place_of(t, t->keys[row]));
+    remove_slot(t, slot_of(t, t->keys[row]));
     unlink_row(t, row);
     return row;
 }
 
-/* The row of the key, its own or a new one; it is the latest now. */
+/* Returns the row of the key, adding it if new; it becomes the latest. */
 static int64_t claim(Table *t, uint64_t key) {
-    uint64_t place = place_of(t, key);
-    if (t->places[place]) {
-        const int64_t row = t->places[place] - 1;
+    uint64_t slot = slot_of(t, key);
+    if (t->slots[slot]) {
+        const int64_t row = t->slots[slot] - 1;
         unlink_row(t, row);
         link_as_latest(t, row);
         return row;
     }
     const int64_t used = t->used, row = free_row(t);
-    if (used == t->used) place = place_of(t, key); /* an old row went, and others moved up */
-    t->places[place] = (int32_t)row + 1;
+    if (used == t->used) slot = slot_of(t, key); /* the eviction moved entries */
+    t->slots[slot] = (int32_t)row + 1;
     t->keys[row] = key;
     link_as_latest(t, row);
     return row;
 }
 
-/* Where the successors after the two tokens are: the row of the pair, else OF_TOKEN, FROM_START or OF_NOBODY. */
+/* Finds the successors of two tokens: the row of the pair, else BY_TOKEN, INITIAL or NOT_FOUND. */
 static int64_t find(const Table *t, int64_t previous, int64_t token) {
     if (t->capacity) {
-        const int64_t row = t->places[place_of(t, pair_key(previous, token))];
+        const int64_t row = t->slots[slot_of(t, pair_key(previous, token))];
         if (row) return row - 1;
     }
-    if (token < 0 || token >= t->vocab) return OF_NOBODY;
-    if (t->known[token]) return OF_TOKEN;
-    return t->first_ids && t->first_ids[token * t->first_stride] != NOBODY ? FROM_START : OF_NOBODY;
+    if (token < 0 || token >= t->vocab) return NOT_FOUND;
+    if (t->known[token]) return BY_TOKEN;
+    return t->initial_ids && t->initial_ids[token * t->initial_stride] != NONE ? INITIAL : NOT_FOUND;
 }
 
 static Row successors(const Table *t, int64_t previous, int64_t token) {
     const int64_t row = find(t, previous, token);
     if (row >= 0) return (Row){t->pair_ids + row * t->width, t->pair_scores + row * t->width};
-    if (row == OF_TOKEN) return (Row){t->ids + token * t->width, t->scores + token * t->width};
-    if (row == FROM_START) return (Row){t->first_ids + token * t->first_stride, t->first_scores + token * t->first_stride};
+    if (row == BY_TOKEN) return (Row){t->ids + token * t->width, t->scores + token * t->width};
+    if (row == INITIAL) return (Row){t->initial_ids + token * t->initial_stride, t->initial_scores + token * t->initial_stride};
     return (Row){0, 0};
 }
 
@@ -130,7 +130,7 @@ static int are_tokens(const Table *t, int64_t n, const int32_t *tokens) {
     return 1;
 }
 
-/* A row of successors of one context. */
+/* Stores the successors of one context. */
 static void learn(Table *t, int64_t previous, int64_t token, const int32_t *ids, const float *scores) {
     const int64_t width = t->width;
     memcpy(t->ids + token * width, ids, width * sizeof *ids);
@@ -148,14 +148,14 @@ static void learn_node(Table *t, int64_t node, const int32_t *tokens, const int3
     learn(t, previous, tokens[node], ids + node * t->width, scores + node * t->width);
 }
 
-/* -- what Python calls --------------------------------------------------------------------------------------------- */
+/* -- called from Python -------------------------------------------------------------------------------------------- */
 
 int64_t draftwood_find(const Table *t, int64_t previous, int64_t token) {
     return find(t, previous, token);
 }
 
-/* Rows of successors, one for each context, in order: of equal contexts the last stays. Python has made room for
- * them. Nothing is written and the answer is not 0 where there is no such token. */
+/* Stores one row of successors per context, in order; for equal contexts the last wins. Python has reserved memory.
+ * Returns nonzero without writing if a token is invalid. */
 int draftwood_learn(Table *t, int64_t n, const int32_t *previous, const int32_t *tokens, const int32_t *ids,
                     const float *scores) {
     if (!are_tokens(t, n, tokens)) return 1;
@@ -163,8 +163,8 @@ int draftwood_learn(Table *t, int64_t n, const int32_t *previous, const int32_t 
     return 0;
 }
 
-/* The rows of a tree's nodes, those of a path last. `before`: the token before the root. Not 0 also where a node has no
- * parent before it, or the path does not ascend. */
+/* Stores the rows of a tree's nodes, those of a path last. `before`: the token before the root. Also returns nonzero if
+ * a node does not follow its parent or the path does not ascend. */
 int draftwood_learn_tree(Table *t, int64_t n, const int32_t *tokens, const int32_t *parents, int64_t before,
                          int64_t length, const int32_t *path, const int32_t *ids, const float *scores) {
     if (!are_tokens(t, n, tokens)) return 1;
@@ -184,14 +184,14 @@ void draftwood_claim(Table *t, int64_t n, const uint64_t *keys, int64_t *rows) {
     for (int64_t i = 0; i < n; i++) rows[i] = claim(t, keys[i]);
 }
 
-/* The rows from the one written longest ago to the latest. */
+/* All rows, least recently written first. */
 void draftwood_order(const Table *t, int64_t *rows) {
-    for (int64_t row = t->oldest; row != NOBODY; row = t->later[row]) *rows++ = row;
+    for (int64_t row = t->oldest; row != NONE; row = t->later[row]) *rows++ = row;
 }
 
-/* Enters all rows into new places, which are empty. */
+/* Inserts all rows into new, empty slots. */
 void draftwood_rehash(Table *t) {
-    for (int64_t row = 0; row < t->used; row++) t->places[place_of(t, t->keys[row])] = (int32_t)row + 1;
+    for (int64_t row = 0; row < t->used; row++) t->slots[slot_of(t, t->keys[row])] = (int32_t)row + 1;
 }
 
 #endif

@@ -1,4 +1,4 @@
-"""The transition table in C: its memory, its record, and what is asked of it from Python."""
+"""The transition table in C: owns its memory and calls the functions of table.h."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from draftwood.compiled.core import Core, TableRecord, address_of
 IdRows = npt.NDArray[np.int32]
 ScoreRows = npt.NDArray[np.float32]
 
-OF_NOBODY, OF_TOKEN = -1, -2  # as in table.h; other negative answers: known from the start
-FIRST_ROWS, FIRST_BITS = 1024, 11  # there are at least two places to a row
-MOST_ROWS = 2**31 - 2  # their numbers have 32 bits
-ROW_BYTES = 8 + 2 * 4  # beside its successors: key, two neighbours
+NOT_FOUND, BY_TOKEN = -1, -2  # as in table.h; other negative results: initial successors
+FIRST_ROWS, FIRST_BITS = 1024, 11  # at least two hash slots per row
+MAX_ROWS = 2**31 - 2  # row indices have 32 bits
+ROW_BYTES = 8 + 2 * 4  # key and two links, besides the successors
 
 
 class CompiledTable:
-    """Successors by token, and by pair where there is a capacity for pairs. Asking it is calling it."""
+    """Successors by token and, with a capacity for pairs, by pair. Call it to look up successors."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class CompiledTable:
     ) -> None:
         self.core = core
         self.width = width
-        self.capacity = min(num_pairs, MOST_ROWS)
+        self.capacity = min(num_pairs, MAX_ROWS)
         self.ids: IdRows = np.empty((vocab_size, width), dtype=np.int32)  # [V, K]
         self.scores: ScoreRows = np.empty((vocab_size, width), dtype=np.float32)  # [V, K]
         self.known = np.zeros(vocab_size, dtype=np.bool_)  # [V]
@@ -44,12 +44,12 @@ class CompiledTable:
         self._point_to("scores", self.scores)
         self._point_to("known", self.known)
         if initial is not None:
-            self._initial = _as_c_reads(*initial)
-            self._point_to("first_ids", self._initial[0])
-            self._point_to("first_scores", self._initial[1])
-            self._record.first_stride = self._initial[0].strides[0] // self._initial[0].itemsize
-        self._new_rows(min(self.capacity, FIRST_ROWS))
-        self._new_places(FIRST_BITS if self.capacity else 0)
+            self._initial = _align_rows(*initial)
+            self._point_to("initial_ids", self._initial[0])
+            self._point_to("initial_scores", self._initial[1])
+            self._record.initial_stride = self._initial[0].strides[0] // self._initial[0].itemsize
+        self._resize_rows(min(self.capacity, FIRST_ROWS))
+        self._resize_slots(FIRST_BITS if self.capacity else 0)
 
     @property
     def num_pairs(self) -> int:
@@ -57,30 +57,30 @@ class CompiledTable:
 
     @property
     def num_bytes(self) -> int:
-        """Rows of pairs count when they are used: memory that nobody touched costs nothing."""
+        """Only used rows of pairs count: untouched memory is not allocated by the system."""
         own = self.ids.nbytes + self.scores.nbytes + self.known.nbytes
-        return own + self._places.nbytes + self.num_pairs * (ROW_BYTES + 8 * self.width)
+        return own + self._slots.nbytes + self.num_pairs * (ROW_BYTES + 8 * self.width)
 
     def __call__(self, previous: int, token: int) -> tuple[list[int], list[float]]:
-        """The best successors: of the pair where it is known, else of the token."""
+        """The top successors of the pair if known, else of the token."""
         row = self.core.find(self.address, previous, token)
         if row >= 0:
             return self.pair_ids[row].tolist(), self.pair_scores[row].tolist()
-        if row == OF_NOBODY:
+        if row == NOT_FOUND:
             return [], []
-        ids, scores = (self.ids, self.scores) if row == OF_TOKEN else self._initial
+        ids, scores = (self.ids, self.scores) if row == BY_TOKEN else self._initial
         return ids[token].tolist(), scores[token].tolist()
 
     def learn(self, previous: Sequence[int], tokens: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
-        """Rows [n, K]: what may follow ``tokens[i]`` after ``previous[i]``. Of equal contexts the last row stays."""
+        """Store rows [n, K]: successors of ``tokens[i]`` after ``previous[i]``. For equal contexts the last wins."""
         if len(previous) != len(tokens):
             raise ValueError(f"{len(previous)} and {len(tokens)} tokens, rows {ids.shape}")
-        if not self._can_learn(len(tokens), ids, scores):
+        if not self._prepare_rows(len(tokens), ids, scores):
             return
         contexts = array("i", previous), array("i", tokens)
-        rows = _plain(ids, np.int32), _plain(scores, np.float32)
-        places = (*[part.buffer_info()[0] for part in contexts], *[address_of(part) for part in rows])
-        if self.core.learn(self.address, len(tokens), *places):
+        rows = _contiguous(ids, np.int32), _contiguous(scores, np.float32)
+        addresses = (*[part.buffer_info()[0] for part in contexts], *[address_of(part) for part in rows])
+        if self.core.learn(self.address, len(tokens), *addresses):
             raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {len(self.known)}")
 
     def learn_tree(
@@ -92,34 +92,34 @@ class CompiledTable:
         ids: IdRows,
         scores: ScoreRows,
     ) -> None:
-        """Rows [N, K] of a tree's nodes; ``before`` is the token before the root. Those of the ``path`` come last."""
-        if not self._can_learn(len(tokens), ids, scores):
+        """Store rows [N, K] of a tree's nodes, the ``path`` last; ``before`` is the token before the root."""
+        if not self._prepare_rows(len(tokens), ids, scores):
             return
         columns = array("i", tokens), array("i", parents), array("i", path)
-        rows = _plain(ids, np.int32), _plain(scores, np.float32)
+        rows = _contiguous(ids, np.int32), _contiguous(scores, np.float32)
         own, above, last = [column.buffer_info()[0] for column in columns]
-        places = last, address_of(rows[0]), address_of(rows[1])
-        if self.core.learn_tree(self.address, len(tokens), own, above, before, len(path), *places):
+        addresses = last, address_of(rows[0]), address_of(rows[1])
+        if self.core.learn_tree(self.address, len(tokens), own, above, before, len(path), *addresses):
             raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {len(self.known)}, path {list(path)}")
 
-    def _can_learn(self, count: int, ids: IdRows, scores: ScoreRows) -> bool:
-        """Makes room for so many rows; False if there are none."""
+    def _prepare_rows(self, count: int, ids: IdRows, scores: ScoreRows) -> bool:
+        """Check the shapes and reserve memory for ``count`` rows; False if there are none."""
         if ids.shape != (count, self.width) or scores.shape != ids.shape:
             raise ValueError(f"{count} tokens, rows {ids.shape} and {scores.shape}")
-        self._make_room(count)
+        self._reserve(count)
         return count > 0
 
-    # -- pairs as a whole --------------------------------------------------------------------------------------------
+    # -- all pairs at once -------------------------------------------------------------------------------------------
 
     def pair_rows(self) -> npt.NDArray[np.int64]:
-        """The rows of all pairs, the one written longest ago first."""
+        """Rows of all pairs, least recently written first."""
         rows = np.empty(self.num_pairs, np.int64)
         self.core.order(self.address, rows.ctypes.data)
         return rows
 
     def claim(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """Rows for pairs ``previous << 32 | token``; all of them are now the latest."""
-        self._make_room(len(keys))
+        """Return rows for the pairs ``previous << 32 | token``, adding new ones; all become the latest."""
+        self._reserve(len(keys))
         rows = np.empty(len(keys), np.int64)
         keys = np.ascontiguousarray(keys)
         self.core.claim(self.address, len(keys), keys.ctypes.data, rows.ctypes.data)
@@ -127,51 +127,51 @@ class CompiledTable:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _make_room(self, more: int) -> None:
-        """For so many new pairs, or as many as there may be."""
+    def _reserve(self, more: int) -> None:
+        """Reserve memory for ``more`` new pairs, up to the capacity."""
         record = self._record
         needed = min(record.capacity, record.used + more)
         if needed > len(self.keys):
-            self._new_rows(min(record.capacity, max(needed, 2 * len(self.keys))))
+            self._resize_rows(min(record.capacity, max(needed, 2 * len(self.keys))))
         if needed > 1 << record.bits >> 1:
-            self._new_places(int(2 * needed - 1).bit_length())
+            self._resize_slots(int(2 * needed - 1).bit_length())
 
-    def _new_rows(self, count: int) -> None:
-        """Room for ``count`` rows; those that are there move over."""
+    def _resize_rows(self, count: int) -> None:
+        """Allocate ``count`` rows and copy the used ones."""
         width = self.width
-        self.keys = self._moved("keys", (count,), np.uint64)
-        self.older = self._moved("older", (count,), np.int32)
-        self.later = self._moved("later", (count,), np.int32)
-        self.pair_ids: IdRows = self._moved("pair_ids", (count, width), np.int32)
-        self.pair_scores: ScoreRows = self._moved("pair_scores", (count, width), np.float32)
+        self.keys = self._reallocate("keys", (count,), np.uint64)
+        self.older = self._reallocate("older", (count,), np.int32)
+        self.later = self._reallocate("later", (count,), np.int32)
+        self.pair_ids: IdRows = self._reallocate("pair_ids", (count, width), np.int32)
+        self.pair_scores: ScoreRows = self._reallocate("pair_scores", (count, width), np.float32)
 
-    def _moved(self, name: str, shape: tuple[int, ...], kind: type[np.generic]) -> npt.NDArray[Any]:
-        moved = np.empty(shape, dtype=kind)
+    def _reallocate(self, name: str, shape: tuple[int, ...], kind: type[np.generic]) -> npt.NDArray[Any]:
+        new = np.empty(shape, dtype=kind)
         used = self.num_pairs
         if used:
-            moved[:used] = getattr(self, name)[:used]
-        self._point_to(name, moved)
-        return moved
+            new[:used] = getattr(self, name)[:used]
+        self._point_to(name, new)
+        return new
 
-    def _new_places(self, bits: int) -> None:
-        self._places = np.zeros(1 << bits if bits else 0, dtype=np.int32)
+    def _resize_slots(self, bits: int) -> None:
+        self._slots = np.zeros(1 << bits if bits else 0, dtype=np.int32)
         self._record.bits = bits
-        self._point_to("places", self._places)
+        self._point_to("slots", self._slots)
         self.core.rehash(self.address)
 
     def _point_to(self, field: str, memory: npt.NDArray[Any]) -> None:
-        """The record only knows where the memory is: this table keeps it alive."""
+        """Store an address in the record; this object keeps the memory alive."""
         setattr(self._record, field, memory.ctypes.data)
 
 
-def _plain(rows: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
-    """The rows as C reads them; copied only where they are not so already."""
+def _contiguous(rows: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:
+    """The rows as a contiguous, writable array; copied only if necessary."""
     flags = rows.flags
     return rows if rows.dtype == kind and flags.c_contiguous and flags.writeable else np.array(rows, kind, order="C")
 
 
-def _as_c_reads(ids: IdRows, scores: ScoreRows) -> tuple[IdRows, ScoreRows]:
-    """Both with entries side by side and rows equally far apart; they are copied only where they are not."""
+def _align_rows(ids: IdRows, scores: ScoreRows) -> tuple[IdRows, ScoreRows]:
+    """Both arrays with contiguous entries and equal row strides; copied only if necessary."""
     if ids.dtype == np.int32 and scores.dtype == np.float32 and ids.strides == scores.strides and ids.strides[1] == 4:
         return ids, scores
     return np.ascontiguousarray(ids, np.int32), np.ascontiguousarray(scores, np.float32)

@@ -1,11 +1,18 @@
-"""Drafters: named recipes of sources and growth, and the registry they are found in."""
+"""Drafters by name: each combines sources of guesses with a growth policy."""
 
-from draftwood.drafters.base import Drafter, DraftRequest, NoOptions, PromptRows, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_share, check_whole
-from draftwood.drafters.memory import memory_plan
+from draftwood.drafters.base import Drafter, DraftRequest, NoOptions, PromptRows, VerifiedTree
+from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int
+from draftwood.drafters.memory import parse_memory
 from draftwood.drafters.neural import NeuralDrafter
 from draftwood.drafters.plain import PlainDrafter
-from draftwood.drafters.registry import DrafterFactory, check_drafter, drafter_class, drafter_names, make_factory
+from draftwood.drafters.registry import (
+    DrafterFactory,
+    check_drafter,
+    drafter_class,
+    drafter_classes,
+    drafter_names,
+    make_factory,
+)
 
 __all__ = [
     "DraftRequest",
@@ -15,14 +22,15 @@ __all__ = [
     "NoOptions",
     "PlainDrafter",
     "PromptRows",
-    "Verified",
+    "VerifiedTree",
     "check_choice",
     "check_drafter",
     "check_flag",
-    "check_share",
-    "check_whole",
+    "check_fraction",
+    "check_int",
     "drafter_class",
+    "drafter_classes",
     "drafter_names",
     "make_factory",
-    "memory_plan",
+    "parse_memory",
 ]

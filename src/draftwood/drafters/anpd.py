@@ -1,30 +1,32 @@
-"""Adaptive n-gram parallel decoding: guess with the n-gram statistics of the prompt and the output so far."""
+"""Adaptive n-gram parallel decoding (ANPD): guess from n-gram counts of the prompt and the output so far."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.drafters.checks import check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_int
 from draftwood.sources import AdaptiveNgrams
 from draftwood.tree import DraftTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptiveNgramOptions:
-    max_order: int = 5  # the largest n: up to n-1 tokens tell the next one
-    max_draft: int = 8  # tokens guessed at most
+    max_order: int = 5  # largest n: the next token is guessed from up to n-1 tokens
+    max_draft: int = 8  # maximum length of the draft
 
     def __post_init__(self) -> None:
-        check_whole(self, 2, "max_order")
-        check_whole(self, 1, "max_draft")
+        check_int(self, 2, "max_order")
+        check_int(self, 1, "max_draft")
 
 
 class AdaptiveNgramDrafter(Drafter):
-    """`anpd`: token by token the most frequent follower of the longest known context, verified as a chain."""
-
     name = "anpd"
+    summary = "Adaptive n-gram decoding: the most frequent next token after the longest known n-gram"
+    guesses_from = "n-gram counts of the text so far"
+    tree_shape = "chain"
+    copies_text = True
     Options: ClassVar[type[AdaptiveNgramOptions]] = AdaptiveNgramOptions
 
     def begin(self, request: DraftRequest) -> None:
@@ -35,5 +37,5 @@ class AdaptiveNgramDrafter(Drafter):
         guess = self._ngrams.guess(min(self.options.max_draft, budget - 1))
         return DraftTree.chain([self._ngrams.tokens[-1], *guess.tokens], "ngram", [1.0, *guess.probs])
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._ngrams.extend(verified.emitted)

@@ -1,4 +1,4 @@
-"""Checks that the options of several drafters share."""
+"""Option checks shared by several drafters."""
 
 from __future__ import annotations
 
@@ -7,36 +7,37 @@ from typing import Any
 from draftwood.config import whole
 from draftwood.errors import OptionError
 
-LONGEST_NGRAM = 64  # every size between the shortest and the longest is indexed at every token
+MAX_NGRAM = 64  # every size from min_ngram to max_ngram is indexed at every token
 
 
-def check_whole(options: Any, low: int, *names: str, high: int | None = None) -> None:
+def check_int(options: Any, low: int, *names: str, high: int | None = None) -> None:
     for name in names:
         whole(name, getattr(options, name), low, high)
 
 
 def check_order(options: Any, low: str, high: str) -> None:
-    least, most = getattr(options, low), getattr(options, high)
-    if least > most:
-        raise OptionError(f"{low} is above {high}", got=f"{low} {least}, {high} {most}", allowed=f"{low} <= {high}")
+    start, end = getattr(options, low), getattr(options, high)
+    if start > end:
+        raise OptionError(f"{low} is above {high}", got=f"{low} {start}, {high} {end}", allowed=f"{low} <= {high}")
 
 
 def check_ngrams(options: Any) -> None:
-    check_whole(options, 1, "min_ngram", "max_ngram", high=LONGEST_NGRAM)
+    check_int(options, 1, "min_ngram", "max_ngram", high=MAX_NGRAM)
     check_order(options, "min_ngram", "max_ngram")
 
 
-def check_share(options: Any, *names: str) -> None:
+def check_fraction(options: Any, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:
-            raise OptionError(f"{name} must be a share", got=repr(value), allowed="0 to 1")
+            raise OptionError(f"{name} must be a fraction", got=repr(value), allowed="0 to 1")
 
 
 def check_flag(options: Any, *names: str) -> None:
     for name in names:
-        if not isinstance(getattr(options, name), bool):
-            raise OptionError(f"{name} is on or off", got=repr(getattr(options, name)), allowed=("true", "false"))
+        value = getattr(options, name)
+        if not isinstance(value, bool):
+            raise OptionError(f"{name} must be true or false", got=repr(value), allowed=("true", "false"))
 
 
 def check_choice(options: Any, name: str, allowed: tuple[str, ...]) -> None:
@@ -45,7 +46,7 @@ def check_choice(options: Any, name: str, allowed: tuple[str, ...]) -> None:
 
 
 def check_top_k(top_k: int, vocab_size: int) -> None:
-    """Refused when the model is known, which is after the options were read."""
+    """Raise if ``top_k`` exceeds the vocabulary; called once the model is known."""
     if top_k > vocab_size:
         raise OptionError(
             "top_k is larger than the model's vocabulary", got=top_k, allowed=f"1 to {vocab_size} with this model"

@@ -1,13 +1,13 @@
-"""GOOSE: context matches as the spine of a tree, transitions as its branches, shaped by how much matches are worth."""
+"""GOOSE: a spine of copied text with branches from the transition table, sized by how often copies are accepted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood.drafters.base import DraftRequest, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_ngrams, check_order, check_share, check_whole
+from draftwood.drafters.base import DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int, check_ngrams, check_order
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
-from draftwood.growth import SPINE, SpinePlan, spine_tree
+from draftwood.growth import SPINE, SpineBudget, grow_spine_tree
 from draftwood.sources import ContextMatch, Match, SuffixAutomaton
 from draftwood.tree import BYPASS, DraftTree
 
@@ -16,50 +16,50 @@ MATCHES = ("ngrams", "suffix")
 CONSENSUS = ("sizes", "places", "off")
 SPINES = ("context", "transition", "off")
 EXTENSIONS = ("best", "levels")
-TINY = 1e-9  # a score of 0 is no successor
-BYPASS_BUDGET = 20  # from this budget on a tree is worth more than the bare chain
+TINY = 1e-9  # entries with score 0 are padding
+BYPASS_BUDGET = 20  # from this budget on, a tree yields more than the bare chain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GooseOptions:
     # where the spine comes from
-    spine: str = "context"  # "off": branches only; "transition": the same shape from the table's own best guesses
-    match: str = "ngrams"  # of min_ngram to max_ngram tokens; "suffix": of min_ngram and more, repeated, no votes
+    spine: str = "context"  # "off": branches only; "transition": best successors of the table instead of copied text
+    match: str = "ngrams"  # min_ngram to max_ngram tokens; "suffix": min_ngram or more, repeating, without consensus
     min_ngram: int = 3
     max_ngram: int = 5
-    max_draft: int = 40  # tokens copied at most; 20 in the paper
-    repeat: bool = False  # a copy that reaches the end of the text goes on with itself, as text in a loop does
-    # when the bare chain is verified instead of a tree
-    bypass: str = "auto"  # "copied" as in the paper, "matched": by the length that matched, "never"; "auto": by budget
-    bypass_length: int = 8  # that many tokens copied, or matched
-    consensus: str = "sizes"  # two sizes of n-grams agree; "places": at two different places; "off": does not count
+    max_draft: int = 40  # maximum number of copied tokens; 20 in the paper
+    repeat: bool = False  # whether a copy that reaches the end of the text starts over
+    # when to verify the bare chain instead of a tree
+    bypass: str = "auto"  # "copied" (as in the paper): by copied length; "matched": by matched length; "never"
+    bypass_length: int = 8  # minimum number of copied or matched tokens
+    consensus: str = "sizes"  # also bypass if two n-gram sizes agree; "places": from two different places; "off"
     # the transition table
-    top_k: int = 10  # successors kept of each context
+    top_k: int = 10  # successors kept per context
     bigrams: bool = True
-    harvest: str = "all"  # rows of every node, or of "accepted" ones alone
-    static: bool = True  # start from the model's own successor table, where `draftwood tune` made one
-    table_megabytes: int = 128  # for pairs of tokens
-    # how the budget is divided
-    spine_share: float = 0.5  # of what the spine leaves, for branches along it
+    harvest: str = "all"  # learn from every verified node, or only from "accepted" ones
+    static: bool = True  # start from the successor table of the model, if `draftwood tune` has built one
+    table_megabytes: int = 128  # memory for token pairs
+    # how to divide the budget
+    spine_share: float = 0.5  # share of the remaining budget for branches along the spine
     spine_branches: bool = True
     min_score: float = 0.01
     branch_depth: int = 6
-    extension: str = "best"  # what is left goes to the likeliest branch; "levels": to all in turn
-    # how it adapts
+    extension: str = "best"  # leftover budget extends the likeliest branch; "levels": all branches, level by level
+    # how to adapt to the acceptance rate
     smoothing: float = 0.3
-    start_rate: float = 0.3  # what is believed of a spine token before the first was tried
+    start_rate: float = 0.3  # assumed acceptance rate of spine tokens at the start
     low_rate: float = 0.2
     high_rate: float = 0.4
-    low_ratio: float = 0.15  # of the budget for the spine, where its tokens are rarely right
+    low_ratio: float = 0.15  # share of the budget for the spine below low_rate
     middle_ratio: float = 0.30
     high_ratio: float = 0.50
 
     def __post_init__(self) -> None:
         check_ngrams(self)
-        check_whole(self, 1, "max_draft", "bypass_length", "top_k", "branch_depth")
-        check_whole(self, 1, "table_megabytes", high=1 << 20)
-        check_share(self, "spine_share", "min_score", "smoothing", "start_rate", "low_rate", "high_rate")
-        check_share(self, "low_ratio", "middle_ratio", "high_ratio")
+        check_int(self, 1, "max_draft", "bypass_length", "top_k", "branch_depth")
+        check_int(self, 1, "table_megabytes", high=1 << 20)
+        check_fraction(self, "spine_share", "min_score", "smoothing", "start_rate", "low_rate", "high_rate")
+        check_fraction(self, "low_ratio", "middle_ratio", "high_ratio")
         check_flag(self, "repeat", "bigrams", "static", "spine_branches")
         check_choice(self, "spine", SPINES)
         check_choice(self, "match", MATCHES)
@@ -71,9 +71,11 @@ class GooseOptions:
 
 
 class GooseDrafter(TransitionDrafter):
-    """`goose`: a spine of copied text with branches from recycled logits, shaped by running acceptance."""
-
     name = "goose"
+    summary = "A spine of copied text with branches from recycled logits, sized by the running acceptance rate"
+    guesses_from = "the text so far, and logits of earlier passes"
+    tree_shape = "spine of copied tokens with branches"
+    copies_text = True
     Options = GooseOptions
 
     def begin(self, request: DraftRequest) -> None:
@@ -86,10 +88,10 @@ class GooseDrafter(TransitionDrafter):
         options = self.options
         match = self._match()
         tokens, trust = (match.tokens, match.trust()) if match else ([], [])
-        if match and self._bypasses(match, budget):
+        if match and self._should_bypass(match, budget):
             size = budget - 1
             return DraftTree.chain([self.anchor.root, *tokens[:size]], SPINE, [1.0, *trust[:size]], BYPASS)
-        plan = SpinePlan(
+        plan = SpineBudget(
             spine_ratio=self._spine_ratio(),
             spine_share=options.spine_share,
             min_score=max(options.min_score, TINY),
@@ -97,10 +99,10 @@ class GooseDrafter(TransitionDrafter):
             best_first=options.extension == "best",
             spine_branches=options.spine_branches,
         )
-        tree = spine_tree(self.anchor, tokens, trust, self.memory.successors, budget, plan)
+        tree = grow_spine_tree(self.anchor, tokens, trust, self.memory.successors, budget, plan)
         return tree if len(tree) > 1 else DraftTree.root_only(self.anchor.root)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         sources = verified.tree.sources
         drafted = sources.count(SPINE)
         if drafted:
@@ -122,11 +124,11 @@ class GooseDrafter(TransitionDrafter):
             return None
         if options.spine == "context":
             return match
-        tokens = self._likeliest(len(match.tokens))
+        tokens = self._best_chain(len(match.tokens))
         return match._replace(tokens=tokens) if tokens else None
 
-    def _likeliest(self, length: int) -> list[int]:
-        """A chain of each token's best successor."""
+    def _best_chain(self, length: int) -> list[int]:
+        """A chain that follows the best successor of each token."""
         previous, token = self.anchor
         tokens: list[int] = []
         while len(tokens) < length:
@@ -137,7 +139,7 @@ class GooseDrafter(TransitionDrafter):
             tokens.append(token)
         return tokens
 
-    def _bypasses(self, match: Match, budget: int) -> bool:
+    def _should_bypass(self, match: Match, budget: int) -> bool:
         options = self.options
         kind = options.bypass
         if kind == "auto":

@@ -1,4 +1,4 @@
-"""Drafters with a head: EAGLE in its versions, HASS, GRIFFIN, Medusa, Hydra. The heads differ, the machinery is one."""
+"""Drafters with a draft head: EAGLE 1 to 3, HASS, GRIFFIN, Medusa and Hydra. Only the heads differ."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import ClassVar
 
 import torch
 
-from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, Shared
+from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, SharedDraftModel
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.heads import ShippedHead, find_head, find_shipped_head, fingerprint, list_shipped_heads, load_head_for
-from draftwood.sources.neural import head_model
+from draftwood.sources.neural import make_head_model
 from draftwood.targets import Target, TargetInfo, TargetParts
 from draftwood.text import TextCodec
 
-MORE_SLOTS = 2  # times the target's: a head's cache is small, and should never be what ends drafting
+SLOT_FACTOR = 2  # cache slots per slot of the target; a head's cache is small and should never limit drafting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions(NeuralOptions):
-    head: str = ""  # its folder, or the name of one that ships; empty: the one that ships for this target
+    head: str = ""  # folder, or name of a shipped head; empty: the head that ships for this target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,52 +29,54 @@ class StaticHeadOptions(HeadOptions):
 
 
 class HeadDrafter(NeuralDrafter):
-    """A draft head of a certain kind on the target's hidden states."""
+    """Runs a draft head on the target's hidden states."""
 
+    guesses_from = "a draft head on the target's hidden states (`head=FOLDER`)"
+    tree_shape = "beam search (`growth=beam`)"
     Options = HeadOptions
-    kinds: ClassVar[tuple[str, ...]]  # of heads that it takes
+    kinds: ClassVar[tuple[str, ...]]  # accepted kinds of heads
 
     @classmethod
     def check(cls, options: HeadOptions) -> None:
         if options.head:
             find_head(options.head)
         elif not cls._shipped():
-            raise cls._without_head()
+            raise cls._missing_head()
 
     @classmethod
-    def attach(cls, options: HeadOptions, target: Target, codec: TextCodec) -> Shared:
+    def attach(cls, options: HeadOptions, target: Target, codec: TextCodec) -> SharedDraftModel:
         info = target.info
         if not info.can_tap:
             raise CapabilityError(
-                f"The target {info.name} does not show its hidden states",
+                f"The target {info.name} does not expose its hidden states",
                 got=info.backend,
                 next_step="Use a drafter without a head.",
             )
         parts = target.parts()
-        folder = find_head(options.head) if options.head else cls._shipped_for(info, parts)
-        # Half precision is slow in torch on a CPU, where it is the target's kernels that are made for it.
+        folder = find_head(options.head) if options.head else cls._find_shipped(info, parts)
+        # On a CPU, torch is slow in half precision; only the target's own kernels are fast there.
         dtype = info.dtype if info.device.type == "cuda" else torch.float32
         head, config, _ = load_head_for(folder, target, dtype)
         if config.kind not in cls.kinds:
             raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
         head.bind(parts)
-        model = head_model(head, info.num_layers, MORE_SLOTS * target.num_slots)
-        return cls.sharing(model, options, info)
+        model = make_head_model(head, info.num_layers, SLOT_FACTOR * target.num_slots)
+        return cls.make_shared(model, options, info)
 
     @classmethod
     def _shipped(cls) -> list[ShippedHead]:
-        """Those of the kind that it is called after: names such as `hass` and `griffin` say how a head was trained."""
+        """Shipped heads for this drafter. None for `hass` and `griffin`, which name a training method, not a kind."""
         return list_shipped_heads(cls.name)
 
     @classmethod
-    def _shipped_for(cls, info: TargetInfo, parts: TargetParts) -> Path:
+    def _find_shipped(cls, info: TargetInfo, parts: TargetParts) -> Path:
         head = find_shipped_head(cls.name, info, fingerprint(parts.norm))
         if head is None:
-            raise cls._without_head(info.name)
+            raise cls._missing_head(info.name)
         return head.folder
 
     @classmethod
-    def _without_head(cls, target: str = "") -> OptionError:
+    def _missing_head(cls, target: str = "") -> OptionError:
         shipped = [head.title for head in cls._shipped()]
         return OptionError(
             f"The drafter {cls.name!r} needs a head" + (f", and none ships for {target}" if target else ""),
@@ -85,52 +87,50 @@ class HeadDrafter(NeuralDrafter):
 
 
 class EagleDrafter(HeadDrafter):
-    """`eagle`: an EAGLE head and a static tree."""
-
     name = "eagle"
+    summary = "EAGLE head with a static tree"
+    tree_shape = "static"
     kinds = ("eagle",)
     Options = StaticHeadOptions
 
 
 class Eagle2Drafter(HeadDrafter):
-    """`eagle2`: an EAGLE head and a tree from a beam search."""
-
     name = "eagle2"
+    summary = "EAGLE head with a tree grown by beam search"
     kinds = ("eagle",)
 
 
 class Eagle3Drafter(HeadDrafter):
-    """`eagle3`: a head over three of the target's layers, with a vocabulary of its own."""
-
     name = "eagle3"
+    summary = "EAGLE-3 head on three target layers, with its own draft vocabulary"
     kinds = ("eagle3",)
 
 
 class HassDrafter(HeadDrafter):
-    """`hass`: an EAGLE head trained on its own features."""
-
     name = "hass"
+    summary = "EAGLE head trained on its own features (HASS)"
     kinds = ("eagle",)
 
 
 class GriffinDrafter(HeadDrafter):
-    """`griffin`: an EAGLE head trained on tokens it can reach."""
-
     name = "griffin"
+    summary = "EAGLE head trained on the tokens that it can reach (GRIFFIN)"
     kinds = ("eagle", "eagle3")
 
 
 class MedusaDrafter(HeadDrafter):
-    """`medusa`: heads that guess several tokens ahead, each for itself."""
-
     name = "medusa"
+    summary = "Medusa heads: each guesses one position ahead, independently of the others"
+    guesses_from = "heads for several tokens ahead (`head=FOLDER`)"
+    tree_shape = "static"
     kinds = ("medusa",)
     Options = StaticHeadOptions
 
 
 class HydraDrafter(HeadDrafter):
-    """`hydra`: heads that guess several tokens ahead, each knowing the guesses before it."""
-
     name = "hydra"
+    summary = "Hydra heads: each guesses one position ahead, given the guesses before it"
+    guesses_from = "heads for several tokens ahead (`head=FOLDER`)"
+    tree_shape = "static"
     kinds = ("hydra",)
     Options = StaticHeadOptions

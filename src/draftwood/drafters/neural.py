@@ -1,13 +1,14 @@
-"""Drafters that run a model of their own: a head on the target's hidden states, or a small model beside it.
+"""Drafters that run a model of their own: a draft head on the target's hidden states, or a small model.
 
-All of them are one machine. A *draft model* (sources/neural.py) says what follows the nodes it is run over, a *growth*
-(growth/neural.py) says which nodes those are and which of all guesses make the tree. The trees of all running requests
-grow side by side: every draft pass takes what each of them wants to know next.
+All of them share one loop. A *draft model* (sources/neural) predicts what follows the nodes that it is run over. A
+*growth* (growth/neural) selects these nodes and picks the final tree from all guesses. The trees of all running
+requests grow together: each draft pass serves the next nodes of every tree.
 
-What a draft model has committed lags behind the text. The first pass of a cycle brings it up to date: tokens that were
-emitted meanwhile and are not in its cache, the new root last. These are committed, and the tree grows below them. Nodes
-that were drafted and then accepted stay in the cache where they are as good as text (a small model); a head computes
-them again, from the target's true features.
+    begin -> read_prompt -> [propose_batch: _start, then _next_segment / _grow per pass, then _finish -> observe] -> end
+
+The cache of a draft model lags behind the text. The first pass of a cycle commits the tokens that were emitted since
+the last one, the new root last, and the tree grows below them. For a small model, drafted nodes that are accepted stay
+in its cache. A head computes them again from the target's own features.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_share, check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
+from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int
 from draftwood.drafters.shapes import static_tree
-from draftwood.drafters.stand import warped
+from draftwood.drafters.stand import warp_top
 from draftwood.errors import CapabilityError
 from draftwood.growth import make_draw
 from draftwood.growth.neural import GROWTHS, Frontier, GrowthOptions, make_growth
@@ -29,106 +30,107 @@ from draftwood.sources.neural import DraftModel, DraftSegment
 from draftwood.targets import KERNEL_MOST, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
 
-CHUNK = 512  # tokens of a text that one pass reads
-MOST_NODES = 128  # of a tree, and of those that a draft model is run over for it
+CHUNK = 512  # text tokens per draft pass
+MAX_NODES = 128  # nodes per tree, and nodes that a draft model runs for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeuralOptions:
-    growth: str = "beam"  # "optimal", "salf": it stops in time; "chain"; "static": the shape of `tree`
+    growth: str = "beam"  # or "optimal", "salf" (stops early), "chain", "static" (the shape of `tree`)
     depth: int = 0  # levels below the root; 0: 7 for chain and beam, no limit for the others
-    top_k: int = 10  # children known of a node; in `beam` the nodes of a level too
-    batch: int = 10  # `optimal`, `salf`: nodes that one draft pass takes
-    threshold: float = 0.6  # `salf`: the chance that another draft pass is of any use, below which it stops
-    tree: str = "heuristic"  # `static`: the shape
-    draw: bool = False  # where tokens are sampled: children are drawn, not chosen
-    support: int = 64  # tokens that children are drawn from, the best ones
+    top_k: int = 10  # candidate children per node; for `beam` also the nodes expanded per level
+    batch: int = 10  # `optimal`, `salf`: nodes expanded per draft pass
+    threshold: float = 0.6  # `salf`: stop when the expected tokens of another draft pass fall below this
+    tree: str = "heuristic"  # `static`: name or file of the shape
+    draw: bool = False  # when sampling: draw children instead of choosing the best
+    support: int = 64  # `draw`: number of best tokens that children are drawn from
 
     def __post_init__(self) -> None:
         check_choice(self, "growth", GROWTHS)
-        check_whole(self, 0, "depth", high=MOST_NODES)
-        check_whole(self, 1, "top_k", "batch", "support", high=KERNEL_MOST)
-        check_share(self, "threshold")
+        check_int(self, 0, "depth", high=MAX_NODES)
+        check_int(self, 1, "top_k", "batch", "support", high=KERNEL_MOST)
+        check_fraction(self, "threshold")
         check_flag(self, "draw")
         static_tree(self.tree)
 
-    def for_growth(self) -> GrowthOptions:
+    def growth_options(self) -> GrowthOptions:
         shape = static_tree(self.tree) if self.growth == "static" else None
         return GrowthOptions(
             depth=self.depth or None,
             top_k=self.top_k,
             batch=self.batch,
             threshold=self.threshold,
-            shape=shape.down_to(self.depth) if shape is not None and self.depth else shape,
+            shape=shape.limit_depth(self.depth) if shape is not None and self.depth else shape,
             support=self.support,
         )
 
 
-class Shared(NamedTuple):
-    """What the requests of one LLM have in common."""
+class SharedDraftModel(NamedTuple):
+    """Shared by all requests of one LLM."""
 
     model: DraftModel
     growth: GrowthOptions
-    tag: str  # the source that nodes are said to come from
-    longest: int  # positions that a text can have, tree nodes included
+    tag: str  # source name of the drafted nodes
+    max_positions: int  # capacity limit of a sequence, tree nodes included
 
 
 class NeuralDrafter(Drafter):
-    """One request. Subclasses say where the draft model comes from."""
+    """Base class; subclasses load the draft model in ``attach``."""
 
     Options: ClassVar[type[Any]] = NeuralOptions
-    drafts_together = True
+    drafts_in_batch = True
     options: NeuralOptions
-    shared: Shared
+    shared: SharedDraftModel
 
-    def __init__(self, options: NeuralOptions, shared: Shared, memory: None = None) -> None:
+    def __init__(self, options: NeuralOptions, shared: SharedDraftModel, memory: None = None) -> None:
         super().__init__(options, shared, memory)
         self.wants_taps = shared.model.taps
         self._model = shared.model
-        self._sequence: int | None = None  # None: there was no room, and nothing is drafted
+        self._sequence: int | None = None  # in the draft model's cache; None: no room, so nothing is drafted
 
     @classmethod
-    def share(cls, options: NeuralOptions, target: TargetInfo) -> Shared:
+    def share(cls, options: NeuralOptions, target: TargetInfo) -> SharedDraftModel:
         raise CapabilityError(
-            f"The drafter {cls.name!r} needs the model itself",
-            got=f"facts about {target.name}",
+            f"The drafter {cls.name!r} needs the target model",
+            got=f"only the description of {target.name}",
             next_step="Use it with an LLM, not with a recording of one.",
         )
 
     @classmethod
-    def sharing(cls, model: DraftModel, options: NeuralOptions, target: TargetInfo) -> Shared:
-        """No text outgrows the target's context, whatever ``max_tokens`` says: no more is kept free for it."""
-        longest = min(model.longest, target.context_length + MOST_NODES)
-        growth = options.for_growth()
-        if model.deepest is not None:
-            shape = None if growth.shape is None else growth.shape.down_to(model.deepest)
-            growth = replace(growth, depth=min(growth.depth or model.deepest, model.deepest), shape=shape)
-        return Shared(model, growth, cls.name, longest)
+    def make_shared(cls, model: DraftModel, options: NeuralOptions, target: TargetInfo) -> SharedDraftModel:
+        """Combine a draft model with the growth options, limited to what the model supports."""
+        # No text outgrows the target's context, whatever ``max_tokens`` is, so no more is reserved.
+        max_positions = min(model.max_positions, target.context_length + MAX_NODES)
+        growth = options.growth_options()
+        if model.max_depth is not None:
+            shape = None if growth.shape is None else growth.shape.limit_depth(model.max_depth)
+            growth = replace(growth, depth=min(growth.depth or model.max_depth, model.max_depth), shape=shape)
+        return SharedDraftModel(model, growth, cls.name, max_positions)
 
     def begin(self, request: DraftRequest) -> None:
         self._params = request.params
         self._prompt_ids = request.prompt_ids
         self._draws = self.options.draw and not request.params.is_greedy
         self._draw = make_draw("gumbel" if self._draws else "chosen", request.rng)
-        # Text that the draft model has not read, the root last; for a head what stands before each of its tokens.
+        # Text that the draft model has not read yet, the root last. Heads also need the taps before each token.
         self._unread: list[int] = [] if self.wants_taps else list(request.prompt_ids)
         self._features: list[torch.Tensor] = []
-        self._length = 0  # tokens that it has read
+        self._length = 0  # tokens that the draft model has read
         self._root = request.prompt_ids[-1]
-        self._room = min(len(request.prompt_ids) + request.params.max_tokens + MOST_NODES, self.shared.longest)
+        self._room = min(len(request.prompt_ids) + request.params.max_tokens + MAX_NODES, self.shared.max_positions)
         self._sequence = self._model.open(self._room)
 
     def read_prompt(self, rows: PromptRows) -> None:
         if rows.taps is not None and self._sequence is not None:
             end = rows.start + len(rows.taps) + 1
-            self._add_text(self._prompt_ids[rows.start + 1 : end], rows.taps.clone())  # it is the target's own memory
-            self._read_text(1)  # the last may be the root, which is wanted later
+            self._add_text(self._prompt_ids[rows.start + 1 : end], rows.taps.clone())  # the target reuses this memory
+            self._read_text(1)  # the last token may be the root, which the first pass of a cycle reads
 
     def propose(self, budget: int) -> DraftTree:
-        return self.propose_together([self], [budget])[0]
+        return self.propose_batch([self], [budget])[0]
 
     @classmethod
-    def propose_together(cls, drafters: Sequence[NeuralDrafter], budgets: Sequence[int]) -> list[DraftTree]:
+    def propose_batch(cls, drafters: Sequence[NeuralDrafter], budgets: Sequence[int]) -> list[DraftTree]:
         for drafter, budget in zip(drafters, budgets, strict=True):
             drafter._start(budget)
         while growing := [drafter for drafter in drafters if drafter._frontier is not None]:
@@ -140,13 +142,13 @@ class NeuralDrafter(Drafter):
                 first += segment.num_logits
         return [drafter._finish() for drafter in drafters]
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         emitted = verified.emitted
         self._root = emitted[-1]
         if self._sequence is None:
             return
         expanded = self._expanded_along(emitted) if self._model.keeps_drafts else []
-        self._keep([number - 1 for number in expanded])  # the root, expansion 0, is text
+        self._keep([number - 1 for number in expanded])  # expansion 0 is the root, which is text
         if verified.taps is None:
             self._unread += emitted[len(expanded) :]
         else:
@@ -161,43 +163,43 @@ class NeuralDrafter(Drafter):
     # -- growing a tree ----------------------------------------------------------------------------------------------
 
     def _start(self, budget: int) -> None:
-        # A text of one token has nothing before it that a head could read.
-        can = self._sequence is not None and self._unread
-        size = min(budget, MOST_NODES) if can else 1
+        # With a prompt of one token, a head has no features to read yet.
+        can_draft = self._sequence is not None and self._unread
+        size = min(budget, MAX_NODES) if can_draft else 1
         options, tag = self.shared.growth, self.shared.tag
         self._growth = make_growth(self.options.growth, self._root, size, options, self._draw, tag)
-        self._reads_root = True  # in its next pass
-        self._num_run = 0  # nodes below the root that the model was run over
-        self._most_run = min(MOST_NODES, self._room - self._length - len(self._unread))
+        self._reads_root = True  # the next pass reads the root, later ones the frontier
+        self._num_run = 0  # nodes below the root that the draft model has run
+        self._max_run = min(MAX_NODES, self._room - self._length - len(self._unread))
         self._frontier = self._next_frontier()
         if self._frontier is not None:
             self._read_text(CHUNK)
 
     def _next_frontier(self) -> Frontier | None:
-        """What is to be run next; None where the tree is done, or all that may be run was."""
+        """The nodes of the next draft pass; None if the tree is complete or the cache has no room for them."""
         frontier = self._growth.frontier()
-        return frontier if frontier is not None and self._num_run + len(frontier.tokens) <= self._most_run else None
+        return frontier if frontier is not None and self._num_run + len(frontier.tokens) <= self._max_run else None
 
     def _next_segment(self) -> DraftSegment:
-        """The root, with the text before it that the model has not read; later the frontier."""
+        """First the unread text up to the root, then the frontier."""
         frontier = self._frontier
         assert frontier is not None
         assert self._sequence is not None
         if self._reads_root:
             tokens, features = self._take_text()
             return DraftSegment(Segment(self._sequence, tokens, chain_parents(len(tokens)), 1), features)
-        above = [parent - 1 for parent in frontier.parents]  # by number of expansion; the root, 0, is text
+        above = [parent - 1 for parent in frontier.parents]  # by expansion; expansion 0, the root, is text
         return DraftSegment(Segment(self._sequence, frontier.tokens, above, len(above), self._num_run))
 
     def _grow(self, size: int, rows: TopRows) -> None:
-        """Takes what the model says after the last segment, which had ``size`` nodes."""
+        """Add the draft model's predictions for the last segment, which had ``size`` nodes."""
         if self._reads_root:
             self._keep(range(size))
             self._reads_root = False
         else:
             self._num_run += size
         rows = rows.first(min(self._growth.width, rows.ids.shape[1]))
-        self._growth.grow(rows.ids, warped(rows, self._params) if self._draws else rows.probs())
+        self._growth.grow(rows.ids, warp_top(rows, self._params) if self._draws else rows.probs())
         self._frontier = self._next_frontier()
 
     def _finish(self) -> DraftTree:
@@ -205,25 +207,25 @@ class NeuralDrafter(Drafter):
         return self._tree
 
     def _expanded_along(self, emitted: Sequence[int]) -> list[int]:
-        """The numbers of expansion of the accepted nodes, as far as these were expanded one below the other."""
+        """Expansion numbers of the accepted path, up to its first node that was not expanded."""
         tree, expansion_of = self._tree, self._growth.expansion_of
         numbers: list[int] = []
         node = 0
-        for token in emitted[:-1]:  # the last one is the target's own
+        for token in emitted[:-1]:  # the last one is the bonus token
             node = next((child for child in tree.children_of(node) if tree.tokens[child] == token), -1)
             if node < 0 or expansion_of[node] < 0:
                 break
             numbers.append(expansion_of[node])
         return numbers
 
-    # -- the text ----------------------------------------------------------------------------------------------------
+    # -- reading text -------------------------------------------------------------------------------------------------
 
     def _add_text(self, tokens: Sequence[int], taps: torch.Tensor) -> None:
         self._unread += tokens
         self._features.append(taps)
 
     def _take_text(self, size: int | None = None) -> tuple[list[int], torch.Tensor | None]:
-        """The first tokens that the model has not read, or all, with what stands before them."""
+        """Remove the first ``size`` unread tokens (default: all); return them with the features before each."""
         tokens = self._unread[:size]
         self._unread = self._unread[len(tokens) :]
         if not self.wants_taps:
@@ -232,17 +234,17 @@ class NeuralDrafter(Drafter):
         self._features = [features[len(tokens) :]] if self._unread else []
         return tokens, features[: len(tokens)]
 
-    def _read_text(self, most: int) -> None:
-        """Lets the model read text until at most so many tokens are left."""
+    def _read_text(self, max_left: int) -> None:
+        """Run the draft model over unread text until at most ``max_left`` tokens are left."""
         assert self._sequence is not None
-        while len(self._unread) > most:
-            tokens, features = self._take_text(min(CHUNK, len(self._unread) - most))
+        while len(self._unread) > max_left:
+            tokens, features = self._take_text(min(CHUNK, len(self._unread) - max_left))
             segment = Segment(self._sequence, tokens, chain_parents(len(tokens)), 0)
             self._model.forward([DraftSegment(segment, features)], 1)
             self._keep(range(len(tokens)))
 
     def _keep(self, nodes: Sequence[int]) -> None:
-        """Commits nodes that are text now; the other pending ones are forgotten."""
+        """Commit pending nodes that are now text; drop the other pending nodes."""
         assert self._sequence is not None
         self._model.keep(self._sequence, nodes)
         self._length += len(nodes)

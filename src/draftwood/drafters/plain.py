@@ -1,15 +1,16 @@
-"""Plain decoding: the same cycle with a tree that is only its root."""
+"""Plain decoding: the same cycle with a tree that has only its root."""
 
 from __future__ import annotations
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
 from draftwood.tree import DraftTree
 
 
 class PlainDrafter(Drafter):
-    """`plain`: no guesses."""
-
     name = "plain"
+    summary = "Plain decoding without guesses"
+    guesses_from = "none"
+    tree_shape = "root only"
     wants_logits = False
     _last: int
 
@@ -19,5 +20,5 @@ class PlainDrafter(Drafter):
     def propose(self, budget: int) -> DraftTree:
         return DraftTree.root_only(self._last)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._last = verified.emitted[-1]

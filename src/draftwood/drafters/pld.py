@@ -1,30 +1,32 @@
-"""Prompt lookup: copy what followed the last tokens when they occurred before."""
+"""Prompt lookup decoding: copy what followed an earlier occurrence of the last tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.drafters.checks import check_ngrams, check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_int, check_ngrams
 from draftwood.sources import ContextMatch
 from draftwood.tree import DraftTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLookupOptions:
-    max_ngram: int = 3  # longest run of last tokens to look for
+    max_ngram: int = 3  # longest n-gram to look up
     min_ngram: int = 1
-    max_draft: int = 20  # tokens copied at most
+    max_draft: int = 20  # maximum number of copied tokens
 
     def __post_init__(self) -> None:
         check_ngrams(self)
-        check_whole(self, 1, "max_draft")
+        check_int(self, 1, "max_draft")
 
 
 class PromptLookupDrafter(Drafter):
-    """`pld`: the latest occurrence of the longest matching n-gram, verified as a chain."""
-
     name = "pld"
+    summary = "Prompt lookup: copies what followed the latest match of the longest n-gram"
+    guesses_from = "the text so far"
+    tree_shape = "chain"
+    copies_text = True
     Options = PromptLookupOptions
 
     def begin(self, request: DraftRequest) -> None:
@@ -39,5 +41,5 @@ class PromptLookupDrafter(Drafter):
             return DraftTree.root_only(root)
         return DraftTree.chain([root, *match.tokens], "context", [1.0, *match.trust()])
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._context.extend(verified.emitted)

@@ -1,5 +1,8 @@
-"""Drafters by name. Built-in ones and those of other packages come in by the same door: the entry-point group
-``draftwood.drafters``, each entry a :class:`Drafter` subclass under the name users type."""
+"""Drafters by name. Other packages add theirs through the entry-point group ``draftwood.drafters``, as this package
+does: each entry is a :class:`Drafter` subclass under the name that users type.
+
+A new built-in drafter is one module and one row in ``BUILTIN``; a test compares the entry points in pyproject.toml.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ from typing import Any
 
 from draftwood.config import DEFAULT_MEMORY, from_mapping
 from draftwood.drafters.base import Drafter
-from draftwood.drafters.memory import MemoryKeeper, memory_plan
+from draftwood.drafters.memory import MemoryKeeper, parse_memory
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean
 from draftwood.targets import Target, TargetInfo
 from draftwood.text import TextCodec
 
 GROUP = "draftwood.drafters"
-# What the package itself registers; also the table that applies when it runs from its source without being installed.
+# The package's own drafters; also used when it runs from source without being installed.
 BUILTIN = {
     "anpd": "draftwood.drafters.anpd:AdaptiveNgramDrafter",
     "eagle": "draftwood.drafters.heads:EagleDrafter",
@@ -43,7 +46,7 @@ BUILTIN = {
 
 
 class DrafterFactory:
-    """A drafter chosen and configured for one target; every request gets its own from ``new``."""
+    """Creates the drafters of one target, one per request, from a class and its options."""
 
     def __init__(
         self,
@@ -53,8 +56,8 @@ class DrafterFactory:
         memory: object = DEFAULT_MEMORY,
         codec: TextCodec | None = None,
     ) -> None:
-        """Facts about a target will do for drafters that run no model of their own; others want it, and its codec."""
-        plan = memory_plan(memory)
+        """A ``TargetInfo`` is enough for drafters without a model; neural drafters need the target and its codec."""
+        plan = parse_memory(memory)
         self.cls = cls
         self.options = options
         if isinstance(target, TargetInfo) or codec is None:
@@ -70,7 +73,7 @@ class DrafterFactory:
         return self.cls.name
 
     def new(self, group: int) -> Drafter:
-        """A drafter for one request; those of one ``group``, the samples of one prompt, may share what they learn."""
+        """Create the drafter of one request; requests of one ``group`` (samples of a prompt) may share a memory."""
         return self.cls(self.options, self._shared, self.memory.get(group))
 
 
@@ -78,11 +81,16 @@ def drafter_names() -> list[str]:
     return sorted(_entries())
 
 
+def drafter_classes() -> dict[str, type[Drafter]]:
+    """Every registered drafter by name."""
+    return {name: drafter_class(name) for name in drafter_names()}
+
+
 def drafter_class(name: str) -> type[Drafter]:
     entries = _entries()
     if name not in entries:
         raise OptionError(
-            "There is no drafter of that name",
+            "Unknown drafter",
             got=repr(name),
             allowed=sorted(entries),
             next_step=did_you_mean(name, entries),
@@ -92,7 +100,7 @@ def drafter_class(name: str) -> type[Drafter]:
     except (ImportError, AttributeError) as error:
         raise DraftwoodError(f"The drafter {name!r} cannot be loaded", got=f"{entries[name].value}: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Drafter)):
-        raise DraftwoodError(f"The drafter {name!r} is no Drafter subclass", got=entries[name].value)
+        raise DraftwoodError(f"The drafter {name!r} is not a Drafter subclass", got=entries[name].value)
     return cls
 
 
@@ -103,13 +111,13 @@ def make_factory(
     memory: object = DEFAULT_MEMORY,
     codec: TextCodec | None = None,
 ) -> DrafterFactory:
-    """``drafter`` is a registered name, or a class of one's own; ``memory`` a scope or a file (memory.py)."""
+    """``drafter`` is a registered name or a class; ``memory`` is a scope or a file (memory.py)."""
     return DrafterFactory(*check_drafter(drafter, options), target, memory, codec)
 
 
 def check_drafter(drafter: str | type[Drafter], options: Mapping[str, Any] | None) -> tuple[type[Drafter], Any]:
-    """The drafter's class and its options record; refuses unknown names, unknown options and bad values."""
-    cls = drafter_class(drafter) if isinstance(drafter, str) else _own_class(drafter)
+    """Return the class and its options; raise for unknown names, unknown options and invalid values."""
+    cls = drafter_class(drafter) if isinstance(drafter, str) else _check_class(drafter)
     what = f"The drafter {getattr(cls, 'name', cls.__name__)!r}"
     if options is not None and not isinstance(options, Mapping):
         raise OptionError(f"{what} takes its options as a mapping", got=repr(options), allowed="{'option': value, ...}")
@@ -118,14 +126,14 @@ def check_drafter(drafter: str | type[Drafter], options: Mapping[str, Any] | Non
     return cls, record
 
 
-def _own_class(drafter: object) -> type[Drafter]:
+def _check_class(drafter: object) -> type[Drafter]:
     if isinstance(drafter, type) and issubclass(drafter, Drafter) and not inspect.isabstract(drafter):
         return drafter
     raise OptionError(
-        "This is no drafter",
+        "This is not a drafter",
         got=repr(drafter),
         allowed=[*drafter_names(), "a class derived from Drafter that implements its methods"],
-        next_step="Give the class, not an object of it." if isinstance(drafter, Drafter) else None,
+        next_step="Pass the class, not an instance." if isinstance(drafter, Drafter) else None,
     )
 
 

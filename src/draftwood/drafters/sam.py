@@ -1,4 +1,4 @@
-"""Suffix automaton decoding: copy what followed the longest end of the text that occurred before, of any length."""
+"""Suffix automaton decoding: copy what followed the longest suffix of the text that occurred before."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from draftwood.drafters.base import Drafter, DraftRequest, Verified
-from draftwood.drafters.checks import check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_int
 from draftwood.errors import OptionError
 from draftwood.sources import CorpusAutomaton, SuffixSource, load_corpus
 from draftwood.targets import TargetInfo
@@ -16,22 +16,24 @@ from draftwood.tree import DraftTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuffixOptions:
-    max_draft: int = 40  # tokens copied at most
+    max_draft: int = 40  # maximum number of copied tokens
     min_match: int = 1  # shorter matches draft nothing
-    corpus: str | Path | None = None  # a datastore to look in as well, or token ids in .npy, -1 between documents
-    static_bias: int = 5  # the corpus must match more than this many tokens further than the text itself
+    corpus: str | Path | None = None  # also match in a datastore, or in token ids in .npy, -1 between documents
+    static_bias: int = 5  # use the corpus if its match is longer than that in the text by more than this
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "max_draft", "min_match")
-        check_whole(self, 0, "static_bias")
+        check_int(self, 1, "max_draft", "min_match")
+        check_int(self, 0, "static_bias")
         if not isinstance(self.corpus, str | Path | None):
             raise OptionError("sam needs the path of a file for corpus", got=self.corpus)
 
 
 class SuffixDrafter(Drafter):
-    """`sam`: the continuation of the longest suffix match, in the text or in a corpus, verified as a chain."""
-
     name = "sam"
+    summary = "Suffix automaton: copies what followed the longest match in the text or in a corpus"
+    guesses_from = "the text so far, and a corpus if given"
+    tree_shape = "chain"
+    copies_text = True
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
 
     @classmethod
@@ -52,5 +54,5 @@ class SuffixDrafter(Drafter):
             return DraftTree.root_only(root)
         return DraftTree.chain([root, *match.tokens], self._source.source, [1.0, *match.trust()])
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._source.extend(verified.emitted)

@@ -1,4 +1,4 @@
-"""Suffix automaton decoding with a net: where the match is short, the tree of token recycling."""
+"""Suffix automaton decoding with a fallback: token recycling if the match is short."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwood.drafters.base import DraftRequest, Verified
-from draftwood.drafters.checks import check_whole
+from draftwood.drafters.base import DraftRequest, VerifiedTree
+from draftwood.drafters.checks import check_int
 from draftwood.drafters.recycling import RecyclingDrafter, RecyclingOptions
 from draftwood.drafters.sam import SuffixDrafter, SuffixOptions
 from draftwood.drafters.transition import TransitionDrafter
@@ -18,39 +18,43 @@ from draftwood.tree import BYPASS, DraftTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuffixRecyclingOptions(RecyclingOptions):
-    threshold: int = 5  # shorter matches leave the cycle to the tree
-    max_draft: int = 40  # this and the following as in sam
+    threshold: int = 5  # shorter matches fall back to token recycling
+    max_draft: int = 40  # this and the following as in `sam`
     min_match: int = 1
     corpus: str | Path | None = None
     static_bias: int = 5
 
     def __post_init__(self) -> None:
         RecyclingOptions.__post_init__(self)
-        check_whole(self, 1, "threshold")
-        self.of_suffix()
+        check_int(self, 1, "threshold")
+        self.suffix_options()
 
-    def of_suffix(self) -> SuffixOptions:
-        """Those that sam has too, checked by it."""
+    def suffix_options(self) -> SuffixOptions:
+        """The options of `sam`, checked by it."""
         return SuffixOptions(**{field.name: getattr(self, field.name) for field in fields(SuffixOptions)})
 
 
-class _Shared(NamedTuple):
+class _SharedTables(NamedTuple):
     successors: SuccessorArrays | None
     corpus: CorpusAutomaton | None
 
 
 class SuffixRecyclingDrafter(RecyclingDrafter):
-    """`sam+recycling`: a chain from the longest suffix match, or the tree of recycling where the match is short."""
-
     name = "sam+recycling"
+    summary = "Suffix automaton where the match is long, token recycling where it is short"
+    guesses_from = "the text so far, or logits of earlier passes where the match is short"
+    tree_shape = "chain or static"
+    copies_text = True
     Options = SuffixRecyclingOptions
 
     @classmethod
-    def share(cls, options: SuffixRecyclingOptions, target: TargetInfo) -> _Shared:  # type: ignore[override]
-        return _Shared(TransitionDrafter.share(options, target), SuffixDrafter.share(options.of_suffix(), target))
+    def share(cls, options: SuffixRecyclingOptions, target: TargetInfo) -> _SharedTables:  # type: ignore[override]
+        return _SharedTables(
+            TransitionDrafter.share(options, target), SuffixDrafter.share(options.suffix_options(), target)
+        )
 
     @classmethod
-    def new_memory(cls, options: SuffixRecyclingOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
+    def new_memory(cls, options: SuffixRecyclingOptions, target: TargetInfo, shared: _SharedTables) -> TransitionTable:
         return super().new_memory(options, target, shared.successors)
 
     def begin(self, request: DraftRequest) -> None:
@@ -66,6 +70,6 @@ class SuffixRecyclingDrafter(RecyclingDrafter):
             return super().propose(budget)
         return DraftTree.chain([self.anchor.root, *match.tokens], source.source, [1.0, *match.trust()], BYPASS)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._suffix.extend(verified.emitted)
         super().observe(verified)

@@ -1,4 +1,4 @@
-"""Static trees by the name a user gives: a built-in one, or a file that ``draftwood tune`` wrote."""
+"""Static trees by name: a built-in tree, or a file written by ``draftwood tune``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from draftwood.errors import OptionError
 from draftwood.tree import TreeShape, recycling_tree
 
-TREES = Path(__file__).parent / "trees"  # measured ones that come with the package
+TREES = Path(__file__).parent / "trees"  # measured trees in the package
 
 
 def static_tree(tree: object) -> TreeShape:
-    """``heuristic``: wide under good ranks; the name of a packaged tree; or the path of a JSON file, which has a dot or
-    a slash in it."""
+    """Load a tree: ``heuristic`` (wider under better ranks), a packaged tree by name, or a JSON file. A file name must
+    contain a dot or a slash."""
     if not isinstance(tree, str) or not tree:
-        raise OptionError("tree is no name and no file", got=repr(tree), allowed=_names())
+        raise OptionError("tree is not a name or a file", got=repr(tree), allowed=_names())
     if Path(tree).suffix or "/" in tree:
         return TreeShape.load(Path(tree).expanduser())[0]
     if tree == "heuristic":
@@ -23,12 +23,12 @@ def static_tree(tree: object) -> TreeShape:
     packaged = TREES / f"{tree}.json"
     if packaged.is_file():
         return TreeShape.load(packaged)[0]
-    raise OptionError("There is no tree of that name", got=repr(tree), allowed=_names())
+    raise OptionError("Unknown tree", got=repr(tree), allowed=_names())
 
 
 @lru_cache(maxsize=64)
-def first_nodes(shape: TreeShape, size: int) -> TreeShape:
-    """The first ``size`` nodes; a drafter asks for the same few sizes again and again."""
+def truncate_shape(shape: TreeShape, size: int) -> TreeShape:
+    """The first ``size`` nodes; cached, since drafters request the same few sizes repeatedly."""
     return shape.first(size)
 
 

@@ -5,27 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftwood.config import ModelOptions
-from draftwood.drafters.neural import MOST_NODES, NeuralDrafter, NeuralOptions, Shared
+from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, NeuralOptions, SharedDraftModel
 from draftwood.errors import ModelError, OptionError
 from draftwood.sources.neural import SmallModel
 from draftwood.targets import Target, load_target
 from draftwood.text import TextCodec
 
-SAMPLES = 200  # tokens whose texts are compared
-MORE_SLOTS = 8 * MOST_NODES  # for the trees of some requests, beyond what the target holds of their texts
+NUM_COMPARED = 200  # tokens whose texts are compared
+EXTRA_SLOTS = 8 * MAX_NODES  # for the trees of several requests, besides the texts that the target can hold
 SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallModelOptions(NeuralOptions):
     growth: str = "salf"
-    model: str = ""  # a known name, a folder, a GGUF file or a hub id
+    model: str = ""  # known name, folder, GGUF file or hub id
 
 
 class SmallModelDrafter(NeuralDrafter):
-    """`sps`: a small model with the same vocabulary, as a chain or a tree."""
-
     name = "sps"
+    summary = "Speculative sampling: a small model with the same vocabulary drafts"
+    guesses_from = "a small model (`model=NAME`)"
+    tree_shape = "best-first with early stop (`growth=salf`)"
     Options = SmallModelOptions
 
     @classmethod
@@ -37,31 +38,31 @@ class SmallModelDrafter(NeuralDrafter):
             )
 
     @classmethod
-    def attach(cls, options: SmallModelOptions, target: Target, codec: TextCodec) -> Shared:
+    def attach(cls, options: SmallModelOptions, target: Target, codec: TextCodec) -> SharedDraftModel:
         info = target.info
         loaded = load_target(
             ModelOptions(
                 model=options.model,
                 dtype=str(info.dtype).removeprefix("torch."),
                 device=str(info.device),
-                cache_tokens=target.num_slots + MORE_SLOTS,
+                cache_tokens=target.num_slots + EXTRA_SLOTS,
             )
         )
         check_same_vocabulary(codec, loaded.codec, info.name, loaded.target.info.name)
-        return cls.sharing(SmallModel(loaded.target, info.vocab_size), options, info)
+        return cls.make_shared(SmallModel(loaded.target, info.vocab_size), options, info)
 
 
 def check_same_vocabulary(codec: TextCodec, other: TextCodec, name: str, other_name: str) -> None:
-    """Refuses a draft model whose tokens mean something else. Ids that only one of them has do no harm at the end of a
-    vocabulary, where families pad it differently."""
+    """Raise if the draft model has another vocabulary. Extra ids at the end are allowed: model families pad their
+    vocabularies differently."""
     shared = min(codec.vocab_size, other.vocab_size)
-    step = max(1, shared // SAMPLES)
-    ids = [*range(0, shared, step), *range(max(0, shared - SAMPLES), shared)]
+    step = max(1, shared // NUM_COMPARED)
+    ids = [*range(0, shared, step), *range(max(0, shared - NUM_COMPARED), shared)]
     differing = [index for index in dict.fromkeys(ids) if codec.token_text(index) != other.token_text(index)]
     if differing:
         pairs = [f"{index}: {codec.token_text(index)!r} / {other.token_text(index)!r}" for index in differing[:SHOWN]]
         raise ModelError(
-            "The draft model speaks another vocabulary",
+            "The draft model has another vocabulary",
             got=f"{name} has {codec.vocab_size} tokens, {other_name} {other.vocab_size}; {', '.join(pairs)}",
             allowed="a model with the same tokenizer",
             next_step="Use a smaller model of the same family.",

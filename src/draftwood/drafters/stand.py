@@ -1,4 +1,4 @@
-"""STAND: n-grams with the distributions the target had for their next token; children are drawn from these."""
+"""STAND: sample children from the target's stored next-token distributions after the same n-grams."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from draftwood.config import SamplingParams
-from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
-from draftwood.drafters.checks import check_choice, check_flag, check_top_k, check_whole
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
+from draftwood.drafters.checks import check_choice, check_flag, check_int, check_top_k
 from draftwood.drafters.shapes import static_tree
 from draftwood.growth import DRAWS, fill_drawn, make_draw
 from draftwood.sampling import MIN_TEMPERATURE
@@ -18,23 +18,23 @@ from draftwood.targets import TargetInfo, TopRows
 from draftwood.tree import DraftTree, TreeShape
 
 SOURCE = "ngram"
-HARVESTS = ("all", "emitted")  # every verified node, or what emitted tokens were drawn from
+HARVESTS = ("all", "emitted")  # every verified node, or only the nodes before emitted tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandOptions:
-    max_ngram: int = 4  # longest run of last tokens to look up
-    top_k: int = 10  # tokens kept of each distribution
-    tree: str = "stand"  # measured for it; "heuristic": that of token recycling; or a file that `draftwood tune` wrote
-    draw: str = "gumbel"  # "multinomial": the same, token by token; "chosen": the best tokens, nothing is drawn
-    harvest: str = "all"  # every verified node, rejected ones too; "emitted": as in the paper
+    max_ngram: int = 4  # longest n-gram to look up
+    top_k: int = 10  # tokens kept per distribution
+    tree: str = "stand"  # measured for STAND; "heuristic": as in token recycling; or a file of `draftwood tune`
+    draw: str = "gumbel"  # "multinomial": the same, token by token; "chosen": the best tokens, without sampling
+    harvest: str = "all"  # every verified node, rejected ones included; "emitted": as in the paper
     harvest_prompt: bool = True
-    megabytes: int = 128  # for the tables
+    megabytes: int = 128  # memory for the tables
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "max_ngram", high=6)
-        check_whole(self, 1, "top_k", high=64)
-        check_whole(self, 1, "megabytes", high=1 << 20)
+        check_int(self, 1, "max_ngram", high=6)
+        check_int(self, 1, "top_k", high=64)
+        check_int(self, 1, "megabytes", high=1 << 20)
         check_choice(self, "draw", DRAWS)
         check_choice(self, "harvest", HARVESTS)
         check_flag(self, "harvest_prompt")
@@ -42,9 +42,11 @@ class StandOptions:
 
 
 class StandDrafter(Drafter):
-    """`stand`: a static tree of tokens drawn from what the target said after the same n-grams before."""
-
     name = "stand"
+    summary = "STAND: a static tree with children sampled from stored n-gram distributions"
+    guesses_from = "the target's distributions after the same n-grams"
+    tree_shape = "static, children sampled"
+    draws_by_default = True
     Options = StandOptions
     wants_prompt_logits = True
     memory: NgramTables
@@ -75,61 +77,60 @@ class StandDrafter(Drafter):
         end = start + len(rows.logits)
         if self.memory.is_new_prompt(prompt_ids[:end], start):
             contexts = self.memory.contexts_along(prompt_ids[:start], prompt_ids[start:end])
-            self.memory.learn(contexts, *self._learnable(rows.best(self.options.top_k)))
+            self.memory.learn(contexts, *self._warp(rows.best(self.options.top_k)))
 
     def propose(self, budget: int) -> DraftTree:
         return fill_drawn(self.shared, budget, self._root, self._context, self.memory, self._draw, SOURCE)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._learn(verified)
         for token in verified.emitted:
-            self._context = self.memory.extended(self._context, token)
+            self._context = self.memory.extend_context(self._context, token)
         self._root = verified.emitted[-1]
 
-    def _learn(self, verified: Verified) -> None:
-        """The target's distributions go into the tables, each under the n-grams of its own path."""
+    def _learn(self, verified: VerifiedTree) -> None:
+        """Add the target's distributions to the tables, each under the n-grams of its path."""
         tree, memory = verified.tree, self.memory
         if self.options.harvest == "all":
             contexts = [self._context]
             for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-                contexts.append(memory.extended(contexts[parent], token))
-            memory.learn(contexts, *self._learnable(verified.best(self.options.top_k)))
+                contexts.append(memory.extend_context(contexts[parent], token))
+            memory.learn(contexts, *self._warp(verified.best(self.options.top_k)))
         else:
             path = list(verified.path[: len(verified.emitted)])
             contexts = [self._context]
             for node in path[1:]:
-                contexts.append(memory.extended(contexts[-1], tree.tokens[node]))
-            memory.learn(contexts, *self._learnable(verified.best(self.options.top_k, path)))
+                contexts.append(memory.extend_context(contexts[-1], tree.tokens[node]))
+            memory.learn(contexts, *self._warp(verified.best(self.options.top_k, path)))
 
-    def _learnable(self, top: TopRows) -> tuple[IdRows, ScoreRows]:
-        """The likeliest tokens of every row as the request sees them: [n, K] each."""
-        return top.ids, warped(top, self._params)
+    def _warp(self, top: TopRows) -> tuple[IdRows, ScoreRows]:
+        """Top tokens of every row and their warped probabilities: [n, K] each."""
+        return top.ids, warp_top(top, self._params)
 
 
-def warped(top: TopRows, params: SamplingParams) -> ScoreRows:
-    """What ``params`` make of the best tokens [n, K]: temperature, then the filters, which strike tokens that can never
-    be emitted. At temperature 0 their plain probabilities.
+def warp_top(top: TopRows, params: SamplingParams) -> ScoreRows:
+    """Probabilities of the top tokens [n, K] after temperature, top-k, top-p and min-p. At temperature 0: unwarped.
 
-    It is close to the distribution tokens are emitted from, no more: what lies beyond the K is left out, penalties are
-    not applied, equal logits at the edge of a filter may go. Verification is exact whatever is drawn from.
+    This approximates the distribution that tokens are emitted from: tokens beyond the K are left out, penalties are not
+    applied, and ties at the edge of a filter may be dropped. Verification is exact for any draft distribution.
     """
     if params.is_greedy:
         return top.probs()
     best = top.logits[:, :1]  # [n, 1]
-    scores = np.where(np.isfinite(best), top.logits, -np.inf)  # a row without numbers has no likely token
+    scores = np.where(np.isfinite(best), top.logits, -np.inf)  # rows without finite logits have no likely token
     scores = (scores - np.where(np.isfinite(best), best, 0.0)) / max(params.temperature, MIN_TEMPERATURE)
-    probs = _normalised(np.exp(scores, dtype=np.float32))
+    probs = _normalise(np.exp(scores, dtype=np.float32))
     if 0 < params.top_k < probs.shape[1]:
         probs[:, params.top_k :] = 0.0
     if params.top_p < 1.0:
-        probs = _normalised(probs)
-        before = np.cumsum(probs, axis=1) - probs  # [n, K] what better tokens have together
+        probs = _normalise(probs)
+        before = np.cumsum(probs, axis=1) - probs  # [n, K] total of all better tokens
         probs[:, 1:][before[:, 1:] >= params.top_p] = 0.0
     if params.min_p > 0.0:
         probs[probs < params.min_p * probs[:, :1]] = 0.0
-    return _normalised(probs)
+    return _normalise(probs)
 
 
-def _normalised(probs: ScoreRows) -> ScoreRows:
+def _normalise(probs: ScoreRows) -> ScoreRows:
     rows: ScoreRows = probs / np.maximum(probs.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
     return rows

@@ -1,22 +1,22 @@
-"""What all drafters over the transition table have in common: they learn from every row of logits the target gives."""
+"""Base class of drafters with a transition table, which learn from the logits of every verified node."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, Verified
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.checks import check_top_k
 from draftwood.growth import Anchor
 from draftwood.sources import IdRows, RowTable, ScoreRows, SuccessorArrays, TransitionTable, load_successors
 from draftwood.targets import TargetInfo, TopRows
 
-HARVESTS = ("all", "accepted")  # every verified node, or those of the accepted path alone
+HARVESTS = ("all", "accepted")  # every verified node, or only the accepted path
 
 
 class TransitionDrafter(Drafter):
-    """Keeps the table and the end of the text; what to draft from them is the subclass's business.
+    """Maintains the table and the last two tokens; subclasses implement ``propose``.
 
-    Its options have ``top_k``, ``harvest``, ``bigrams``, ``table_megabytes`` and ``static``.
+    Their options include ``top_k``, ``harvest``, ``bigrams``, ``table_megabytes`` and ``static``.
     """
 
     wants_prompt_logits = True
@@ -29,7 +29,7 @@ class TransitionDrafter(Drafter):
 
     @classmethod
     def new_memory(cls, options: Any, target: TargetInfo, shared: Any) -> TransitionTable:
-        num_pairs = RowTable.rows_within(options.table_megabytes << 20, options.top_k) if options.bigrams else 0
+        num_pairs = RowTable.capacity_within(options.table_megabytes << 20, options.top_k) if options.bigrams else 0
         return TransitionTable(target.vocab_size, options.top_k, num_pairs=num_pairs, initial=shared)
 
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
@@ -48,21 +48,21 @@ class TransitionDrafter(Drafter):
         start, prompt_ids = rows.start, self._prompt_ids
         tokens = prompt_ids[start : start + len(rows.logits)]
         first = prompt_ids[max(start - 1, 0)]
-        self.memory.learn([first, *tokens[:-1]], tokens, *_learnable(rows.best(self.options.top_k)))
+        self.memory.learn([first, *tokens[:-1]], tokens, *_with_probs(rows.best(self.options.top_k)))
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         tree, path = verified.tree, verified.path
         if self.options.harvest == "all":
-            # The accepted path comes last: where a context stands at two nodes of the tree, its row stays.
-            rows = _learnable(verified.best(self.options.top_k))
+            # The accepted path is written last: if two nodes have the same context, its row wins.
+            rows = _with_probs(verified.best(self.options.top_k))
             self.memory.learn_tree(self._tail[0], tree.tokens, tree.parents, path, *rows)
         else:
             tokens = [tree.tokens[node] for node in path]
-            rows = _learnable(verified.best(self.options.top_k, path))
+            rows = _with_probs(verified.best(self.options.top_k, path))
             self.memory.learn([self._tail[0], *tokens[:-1]], tokens, *rows)
         self._tail = [*self._tail, *verified.emitted][-2:]
 
 
-def _learnable(top: TopRows) -> tuple[IdRows, ScoreRows]:
-    """The K likeliest tokens of the rows, with their probabilities: [n, K] each."""
+def _with_probs(top: TopRows) -> tuple[IdRows, ScoreRows]:
+    """Ids and probabilities of the top K tokens of the rows: [n, K] each."""
     return top.ids, top.probs()

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 import torch
 
-from draftwood.drafters import Verified
+from draftwood.drafters import VerifiedTree
 from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
 from draftwood.engine.output import Block
 from draftwood.engine.passes import Answer
 from draftwood.engine.session import Session
-from draftwood.verify import Accepted, accept_drawn, accept_greedy, accept_sampled
+from draftwood.verify import AcceptedPath, accept_greedy, accept_predrawn, accept_sampled
 
 
-def accept(session: Session, answer: Answer) -> Accepted:
+def accept(session: Session, answer: Answer) -> AcceptedPath:
     """The longest path of the session's tree that the target agrees with, and the target's own next token."""
     tree, warper, logits = session.tree, session.warper, answer.output.logits
     if answer.drawn is not None:
-        return accept_drawn(tree, answer.drawn, session.randomness)
+        return accept_predrawn(tree, answer.drawn, session.randomness)
     if session.takes_choices:
         return accept_greedy(tree, answer.choices)
     if session.params.is_greedy:
@@ -27,7 +27,7 @@ def accept(session: Session, answer: Answer) -> Accepted:
     return accept_sampled(tree, lambda node: warper.probs(logits[node], tree.path_tokens(node)), session.randomness)
 
 
-def emit(session: Session, accepted: Accepted) -> Block:
+def emit(session: Session, accepted: AcceptedPath) -> Block:
     """Appends the accepted tokens to the output, up to a stop condition, and counts the cycle."""
     block = session.writer.write(accepted.token_ids(session.tree))
     num_emitted = len(block.token_ids)
@@ -43,17 +43,17 @@ def emit(session: Session, accepted: Accepted) -> Block:
     return block
 
 
-def learn(session: Session, accepted: Accepted, block: Block, answer: Answer) -> None:
+def learn(session: Session, accepted: AcceptedPath, block: Block, answer: Answer) -> None:
     """Shows sizer and drafter what came of their tree."""
     tree, output = session.tree, answer.output
     if session.sizer is not None:
         session.sizer.note(session.offered, tree, block.token_ids)
     session.drafter.observe(
-        Verified(tree, output.logits, answer.choices, accepted.path, block.token_ids, output.taps, output.top)
+        VerifiedTree(tree, output.logits, answer.choices, accepted.path, block.token_ids, output.taps, output.top)
     )
 
 
-def event_of(session: Session, accepted: Accepted, block: Block, answer: Answer) -> TokenEvent:
+def event_of(session: Session, accepted: AcceptedPath, block: Block, answer: Answer) -> TokenEvent:
     tree, path = session.tree, accepted.path
     return TokenEvent(
         request_id=session.sample.request_id,

@@ -26,7 +26,7 @@ def draft(sessions: Sequence[Session]) -> list[Draft | None]:
     for index, session in enumerate(sessions):
         if session.error is None and not session.is_prefilling:
             drafter = session.drafter
-            if drafter.drafts_together:
+            if drafter.drafts_in_batch:
                 groups.setdefault((type(drafter), id(drafter.shared)), []).append(index)
             else:
                 drafts[index] = _draft_one(drafter, _num_wanted(session))
@@ -61,7 +61,7 @@ def _draft_group(sessions: Sequence[Session]) -> list[Draft]:
     started = time.perf_counter()
     trees: Sequence[DraftTree | Exception]
     try:
-        trees = type(drafters[0]).propose_together(drafters, budgets)
+        trees = type(drafters[0]).propose_batch(drafters, budgets)
     except Exception as error:  # noqa: BLE001 - as above
         trees = [error] * len(drafters)
     seconds = (time.perf_counter() - started) / len(drafters)

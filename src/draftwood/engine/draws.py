@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 
 from draftwood.engine.session import Session
-from draftwood.sampling import Warper, tokens_at
-from draftwood.verify import numbers_of
+from draftwood.sampling import Warper, draw_tokens
+from draftwood.verify import upcoming_numbers
 
 MAX_LOGITS = 2**27  # whose distributions are held at once
 
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
         return self.first + len(self.numbers)
 
 
-def draw_tokens(
+def draw_sampled(
     logits: torch.Tensor, sessions: Sequence[Session], num_rows: Sequence[int]
 ) -> Sequence[list[int] | None]:
     """The token after every node of each session's tree, from its rows of ``logits [N, V]``; None: not drawn here.
@@ -50,12 +50,12 @@ def draw_tokens(
         if _draws_at_once(session):
             warper = session.warper
             warpers[warper.rule] = warper
-            groups[warper.rule].append(Rows(index, first, numbers_of(session.tree, session.randomness)))
+            groups[warper.rule].append(Rows(index, first, upcoming_numbers(session.tree, session.randomness)))
         first += size
     for rule, members in groups.items():
         for some in _batches(members, max(1, MAX_LOGITS // logits.shape[-1])):
             numbers = [number for rows in some for number in rows.numbers]
-            tokens = tokens_at(warpers[rule].probs(_gather(logits, some)), numbers)
+            tokens = draw_tokens(warpers[rule].probs(_gather(logits, some)), numbers)
             taken = 0
             for rows in some:
                 drawn[rows.member] = tokens[taken : taken + len(rows.numbers)]

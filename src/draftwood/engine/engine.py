@@ -162,7 +162,7 @@ class Engine:
         if self.target.num_lanes == 1:
             return step(self.target, running)
         in_turns = len(running) >= MIN_IN_TURNS and not any(
-            session.reads_logits or session.drafter.drafts_together for session in running
+            session.reads_logits or session.drafter.drafts_in_batch for session in running
         )
         if before is None and not in_turns:
             return step(self.target, running)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.engine.draws import draw_tokens
+from draftwood.engine.draws import draw_sampled
 from draftwood.engine.session import Session
 from draftwood.engine.timing import charge_pass, charge_rows
 from draftwood.targets import Flight, ForwardOutput, Segment, Target, chain_parents
@@ -73,7 +73,7 @@ def _draw(
     output: ForwardOutput, sessions: Sequence[Session], segments: Sequence[Segment]
 ) -> Sequence[Sequence[int] | None]:
     started = time.perf_counter()
-    drawn = draw_tokens(output.logits, sessions, [segment.num_logits for segment in segments])
+    drawn = draw_sampled(output.logits, sessions, [segment.num_logits for segment in segments])
     charge_rows(sessions, [len(tokens or ()) for tokens in drawn], time.perf_counter() - started)
     return drawn
 

@@ -1,22 +1,22 @@
-"""Policies that turn suggestions into a tree."""
+"""Growth policies: turn suggested tokens into a tree."""
 
 from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
-from draftwood.growth.prefix_tree import frequency_tree
-from draftwood.growth.spine import SPINE, Anchor, SpinePlan, spine_tree
-from draftwood.growth.static import Candidates, fill, fill_breadth_first, from_lookup, with_spine
+from draftwood.growth.prefix_tree import grow_frequency_tree
+from draftwood.growth.spine import SPINE, Anchor, SpineBudget, grow_spine_tree
+from draftwood.growth.static import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates
 
 __all__ = [
     "DRAWS",
     "SPINE",
     "Anchor",
     "Candidates",
-    "SpinePlan",
+    "SpineBudget",
     "fill",
     "fill_breadth_first",
     "fill_drawn",
-    "frequency_tree",
-    "from_lookup",
+    "grow_frequency_tree",
+    "grow_spine_tree",
+    "lookup_candidates",
     "make_draw",
-    "spine_tree",
-    "with_spine",
+    "spine_candidates",
 ]

@@ -1,8 +1,8 @@
-"""Best-first growth: whichever guess is likeliest to be reached comes next.
+"""Best-first growth: add the guess with the highest path probability next.
 
-A node's value is the product of the scores on its way, so no child is worth more than its parent and taking the best
-candidate each time gives the best tree of that size. Of a node's children only the best that is not taken yet waits in
-the queue: the others cannot come before it.
+A node's value is the product of the scores on its path. No child has a higher value than its parent, so adding the best
+candidate each time gives the best tree of that size. The queue holds only the best remaining child of each node: the
+others cannot come before it.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from typing import NamedTuple
 from draftwood.tree import TreeBuilder
 
 Successors = tuple[list[int], list[float]]  # tokens and scores, best first
-Lookup = Callable[[int, int], Successors]  # by the token before and the token itself
+Lookup = Callable[[int, int], Successors]  # by previous token and token
 
 
 class Start(NamedTuple):
     """A node to grow from."""
 
     node: int
-    previous: int  # the token before it
+    previous: int  # token before it
     token: int
-    value: float  # how likely the node is to be reached
-    depth: int = 0  # levels below the point that ``max_depth`` counts from
-    next_rank: int = 0  # its better successors are not to be added
+    value: float  # path probability of the node
+    depth: int = 0  # levels below the node where ``max_depth`` starts to count
+    next_rank: int = 0  # first successor to add
 
 
-class Limits(NamedTuple):
-    """How far a tree grows, and what its new nodes are tagged with."""
+class GrowthLimits(NamedTuple):
+    """Limits of a tree, and the source name of its new nodes."""
 
     source: str
-    budget: int  # nodes in all
+    budget: int  # total number of nodes
     max_depth: int
-    min_score: float  # successors below are not worth a position
+    min_score: float  # successors with a lower score are skipped
 
 
-def grow_best_first(builder: TreeBuilder, starts: Iterable[Start], lookup: Lookup, limits: Limits) -> None:
-    """Adds nodes below the starts until the tree has ``budget`` nodes or nothing is left to add."""
+def grow_best_first(builder: TreeBuilder, starts: Iterable[Start], lookup: Lookup, limits: GrowthLimits) -> None:
+    """Add nodes below the starts until the tree has ``budget`` nodes or no candidates are left."""
     source, budget, max_depth, min_score = limits
-    # The best start is the last. It is looked up when nothing in the queue is worth more than all it may lead to.
+    # The best start is last. Its successors are looked up once no queued candidate has a higher value.
     waiting = sorted(starts, key=attrgetter("value"), reverse=True)[::-1]
-    # -value, order, rank among the successors of a parent, the parent's node, token, value and depth, the successors.
+    # -value, order, rank of the successor; the parent's node, token, value and depth; the parent's successors.
     queue: list[tuple[float, int, int, int, int, float, int, list[int], list[float]]] = []
-    order = 0  # the earlier of two equals goes first
+    order = 0  # breaks ties: first in, first out
     room = budget - len(builder)
     while room > 0:
         while waiting and (not queue or waiting[-1].value >= -queue[0][0]):
@@ -67,7 +67,7 @@ def grow_best_first(builder: TreeBuilder, starts: Iterable[Start], lookup: Looku
         token = tokens[rank]
         node = builder.add_new(parent, token, source, scores[rank])
         if node is None:
-            continue  # whoever added it lets it grow
+            continue  # already in the tree, where it has its own start or candidate
         room -= 1
         depth += 1
         if room and depth < max_depth:

@@ -1,4 +1,4 @@
-"""Trees whose shape does not depend on the guesses: known beforehand, or the same number of children everywhere."""
+"""Trees whose shape does not depend on the guesses: a fixed shape, or the same number of children everywhere."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from draftwood.growth.best_first import Lookup
 from draftwood.growth.spine import BRANCH, SPINE, Anchor
 from draftwood.tree import DraftTree, TreeBuilder, TreeShape
 
-NOTHING = -1  # what fills up a short row of successors
+NOTHING = -1  # pads short rows of successors
 
 Candidate = tuple[int, float, str]  # token, score, source
 
 
 class Place(NamedTuple):
-    """A node while its children are looked for."""
+    """A node whose children are being looked up."""
 
     node: int
-    previous: int  # the token before it
+    previous: int  # token before it
     token: int
-    spine_depth: int  # how far down the spine it is; -1 off the spine
+    spine_depth: int  # depth on the spine; -1: not on the spine
 
 
 Candidates = Callable[[Place], list[Candidate]]  # the children of a node, best first
 
 
 def fill(shape: TreeShape, anchor: Anchor, candidates: Candidates, route: str = "") -> DraftTree:
-    """The shape's nodes as far as there are candidates for them: child r of a node is its r-th best one."""
+    """Fill a shape as far as there are candidates: child r of a node is its r-th best candidate."""
     builder = TreeBuilder(anchor.root)
     places: list[Place | None] = [Place(0, anchor.previous, anchor.root, 0), *[None] * (len(shape) - 1)]
     ranked: dict[int, list[Candidate]] = {}
@@ -49,7 +49,7 @@ def fill(shape: TreeShape, anchor: Anchor, candidates: Candidates, route: str = 
 
 
 def fill_breadth_first(anchor: Anchor, candidates: Candidates, arity: int, budget: int, route: str = "") -> DraftTree:
-    """``arity`` children a node, level by level, until the budget is used up; a node without candidates has none."""
+    """Add ``arity`` children per node, level by level, until the budget is used up or candidates run out."""
     builder = TreeBuilder(anchor.root)
     queue = deque([Place(0, anchor.previous, anchor.root, 0)])
     while queue and len(builder) < budget:
@@ -60,20 +60,20 @@ def fill_breadth_first(anchor: Anchor, candidates: Candidates, arity: int, budge
     return builder.build(route=route if len(builder) > 1 else "")
 
 
-def from_lookup(lookup: Lookup) -> Candidates:
-    """Successors as candidates."""
+def lookup_candidates(lookup: Lookup) -> Candidates:
+    """Use successors as candidates."""
 
     def candidates(place: Place) -> list[Candidate]:
         tokens, scores = lookup(place.previous, place.token)
-        if tokens and tokens[-1] < 0:  # a short row is filled up with what is no token
+        if tokens and tokens[-1] < 0:  # padded
             tokens = tokens[: tokens.index(NOTHING)]
         return list(zip(tokens, scores, repeat(BRANCH), strict=False))
 
     return candidates
 
 
-def with_spine(spine: Sequence[int], trust: Sequence[float], others: Candidates) -> Candidates:
-    """The spine's own next token first, then the others."""
+def spine_candidates(spine: Sequence[int], trust: Sequence[float], others: Candidates) -> Candidates:
+    """Rank the next spine token first, then the other candidates."""
 
     def candidates(place: Place) -> list[Candidate]:
         depth = place.spine_depth

@@ -1,6 +1,6 @@
-"""Logits to probabilities, and the draws from them."""
+"""From logits to probabilities, and sampling from them."""
 
-from draftwood.sampling.randomness import Randomness, SeededRandomness, tokens_at, usable
+from draftwood.sampling.randomness import Randomness, SeededRandomness, check_drawn, draw_tokens
 from draftwood.sampling.warp import MIN_TEMPERATURE, Warper
 
-__all__ = ["MIN_TEMPERATURE", "Randomness", "SeededRandomness", "Warper", "tokens_at", "usable"]
+__all__ = ["MIN_TEMPERATURE", "Randomness", "SeededRandomness", "Warper", "check_drawn", "draw_tokens"]

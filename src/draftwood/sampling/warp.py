@@ -1,4 +1,4 @@
-"""Logits -> the distribution the user asked for, with the order and the semantics of transformers.
+"""Warp logits into the requested distribution, with the order and semantics of transformers.
 
 Penalties, temperature, top-k, top-p, min-p. Everything runs in float32 on the device of the logits.
 """
@@ -12,7 +12,7 @@ import torch
 
 from draftwood.config import SamplingParams
 
-# Below this float32 logits overflow when divided, and any two different ones are already infinitely far apart.
+# Dividing float32 logits by less overflows, and any two different logits are already infinitely far apart.
 MIN_TEMPERATURE = 1e-30
 NUCLEUS_GUESS = 1024
 
@@ -20,56 +20,56 @@ NUCLEUS_GUESS = 1024
 class Warper:
     """Warps the logits of one request.
 
-    ``output_ids`` are always the generated tokens that were not handed to ``commit``: either the whole output and the
-    path inside the tree, or, cheaper, the path alone after every emitted token has been committed.
+    ``output_ids`` are always the generated tokens that were not passed to ``commit``: the whole output plus the path in
+    the tree, or, cheaper, only the path after every emitted token has been committed.
     """
 
     def __init__(self, params: SamplingParams, prompt_ids: Sequence[int]) -> None:
         self._params = params
         self._temperature = max(params.temperature, MIN_TEMPERATURE)
-        # How often each token was generated; tokens of the prompt alone are there with 0.
+        # How often each token was generated; tokens that occur only in the prompt have 0.
         self._counts: dict[int, int] = dict.fromkeys(prompt_ids if params.repetition_penalty != 1.0 else (), 0)
         self._committed: tuple[torch.Tensor, torch.Tensor] | None = None  # _counts as tensors
 
     @property
     def rule(self) -> tuple[float, ...]:
-        """Without penalties, all that a distribution depends on beside the logits."""
+        """Without penalties, everything that the distribution depends on besides the logits."""
         return self._temperature, self._params.top_k, self._params.top_p, self._params.min_p
 
     def commit(self, token_ids: Iterable[int]) -> None:
-        """Counts tokens that are in the output for good."""
+        """Count tokens that are final output."""
         if self._params.has_penalties:
             for token in token_ids:
                 self._counts[token] = self._counts.get(token, 0) + 1
             self._committed = None
 
-    def processed(self, logits: torch.Tensor, output_ids: Sequence[int] = ()) -> torch.Tensor:
-        """Logits [V] with the penalties applied, float32. Without penalties they may be ``logits`` itself."""
+    def penalise(self, logits: torch.Tensor, output_ids: Sequence[int] = ()) -> torch.Tensor:
+        """Apply the penalties to logits [V]; float32. Without penalties this may return ``logits`` itself."""
         logits = logits.float()
         if not self._params.has_penalties:
             return logits
         if self._committed is None:
             self._committed = _as_tensors(self._counts, logits)
         penalised = logits.clone()
-        self._penalise(penalised, logits, *self._committed)
+        self._penalise_into(penalised, logits, *self._committed)
         # Recomputed from the raw logits, so a token counted above is not penalised twice.
         pending = {token: self._counts.get(token, 0) + count for token, count in Counter(output_ids).items()}
-        self._penalise(penalised, logits, *_as_tensors(pending, logits))
+        self._penalise_into(penalised, logits, *_as_tensors(pending, logits))
         return penalised
 
     def probs(self, logits: torch.Tensor, output_ids: Sequence[int] = ()) -> torch.Tensor:
-        """The distribution [V] of the next token, float32. At temperature 0 all of it is on the greedy choice.
+        """The distribution [V] of the next token, float32. At temperature 0 it is one-hot on the greedy choice.
 
-        Without penalties, which depend on a row's own path, many rows [n, V] may be given at once.
+        Without penalties, which depend on the path of a row, many rows [n, V] may be passed at once.
         """
-        params, scores = self._params, self.processed(logits, output_ids)
+        params, scores = self._params, self.penalise(logits, output_ids)
         if params.is_greedy:
             return torch.zeros_like(scores).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
-        kept, scores = None, scores / self._temperature  # each filter sees what the one before it left
+        kept, scores = None, scores / self._temperature  # each filter sees the result of the one before
         if 0 < params.top_k < scores.shape[-1]:
-            kept, scores = _best(scores, params.top_k)
+            kept, scores = _top_k(scores, params.top_k)
         if params.top_p < 1.0:
-            inside, scores = _nucleus(scores, params.top_p)
+            inside, scores = _top_p(scores, params.top_p)
             kept = inside if kept is None else kept.gather(-1, inside)
         probs = torch.softmax(scores, dim=-1)
         if params.min_p > 0.0:
@@ -78,11 +78,11 @@ class Warper:
         return probs if kept is None else torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, kept, probs)
 
     def choice(self, logits: torch.Tensor, output_ids: Sequence[int] = ()) -> int:
-        """The greedy choice; argmax takes the lowest id among equals."""
-        return int(torch.argmax(self.processed(logits, output_ids)))
+        """The greedy choice; ties go to the lowest id."""
+        return int(torch.argmax(self.penalise(logits, output_ids)))
 
-    def _penalise(self, out: torch.Tensor, logits: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> None:
-        """Writes the penalised logits of the tokens ``ids`` [D], generated ``counts`` [D] times, into ``out`` [V]."""
+    def _penalise_into(self, out: torch.Tensor, logits: torch.Tensor, ids: torch.Tensor, counts: torch.Tensor) -> None:
+        """Write the penalised logits of tokens ``ids`` [D], generated ``counts`` [D] times, to ``out`` [V]."""
         params = self._params
         scores = logits[ids]
         scores = torch.where(scores < 0, scores * params.repetition_penalty, scores / params.repetition_penalty)
@@ -91,17 +91,17 @@ class Warper:
 
 
 def _as_tensors(counts: Mapping[int, int], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [D] and counts [D]. A prompt may hold ids the output layer does not have: they cannot be generated."""
+    """Ids [D] and counts [D], without prompt ids that the output layer does not have."""
     known = {token: count for token, count in counts.items() if token < len(logits)}
     ids = torch.tensor(list(known), dtype=torch.int64)
     return ids.to(logits.device), torch.tensor(list(known.values()), dtype=logits.dtype).to(logits.device)
 
 
-def _best(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [.., S] of all scores that are not below the k-th best, in order, and the scores. Ties make them more than k.
+def _top_k(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [.., S] of all scores not below the k-th best, in order, and the scores. Ties can make them more than k.
 
-    Here and in ``_nucleus`` rows may keep different numbers: what one does not keep has the score -inf. One more than k
-    is looked at, and many more only if that one equals the k-th.
+    Here and in ``_top_p`` rows may keep different numbers of tokens; dropped tokens have the score -inf. The search
+    starts with k + 1 scores and grows only if the last one ties with the k-th.
     """
     vocab_size, size = scores.shape[-1], k + 1
     while True:
@@ -113,11 +113,11 @@ def _best(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         size = min(8 * size, vocab_size)
 
 
-def _nucleus(scores: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Indices [.., S] of the fewest best scores whose probabilities reach ``top_p``, and the scores.
+def _top_p(scores: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices [.., S] of the smallest set of best scores whose probabilities reach ``top_p``, and the scores.
 
-    The lower index goes first among equals. A token stays if those before it do not reach ``top_p`` yet, so the best
-    one always does. The nucleus nearly always lies within a few best tokens, which saves sorting the vocabulary.
+    Ties go to the lower index. A token stays if those before it do not reach ``top_p``, so the best one always stays.
+    The set nearly always lies within a few top tokens, which avoids sorting the vocabulary.
     """
     probs = torch.softmax(scores, dim=-1)
     size = min(NUCLEUS_GUESS, probs.shape[-1])
@@ -126,7 +126,7 @@ def _nucleus(scores: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Te
         ordered, order = torch.sort(probs.gather(-1, indices), dim=-1, descending=True, stable=True)
         inside = 1 + (ordered.cumsum(dim=-1) < top_p).sum(dim=-1, keepdim=True)
         edge = ordered.gather(-1, inside.clamp(max=size) - 1)
-        # While the last one equals the edge, an equal of lower index may be missing.
+        # If the last one ties with the edge, a tied token of lower index may be missing.
         if size == probs.shape[-1] or bool((ordered[..., -1:] < edge).all()):
             break
         size = min(8 * size, probs.shape[-1])

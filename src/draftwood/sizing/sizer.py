@@ -127,7 +127,7 @@ class Sizer:
         self._last_draft_seconds = draft_seconds
         if not tree.proposals:
             self._weigh_drafting(len(kept), context, load)
-        return tree.part(kept)
+        return tree.select(kept)
 
     def note(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> None:
         """Counts one cycle: the offered tree, the part that was verified, and the emitted tokens."""

@@ -1,8 +1,8 @@
-"""What suggests next tokens."""
+"""Sources of guesses: everything that suggests next tokens without running a model."""
 
 from draftwood.sources.adaptive import AdaptiveNgrams
 from draftwood.sources.context import ContextMatch, Match
-from draftwood.sources.datastore import Datastore, DatastoreInfo, build, fingerprint
+from draftwood.sources.datastore import Datastore, DatastoreInfo, build_datastore, tokenizer_fingerprint
 from draftwood.sources.lookahead import JacobiWindow, NgramPool
 from draftwood.sources.ngrams import NgramTables
 from draftwood.sources.rowtable import IdRows, RowTable, ScoreRows
@@ -27,10 +27,10 @@ __all__ = [
     "SuffixAutomaton",
     "SuffixSource",
     "TransitionTable",
-    "build",
+    "build_datastore",
     "build_successors",
-    "fingerprint",
     "load_corpus",
     "load_successors",
     "save_successors",
+    "tokenizer_fingerprint",
 ]

@@ -1,7 +1,7 @@
-"""Adaptive n-grams: which token most often followed the last few, counted in the prompt and the output so far.
+"""Adaptive n-grams: the most frequent next token after the last few tokens, counted in the prompt and the output.
 
-On English and code, with n-grams up to 5, there are 1.5 contexts and 280 to 330 bytes a token. Most contexts are seen
-once; those have no counts of their own.
+On English and code, with n-grams up to 5, there are 1.5 contexts and 280 to 330 bytes per token. Most contexts occur
+only once; these store their follower without counts.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import NamedTuple
 
 class Guess(NamedTuple):
     tokens: list[int]
-    probs: list[float]  # of each token given the ones before it
+    probs: list[float]  # of each token given those before it
 
 
 class AdaptiveNgrams:
-    """Answers from its own history only; ``extend`` it with every committed token.
+    """N-gram counts of one text; ``extend`` it with every committed token.
 
-    ``max_order`` is the largest n: the next token is guessed from the last n-1 tokens, or from fewer where those were
-    never seen. The most frequent follower wins, among equals the latest.
+    ``max_order`` is the largest n: the next token is guessed from the last n-1 tokens, or from fewer if these are
+    unknown. The most frequent follower wins; ties go to the latest.
     """
 
     def __init__(self, max_order: int) -> None:
-        self._longest = max_order - 1  # tokens of a context
+        self._max_context = max_order - 1  # tokens
         self._tokens: list[int] = []
-        # Context -> its followers, or the one follower of a context that was seen once.
+        # Context -> its followers, or its only follower if it occurred once.
         self._followers: dict[tuple[int, ...], _Followers | int] = {}
 
     @property
@@ -42,9 +42,9 @@ class AdaptiveNgrams:
             self._tokens.append(token)
 
     def guess(self, max_tokens: int) -> Guess:
-        """One token after another, each from the ones before it, up to the first context that was never seen."""
+        """Guess token by token, each from those before it, until a context is unknown."""
         guess = Guess([], [])
-        recent = self._tokens[-self._longest :]
+        recent = self._tokens[-self._max_context :]
         while len(guess.tokens) < max_tokens:
             following = self._next(recent)
             if following is None:
@@ -52,11 +52,11 @@ class AdaptiveNgrams:
             token, prob = following
             guess.tokens.append(token)
             guess.probs.append(prob)
-            recent = [*recent, token][-self._longest :]
+            recent = [*recent, token][-self._max_context :]
         return guess
 
     def _next(self, recent: Sequence[int]) -> tuple[int, float] | None:
-        """The best follower of the longest known context, and its share of what was seen there and one thing unseen."""
+        """Best follower of the longest known context, and its probability with one pseudo-count for unseen tokens."""
         for size in range(len(recent), 0, -1):
             known = self._followers.get(tuple(recent[-size:]))
             if isinstance(known, int):
@@ -66,7 +66,7 @@ class AdaptiveNgrams:
         return None
 
     def _count(self, token: int) -> None:
-        followers, recent = self._followers, self._tokens[-self._longest :]
+        followers, recent = self._followers, self._tokens[-self._max_context :]
         for size in range(1, len(recent) + 1):
             context = tuple(recent[-size:])
             known = followers.get(context)
@@ -79,7 +79,7 @@ class AdaptiveNgrams:
 
 
 class _Followers:
-    """The followers of a context, with the most frequent one kept at hand."""
+    """Follower counts of a context, with the most frequent one cached."""
 
     __slots__ = ("best", "counts", "total")
 

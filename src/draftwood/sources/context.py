@@ -1,7 +1,7 @@
-"""Context match: where the last tokens occurred before in the prompt or the output, and what followed there.
+"""Context match: find an earlier occurrence of the last tokens in the prompt or output, and what followed it.
 
-An index from every n-gram to the place behind its latest occurrence is kept up to date token by token, so that neither
-an update nor a query depends on the length of the context.
+An index maps every n-gram to the position after its latest occurrence. It is updated token by token, so neither an
+update nor a query depends on the length of the context.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import NamedTuple
 
 class Match(NamedTuple):
     tokens: list[int]  # what followed the earlier occurrence
-    length: int  # tokens that matched
-    num_agreeing: int = 1  # sizes of n-grams whose latest occurrence goes on with the same token, this one included
-    num_places: int = 1  # different places among those occurrences
+    length: int  # matched tokens
+    num_agreeing: int = 1  # n-gram sizes whose latest occurrence continues with the same token, this one included
+    num_places: int = 1  # distinct positions among those occurrences
 
     def trust(self) -> list[float]:
-        """How likely each token is right if those before it are: a longer match is a better one, and it grows."""
+        """Probability of each token given those before it; it rises with the length of the match."""
         return [1.0 - 1.0 / (self.length + i + 1.5) for i in range(len(self.tokens))]
 
 
 class ContextMatch:
-    """Answers from its own history only; ``extend`` it with every committed token."""
+    """N-gram index of one text; ``extend`` it with every committed token."""
 
     def __init__(self, ngram_sizes: Iterable[int], *, repeat: bool = False) -> None:
-        """``repeat``: where a copy reaches the end of the text, it goes on with itself, as text in a loop does."""
+        """``repeat``: a copy that reaches the end of the text starts over, for text that repeats itself."""
         self._repeat = repeat
         self._sizes = sorted(set(ngram_sizes), reverse=True)  # longest first
         self._tokens: list[int] = []
-        self._behind: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token behind its latest occurrence
+        self._next: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token after its latest occurrence
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -39,17 +39,17 @@ class ContextMatch:
     def extend(self, tokens: Iterable[int]) -> None:
         history = self._tokens
         for token in tokens:
-            # An n-gram is entered once its continuation is known, so the last tokens never match themselves.
+            # An n-gram is indexed once its continuation is known, so the last tokens never match themselves.
             end = len(history)
             for size in self._sizes:
                 if size <= end:
-                    self._behind[tuple(history[end - size : end])] = end
+                    self._next[tuple(history[end - size : end])] = end
             history.append(token)
 
     def match(self, max_tokens: int) -> Match | None:
-        """The continuation of the longest suffix seen before, at its latest place; and who else says so."""
+        """The continuation of the longest known suffix at its latest occurrence, and how many n-gram sizes agree."""
         history = self._tokens
-        found = [(size, self._behind.get(tuple(history[-size:]))) for size in self._sizes if size <= len(history)]
+        found = [(size, self._next.get(tuple(history[-size:]))) for size in self._sizes if size <= len(history)]
         starts = [(size, start) for size, start in found if start is not None]
         if not starts:
             return None

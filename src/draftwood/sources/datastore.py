@@ -1,12 +1,12 @@
-"""A datastore: a tokenised corpus with its suffix array, in one file that is read where it lies.
+"""A datastore: a tokenised corpus with its suffix array, in one memory-mapped file.
 
-The file is a safetensors file with two tensors, ``tokens`` (a separator closes every document) and ``suffixes``, and
-notes on what they were made from. Opening it maps it into memory and reads a few places only; a query bisects.
+The file is a safetensors file with two tensors, ``tokens`` (every document ends with a separator) and ``suffixes``, and
+metadata about their origin. Opening it maps the file and checks a few entries; a query is a binary search.
 
-    build(documents, vocab_size=..., tokenizer=fingerprint(codec), sources=["corpus.txt"]).save(path)
+    build_datastore(documents, vocab_size=..., tokenizer=tokenizer_fingerprint(codec)).save(path)
     store = Datastore.open(path, vocab_size=49152)
-    found = store.matches(context[-16:])            # the longest end of the context that the corpus has
-    rows = store.continuations(found, 10, 256)      # [m, 10], what followed there
+    match = store.matches(context[-16:])            # the longest suffix of the context that occurs in the corpus
+    rows = store.continuations(match, 10, 256)      # [m, 10], what followed there
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import numpy as np
 
 from draftwood.display import readable_size
 from draftwood.progress import Progress, report
-from draftwood.sources.datastore_file import DatastoreError, Mapped, damaged, map_file, write_file
+from draftwood.sources.datastore_file import DatastoreError, MappedDatastore, damaged, map_file, write_file
 from draftwood.sources.suffix_array import BYTES_PER_TOKEN, MAX_TOKENS, SEPARATOR, Int32Array, suffix_array
 from draftwood.text import TextCodec
 
-PADDED_VOCABULARY = 2048  # a model may have that many more ids than its tokenizer uses
-_NUM_CHECKS = 16  # places that are looked at when a file is opened
+PADDED_VOCABULARY = 2048  # maximum number of padding ids that a model has beyond its tokenizer
+_NUM_CHECKS = 16  # entries checked when a file is opened
 _CHECKED_TOKENS = 8
-_NUM_PROBES = 256  # ids whose text goes into a fingerprint
+_NUM_PROBES = 256  # ids whose text is part of a fingerprint
 _PROBE_TEXTS = (
     "The quick brown fox jumps over the lazy dog, doesn't it? Unbelievable: 3.14159, 2024-01-31, 1,000,000!",
     "def main(argv: list[str]) -> int:\n    return 0 if not argv else len(argv)  # \t tabs\r\n\n\n",
@@ -41,19 +41,19 @@ _PROBE_TEXTS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatastoreInfo:
-    """What is in a datastore and what it was made from."""
+    """Contents and origin of a datastore."""
 
     num_documents: int
-    num_tokens: int  # separators not counted
+    num_tokens: int  # without separators
     vocab_size: int  # of the tokenizer
     tokenizer: str  # its fingerprint
     sources: tuple[str, ...]
 
 
-class Found(NamedTuple):
-    """A run of tokens that occurs: the stretch of the suffix array where it does."""
+class DatastoreMatch(NamedTuple):
+    """All occurrences of a token sequence: a range of the suffix array."""
 
-    length: int  # tokens that matched
+    length: int  # matched tokens
     first: int
     last: int  # exclusive
 
@@ -63,19 +63,19 @@ class Found(NamedTuple):
 
 
 class Datastore:
-    """A corpus that answers what followed the last tokens of a context. It never changes, so requests can share it."""
+    """Finds what followed the last tokens of a context in a corpus. Immutable, so requests can share it."""
 
     def __init__(self, info: DatastoreInfo, tokens: Int32Array, suffixes: Int32Array) -> None:
         self.info = info
         self.tokens = tokens  # [n]
         self.suffixes = suffixes  # [n]
-        # The same memory once more: single numbers come out of a memoryview several times faster than out of numpy.
+        # Views of the same memory: reading single numbers from a memoryview is several times faster than from numpy.
         self._tokens = tokens.data.cast("B").cast("i")
         self._suffixes = suffixes.data.cast("B").cast("i")
 
     @classmethod
     def open(cls, path: str | Path, *, vocab_size: int | None = None, tokenizer: str | None = None) -> Datastore:
-        """Maps the file. With ``vocab_size`` (the target's) or ``tokenizer`` (a fingerprint) it must fit them."""
+        """Map the file; raise if it does not fit ``vocab_size`` (the target's) or ``tokenizer`` (a fingerprint)."""
         mapped = map_file(Path(path).expanduser())
         store = cls(_read_info(mapped), mapped.tokens, mapped.suffixes)
         store._check_content(mapped.path)
@@ -83,23 +83,23 @@ class Datastore:
         return store
 
     def save(self, path: str | Path, progress: Progress | None = None) -> None:
-        """Writes the file; it appears whole or not at all."""
+        """Write the file atomically."""
         info = self.info
-        notes = {
+        metadata = {
             "num_documents": str(info.num_documents),
             "vocab_size": str(info.vocab_size),
             "tokenizer": info.tokenizer,
             "sources": json.dumps(info.sources),
         }
-        write_file(Path(path), self.tokens, self.suffixes, notes, progress)
+        write_file(Path(path), self.tokens, self.suffixes, metadata, progress)
 
-    def matches(self, tail: Sequence[int], max_length: int = 16, min_length: int = 1) -> Found | None:
-        """The longest end of ``tail`` that occurs with something behind it, and all places where it does.
+    def matches(self, tail: Sequence[int], max_length: int = 16, min_length: int = 1) -> DatastoreMatch | None:
+        """All occurrences of the longest suffix of ``tail`` that is followed by a token somewhere.
 
-        Where an end occurs, all shorter ones do, so the length is found by bisection.
+        If a suffix occurs, so do all shorter ones; its length is found by binary search.
         """
         low, high = min_length - 1, min(max_length, len(tail))  # the longest length lies in low..high
-        best: Found | None = None
+        best: DatastoreMatch | None = None
         while low < high:
             length = (low + high + 1) // 2
             found = self.find(tail[len(tail) - length :])
@@ -109,11 +109,11 @@ class Datastore:
                 low, best = length, found
         return best
 
-    def find(self, run: Sequence[int]) -> Found | None:
-        """Where ``run`` occurs with something behind it: an occurrence that ends its document leads nowhere."""
+    def find(self, run: Sequence[int]) -> DatastoreMatch | None:
+        """All occurrences of ``run`` that are followed by a token of the same document."""
         tokens, suffixes, length = self._tokens, self._suffixes, len(run)
         wanted = list(run)
-        # Separators sort first, so whatever is followed by a token starts at ``run`` with the lowest token behind it.
+        # Separators sort first, so occurrences followed by a token start at ``run`` plus the lowest token.
         followed = [*wanted, 0]
         first = bisect_left(suffixes, followed, key=lambda place: tokens[place : place + length + 1].tolist())
         if first == len(suffixes):
@@ -122,35 +122,35 @@ class Datastore:
         if tokens[place : place + length].tolist() != wanted:
             return None
         last = bisect_right(suffixes, wanted, lo=first, key=lambda place: tokens[place : place + length].tolist())
-        return Found(length, first, last)
+        return DatastoreMatch(length, first, last)
 
-    def continuations(self, found: Found, max_tokens: int, max_matches: int) -> Int32Array:
-        """What followed, one occurrence a row ``[m, max_tokens]``, -1 behind the end of a document.
+    def continuations(self, match: DatastoreMatch, max_tokens: int, max_matches: int) -> Int32Array:
+        """What followed, one row per occurrence ``[m, max_tokens]``, -1 after the end of a document.
 
-        Of more than ``max_matches`` occurrences it takes that many, evenly spread. Rows are in ascending order.
+        At most ``max_matches`` occurrences are used, evenly spread. Rows are in ascending order.
         """
-        steps = np.arange(min(found.num_places, max_matches))
-        chosen = self.suffixes[found.first + steps * found.num_places // len(steps)]
-        # Past the end of the corpus the last place counts, and that is a separator.
-        places = chosen.astype(np.int64)[:, None] + np.arange(found.length, found.length + max_tokens)
+        steps = np.arange(min(match.num_places, max_matches))
+        chosen = self.suffixes[match.first + steps * match.num_places // len(steps)]
+        # Indices past the end of the corpus are clipped to the last token, which is a separator.
+        places = chosen.astype(np.int64)[:, None] + np.arange(match.length, match.length + max_tokens)
         rows = self.tokens.take(places, mode="clip")
         is_inside = (rows >= 0) & (rows < self.info.vocab_size)
         rows[~np.logical_and.accumulate(is_inside, axis=1)] = SEPARATOR
         return rows
 
     def _check_content(self, path: Path) -> None:
-        """Looks at a few places: a file whose contents were damaged should not be drafted from."""
+        """Check a few entries, so that a damaged file is detected."""
         n = len(self._tokens)
         indices = np.linspace(0, n - 1, min(n, _NUM_CHECKS)).astype(int).tolist()
         places = [self._suffixes[index] for index in indices]
-        sound = self._tokens[n - 1] == SEPARATOR and len(set(places)) == len(places)
+        is_valid = self._tokens[n - 1] == SEPARATOR and len(set(places)) == len(places)
         before: list[int] = []
         for place in places:
             run = self._tokens[place : place + _CHECKED_TOKENS].tolist() if 0 <= place < n else []
             run = run[: run.index(SEPARATOR) + 1] if SEPARATOR in run else run
-            sound &= bool(run) and before <= run and max(run) < self.info.vocab_size and min(run) >= SEPARATOR
+            is_valid &= bool(run) and before <= run and max(run) < self.info.vocab_size and min(run) >= SEPARATOR
             before = run
-        if not sound:
+        if not is_valid:
             raise damaged(path, "its suffixes are not in order")
 
     def _check_fit(self, path: Path, vocab_size: int | None, tokenizer: str | None) -> None:
@@ -166,7 +166,7 @@ class Datastore:
         )
 
 
-def build(
+def build_datastore(
     documents: Iterable[Sequence[int] | Int32Array],
     *,
     vocab_size: int,
@@ -174,7 +174,7 @@ def build(
     sources: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Datastore:
-    """A datastore in memory from documents as token ids; empty documents are left out."""
+    """Build a datastore in memory from documents of token ids; empty documents are skipped."""
     pieces: list[Int32Array] = []
     num_tokens = 0
     for document in documents:
@@ -186,7 +186,7 @@ def build(
     num_documents = len(pieces) // 2
     _check_size(num_tokens + num_documents)
     tokens = np.concatenate(pieces)
-    pieces.clear()  # the corpus is in memory once
+    pieces.clear()  # hold the corpus in memory only once
     info = DatastoreInfo(
         num_documents=num_documents,
         num_tokens=num_tokens,
@@ -198,10 +198,10 @@ def build(
     return Datastore(info, tokens, suffix_array(tokens, progress))
 
 
-def fingerprint(codec: TextCodec) -> str:
-    """Tells tokenizers apart: what they make of some texts, and the text of ids from all over the vocabulary.
+def tokenizer_fingerprint(codec: TextCodec) -> str:
+    """Identify a tokenizer by its encodings of some texts and the texts of ids from the whole vocabulary.
 
-    Two files that say the same in different ways have one fingerprint, unlike their bytes.
+    Unlike a hash of the file, it is the same for files that define the same tokenizer in different ways.
     """
     ids = sorted(set(np.linspace(0, codec.vocab_size - 1, _NUM_PROBES).astype(int).tolist()))
     content = {
@@ -212,18 +212,18 @@ def fingerprint(codec: TextCodec) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _read_info(mapped: Mapped) -> DatastoreInfo:
+def _read_info(mapped: MappedDatastore) -> DatastoreInfo:
     try:
-        num_documents = int(mapped.notes["num_documents"])
+        num_documents = int(mapped.metadata["num_documents"])
         return DatastoreInfo(
             num_documents=num_documents,
             num_tokens=len(mapped.tokens) - num_documents,
-            vocab_size=int(mapped.notes["vocab_size"]),
-            tokenizer=mapped.notes["tokenizer"],
-            sources=tuple(map(str, json.loads(mapped.notes["sources"]))),
+            vocab_size=int(mapped.metadata["vocab_size"]),
+            tokenizer=mapped.metadata["tokenizer"],
+            sources=tuple(map(str, json.loads(mapped.metadata["sources"]))),
         )
     except (KeyError, ValueError, TypeError) as error:
-        raise damaged(mapped.path, "its notes make no sense") from error
+        raise damaged(mapped.path, "its metadata is invalid") from error
 
 
 def _check_ids(ids: Int32Array, vocab_size: int) -> None:

@@ -1,7 +1,7 @@
-"""The file of a datastore: written whole or not at all, and mapped into memory rather than read.
+"""The file of a datastore: written atomically and memory-mapped.
 
-The format is that of safetensors: eight bytes with the length of a JSON header, the header (notes, names, types,
-shapes, places), then the tensors.
+The format is safetensors: eight bytes with the length of a JSON header, the header (metadata, names, types, shapes,
+offsets), then the tensors.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class DatastoreError(DraftwoodError):
     """A datastore cannot be found, read or built, or belongs to another model."""
 
 
-class Mapped(NamedTuple):
+class MappedDatastore(NamedTuple):
     path: Path
-    notes: Mapping[str, str]
+    metadata: Mapping[str, str]
     tokens: Int32Array  # [n], in the file
     suffixes: Int32Array  # [n], in the file
 
 
 def write_file(
-    path: Path, tokens: Int32Array, suffixes: Int32Array, notes: Mapping[str, str], progress: Progress | None = None
+    path: Path, tokens: Int32Array, suffixes: Int32Array, metadata: Mapping[str, str], progress: Progress | None = None
 ) -> None:
-    """The file appears whole or not at all. Whoever has an older one of that name open keeps it as it was."""
+    """Write the file atomically. Processes that have an older file of that name open keep the old one."""
     done, total = 0, len(tokens) + len(suffixes)
     with new_file(path) as temporary, temporary.open("wb") as handle:
-        handle.write(_header({"tokens": tokens, "suffixes": suffixes}, notes))
+        handle.write(_header({"tokens": tokens, "suffixes": suffixes}, metadata))
         for array in (tokens, suffixes):
             for start in range(0, len(array), _BLOCK):
                 block = array[start : start + _BLOCK].astype("<i4", copy=False)
@@ -52,17 +52,17 @@ def write_file(
                 report(progress, f"writing {path.name}", done, total)
 
 
-def map_file(path: Path) -> Mapped:
-    """The file's parts where they lie. Only the header is read; what the tensors say is not looked at."""
+def map_file(path: Path) -> MappedDatastore:
+    """Map the file. Only the header is read and checked."""
     try:
         with path.open("rb") as handle:
             size = os.fstat(handle.fileno()).st_size
             header, start = _read_header(path, handle.read(8), handle.read(min(size, _MAX_HEADER)), size)
-            notes = _checked_notes(path, header)
+            metadata = _read_metadata(path, header)
             content = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError as error:
         raise DatastoreError(
-            "There is no such datastore",
+            "The datastore does not exist",
             got=path,
             next_step="Build it: draftwood datastore build FILES... --output NAME",
         ) from error
@@ -71,70 +71,70 @@ def map_file(path: Path) -> Mapped:
     arrays = [_tensor(path, header.get(name), content, start) for name in ("tokens", "suffixes")]
     if len(arrays[0]) != len(arrays[1]) or not len(arrays[0]):
         raise damaged(path, "its parts differ in length")
-    return Mapped(path, notes, *arrays)
+    return MappedDatastore(path, metadata, *arrays)
 
 
 def damaged(path: Path, why: str) -> DatastoreError:
     return DatastoreError("The datastore is damaged", got=f"{path}: {why}", next_step="Build it again.")
 
 
-def _header(tensors: Mapping[str, Int32Array], notes: Mapping[str, str]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": FORMAT, "version": VERSION, **notes}}
+def _header(tensors: Mapping[str, Int32Array], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": FORMAT, "version": VERSION, **metadata}}
     end = 0
     for name, array in tensors.items():
         begin, end = end, end + 4 * len(array)
         entries[name] = {"dtype": "I32", "shape": [len(array)], "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
-    room = -(-len(text) // 8) * 8  # the tensors begin at a whole word of eight bytes
+    room = -(-len(text) // 8) * 8  # align the tensors to eight bytes
     return struct.pack("<Q", room) + text.ljust(room)
 
 
 def _read_header(path: Path, length: bytes, text: bytes, size: int) -> tuple[dict[str, Any], int]:
-    """The header and the place where the tensors begin."""
+    """The header and the offset of the tensors."""
     room = struct.unpack("<Q", length)[0] if len(length) == 8 else 0
     try:
         header = json.loads(text[:room]) if 2 <= room <= min(_MAX_HEADER, size - 8) else None
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise _foreign(path)
+        raise _not_a_datastore(path)
     return header, 8 + room
 
 
-def _checked_notes(path: Path, header: Mapping[str, Any]) -> dict[str, str]:
-    notes = header.get("__metadata__")
-    if not isinstance(notes, dict) or notes.get("format") != FORMAT:
-        raise _foreign(path)
-    if notes.get("version") != VERSION:
+def _read_metadata(path: Path, header: Mapping[str, Any]) -> dict[str, str]:
+    metadata = header.get("__metadata__")
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        raise _not_a_datastore(path)
+    if metadata.get("version") != VERSION:
         raise DatastoreError(
-            "The datastore is of another version",
-            got=f"{path}: version {notes.get('version')}",
+            "The datastore has another version",
+            got=f"{path}: version {metadata.get('version')}",
             allowed=VERSION,
             next_step="Build it again.",
         )
-    return notes
+    return metadata
 
 
 def _tensor(path: Path, entry: object, content: mmap.mmap, start: int) -> Int32Array:
-    """The tensor that a header's entry describes, if it lies inside the file."""
+    """The tensor that a header entry describes; raise if it is not inside the file."""
     fields = entry if isinstance(entry, dict) else {}
     shape, places = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
     if fields.get("dtype") != "I32" or (len(shape), len(places)) != (1, 2) or places[1] - places[0] != 4 * shape[0]:
-        raise damaged(path, "its header makes no sense")
+        raise damaged(path, "its header is invalid")
     if start + places[1] > len(content):
-        raise damaged(path, f"it ends early, {start + places[1]:,} bytes were written and {len(content):,} are there")
+        raise damaged(path, f"it is truncated, {len(content):,} of {start + places[1]:,} bytes")
     return np.frombuffer(content, "<i4", shape[0], start + places[0])
 
 
 def _counts(values: object) -> list[int]:
-    """The list, if all of it are whole numbers from 0; else an empty one."""
+    """The list if it contains only non-negative integers, else an empty list."""
     good = isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
     return values if good else []  # type: ignore[return-value]
 
 
-def _foreign(path: Path) -> DatastoreError:
+def _not_a_datastore(path: Path) -> DatastoreError:
     return DatastoreError(
-        "This file is no datastore",
+        "This file is not a datastore",
         got=path,
         next_step="Build one: draftwood datastore build FILES... --output NAME",
     )

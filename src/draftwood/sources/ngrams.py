@@ -1,11 +1,11 @@
-"""N-gram tables: what the target thought of the next token when the last one, two, three or four stood there before.
+"""N-gram tables: the target's average next-token distribution after each n-gram.
 
-A row is a distribution over its likeliest tokens: the running average over all times its n-gram was met. The longest
-n-gram that is known answers. All sizes lie in one bounded table, so that a pass is averaged in with a few array
-operations and memory goes where the text needs it; n-grams that were met longest ago make room.
+A row holds the top tokens of the running average over all occurrences of its n-gram. A lookup uses the longest known
+n-gram. All sizes share one bounded table, so that a pass is added with a few array operations; the least recently
+written n-grams are evicted.
 
-A *context* is the last tokens packed into one whole number, the latest in the lowest bits. Tokens count from 1 there,
-so an n-gram is what the lowest n places of a context hold, and n-grams of different sizes are different numbers.
+A *context* packs the last tokens into one integer, the latest in the lowest bits. Tokens are stored plus 1, so the
+lowest n fields of a context are an n-gram, and n-grams of different sizes are different integers.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ import numpy.typing as npt
 
 from draftwood.sources.rowtable import NOTHING, Arrays, IdRows, RowTable, ScoreRows, check_vocabulary
 
-MOST_PROMPTS = 4096  # stretches of prompts that are remembered as read
-MAX_KEY_BITS = 120  # what a table can write down
+MAX_PROMPTS = 4096  # prompt chunks remembered as already learned
+MAX_KEY_BITS = 120  # limit of the file format of a table
 LAST_ID = 2**31 - 2  # so that LAST_ID - NOTHING has 31 bits
 
 
 class NgramTables:
-    """What one memory knows about the tokens after n-grams."""
+    """Next-token distributions by n-gram."""
 
     def __init__(self, vocab_size: int, max_ngram: int = 4, width: int = 10, *, megabytes: int = 128) -> None:
         self.max_ngram = max_ngram
         self.width = width
         self._vocab_size = vocab_size
-        self._bits = vocab_size.bit_length()  # tokens count from 1 to vocab_size
+        self._bits = vocab_size.bit_length()  # tokens are stored as 1 to vocab_size
         self._masks = [
             (1 << self._bits * size) - 1 for size in range(max_ngram, -1, -1)
         ]  # longest n-gram first, then 0
-        self._table = RowTable(width, RowTable.rows_within(megabytes << 20, width))
-        self._prompts: dict[int, None] = {}  # fingerprints, the oldest first
+        self._table = RowTable(width, RowTable.capacity_within(megabytes << 20, width))
+        self._prompts: dict[int, None] = {}  # fingerprints, oldest first
         assert self._bits * max_ngram <= MAX_KEY_BITS
 
-    # No __len__: an empty memory must not pass for no memory.
+    # No __len__: an empty memory must not be falsy.
     @property
     def num_contexts(self) -> int:
         return len(self._table)
 
     @property
     def capacity(self) -> int:
-        """N-grams there is room for."""
+        """Maximum number of n-grams."""
         return self._table.capacity
 
     @property
@@ -55,13 +55,13 @@ class NgramTables:
     # -- contexts ----------------------------------------------------------------------------------------------------
 
     def context(self, tokens: Sequence[int]) -> int:
-        """The context after these tokens, of which the last few matter."""
+        """The context after these tokens; only the last ``max_ngram`` matter."""
         context = 0
         for token in tokens[-self.max_ngram :]:
             context = context << self._bits | (token + 1)
         return context
 
-    def extended(self, context: int, token: int) -> int:
+    def extend_context(self, context: int, token: int) -> int:
         return (context << self._bits | (token + 1)) & self._masks[0]
 
     def contexts_along(self, before: Sequence[int], tokens: Iterable[int]) -> list[int]:
@@ -69,14 +69,14 @@ class NgramTables:
         context = self.context(before)
         contexts = []
         for token in tokens:
-            context = self.extended(context, token)
+            context = self.extend_context(context, token)
             contexts.append(context)
         return contexts
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- lookup ------------------------------------------------------------------------------------------------------
 
     def lookup(self, tail: Sequence[int]) -> tuple[list[int], list[float]] | None:
-        """Tokens that may follow the last tokens of a text with their probabilities, best first; None if unknown."""
+        """Tokens that may follow a text, with probabilities, best first; None if unknown."""
         found, ids, probs = self.rows([self.context(tail)])
         if not found:
             return None
@@ -84,7 +84,7 @@ class NgramTables:
         return ids[0, :known].tolist(), probs[0, :known].tolist()
 
     def rows(self, contexts: Sequence[int]) -> tuple[list[int], IdRows, ScoreRows]:
-        """Which of the contexts are known, and the rows [m, K] of these: best first, filled up with probabilities 0."""
+        """Indices of the known contexts, and their rows [m, K], best first, padded with probability 0."""
         row_of = self._table.row
         masks = self._masks[:-1]
         found, rows = [], []
@@ -101,23 +101,22 @@ class NgramTables:
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def learn(self, contexts: Sequence[int], ids: IdRows, probs: ScoreRows) -> None:
-        """Rows [m, K], best first: what may follow each context. Averaged into all of its n-grams, row after row."""
+        """Average rows [m, K], best first, of tokens that may follow each context into all of its n-grams."""
         keys: list[int] = []
         sources: list[int] = []
-        # Longest first, so that the short n-grams, which answer when nothing else does, are the last to make room.
+        # Longest first, so that short n-grams, which are the fallback, are evicted last.
         for mask, shorter in zip(self._masks, self._masks[1:], strict=False):
-            # Where the text is shorter than the n-gram, there is none.
+            # Texts shorter than the n-gram have none.
             keys += [context & mask for context in contexts if context > shorter]
             sources += [index for index, context in enumerate(contexts) if context > shorter]
         while keys:
-            now, again = _first_times(keys)
+            now, again = _split_repeats(keys)
             chosen = np.array([sources[place] for place in now])
             self._average([keys[place] for place in now], ids.take(chosen, axis=0), probs.take(chosen, axis=0))
             keys, sources = [keys[place] for place in again], [sources[place] for place in again]
 
     def _average(self, keys: Sequence[int], ids: IdRows, probs: ScoreRows) -> None:
-        """stored <- (count * stored + new) / (count + 1), of which the K largest stay. The keys are distinct, and the
-        rows [m, K] are used up."""
+        """stored <- top K of (count * stored + new) / (count + 1). Keys must be distinct; modifies the rows [m, K]."""
         table = self._table
         rows = np.array(table.claim(keys))
         counts = table.counts[rows]  # [m]
@@ -131,20 +130,20 @@ class NgramTables:
         table.counts[rows] = counts + 1
 
     def is_new_prompt(self, tokens: Sequence[int], start: int) -> bool:
-        """Whether the stretch of a prompt from ``start`` to the end of ``tokens`` comes here for the first time.
+        """Whether this prompt chunk, from ``start`` to the end of ``tokens``, is new; it is marked as known.
 
-        The samples of one prompt say the same about it, and once is enough.
+        All samples of a prompt have the same logits along it, so they are learned only once.
         """
         read = np.array([start, *tokens], dtype=np.int64).tobytes()
         fingerprint = int.from_bytes(hashlib.blake2b(read, digest_size=8).digest(), "little", signed=True)
         if fingerprint in self._prompts:
             return False
-        if len(self._prompts) >= MOST_PROMPTS:
+        if len(self._prompts) >= MAX_PROMPTS:
             del self._prompts[next(iter(self._prompts))]
         self._prompts[fingerprint] = None
         return True
 
-    # -- as a memory -------------------------------------------------------------------------------------------------
+    # -- saving and lo-------------------------------------------------------------------------------------------------
 
     @property
     def layout(self) -> str:
@@ -160,12 +159,12 @@ class NgramTables:
 
 
 def merge(ids: IdRows, probs: ScoreRows, more_ids: IdRows, more_probs: ScoreRows) -> tuple[IdRows, ScoreRows]:
-    """The sums of two times m distributions, given by their largest entries [m, K]; the K largest of them, best first.
+    """Add m pairs of distributions, given by their top entries [m, K]; return the top K sums, best first.
 
-    What is absent counts as 0; what token stands beside a sum of 0 means nothing. Ties go to the lower token.
+    Absent tokens count as 0; the token of a sum of 0 is meaningless. Ties go to the lower token.
     """
     num_rows, width = ids.shape
-    # The rows run along the last axis, where comparing is quick: entry i of the one is entry j of the other in row r.
+    # Rows are on the last axis, where comparing is fast: entry i of one equals entry j of the other in row r.
     same = np.ascontiguousarray(ids.T)[:, None] == np.ascontiguousarray(more_ids.T)[None]  # [K, K, m]
     places = np.flatnonzero(same)
     pairs, row = np.divmod(places, num_rows)
@@ -174,7 +173,7 @@ def merge(ids: IdRows, probs: ScoreRows, more_ids: IdRows, more_probs: ScoreRows
     all_probs = np.concatenate((probs, more_probs), axis=1)
     all_probs[row, i] += all_probs[row, j + width]
     all_probs[row, j + width] = 0.0
-    # The bits of floats that are not negative are in the order of the floats: probability and token sort as one number.
+    # The bits of non-negative floats sort like the floats: probability and token are sorted as one integer.
     entries = all_probs.view(np.int32).astype(np.int64) << 32
     entries |= LAST_ID - all_ids
     entries.sort(axis=1)
@@ -183,8 +182,8 @@ def merge(ids: IdRows, probs: ScoreRows, more_ids: IdRows, more_probs: ScoreRows
     return (LAST_ID - (best & 0xFFFFFFFF)).astype(np.int32), best_probs
 
 
-def _first_times(keys: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-    """The places where a key stands for the first time, and the others: they wait until the first ones are in."""
+def _split_repeats(keys: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Indices of the first occurrence of each key, and all other indices, which must be added later."""
     first = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))  # later entries overwrite
     if len(first) == len(keys):
         return range(len(keys)), ()

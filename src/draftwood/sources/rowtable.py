@@ -1,7 +1,7 @@
-"""A bounded table from whole numbers to rows of successors: tokens with a score each, best first.
+"""A bounded table from integers to rows of successors: tokens with scores, best first.
 
-The rows lie in arrays, so that a whole pass of the target is written in one step and a row costs its bytes and one
-dictionary entry. When the table is full, the entries that were written longest ago make room.
+Rows are stored in arrays, so that a whole pass is written in one step and a row costs its bytes and one dictionary
+entry. When the table is full, the least recently written entries are evicted.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-NOTHING = -1  # the token that fills up a short row
+NOTHING = -1  # pads short rows
 FIRST_ROWS = 1024
-ENTRY_BYTES = 140  # what a dictionary entry with its key and its number costs in Python, about
-LOOKUPS = 256  # how often the oldest entries are looked for while a full table is renewed once
+ENTRY_BYTES = 140  # approximate cost of a dictionary entry with its key and value
+EVICTION_BATCHES = 256  # number of batches in which a full table is renewed once
 
 IdRows = npt.NDArray[np.int32]
 ScoreRows = npt.NDArray[np.float32]
@@ -24,33 +24,33 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 def in_vocabulary(ids: npt.NDArray[Any], vocab_size: int) -> bool:
-    """Whether these are tokens, or NOTHING: one that the model does not have would end a pass for all requests."""
+    """Whether all ids are valid tokens or NOTHING; an invalid token would fail a pass for all requests."""
     return bool(((ids >= NOTHING) & (ids < vocab_size)).all())
 
 
 def check_vocabulary(name: str, arrays: Arrays, vocab_size: int) -> None:
-    """Refuses the array of that name, from a file, if it holds other ids."""
+    """Raise if an array that was loaded from a file has invalid ids."""
     if not in_vocabulary(arrays[name], vocab_size):
-        raise ValueError(f"{name} holds tokens that the model does not have")
+        raise ValueError(f"{name} contains tokens that the model does not have")
 
 
 class RowTable:
     def __init__(self, width: int, capacity: int) -> None:
         self.width = width
         self.capacity = capacity
-        self._row_of: dict[int, int] = {}  # the entries written longest ago come first
-        self._oldest: dict[int, None] = {}  # those that go next, the very first at the end
+        self._row_of: dict[int, int] = {}  # least recently written first
+        self._oldest: dict[int, None] = {}  # next entries to evict, the oldest last
         size = min(FIRST_ROWS, capacity)
         self.ids: IdRows = np.full((size, width), NOTHING, dtype=np.int32)  # [R, K]
         self.scores: ScoreRows = np.zeros((size, width), dtype=np.float32)  # [R, K]
-        self.counts = np.zeros(size, dtype=np.int32)  # [R] how many rows of the target each stands for
+        self.counts = np.zeros(size, dtype=np.int32)  # [R] number of target rows averaged into each
 
     def __len__(self) -> int:
         return len(self._row_of)
 
     @staticmethod
-    def rows_within(num_bytes: int, width: int) -> int:
-        """The capacity that fits into that much memory."""
+    def capacity_within(num_bytes: int, width: int) -> int:
+        """The capacity that fits into ``num_bytes``."""
         return max(1, num_bytes // (ENTRY_BYTES + 4 + 8 * width))
 
     @property
@@ -58,11 +58,11 @@ class RowTable:
         return self.ids.nbytes + self.scores.nbytes + self.counts.nbytes + ENTRY_BYTES * len(self._row_of)
 
     def row(self, key: int) -> int | None:
-        """Where the key's row is in the arrays."""
+        """The index of the key's row in the arrays."""
         return self._row_of.get(key)
 
     def claim(self, keys: Iterable[int]) -> list[int]:
-        """Rows for the keys, their own or new ones with a count of 0; all of them are now the latest entries."""
+        """Return the rows of the keys, adding new rows with count 0; all become the latest entries."""
         row_of = self._row_of
         rows = []
         for key in keys:
@@ -77,7 +77,7 @@ class RowTable:
         return rows
 
     def write(self, keys: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
-        """Rows [n, K] for the keys; where a key comes twice, the later row stays."""
+        """Store rows [n, K]; if a key occurs twice, the later row wins."""
         rows = self.claim(keys)
         self.ids[rows] = ids
         self.scores[rows] = scores
@@ -87,8 +87,8 @@ class RowTable:
         used = len(self._row_of)
         if used >= self.capacity:
             if not self._oldest:
-                # The way to a dictionary's first entry leads past the places of all that left it: several at once.
-                oldest = list(islice(self._row_of, max(1, self.capacity // LOOKUPS)))
+                # Finding the first entry of a dict skips over all deleted ones, so collect several at once.
+                oldest = list(islice(self._row_of, max(1, self.capacity // EVICTION_BATCHES)))
                 self._oldest = dict.fromkeys(reversed(oldest))
             return self._row_of.pop(self._oldest.popitem()[0])
         if used >= len(self.ids):
@@ -102,7 +102,7 @@ class RowTable:
         self.counts = np.concatenate([self.counts, np.zeros(more, dtype=np.int32)])
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
-        """Everything there is, oldest entry first. Keys may be longer than 64 bits: two halves."""
+        """All entries, oldest first. Keys may exceed 64 bits, so they are split in two."""
         keys, rows = list(self._row_of), list(self._row_of.values())
         low = np.array([key & 0xFFFFFFFFFFFFFFF for key in keys], dtype=np.int64)
         high = np.array([key >> 60 for key in keys], dtype=np.int64)
@@ -115,7 +115,7 @@ class RowTable:
         }
 
     def restore(self, prefix: str, arrays: Arrays) -> None:
-        """Takes over what ``arrays`` gave; the latest entries, where the capacity is smaller now."""
+        """Load what ``arrays`` returned; only the latest entries if the capacity is smaller now."""
         low, high = arrays[f"{prefix}.key_low"].tolist(), arrays[f"{prefix}.key_high"].tolist()
         keys = [(h << 60) | lo for lo, h in zip(low, high, strict=True)][-self.capacity :]
         if not keys:

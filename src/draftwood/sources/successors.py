@@ -1,8 +1,8 @@
-"""A model's own successor table: what follows each token of the vocabulary where nothing else is known.
+"""The successor table of a model: top successors of each token without further context.
 
-Every token is put behind a neutral beginning, many side by side as the children of one node, and the target's best
-guesses after each are kept. That takes one pass over the vocabulary, once per model; the table lies in the cache and
-gives drafters over transitions something to draft from their first cycle on.
+Every token is placed after a neutral first token, many at once as the children of one node, and the target's top
+predictions after each are stored. This takes one pass over the vocabulary, once per model. The table is kept in the
+cache folder and lets transition drafters draft from their first cycle on.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from draftwood.sources.rowtable import NOTHING, in_vocabulary
 from draftwood.sources.transitions import SuccessorArrays
 from draftwood.targets import Segment, Target, TargetInfo, top_rows
 
-WIDTH = 10  # successors kept of each token
-CHUNK = 256  # tokens of the vocabulary in one pass
+WIDTH = 10  # successors per token
+CHUNK = 256  # vocabulary tokens per pass
 FORMAT = "draftwood-successors-1"
 
 
 def successors_path(target: TargetInfo) -> Path:
-    """Where the table of this model lies. Its number format makes no difference worth a second table."""
+    """Path of the table of a model. All dtypes share it, since they hardly differ."""
     shape = (
         f"{target.architecture}|{target.vocab_size}|{target.hidden_size}|{target.num_layers}|{target.num_parameters}"
     )
@@ -37,7 +37,7 @@ def successors_path(target: TargetInfo) -> Path:
 
 
 def load_successors(target: TargetInfo, width: int) -> SuccessorArrays | None:
-    """The first ``width`` successors of every token; None where there is no table, or none that can be read."""
+    """Load the first ``width`` successors of every token; None if there is no readable table."""
     try:
         with safe_open(successors_path(target), framework="numpy") as file:
             if (file.metadata() or {}).get("format") != FORMAT:
@@ -51,11 +51,11 @@ def load_successors(target: TargetInfo, width: int) -> SuccessorArrays | None:
         return None
     if not in_vocabulary(ids, target.vocab_size):
         return None
-    return SuccessorArrays(_widened(ids, width, NOTHING), _widened(scores, width, 0.0))
+    return SuccessorArrays(_resize(ids, width, NOTHING), _resize(scores, width, 0.0))
 
 
 def build_successors(target: Target, beginning: int, progress: Progress | None = None) -> SuccessorArrays:
-    """``beginning``: the token that stands before all others, such as the one that opens a text."""
+    """``beginning`` is the token before all others, such as the BOS token."""
     info = target.info
     ids = np.full((info.vocab_size, WIDTH), NOTHING, dtype=np.int32)
     scores = np.zeros((info.vocab_size, WIDTH), dtype=np.float32)
@@ -64,7 +64,7 @@ def build_successors(target: Target, beginning: int, progress: Progress | None =
     sequence = target.open(chunk + 1)
     try:
         for start in range(0, info.vocab_size, chunk):
-            report(progress, "what follows each token", start, info.vocab_size)
+            report(progress, "successors of each token", start, info.vocab_size)
             tokens = range(start, min(start + chunk, info.vocab_size))
             parents = [-1, *[0] * len(tokens)]
             output = target.forward([Segment(sequence, [beginning, *tokens], parents, len(tokens))])
@@ -73,7 +73,7 @@ def build_successors(target: Target, beginning: int, progress: Progress | None =
             scores[tokens.start : tokens.stop, :width] = top.probs()
     finally:
         target.close(sequence)
-    report(progress, "what follows each token", info.vocab_size, info.vocab_size)
+    report(progress, "successors of each token", info.vocab_size, info.vocab_size)
     return SuccessorArrays(ids, scores)
 
 
@@ -84,7 +84,7 @@ def save_successors(target: TargetInfo, table: SuccessorArrays) -> Path:
     return path
 
 
-def _widened(rows: npt.NDArray[Any], width: int, filler: float) -> npt.NDArray[Any]:
-    """[V, width]: cut, or filled up."""
+def _resize(rows: npt.NDArray[Any], width: int, filler: float) -> npt.NDArray[Any]:
+    """Truncate or pad to [V, width]."""
     missing = max(0, width - rows.shape[1])
     return np.pad(rows[:, :width], ((0, 0), (0, missing)), constant_values=filler)

@@ -1,15 +1,14 @@
-"""Suffix match: the longest end of the text that occurred before, in the text itself or in a corpus.
+"""Suffix match: the longest suffix of the text that occurred before, in the text itself or in a corpus.
 
-A suffix automaton is a graph in which every string that occurs in a text can be read from state 0. The strings that end
-at the same places share a state; the *link* of a state leads to the longest suffix of its strings that occurs at more
-places. Two things follow, and they are all that is needed here:
+A suffix automaton is a graph in which every substring of a text is a path from state 0. Substrings that end at the same
+positions share a state; the *link* of a state leads to its longest suffix that occurs at more positions. Therefore:
 
-- Of the text so far, the longest suffix that occurred before is the link of the last state. No second walk is needed.
-- A text that is read along a finished automaton keeps its longest match by following links where there is no edge.
+- The longest suffix of the text that occurred before is the link of the last state; no second walk is needed.
+- Reading another text along a finished automaton keeps the longest match by following links when there is no edge.
 
-Both take amortised constant time a token, whatever the length of the match or of the text. On English and code with
-a vocabulary of 49,000, there are 1.4 to 1.6 states a token (2 at most), 110 to 125 bytes a token while the automaton
-grows and 55 once it is finished.
+Both take amortised constant time per token, whatever the length of the match or the text. On English and code with a
+vocabulary of 49,000 there are 1.4 to 1.6 states per token (at most 2), and 110 to 125 bytes per token while the
+automaton grows, 55 once it is finished.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from draftwood.sources.datastore import Datastore
 from draftwood.sources.suffix_array import SEPARATOR
 
 MAX_CORPUS_TOKENS = 1_000_000  # about 270 MB and 7 seconds to build the automaton, 55 MB afterwards
-REFRESHED = 32  # links along which the latest place is brought up to date
+MAX_REFRESHED = 32  # links along which the latest position is updated
 
 OWN_SOURCE = "suffix"
 CORPUS_SOURCE = "corpus"
@@ -42,8 +41,8 @@ Int32Array = npt.NDArray[np.int32]
 class SuffixSource:
     """The longest match in the text itself or in a corpus; ``extend`` it with every committed token.
 
-    The text's own match is taken unless the corpus matches more than ``static_bias`` tokens further, or the own match
-    is shorter than ``min_match``.
+    The match in the text is used unless it is shorter than ``min_match`` or the match in the corpus is longer by more
+    than ``static_bias`` tokens.
     """
 
     def __init__(self, corpus: CorpusAutomaton | None = None, *, min_match: int = 1, static_bias: int = 5) -> None:
@@ -58,14 +57,14 @@ class SuffixSource:
 
     @property
     def matched(self) -> int:
-        """The length of the match that ``match`` continues; 0 where there is none."""
-        matched = self._preferred().matched
+        """Length of the match that ``match`` continues; 0 if there is none."""
+        matched = self._select().matched
         return matched if matched >= self._min_match else 0
 
     @property
     def source(self) -> str:
-        """Where that match was found."""
-        return OWN_SOURCE if self._preferred() is self._own else CORPUS_SOURCE
+        """Source name of that match."""
+        return OWN_SOURCE if self._select() is self._own else CORPUS_SOURCE
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._own.extend(tokens)
@@ -73,10 +72,10 @@ class SuffixSource:
             self._cursor.extend(tokens)
 
     def match(self, max_tokens: int) -> Match | None:
-        preferred = self._preferred()
+        preferred = self._select()
         return preferred.match(max_tokens) if preferred.matched >= self._min_match else None
 
-    def _preferred(self) -> SuffixAutomaton | CorpusCursor:
+    def _select(self) -> SuffixAutomaton | CorpusCursor:
         own, cursor = self._own, self._cursor
         if cursor is None:
             return own
@@ -85,18 +84,18 @@ class SuffixSource:
 
 
 class SuffixAutomaton:
-    """Answers from its own history only; ``extend`` it with every committed token.
+    """Suffix automaton of one text; ``extend`` it with every committed token.
 
-    Of several places where the match occurred, the latest is continued. All states along the links of the last one
-    occur at the end of the text; their places are brought up to date for ``REFRESHED`` links, longest match first. In
-    ordinary text there are fewer than ten. In a long run of one short pattern there are as many as repetitions: there
-    a short match may later point to the beginning of the run instead of its end.
+    If a match occurred several times, the latest occurrence is continued. All states along the links of the last one
+    occur at the end of the text; their positions are updated for ``MAX_REFRESHED`` links, longest match first. Ordinary
+    text has fewer than ten. A long run of one short pattern has as many as repetitions: there a short match may later
+    point to the beginning of the run instead of its end.
     """
 
     def __init__(self) -> None:
         self._states = _States()
         self._tokens: list[int] = []
-        self._behind = 0  # index of the token behind the earlier occurrence of the match
+        self._next = 0  # index of the token after the earlier occurrence of the match
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -108,7 +107,7 @@ class SuffixAutomaton:
 
     @property
     def matched(self) -> int:
-        """The length of the longest suffix that occurred before."""
+        """Length of the longest suffix that occurred before."""
         states = self._states
         return states.lengths[max(states.links[states.last], 0)]
 
@@ -119,8 +118,8 @@ class SuffixAutomaton:
             states.append(token)
             self._tokens.append(token)
             end, state = len(self._tokens), links[states.last]
-            self._behind = ends[state]
-            for _ in range(REFRESHED):
+            self._next = ends[state]
+            for _ in range(MAX_REFRESHED):
                 if state == 0:
                     break
                 ends[state] = end
@@ -129,45 +128,45 @@ class SuffixAutomaton:
     def match(self, max_tokens: int) -> Match | None:
         """The continuation of the longest suffix that occurred before.
 
-        Where the two occurrences touch or overlap, the text repeats itself: the continuation goes on repeating.
+        If the two occurrences touch or overlap, the text repeats itself, and so does the continuation.
         """
         length = self.matched
         if length == 0:
             return None
-        period = len(self._tokens) - self._behind
-        tokens = self._tokens[self._behind : self._behind + max_tokens]
+        period = len(self._tokens) - self._next
+        tokens = self._tokens[self._next : self._next + max_tokens]
         if length >= period and len(tokens) < max_tokens:
             tokens = (tokens * (max_tokens // period + 1))[:max_tokens]
         return Match(tokens, length)
 
 
 class CorpusAutomaton:
-    """A finished automaton over documents that do not run into each other; any number of cursors walk it.
+    """A finished automaton over separate documents; any number of cursors can walk it.
 
-    A continuation takes the token that most often came next at the places of the match, then the one that most often
-    came after that at the places that are left, and so on; among equals the one that occurs latest.
+    A continuation takes the most frequent next token at the positions of the match, then the most frequent token after
+    that at the remaining positions, and so on; ties go to the token that occurs latest.
     """
 
     def __init__(self, tokens: Iterable[int]) -> None:
-        """``tokens`` are the documents one after another with ``SEPARATOR`` between them."""
+        """``tokens`` are the concatenated documents with ``SEPARATOR`` between them."""
         states = _States()
         for token in tokens:
             states.append(token)
         self.lengths, self.links = states.lengths, states.links
         self.num_states = size = len(states.lengths)
         order = _ints(np.argsort(states.lengths, kind="stable"))  # a state comes after its link
-        counts = np.array(_occurrences(states, order))  # [S]
+        counts = np.array(_count_occurrences(states, order))  # [S]
         ends = np.array(states.ends)
         starts, tokens_read, after = states.edges()  # [E]
         by_token = np.lexsort((tokens_read, starts))
-        # The edges of a state lie side by side, by token.
+        # The edges of a state are adjacent, sorted by token.
         self._first_edge = _ints(np.searchsorted(starts[by_token], np.arange(size + 1)))
         self._edge_tokens, self._edge_states = _ints(tokens_read[by_token]), _ints(after[by_token])
         inside = np.flatnonzero(tokens_read != SEPARATOR)
         best_last = inside[np.lexsort((ends[after[inside]], counts[after[inside]], starts[inside]))]
         self.next_token = _ints(_last_of_each(starts[best_last], tokens_read[best_last], size, SEPARATOR))
         self.next_state = _ints(_last_of_each(starts[best_last], after[best_last], size, 0))
-        # The longest suffix of a state with something behind it: what only ends documents says nothing.
+        # The longest suffix of a state that is followed by a token: ends of documents predict nothing.
         self.continued = array("i", range(size))
         for state in order[1:]:
             if self.next_token[state] == SEPARATOR:
@@ -183,7 +182,7 @@ class CorpusAutomaton:
 
 
 class CorpusCursor:
-    """Where a text stands in a corpus: at the longest suffix that occurs there."""
+    """Position of a text in a corpus: the longest suffix that occurs there."""
 
     def __init__(self, corpus: CorpusAutomaton) -> None:
         self._corpus = corpus
@@ -192,7 +191,7 @@ class CorpusCursor:
 
     @property
     def matched(self) -> int:
-        """The length of the longest suffix that occurs in the corpus with something behind it."""
+        """Length of the longest suffix that occurs in the corpus and is followed by a token."""
         corpus, state = self._corpus, self._state
         continued = corpus.continued[state]
         return self._length if continued == state else corpus.lengths[continued]
@@ -228,7 +227,7 @@ class CorpusCursor:
 
 
 def load_corpus(path: str | Path, vocab_size: int) -> Int32Array:
-    """The token ids of a corpus, ``SEPARATOR`` between its documents: a datastore, or a whole-number ``.npy`` array."""
+    """Load token ids, ``SEPARATOR`` between documents, from a datastore or a ``.npy`` array of integers."""
     what = "The corpus cannot be used"
     allowed = f"a datastore, or a .npy file with a row of token ids, {SEPARATOR} between documents"
     if Path(path).suffix == ".npy":
@@ -268,20 +267,20 @@ def _open_array(path: str | Path, what: str, allowed: str) -> npt.NDArray[Any]:
 
 
 class _States:
-    """The growing graph. Most states have one edge, so the first lies in plain arrays and only further ones in a dict;
-    beside a dict for every state that takes a third of the memory and a third more time."""
+    """The growing graph. Most states have one edge, so the first edge is stored in arrays and only further ones in
+    dicts; compared with a dict per state, this takes a third of the memory and a third more time."""
 
     def __init__(self) -> None:
-        self.lengths = array("i", [0])  # of the longest string of a state
+        self.lengths = array("i", [0])  # length of the longest string of a state
         self.links = array("i", [-1])
-        self.ends = array("i", [0])  # how many tokens had been read where the strings of a state ended
+        self.ends = array("i", [0])  # number of tokens read where the strings of a state end
         self.last = 0  # the state of the whole text
         self._tokens = array("i", [_NO_EDGE])  # first edge
         self._after = array("i", [0])
         self._more: dict[int, dict[int, int]] = {}  # further edges
 
     def append(self, token: int) -> None:
-        """Reads one more token. Amortised constant: every edge that is looked at is made, or shortens the links."""
+        """Append a token. Amortised constant time: every visited edge is created or shortens the links."""
         lengths, links = self.lengths, self.links
         length = lengths[self.last] + 1
         new = self._add(length, end=length)
@@ -307,7 +306,7 @@ class _States:
         return more.get(token) if more else None
 
     def edges(self) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Every edge: the state it starts from, its token, the state it leads to."""
+        """All edges: start states, tokens, end states."""
         first = np.flatnonzero(np.array(self._tokens) != _NO_EDGE).astype(np.int32)
         starts, tokens, after = array("i"), array("i"), array("i")
         for state, more in self._more.items():
@@ -321,7 +320,7 @@ class _States:
         )
 
     def _split(self, state: int, token: int, after: int) -> int:
-        """The shorter strings of ``after`` now end at one more place, and get a state of their own."""
+        """Move the shorter strings of ``after``, which now end at one more position, to a new state."""
         links = self.links
         short = self._add(self.lengths[state] + 1, end=self.ends[after])
         self._tokens[short], self._after[short] = self._tokens[after], self._after[after]
@@ -351,10 +350,10 @@ class _States:
             self._more.setdefault(state, {})[token] = after
 
 
-def _occurrences(states: _States, order: Sequence[int]) -> array[int]:
-    """How often the strings of each state occur; ``ends`` become their latest places on the way."""
+def _count_occurrences(states: _States, order: Sequence[int]) -> array[int]:
+    """Count the occurrences of each state's strings; also sets ``ends`` to their latest positions."""
     lengths, links, ends = states.lengths, states.links, states.ends
-    # A state that was made by reading a token ends where the text was then; one that was split off has a longer place.
+    # States created by a token end at their own length; states that were split off end later.
     counts = array("i", (length == end for length, end in zip(lengths, ends, strict=True)))
     for state in reversed(order[1:]):
         link = links[state]
@@ -364,12 +363,12 @@ def _occurrences(states: _States, order: Sequence[int]) -> array[int]:
 
 
 def _last_of_each(keys: Int32Array, values: Int32Array, size: int, missing: int) -> Int32Array:
-    """For every number below ``size`` the last value with that key."""
+    """For every key below ``size`` its last value."""
     found = np.full(size, missing, np.int32)
     found[keys] = values
     return found
 
 
 def _ints(values: npt.NDArray[Any]) -> array[int]:
-    """An array whose elements are read one by one: numpy takes several times as long for that."""
+    """An ``array`` of ints, which reads single elements several times faster than numpy."""
     return array("i", values.astype(np.int32).tobytes())

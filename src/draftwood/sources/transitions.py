@@ -1,11 +1,11 @@
-"""The transition table: which tokens the target thought likely after a token, and after a pair of tokens.
+"""The transition table: the target's top predictions after each token and after each pair of tokens.
 
-Every row of logits the target computes says what may follow its node, whether the node was accepted or not. The best K
-of each go into two tiers: an array by token, and a bounded table by (token before, token). The pair is asked first.
-A table of the model's own successors, made once without any context, can fill the first tier from the start.
+Every row of logits predicts what may follow its node, whether the node was accepted or not. The top K of each row are
+stored in two tiers: an array by token, and a bounded table by (previous token, token), which is looked up first. The
+successor table of the model, built once without context, can initialise the first tier.
 
-The tiers are there twice, in Python and in C (compiled/table.h), and do the same to the last bit. A cycle writes and
-reads dozens of rows, so where there is a compiler they are those in C, and growth that is compiled reads them there.
+The tiers exist in Python and in C (compiled/table.h) with identical results. A cycle writes and reads dozens of rows,
+so C is used if there is a compiler, and compiled growth reads the tiers directly.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from draftwood.compiled import CompiledTable, load_core
 from draftwood.sources.rowtable import NOTHING, Arrays, IdRows, RowTable, ScoreRows, check_vocabulary
 
 PAIR_BITS = 32
-KEY_BITS = 60  # of a pair's number in a file; what is above them stands beside it
+KEY_BITS = 60  # low bits of a pair's key in a file; higher bits are stored separately
 
 Successors = tuple[list[int], list[float]]  # tokens and scores, best first
-Lookup = Callable[[int, int], Successors]  # by the token before and the token itself
+Lookup = Callable[[int, int], Successors]  # by previous token and token
 NO_SUCCESSORS: Successors = ([], [])
 
 
 class SuccessorArrays(NamedTuple):
-    """For every token of the vocabulary its K best successors."""
+    """The top K successors of every token of the vocabulary."""
 
     ids: IdRows  # [V, K]
     scores: ScoreRows  # [V, K] probabilities
 
 
 class TransitionTable:
-    """What one memory knows about which token follows which."""
+    """Top successors by token and by pair of tokens."""
 
-    successors: Lookup  # the best successors: of the pair where it is known, else of the token
+    successors: Lookup  # of the pair if known, else of the token
     learn: Callable[[Sequence[int], Sequence[int], IdRows, ScoreRows], None]  # previous, tokens [n]; rows [n, K]
-    # The token before the root, tokens and parents [N], a path of which the rows come last; rows [N, K].
+    # Token before the root; tokens and parents [N]; a path, whose rows are written last; rows [N, K].
     learn_tree: Callable[[int, Sequence[int], Sequence[int], Sequence[int], IdRows, ScoreRows], None]
 
     def __init__(
@@ -50,10 +50,10 @@ class TransitionTable:
         num_pairs: int = 0,
         initial: SuccessorArrays | None = None,
     ) -> None:
-        """``num_pairs``: capacity of the second tier, 0 for none. ``initial``: successors known from the start."""
+        """``num_pairs``: capacity of the second tier, 0 for none. ``initial``: initial successors by token."""
         self.width = width
         self._has_pairs = num_pairs > 0
-        # Read where it lies: a request that waits should not hold a copy of the whole table.
+        # Views, not copies: a queued request should not hold a copy of the whole table.
         known = None if initial is None else SuccessorArrays(initial.ids[:, :width], initial.scores[:, :width])
         if known is not None and not known.ids.shape == known.scores.shape == (vocab_size, width):
             raise ValueError(f"successors {known.ids.shape} and {known.scores.shape} for {vocab_size} tokens")
@@ -80,7 +80,7 @@ class TransitionTable:
         return self._tiers.num_pairs
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """What was learned; the successors known from the start are not."""
+        """What was learned, without the initial successors."""
         tiers = self._tiers
         known = np.flatnonzero(tiers.known)
         single: dict[str, npt.NDArray[np.generic]] = {
@@ -104,7 +104,7 @@ class TransitionTable:
 
 
 class PythonTiers:
-    """Both tiers as they are meant: arrays by token, and a bounded table by pair."""
+    """Reference implementation: arrays by token, and a bounded table by pair."""
 
     def __init__(self, vocab_size: int, width: int, num_pairs: int, initial: SuccessorArrays | None) -> None:
         self.ids: IdRows = np.empty((vocab_size, width), dtype=np.int32)  # [V, K]
@@ -122,7 +122,7 @@ class PythonTiers:
         return len(self._pairs)
 
     def learn(self, previous: Sequence[int], tokens: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
-        """Rows [n, K]: what may follow ``tokens[i]`` after ``previous[i]``. Of equal contexts the last row stays."""
+        """Store rows [n, K]: successors of ``tokens[i]`` after ``previous[i]``. For equal contexts the last wins."""
         places = np.asarray(tokens, dtype=np.intp)
         self.ids[places] = ids
         self.scores[places] = scores
@@ -140,7 +140,7 @@ class PythonTiers:
         ids: IdRows,
         scores: ScoreRows,
     ) -> None:
-        """Rows [N, K] of a tree's nodes; ``before`` is the token before the root. Those of the ``path`` come last."""
+        """Store rows [N, K] of a tree's nodes, the ``path`` last; ``before`` is the token before the root."""
         on_path = set(path)
         nodes = [*(node for node in range(len(tokens)) if node not in on_path), *path]
         previous = [tokens[parents[node]] if node else before for node in nodes]
@@ -164,11 +164,11 @@ class PythonTiers:
 
 
 class CompiledTiers(CompiledTable):
-    """The tiers in C; files are those of a RowTable."""
+    """The tiers in C; the file format is that of RowTable."""
 
     @property
     def successors(self) -> Lookup:
-        return self  # asking it is calling it; compiled growth knows it by its class
+        return self  # callable; compiled growth recognises it by its class
 
     def pair_arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
         rows = self.pair_rows()
@@ -178,7 +178,7 @@ class CompiledTiers(CompiledTable):
             f"{prefix}.key_high": (keys >> np.uint64(KEY_BITS)).astype(np.int64),
             f"{prefix}.ids": self.pair_ids[rows],
             f"{prefix}.scores": self.pair_scores[rows],
-            f"{prefix}.counts": np.ones(len(rows), np.int32),  # the latest row of a pair alone
+            f"{prefix}.counts": np.ones(len(rows), np.int32),  # only the latest row of a pair is kept
         }
 
     def restore_pairs(self, prefix: str, arrays: Arrays) -> None:

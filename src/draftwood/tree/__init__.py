@@ -1,4 +1,4 @@
-"""The tree as data: nodes, invariants, layout."""
+"""Draft trees as data: nodes, invariants, layout, shapes."""
 
 from draftwood.tree import theory
 from draftwood.tree.draft import BYPASS, ROOT_SOURCE, DraftTree, FloatArray, IntArray, Proposal, TreeBuilder

@@ -1,7 +1,7 @@
-"""The draft tree as data: arrays in topological order, and the invariants they keep.
+"""The draft tree as data: arrays in topological order, and their invariants.
 
-A tree knows its tokens, parents, depths, sources and probabilities, its paths and its children. It does not know
-models, caches or drafters. Node 0 is the root: the last committed token, which has not been through the target yet.
+A tree holds tokens, parents, depths, sources and probabilities. It is independent of models, caches and drafters. Node
+0 is the root: the last committed token, which the target has not processed yet.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ FloatArray = npt.NDArray[np.float64]
 _Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 ROOT_SOURCE = "root"
-BYPASS = "bypass"  # the route of a drafter that makes trees and this time offers a bare chain
+BYPASS = "bypass"  # route: a drafter that usually builds trees proposes a bare chain
 
 
 class Proposal(NamedTuple):
-    """The distribution q a drafter drew a node's children from, over its support."""
+    """The distribution q that a node's children were drawn from, over its support."""
 
     token_ids: IntArray  # [S], distinct
     probs: FloatArray  # [S], positive, sums to 1
@@ -35,26 +35,26 @@ class Proposal(NamedTuple):
 
 NO_PROPOSALS: Mapping[int, Proposal] = {}
 NONE_CHOSEN: Mapping[int, int] = {}
-KEPT_ROOTS = 1 << 13  # trees of one node that are at hand: plain decoding makes one a token, often the same
+CACHED_ROOTS = 1 << 13  # cached trees of one node: plain decoding creates one per token
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
     """Guesses for the tokens after the root.
 
-    ``children(v)`` are tried in the order they were added. A node listed in ``proposals`` has *drawn* children: they
-    were drawn without replacement, in that order, from its proposal. Children that a drafter chose rather than drew
-    come before the drawn ones and are counted in ``num_chosen``; the proposal then covers the other tokens only.
+    Children are tried in the order in which they were added. A node in ``proposals`` has *drawn* children: they were
+    drawn without replacement, in that order, from its proposal. *Chosen* children of such a node come before the drawn
+    ones and are counted in ``num_chosen``; the proposal then covers only the other tokens.
     """
 
     tokens: tuple[int, ...]  # [N]
     parents: tuple[int, ...]  # [N], parents[0] == -1, parents[i] < i
     depths: tuple[int, ...]  # [N], depths[0] == 0
-    sources: tuple[str, ...]  # [N], who suggested the node
-    probs: tuple[float, ...]  # [N], what the drafter thought of it given its parent
+    sources: tuple[str, ...]  # [N], which source suggested the node
+    probs: tuple[float, ...]  # [N], the drafter's estimate of the node given its parent
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
     num_chosen: Mapping[int, int] = field(default_factory=dict)
-    route: str = ""  # how the drafter came to this tree, where it has several ways
+    route: str = ""  # how the drafter built this tree, if it has several ways
 
     def __post_init__(self) -> None:
         _check(self)
@@ -63,7 +63,7 @@ class DraftTree:
         return len(self.tokens)
 
     @classmethod
-    def sound(
+    def unchecked(
         cls,
         tokens: tuple[int, ...],
         parents: tuple[int, ...],
@@ -74,7 +74,7 @@ class DraftTree:
         num_chosen: Mapping[int, int] = NONE_CHOSEN,
         route: str = "",
     ) -> DraftTree:
-        """A tree that keeps the invariants because of how it was made, which nobody need check again."""
+        """Create a tree without checks; for callers that guarantee the invariants."""
         tree, set_field = object.__new__(cls), object.__setattr__
         set_field(tree, "tokens", tokens)
         set_field(tree, "parents", parents)
@@ -98,7 +98,7 @@ class DraftTree:
         probs: Sequence[float] | None = None,
         route: str = "",
     ) -> DraftTree:
-        """``tokens[0]`` is the root, each further token the only child of the one before it."""
+        """``tokens[0]`` is the root; each further token is the only child of the one before."""
         size = len(tokens)
         return cls(
             tokens=tuple(tokens),
@@ -110,7 +110,7 @@ class DraftTree:
         )
 
     def children(self) -> list[list[int]]:
-        """For every node its children, in the order they are to be tried."""
+        """For every node its children, in the order in which they are tried."""
         lists: list[list[int]] = [[] for _ in self.tokens]
         for node in range(1, len(self.tokens)):
             lists[self.parents[node]].append(node)
@@ -120,14 +120,14 @@ class DraftTree:
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     def path(self, node: int) -> list[int]:
-        """The nodes from the root to ``node``, both included."""
+        """The nodes from the root to ``node``, inclusive."""
         path = [node]
         while path[-1] != 0:
             path.append(self.parents[path[-1]])
         return path[::-1]
 
     def path_tokens(self, node: int) -> list[int]:
-        """The tokens a path would add to the output: the root's is already there."""
+        """The tokens that a path adds to the output, without the root."""
         return [self.tokens[i] for i in self.path(node)[1:]]
 
     def child_with(self, node: int, token: int) -> int | None:
@@ -142,30 +142,30 @@ class DraftTree:
                 return child
         return None
 
-    def limited(self, max_depth: int) -> DraftTree:
+    def limit_depth(self, max_depth: int) -> DraftTree:
         """The tree without the nodes below ``max_depth``."""
         if len(self.depths) <= max_depth or max(self.depths) <= max_depth:
             return self
-        return self.part([node for node, depth in enumerate(self.depths) if depth <= max_depth])
+        return self.select([node for node, depth in enumerate(self.depths) if depth <= max_depth])
 
     def first(self, size: int) -> DraftTree:
         """The tree of the first ``size`` nodes."""
-        return self if size >= len(self.tokens) else self.part(range(size))
+        return self if size >= len(self.tokens) else self.select(range(size))
 
-    def part(self, kept: Sequence[int]) -> DraftTree:
-        """The tree of these nodes, ascending, parents included. Where siblings go, they go from the end and whatever
-        tokens they carry, so that drawn ones stay exact."""
+    def select(self, kept: Sequence[int]) -> DraftTree:
+        """The tree of these nodes, which must be ascending and include all parents. For exact verification, drawn
+        siblings may only be dropped from the end and independently of their tokens."""
         if len(kept) == len(self.tokens):
             return self
         size = len(kept)
         number = dict(zip(kept, range(size), strict=True))
         pick: _Pick = itemgetter(*kept) if size > 1 else lambda column: column[:size]
         parents = (-1, *map(number.get, pick(self.parents)[1:], repeat(size)))
-        # A part of a sound tree is sound where its nodes are in order and no parent is missing.
+        # A part of a valid tree is valid if its nodes are in order and no parent is missing.
         if not kept or kept[0] != 0 or size in parents or not all(map(lt, kept, kept[1:])):
-            raise TreeError("A part of a tree has its nodes in order, and their parents with them", got=list(kept))
+            raise TreeError("The selected nodes must be ascending and include their parents", got=list(kept))
         inner = set(parents)
-        return DraftTree.sound(
+        return DraftTree.unchecked(
             tokens=pick(self.tokens),
             parents=parents,
             depths=pick(self.depths),
@@ -186,7 +186,7 @@ class DraftTree:
 
 
 class TreeBuilder:
-    """Grows a tree node by node. A token a parent already has is merged: the higher probability keeps the tag."""
+    """Builds a tree node by node. Equal children of a node are merged; the higher probability sets the source."""
 
     def __init__(self, root_token: int) -> None:
         # token, parent, depth, source, probability
@@ -197,7 +197,7 @@ class TreeBuilder:
         return len(self._nodes)
 
     def add(self, parent: int, token: int, source: str, prob: float = 1.0) -> int:
-        """Returns the node that carries ``token`` under ``parent``, new or already there."""
+        """Return the node with ``token`` under ``parent``, new or existing."""
         new = self.add_new(parent, token, source, prob)
         if new is not None:
             return new
@@ -208,7 +208,7 @@ class TreeBuilder:
         return known
 
     def add_new(self, parent: int, token: int, source: str, prob: float = 1.0) -> int | None:
-        """Returns the new node; None, and nothing changes, where ``parent`` has the token already."""
+        """Return the new node; None, without a change, if ``parent`` already has the token."""
         edge = (parent, token)
         if edge in self._index:
             return None
@@ -233,20 +233,20 @@ class TreeBuilder:
         return DraftTree(tokens, parents, depths, sources, probs, proposals or {}, num_chosen or {}, route)
 
 
-@lru_cache(maxsize=KEPT_ROOTS, typed=True)
+@lru_cache(maxsize=CACHED_ROOTS, typed=True)
 def _root_only(token: int) -> DraftTree:
-    return DraftTree.sound((token,), (-1,), (0,), (ROOT_SOURCE,), (1.0,))
+    return DraftTree.unchecked((token,), (-1,), (0,), (ROOT_SOURCE,), (1.0,))
 
 
 def _check(tree: DraftTree) -> None:
-    if not _is_sound(tree):
-        _explain(tree)
+    if not _is_valid(tree):
+        _raise_broken_invariant(tree)
     if tree.proposals:
         _check_proposals(tree)
 
 
-def _is_sound(tree: DraftTree) -> bool:
-    """Whether all invariants hold; in few steps, since every tree of every cycle comes through here."""
+def _is_valid(tree: DraftTree) -> bool:
+    """Whether all invariants hold. Optimised, since it runs for every tree of every cycle."""
     size, parents, depths = len(tree.tokens), tree.parents, tree.depths
     return (
         size > 0
@@ -260,8 +260,8 @@ def _is_sound(tree: DraftTree) -> bool:
     )
 
 
-def _explain(tree: DraftTree) -> None:
-    """Raises with the first invariant that the tree breaks."""
+def _raise_broken_invariant(tree: DraftTree) -> None:
+    """Raise for the first invariant that the tree breaks."""
     size = len(tree.tokens)
     if size == 0:
         raise TreeError("A draft tree needs at least its root", got="no nodes")

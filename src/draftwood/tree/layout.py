@@ -1,4 +1,4 @@
-"""Where the nodes of a tree stand: positions in the text, and who may see whom."""
+"""Layout of a tree in the sequence: positions and attention mask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftwood.tree.draft import DraftTree
 
 
 def ancestor_mask(parents: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """``mask[i, j]`` says whether node i attends to node j: its ancestors and itself.
+    """``mask[i, j]``: whether node i attends to node j, that is to its ancestors and itself.
 
     For a root with children 1 and 2, and 3 below 1::
 
@@ -30,10 +30,10 @@ def ancestor_mask(parents: Sequence[int]) -> npt.NDArray[np.bool_]:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether every node is the child of the one before it, so that plain causal order applies."""
+    """Whether every node is the child of the one before it, so that a causal mask suffices."""
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 def positions(tree: DraftTree, prefix_len: int) -> list[int]:
-    """Node i of depth d sits where its token stands if it is accepted: ``prefix_len + d``."""
+    """The position of a node at depth d is ``prefix_len + d``, that of its token if accepted."""
     return [prefix_len + depth for depth in tree.depths]

@@ -1,8 +1,8 @@
-"""Tree shapes: trees without tokens, for drafters whose tree stands before they know what to fill it with.
+"""Tree shapes: trees without tokens, for drafters whose tree is fixed before its tokens are known.
 
-A node is "the r-th best child of its parent", and whoever fills the shape looks the r-th best token up. The root counts
-as a node everywhere, as it does in a budget. Nodes are ordered parents first and, as far as that allows, better nodes
-first, so that the first n nodes of a good tree are a good tree of n nodes.
+A node is "the r-th best child of its parent" and is filled with the r-th best token. The root counts as a node, as it
+does in a budget. Parents come first and, within that, better nodes, so that the first n nodes of a good tree are a good
+tree of n nodes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from draftwood.errors import OptionError, TreeError
 
 FORMAT, VERSION = "draftwood-tree", 1
 
-# How likely the r-th successor in a table is the right one, roughly: a little under half for the best, 0.24 / (r + 1)
-# for the others. A recycling table keeps eight; 80 nodes use all of them at the root, and six levels.
+# Rough probability that the r-th successor in a table is right: a little under half for the best, 0.24 / (r + 1) for
+# the others. A recycling table keeps eight; a tree of 80 nodes uses all of them at the root, and six levels.
 _RECYCLING = (0.46, 0.12, 0.08, 0.06, 0.048, 0.04, 0.034, 0.03)
 # Optimistic about the best child, so that 625 nodes reach depth 20; the other nine fall slowly.
 _INITIAL = (0.72, 0.06, 0.045, 0.036, 0.03, 0.026, 0.022, 0.02, 0.018, 0.016)
@@ -30,7 +30,7 @@ _INITIAL = (0.72, 0.06, 0.045, 0.036, 0.03, 0.026, 0.022, 0.02, 0.018, 0.016)
 
 @dataclass(frozen=True)
 class TreeShape:
-    """Node i hangs below ``parents[i]`` and is its ``ranks[i]``-th best child, counted from 0 in order of index."""
+    """Node i is the ``ranks[i]``-th best child of ``parents[i]``; ranks count from 0 in order of index."""
 
     parents: tuple[int, ...]  # [N], parents[0] == -1, parents[i] < i
     ranks: tuple[int, ...]  # [N], ranks[0] == 0
@@ -57,7 +57,7 @@ class TreeShape:
 
     @property
     def max_rank(self) -> int:
-        """The largest rank a lookup has to provide."""
+        """The largest rank that a lookup must provide."""
         return max(self.ranks)
 
     def levels(self) -> list[list[int]]:
@@ -75,12 +75,12 @@ class TreeShape:
         return lists
 
     def first(self, size: int) -> TreeShape:
-        """The shape of the first ``size`` nodes: parents and better siblings come first, so it is whole."""
+        """The first ``size`` nodes, which form a valid shape since parents and better siblings come first."""
         kept = max(size, 0)
         return TreeShape(self.parents[:kept], self.ranks[:kept])
 
-    def down_to(self, depth: int) -> TreeShape:
-        """The nodes at most so deep."""
+    def limit_depth(self, depth: int) -> TreeShape:
+        """The shape without nodes below ``depth``."""
         kept = [node for node, own in enumerate(self.depths) if own <= depth]
         number = {node: place for place, node in enumerate(kept)}
         return TreeShape(
@@ -88,7 +88,7 @@ class TreeShape:
         )
 
     def save(self, path: str | Path, **about: Any) -> None:
-        """Writes a JSON file, whole or not at all. ``about`` says what the shape was made from."""
+        """Write a JSON file atomically. ``about`` documents the origin of the shape."""
         content = {
             "format": FORMAT,
             "version": VERSION,
@@ -102,15 +102,15 @@ class TreeShape:
 
     @classmethod
     def load(cls, path: str | Path) -> tuple[TreeShape, dict[str, Any]]:
-        """The shape in a file that ``save`` wrote, and what it was saved with."""
+        """Load a shape written by ``save``, and its ``about``."""
         content = _read(Path(path))
         about = content.get("about", {})
         try:
-            shape = cls(_whole_numbers(content, "parents"), _whole_numbers(content, "ranks"))
+            shape = cls(_read_ints(content, "parents"), _read_ints(content, "ranks"))
         except TreeError as error:
             raise OptionError(f"{path} holds a broken tree shape", got=error, next_step=_SAVE_AGAIN) from error
         if not isinstance(about, dict):
-            raise OptionError(f"{path} has an 'about' that is no object", got=repr(about), next_step=_SAVE_AGAIN)
+            raise OptionError(f"{path} has an 'about' that is not an object", got=repr(about), next_step=_SAVE_AGAIN)
         return shape, about
 
 
@@ -118,29 +118,29 @@ _SAVE_AGAIN = "Make it again: draftwood tune --static-tree FILE --prompts PROMPT
 
 
 def chain_tree(length: int) -> TreeShape:
-    """``length`` nodes below the root, each the best child of the one above."""
-    _at_least("A chain's length", length, 0)
+    """A chain of ``length`` nodes below the root."""
+    _check_min("A chain's length", length, 0)
     return TreeShape(tuple(range(-1, length)), (0,) * (length + 1))
 
 
 def uniform_tree(arity: int, budget: int) -> TreeShape:
-    """``budget`` nodes, ``arity`` children each, filled breadth first."""
-    _at_least("A uniform tree's arity", arity, 1)
-    _at_least("A tree's budget", budget, 1)
+    """``budget`` nodes with ``arity`` children each, breadth first."""
+    _check_min("A uniform tree's arity", arity, 1)
+    _check_min("A tree's budget", budget, 1)
     below = range(budget - 1)
     return TreeShape((-1, *(i // arity for i in below)), (0, *(i % arity for i in below)))
 
 
 def spine_tree(widths: Sequence[int], branch_depth: int = 1) -> TreeShape:
-    """A spine as long as ``widths``; its node i (the root is 0) has ``widths[i]`` chains of ``branch_depth`` beside it.
+    """A spine of ``len(widths)`` nodes whose node i (the root is 0) has ``widths[i]`` chains of ``branch_depth``.
 
-    The spine is the best child all the way down. Its last node has no branches.
+    The spine is the path of best children. Its last node has no branches.
     """
-    _at_least("A branch's depth", branch_depth, 1)
+    _check_min("A branch's depth", branch_depth, 1)
     spine_length = len(widths)
     parents, ranks = list(range(-1, spine_length)), [0] * (spine_length + 1)
     for node, width in enumerate(widths):
-        _at_least(f"The width at spine node {node}", width, 0)
+        _check_min(f"The width at spine node {node}", width, 0)
         for rank in range(1, width + 1):
             start = len(parents)
             parents += [node, *range(start, start + branch_depth - 1)]
@@ -151,12 +151,12 @@ def spine_tree(widths: Sequence[int], branch_depth: int = 1) -> TreeShape:
 def ranked_tree(acceptance: Sequence[float], budget: int, max_depth: int) -> TreeShape:
     """The ``budget`` nodes with the largest products of ``acceptance`` by rank along their path, best first.
 
-    Ties go towards the root, then to the lower rank. ``acceptance`` must not rise: then no node is worth more than its
-    parent or an earlier sibling, and taking the best open node again and again is exact. Where arity and depth leave no
-    room for ``budget`` nodes, the tree is smaller.
+    Ties go to the node nearer the root, then to the lower rank. ``acceptance`` must not rise: then no node has a higher
+    value than its parent or an earlier sibling, and always taking the best open node is optimal. The tree is smaller if
+    arity and depth leave no room for ``budget`` nodes.
     """
-    _at_least("A tree's budget", budget, 1)
-    _at_least("A tree's depth", max_depth, 0)
+    _check_min("A tree's budget", budget, 1)
+    _check_min("A tree's depth", max_depth, 0)
     for rank, (better, worse) in enumerate(pairwise(acceptance), start=1):
         if worse > better:
             raise OptionError(
@@ -170,11 +170,11 @@ def ranked_tree(acceptance: Sequence[float], budget: int, max_depth: int) -> Tre
 def grow(acceptance: Callable[[bool, int], float | None], budget: int, max_depth: int) -> tuple[TreeShape, list[float]]:
     """The ``budget`` nodes with the largest products along their paths, best first, and these products.
 
-    ``acceptance(on_spine, rank)`` is the factor of a child, None where there is no such child; a parent is on the spine
-    if all ranks on its path are 0. No child may be worth more than an earlier sibling.
+    ``acceptance(on_spine, rank)`` is the factor of a child, None if there is no such child; a parent is on the spine if
+    all ranks on its path are 0. No child may have a higher value than an earlier sibling.
     """
     parents, ranks, values, on_spine = [-1], [0], [1.0], [True]
-    # Open nodes: -value, depth, rank, parent. The first child and the next sibling open when a node is taken.
+    # Open nodes: -value, depth, rank, parent. Taking a node opens its first child and its next sibling.
     open_nodes: list[tuple[float, int, int, int]] = []
 
     def open_node(rank: int, depth: int, parent: int) -> None:
@@ -196,32 +196,31 @@ def grow(acceptance: Callable[[bool, int], float | None], budget: int, max_depth
 
 
 def recycling_tree(budget: int = 80) -> TreeShape:
-    """The static tree of token recycling: up to 8 children a node and 6 levels, wider under better ranks.
+    """The static tree of token recycling: up to 8 children per node and 6 levels, wider under better ranks.
 
-    It is the ranked tree of a fixed guess at how often the r-th successor in a table is right. At 80 nodes the root has
-    all 8 children, and the best path all 6 levels.
+    It is the ranked tree for assumed probabilities of the r-th successor. With 80 nodes the root has all 8 children and
+    the best path all 6 levels.
     """
     return ranked_tree(_RECYCLING, budget, max_depth=6)
 
 
 def initial_tree(budget: int = 625, max_depth: int = 20) -> TreeShape:
-    """Where optimising a tree by visits starts: far more nodes than will be kept, up to 10 children a node.
+    """The initial tree for pruning by visits: many more nodes than are kept, up to 10 children per node.
 
-    It is wide near the root and has long tails along the best ranks; at 625 nodes (the root is one of them) the longest
-    reaches level 20.
+    It is wide near the root, with long tails along the best ranks; with 625 nodes the longest reaches level 20.
     """
     return ranked_tree(_INITIAL, budget, max_depth)
 
 
 def prune(shape: TreeShape, counts: Sequence[int], budget: int) -> TreeShape:
-    """The ``budget`` nodes that were visited most, best first; ties go towards the root, then to the lower index.
+    """Keep the ``budget`` most visited nodes, best first; ties go to the node nearer the root, then the lower index.
 
-    A node is visited only with its parent, so the kept nodes are a tree. Kept siblings stay in their order and are
-    ranked anew from 0, since a lookup fills c children with its c best tokens.
+    A node is visited only with its parent, so the kept nodes form a tree. Kept siblings stay in order and get new ranks
+    from 0, since a lookup fills c children with its c best tokens.
     """
-    _at_least("A tree's budget", budget, 1)
+    _check_min("A tree's budget", budget, 1)
     if len(counts) != len(shape):
-        raise TreeError("There must be one count a node", got=len(counts), allowed=len(shape))
+        raise TreeError("There must be one count per node", got=len(counts), allowed=len(shape))
     for node, parent in enumerate(shape.parents[1:], start=1):
         if counts[node] > counts[parent]:
             raise TreeError(
@@ -236,9 +235,9 @@ def prune(shape: TreeShape, counts: Sequence[int], budget: int) -> TreeShape:
 
 
 def best_first(children: Sequence[Sequence[int]], values: Sequence[float]) -> TreeShape:
-    """A tree given by every node's children (node 0 is the root), numbered anew: higher values first.
+    """Renumber a tree, given by the children of every node (node 0 is the root), by falling value.
 
-    Parents and earlier siblings still come first; ties go towards the root, then to the lower rank.
+    Parents and earlier siblings still come first; ties go to the node nearer the root, then to the lower rank.
     """
     parents, ranks = [-1], [0]
     open_nodes: list[tuple[float, int, int, int, int]] = []  # -value, depth, rank, new number of parent, old of parent
@@ -259,13 +258,13 @@ def best_first(children: Sequence[Sequence[int]], values: Sequence[float]) -> Tr
     return TreeShape(tuple(parents), tuple(ranks))
 
 
-def _at_least(what: str, got: int, least: int) -> None:
-    if got < least:
-        raise OptionError(f"{what} is out of range", got=got, allowed=f"{least} or more")
+def _check_min(what: str, got: int, low: int) -> None:
+    if got < low:
+        raise OptionError(f"{what} is out of range", got=got, allowed=f"{low} or more")
 
 
 def _check(parents: Sequence[int], ranks: Sequence[int]) -> None:
-    """Raises with the first invariant that the arrays break."""
+    """Raise for the first invariant that the arrays break."""
     if not parents:
         raise TreeError("A tree shape needs at least its root", got="no nodes")
     if len(parents) != len(ranks):
@@ -283,7 +282,7 @@ def _check(parents: Sequence[int], ranks: Sequence[int]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, if it says that it is a tree shape this version can read."""
+    """Read the JSON object of a file; raise if it is not a tree shape of this version."""
     allowed = f"a JSON file of the format {FORMAT}, version {VERSION}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -299,7 +298,7 @@ def _read(path: Path) -> dict[str, Any]:
     found = content.get("format") if isinstance(content, dict) else None
     if not isinstance(content, dict) or found != FORMAT:
         got = f"the format {found!r}" if isinstance(content, dict) else type(content).__name__
-        raise OptionError(f"{path} is no tree shape", got=got, allowed=allowed, next_step=_SAVE_AGAIN)
+        raise OptionError(f"{path} is not a tree shape", got=got, allowed=allowed, next_step=_SAVE_AGAIN)
     if content.get("version") != VERSION:
         raise OptionError(
             f"{path} is a tree shape of another version",
@@ -310,11 +309,11 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _whole_numbers(content: dict[str, Any], name: str) -> tuple[int, ...]:
+def _read_ints(content: dict[str, Any], name: str) -> tuple[int, ...]:
     values = content.get(name)
     if not isinstance(values, list):
         raise TreeError(f"'{name}' must be a list", got=type(values).__name__)
     for node, value in enumerate(values):
         if type(value) is not int:
-            raise TreeError(f"'{name}' of node {node} is no whole number", got=repr(value))
+            raise TreeError(f"'{name}' of node {node} is not an integer", got=repr(value))
     return tuple(values)

@@ -1,15 +1,15 @@
-"""What a tree is expected to yield, and which tree yields most: the arithmetic behind the shapes.
+"""Expected yield of trees, and the trees with the highest yield.
 
-The yield tau is the number of tokens one verification pass emits, the target's own (bonus) token included, so plain
-decoding has tau 1. Two models of acceptance, both of them idealisations:
+The yield tau is the number of tokens that one verification pass emits, including the bonus token, so plain decoding has
+tau 1. There are two idealised models of acceptance:
 
-- *two rates*: a copied (spine) token is right with probability p_s, any other token with p_t, each independently; the
-  spine token is tried first. At most one sibling can be right, so the first one that is wins.
-- *by rank*: the r-th best child of an accepted node is the right one with probability ``acceptance[r]``. A single rate
-  p_t is the special case ``p_t * (1 - p_t)**r``.
+- *two rates*: a copied (spine) token is right with probability p_s, any other token with p_t, independently; the spine
+  token is tried first. At most one sibling can be right: the first one that is.
+- *by rank*: the r-th best child of an accepted node is right with probability ``acceptance[r]``. A single rate p_t is
+  the special case ``p_t * (1 - p_t)**r``.
 
-In both a node counts with the product along its path, and the yield is the sum of these products over the nodes, the
-root's 1 standing for the bonus token. A budget is the number of nodes, the root included.
+In both, the value of a node is the product along its path, and the yield is the sum over all nodes; the root's 1 is the
+bonus token. A budget is the number of nodes, the root included.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ IntArray = npt.NDArray[np.int64]
 
 MAX_BUDGET = 10_000
 MAX_BRANCH_DEPTH = 64
-MAX_SEQUOIA_BUDGET = 1_024  # the programme's time grows with the budget's square
+MAX_SEQUOIA_BUDGET = 1_024  # the time of the dynamic program grows with the square of the budget
 IMPOSSIBLE = -np.inf  # the yield of a tree that cannot be built
 
 
 class SpinePlan(NamedTuple):
-    """A spine of ``spine_length`` copied tokens and ``widths[i]`` chains of ``branch_depth`` beside its node i."""
+    """A spine of ``spine_length`` copied tokens whose node i has ``widths[i]`` chains of ``branch_depth`` nodes."""
 
     spine_length: int
     widths: tuple[int, ...]  # [spine_length], node 0 is the root
@@ -51,29 +51,29 @@ def spine_yield(p_s: float, p_t: float, spine_length: int, widths: Sequence[int]
     """E[tau] = 1 + sum_{i=1..m} p_s^i + sum_{i=0..m-1} p_s^i (1 - p_s) phi_i (1 + l), m the spine's length.
 
     ``phi_i = 1 - (1 - p_t)^widths[i]``: one of the branches at node i is right.
-    ``l = sum_{j=1..D-1} p_t^j``: how far a chain of D nodes goes on behind its first. Exact for branches that are
+    ``l = sum_{j=1..D-1} p_t^j``: the yield of a chain of D nodes after its first node. Exact for branches that are
     chains of ``branch_depth`` nodes, a lower bound for branches that branch again.
     """
     _check_rates(p_s, p_t)
     if len(widths) != spine_length:
-        raise OptionError("There must be one width a spine node", got=len(widths), allowed=spine_length)
+        raise OptionError("There must be one width per spine node", got=len(widths), allowed=spine_length)
     return _spine(p_s, spine_length) + _synergy(p_s, p_t, np.asarray(widths, dtype=np.int64), branch_depth)
 
 
 def harmonic_widths(spine_length: int, num_branches: int) -> tuple[int, ...]:
     """GOOSE's rule, which needs no rates: the i-th node (from 1) gets ``floor(n / i / (1 + 1/2 + ... + 1/m))``.
 
-    Rounding down leaves some of the n branches over.
+    Rounding down leaves some of the n branches unused.
     """
     shares = 1 / np.arange(1, spine_length + 1)
     return tuple(np.floor(num_branches * shares / max(shares.sum(), 1.0) + 1e-9).astype(int).tolist())
 
 
 def optimal_widths(p_s: float, p_t: float, spine_length: int, num_branches: int) -> tuple[int, ...]:
-    """The widths with the largest yield: ``w_i = w_0 - i * |ln p_s| / |ln(1 - p_t)|``, cut off at 0 and made whole.
+    """The widths with the largest yield: ``w_i = w_0 - i * |ln p_s| / |ln(1 - p_t)|``, at least 0, rounded.
 
-    w_0 is what makes them sum to ``num_branches``. Rounding gives the nodes with the largest fractions one more, which
-    is a common threshold on the marginal gain ``p_s^i (1 - p_t)^w`` again: whole widths lose nothing.
+    w_0 is chosen so that they sum to ``num_branches``. Rounding up the nodes with the largest fractions is again a
+    common threshold on the marginal gain ``p_s^i (1 - p_t)^w``, so integer widths stay optimal.
     """
     _check_rates(p_s, p_t)
     num_nodes = _nodes_with_branches(p_s, p_t, spine_length, num_branches)
@@ -103,7 +103,7 @@ def spine_yields(p_s: float, p_t: float, budget: int, branch_depth: int, *, free
     _check_sizes(budget, branch_depth)
     cost = 1 if free_chains else branch_depth
     yields = np.empty(budget - 1)  # [B-1]
-    synergies: dict[tuple[int, int], float] = {}  # many lengths share one: behind the last branch it does not matter
+    synergies: dict[tuple[int, int], float] = {}  # lengths beyond the last branch share one
     for spine_length in range(1, budget):
         num_branches = (budget - 1 - spine_length) // cost
         key = (_nodes_with_branches(p_s, p_t, spine_length, num_branches), num_branches)
@@ -114,9 +114,9 @@ def spine_yields(p_s: float, p_t: float, budget: int, branch_depth: int, *, free
 
 
 def best_spine(p_s: float, p_t: float, budget: int, branch_depth: int, *, free_chains: bool = False) -> SpinePlan:
-    """The spine tree of at most ``budget`` nodes with the largest yield, branches at most ``branch_depth`` deep.
+    """The spine tree of at most ``budget`` nodes and branches up to ``branch_depth`` with the largest yield.
 
-    Searches every spine length and every depth of the chains; ties go to the shorter. With ``free_chains`` only the
+    Searches all spine lengths and chain depths; ties go to the shorter. With ``free_chains`` only the
     first node of a branch counts, so ``num_nodes`` may be larger than the budget.
     """
     _check_sizes(budget, branch_depth)
@@ -138,13 +138,13 @@ def chain_yield(rate: float, length: int) -> float:
 
 
 def two_rate_tree(p_s: float, p_t: float, budget: int) -> tuple[TreeShape, float]:
-    """The best tree of all in the model of two rates, for p_s >= p_t, and its yield.
+    """The best of all trees in the model of two rates, for p_s >= p_t, and its yield.
 
-    Beside the spine every node, branch nodes too, may have any number of children. A node's worth is its path's
-    product: p_s a step on the spine, ``(1 - p_s) p_t (1 - p_t)^r`` from the spine to its branch r, ``p_t (1 - p_t)^r``
-    below a branch. Nothing is worth more than its parent or an earlier sibling, so taking the best open node is exact.
-    The spine is the path of ranks 0. A spine tree whose branches are chains falls behind where p_t is large and p_s
-    hardly larger, even behind a k-ary tree: there it pays to branch again.
+    Every node, branch nodes included, may have any number of children. Its value is the product along its path: p_s per
+    step on the spine, ``(1 - p_s) p_t (1 - p_t)^r`` from the spine to its branch r, ``p_t (1 - p_t)^r`` below a branch.
+    No node has a higher value than its parent or an earlier sibling, so taking the best open node is optimal. The spine
+    is the path of ranks 0. If p_t is large and p_s hardly larger, a spine tree whose branches are chains yields less,
+    even less than a k-ary tree: there it pays to branch again.
     """
     _check_rates(p_s, p_t)
     _check_sizes(budget, 1)
@@ -164,7 +164,7 @@ def two_rate_tree(p_s: float, p_t: float, budget: int) -> tuple[TreeShape, float
 
 
 def geometric_acceptance(p_t: float, num_ranks: int) -> list[float]:
-    """``p_t * (1 - p_t)**r``: siblings that are right with p_t each, where the first that is right wins."""
+    """``p_t * (1 - p_t)**r``: siblings are right with probability p_t each, and the first right one counts."""
     _check_rates(p_t, p_t)
     return (p_t * (1 - p_t) ** np.arange(num_ranks)).tolist()  # type: ignore[no-any-return]
 
@@ -172,7 +172,7 @@ def geometric_acceptance(p_t: float, num_ranks: int) -> list[float]:
 def isotropic_yield(p_t: float, arity: int, budget: int) -> float:
     """``1 + sum_d (1 - (1 - p_t)^k)^d`` over the full levels of the breadth-first k-ary tree of ``budget`` nodes.
 
-    The last level may be cut short; its nodes count with their own paths, so the figure is exact.
+    The last level may be incomplete; its nodes count with their own paths, so the result is exact.
     """
     _check_sizes(budget, 1)
     if arity < 1:
@@ -181,7 +181,7 @@ def isotropic_yield(p_t: float, arity: int, budget: int) -> float:
 
 
 def best_isotropic(p_t: float, budget: int) -> tuple[int, float]:
-    """The arity whose breadth-first tree of ``budget`` nodes yields most, the smallest on a tie; and the yield."""
+    """The arity (ties: smallest) whose breadth-first tree of ``budget`` nodes has the highest yield, and that."""
     _check_sizes(budget, 1)
     acceptance = np.asarray(geometric_acceptance(p_t, budget - 1))
     yields = [_breadth_first_yield(acceptance[:arity], budget) for arity in range(1, budget)]
@@ -190,7 +190,7 @@ def best_isotropic(p_t: float, budget: int) -> tuple[int, float]:
 
 
 def _breadth_first_yield(acceptance: FloatArray, budget: int) -> float:
-    level, left, expected = np.ones(1), budget - 1, 1.0  # the products of one level's nodes, in order
+    level, left, expected = np.ones(1), budget - 1, 1.0  # values of one level's nodes, in order
     while left:
         parents = level[: math.ceil(left / len(acceptance))]
         level = np.outer(parents, acceptance).ravel()[:left]
@@ -203,18 +203,17 @@ def _breadth_first_yield(acceptance: FloatArray, budget: int) -> float:
 
 
 def expected_yield(shape: TreeShape, acceptance: Sequence[float]) -> float:
-    """The sum over all nodes of ``acceptance[rank]`` multiplied along the path; the root's 1 is the bonus token."""
+    """The sum over all nodes of the product of ``acceptance[rank]`` along the path; the root's 1 is the bonus token."""
     return sum(_path_values(shape.parents, shape.ranks, acceptance))
 
 
 def sequoia(acceptance: Sequence[float], budget: int, max_depth: int) -> tuple[TreeShape, float]:
     """The tree of at most ``budget`` nodes and ``max_depth`` levels with the largest expected yield, and that yield.
 
-    Sequoia's dynamic programme. With T(n, d) the best yield of n nodes in d levels below an accepted node,
-    ``T(n, d) = 1 + max over n_1 + ... + n_k = n - 1 of sum_r acceptance[r] * T(n_r, d - 1)``; the children are added
-    one after another, each a maximum over how many nodes it gets. For an acceptance that does not rise with the rank
-    ``shapes.ranked_tree`` finds a tree of the same yield far faster: every node there adds its own product, whatever
-    else is in the tree. The programme is the definition, takes any acceptance, and the two are each other's test.
+    Sequoia's dynamic program. With T(n, d) the best yield of n nodes in d levels below an accepted node,
+    ``T(n, d) = 1 + max over n_1 + ... + n_k = n - 1 of sum_r acceptance[r] * T(n_r, d - 1)``; children are added one by
+    one, maximising over the number of nodes of each. If acceptance does not rise with the rank, ``shapes.ranked_tree``
+    finds a tree of the same yield much faster. This program accepts any acceptance, and each is tested with the other.
     """
     _check_acceptance(acceptance)
     if not 1 <= budget <= MAX_SEQUOIA_BUDGET or max_depth < 0:
@@ -229,11 +228,11 @@ def sequoia(acceptance: Sequence[float], budget: int, max_depth: int) -> tuple[T
     for _ in range(max_depth):
         level = _add_level(best, acceptance)
         if np.array_equal(level.best, best):
-            break  # so are all deeper ones
+            break  # deeper levels do not change it either
         levels.append(level)
         best = level.best
-    size = budget - int(best[::-1].argmax())  # of equal yields the largest tree
-    children = _read_off(levels, size)
+    size = budget - int(best[::-1].argmax())  # the largest tree among equal yields
+    children = _reconstruct(levels, size)
     parents, ranks = [-1] * size, [0] * size
     for node, group in enumerate(children):
         for rank, child in enumerate(group):
@@ -243,11 +242,11 @@ def sequoia(acceptance: Sequence[float], budget: int, max_depth: int) -> tuple[T
 
 
 class _Level(NamedTuple):
-    """T(n, d) of one d, and how to get there."""
+    """T(n, d) for one d, and the choices that lead to it."""
 
     best: FloatArray  # [B+1]
-    arity: IntArray  # [B+1], children of the root of the best tree of n nodes
-    sizes: list[IntArray]  # [arity][B+1], nodes of the last of k children that have s nodes together
+    arity: IntArray  # [B+1], number of children of the root in the best tree of n nodes
+    sizes: list[IntArray]  # [arity][B+1], size of the last of k children that have s nodes in total
 
 
 def _single_node(budget: int) -> FloatArray:
@@ -260,25 +259,25 @@ def _add_level(below: FloatArray, acceptance: Sequence[float]) -> _Level:
     budget = len(below) - 1
     best, arity = _single_node(budget), np.zeros(budget + 1, dtype=np.int64)
     sizes: list[IntArray] = []
-    together = np.full(budget, IMPOSSIBLE)  # [B], the best of exactly k children with s nodes together
-    together[0] = 0.0
+    totals = np.full(budget, IMPOSSIBLE)  # [B], best yield of exactly k children with s nodes in total
+    totals[0] = 0.0
     for rank, accepted in enumerate(acceptance[: budget - 1]):
         # [s, j]: j nodes for the next child, s - j for those before it
-        padded = np.concatenate([np.full(budget - 1, IMPOSSIBLE), together])
+        padded = np.concatenate([np.full(budget - 1, IMPOSSIBLE), totals])
         before = np.lib.stride_tricks.sliding_window_view(padded, budget)[:, ::-1]
         child = np.full(budget, IMPOSSIBLE)
         np.multiply(accepted, below[:budget], out=child, where=below[:budget] > 0)
         options = before + child
         sizes.append(options.argmax(axis=1))
-        together = options.max(axis=1)
-        better = 1 + together > best[1:]
-        best[1:][better] = 1 + together[better]
+        totals = options.max(axis=1)
+        better = 1 + totals > best[1:]
+        best[1:][better] = 1 + totals[better]
         arity[1:][better] = rank + 1
     return _Level(best, arity, sizes)
 
 
-def _read_off(levels: Sequence[_Level], size: int) -> list[list[int]]:
-    """The children of every node of the best tree of ``size`` nodes."""
+def _reconstruct(levels: Sequence[_Level], size: int) -> list[list[int]]:
+    """The children of every node in the best tree of ``size`` nodes."""
     children: list[list[int]] = [[]]
     waiting = [(0, size, len(levels))]  # node, nodes of its subtree, levels left below it
     while waiting:
@@ -310,7 +309,7 @@ def _path_values(parents: Sequence[int], ranks: Sequence[int], acceptance: Seque
     return values
 
 
-# -- what the functions share ----------------------------------------------------------------------------------------
+# -- helpers and checks ----------------------------------------------------------------------------------------------
 
 
 def _spine(p_s: float, length: int) -> float:
@@ -318,17 +317,17 @@ def _spine(p_s: float, length: int) -> float:
 
 
 def _synergy(p_s: float, p_t: float, widths: IntArray, branch_depth: int) -> float:
-    """What branches add where the spine breaks; ``widths`` may leave out zeros at its end."""
-    reached = p_s ** np.arange(len(widths)) * (1 - p_s)  # [m], the spine breaks right behind node i
+    """Yield of the branches where the spine breaks; ``widths`` may omit trailing zeros."""
+    reached = p_s ** np.arange(len(widths)) * (1 - p_s)  # [m], the spine breaks after node i
     found = 1 - (1 - p_t) ** widths  # [m]
     return float(reached @ found) * _spine(p_t, branch_depth - 1)
 
 
 def _nodes_with_branches(p_s: float, p_t: float, spine_length: int, num_branches: int) -> int:
-    """How many nodes from the root on the linear schedule gives a positive width."""
+    """Number of nodes, from the root on, with a positive width in the linear schedule."""
     if spine_length == 0 or num_branches == 0:
         return 0
-    if p_s == 0 or p_t == 0:  # nothing below the root is reached, or branches do nothing
+    if p_s == 0 or p_t == 0:  # nothing below the root is reached, or branches have no effect
         return 1
     # The last of k nodes has a positive width if slope * k * (k - 1) / 2 < num_branches.
     slope = math.log(p_s) / math.log1p(-p_t)
@@ -339,7 +338,7 @@ def _nodes_with_branches(p_s: float, p_t: float, spine_length: int, num_branches
 
 
 def _linear_widths(p_s: float, p_t: float, num_nodes: int, num_branches: int) -> IntArray:
-    """The linear schedule over ``num_nodes`` nodes, all of which it gives a positive width, in whole numbers."""
+    """The linear schedule over ``num_nodes`` nodes, all with positive width, rounded to integers."""
     if num_nodes < 2:
         return np.full(num_nodes, num_branches, dtype=np.int64)
     slope = math.log(p_s) / math.log1p(-p_t)
@@ -352,8 +351,8 @@ def _linear_widths(p_s: float, p_t: float, num_nodes: int, num_branches: int) ->
 
 def _check_rates(p_s: float, p_t: float) -> None:
     for name, rate in (("p_s, the spine's acceptance,", p_s), ("p_t, the branches' acceptance,", p_t)):
-        if not 0 <= rate < 1:  # nor nan
-            raise OptionError(f"{name} is no probability below 1", got=rate, allowed="0 <= p < 1")
+        if not 0 <= rate < 1:  # also rejects NaN
+            raise OptionError(f"{name} is not a probability below 1", got=rate, allowed="0 <= p < 1")
 
 
 def _check_sizes(budget: int, branch_depth: int) -> None:
@@ -366,7 +365,7 @@ def _check_sizes(budget: int, branch_depth: int) -> None:
 def _check_acceptance(acceptance: Sequence[float]) -> None:
     if not all(0 <= value <= 1 for value in acceptance) or sum(acceptance) > 1 + 1e-6:
         raise OptionError(
-            "The acceptance by rank is no set of probabilities",
+            "The acceptance by rank is not a distribution",
             got=f"{[round(value, 4) for value in acceptance[:8]]}, sum {sum(acceptance):.4f}",
             allowed="values from 0 to 1 that sum to 1 at most: only one child can be the right one",
         )

@@ -1,7 +1,7 @@
-"""Exact acceptance: from a tree, the target's word on its nodes and chance to an accepted path."""
+"""Exact verification: from a tree, the target's predictions and random numbers to an accepted path."""
 
-from draftwood.verify.base import Accepted, walk
+from draftwood.verify.base import AcceptedPath, walk
 from draftwood.verify.greedy import accept_greedy
-from draftwood.verify.sampling import accept_drawn, accept_sampled, numbers_of
+from draftwood.verify.sampling import accept_predrawn, accept_sampled, upcoming_numbers
 
-__all__ = ["Accepted", "accept_drawn", "accept_greedy", "accept_sampled", "numbers_of", "walk"]
+__all__ = ["AcceptedPath", "accept_greedy", "accept_predrawn", "accept_sampled", "upcoming_numbers", "walk"]

@@ -1,4 +1,4 @@
-"""What greedy and sampled verification share: the walk down the tree along the tokens that the target settles on."""
+"""Shared by greedy and sampled verification: walk down the tree along the tokens that the target selects."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import NamedTuple
 from draftwood.tree import DraftTree
 
 
-class Accepted(NamedTuple):
-    """The outcome of one cycle."""
+class AcceptedPath(NamedTuple):
+    """The result of verifying one tree."""
 
     path: tuple[int, ...]  # accepted nodes, root first
-    bonus: int  # the token the target adds after the path
+    bonus: int  # the target's own token after the path
 
     def token_ids(self, tree: DraftTree) -> list[int]:
-        """The tokens this cycle emits: the root's is already there."""
+        """The tokens emitted by this cycle; the root was emitted before."""
         token_ids = [tree.tokens[node] for node in self.path[1:]]
         token_ids.append(self.bonus)
         return token_ids
 
 
-def walk(tree: DraftTree, token_after: Callable[[int], int]) -> Accepted:
-    """Follows the child that carries the target's token until there is none; that last token is the bonus.
+def walk(tree: DraftTree, token_after: Callable[[int], int]) -> AcceptedPath:
+    """Follow the child that carries the target's token until there is none; that last token is the bonus.
 
-    ``token_after(node)`` is asked for the nodes of the path alone, once each, from the root on.
+    ``token_after(node)`` is called once for each node of the path, starting at the root.
     """
     node, path = 0, [0]
     while True:
         token = token_after(node)
         child = tree.child_with(node, token)
         if child is None:
-            return Accepted(tuple(path), token)
+            return AcceptedPath(tuple(path), token)
         node = child
         path.append(node)

@@ -1,13 +1,13 @@
-"""Greedy verification: the longest path of the tree that greedy decoding would have taken."""
+"""Greedy verification: accept the longest path that greedy decoding would have taken."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from draftwood.tree import DraftTree
-from draftwood.verify.base import Accepted, walk
+from draftwood.verify.base import AcceptedPath, walk
 
 
-def accept_greedy(tree: DraftTree, choices: Sequence[int] | Callable[[int], int]) -> Accepted:
-    """``choices[i]`` (or ``choices(i)``, asked for visited nodes only) is the target's choice after node i."""
+def accept_greedy(tree: DraftTree, choices: Sequence[int] | Callable[[int], int]) -> AcceptedPath:
+    """``choices[i]`` (or ``choices(i)``, called for visited nodes only) is the target's greedy choice after node i."""
     return walk(tree, choices if callable(choices) else choices.__getitem__)

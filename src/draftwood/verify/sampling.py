@@ -1,16 +1,16 @@
-"""Sampled verification: tokens with exactly the target's distribution that agree with the tree as often as they can.
+"""Sampled verification: tokens with exactly the target's distribution that match the tree as often as possible.
 
-At a node the target says p. The token that follows is settled first, then the walk looks whether a child carries it.
+At each node the target predicts p. The next token is sampled first; then the walk checks whether a child carries it.
 
-*Chosen* children: the drafter chose them, so the textbook rule is one-hot: accept the first with probability p(x), else
-strike x from p, renormalise and try the next. All of that together is one draw from p. It is made as one draw: one
-random number per emitted token, whatever the tree, so a seed gives the same output with every drafter that chooses.
+*Chosen* children: the draft distribution is one-hot, so the standard rule accepts x with probability p(x), else removes
+x from p, renormalises and tries the next child. All of that equals a single draw from p, and is done as one: one random
+number per emitted token, whatever the tree. A seed therefore gives the same output with every drafter that chooses.
 
-*Drawn* children came without replacement from q. Accept x with probability min(1, p(x) / q(x)), else
-p <- normalise(max(p - q, 0)), q <- normalise(q without x), and try the next in the order they were drawn in. The order
-matters, and so does that a drafter never drops a drawn child because of the token it carries.
+*Drawn* children were sampled without replacement from q. Accept x with probability min(1, p(x) / q(x)), else
+p <- normalise(max(p - q, 0)), q <- normalise(q without x), and try the next child in the order of the draw. The order
+matters, and a drafter must never drop a drawn child because of its token.
 
-*Both*: the chosen first; then p and q are what is left of them without the chosen tokens.
+*Both*: chosen children first; then p and q without the chosen tokens.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from draftwood.sampling import Randomness, SeededRandomness, usable
+from draftwood.sampling import Randomness, SeededRandomness, check_drawn
 from draftwood.tree import DraftTree, FloatArray, IntArray, Proposal
-from draftwood.verify.base import Accepted, walk
+from draftwood.verify.base import AcceptedPath, walk
 
 TINY = float(np.finfo(np.float64).tiny)
 
 
-def accept_sampled(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], randomness: Randomness) -> Accepted:
-    """``probs_of(node)`` [V] is the target's distribution after a node; it is asked for visited nodes only."""
+def accept_sampled(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], randomness: Randomness) -> AcceptedPath:
+    """``probs_of(node)`` [V] is the target's distribution after a node; called for visited nodes only."""
 
     def token_after(node: int) -> int:
         probs = probs_of(node)
@@ -46,33 +46,33 @@ def accept_sampled(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], ran
             if token in chosen:
                 return token
             p[chosen] = 0.0
-        return _token_near_draws(p.numpy(), drawn, proposal, randomness)
+        return _verify_drawn(p.numpy(), drawn, proposal, randomness)
 
     return walk(tree, token_after)
 
 
-def numbers_of(tree: DraftTree, randomness: SeededRandomness) -> list[float]:
-    """The number that draws the token after each node, if that is reached. With ``accept_drawn`` the same as
-    ``accept_sampled`` for a tree of chosen children.
+def upcoming_numbers(tree: DraftTree, randomness: SeededRandomness) -> list[float]:
+    """The random number that draws the token after each node, if that node is reached.
 
-    There the token after a node is one draw, and which number it takes is settled by the node's depth. So the tokens of
-    all nodes, and of many trees, can be drawn together where the distributions are (``tokens_at``).
+    For trees of chosen children, the token after a node is one draw, whose number depends only on the node's depth. So
+    the tokens of all nodes of many trees can be drawn at once on the device (``draw_tokens``) and then passed to
+    ``accept_predrawn``, with the same result as ``accept_sampled``.
     """
     numbers = randomness.upcoming(1 + max(tree.depths))
     return [numbers[depth] for depth in tree.depths]
 
 
-def accept_drawn(tree: DraftTree, tokens: Sequence[int], randomness: SeededRandomness) -> Accepted:
-    """``tokens``: what was drawn after each node with ``numbers_of``; those that were needed are used up."""
-    accepted = walk(tree, lambda node: usable(tokens[node]))
+def accept_predrawn(tree: DraftTree, tokens: Sequence[int], randomness: SeededRandomness) -> AcceptedPath:
+    """``tokens`` were drawn after each node with ``upcoming_numbers``; the numbers of the path are consumed."""
+    accepted = walk(tree, lambda node: check_drawn(tokens[node]))
     randomness.skip(len(accepted.path))
     return accepted
 
 
-def _token_near_draws(p: FloatArray, drawn: Sequence[int], proposal: Proposal, randomness: Randomness) -> int:
-    """A token from p [V], one of ``drawn`` if possible. Uses p up.
+def _verify_drawn(p: FloatArray, drawn: Sequence[int], proposal: Proposal, randomness: Randomness) -> int:
+    """Sample a token from p [V], one of ``drawn`` if possible. Modifies p.
 
-    Neither p nor q is ever normalised: scaling q to the mass of p does the same and touches q's support alone.
+    Neither p nor q is normalised: scaling q to the mass of p is equivalent and touches only the support of q.
     """
     ids = proposal.token_ids  # [S]
     q = proposal.probs.astype(np.float64)  # [S], a copy
@@ -80,19 +80,19 @@ def _token_near_draws(p: FloatArray, drawn: Sequence[int], proposal: Proposal, r
         here = int(np.flatnonzero(ids == token)[0])
         scaled = q * (p.sum() / max(q.sum(), TINY))  # [S]
         if not scaled[here] > 0.0:
-            continue  # q(x) rounded to zero, so x cannot have been drawn: as if it were not there
+            continue  # q(x) rounded to zero, so x cannot have been drawn: ignore it
         if randomness.accept(min(1.0, float(p[token] / scaled[here]))):
             return token
-        _subtract(p, ids, scaled)  # p[token] < scaled[here], or it had been accepted: nothing is left of p[token]
+        _subtract(p, ids, scaled)  # a rejection implies p[token] < scaled[here], so p[token] becomes 0
         q[here] = 0.0
     return randomness.draw(torch.from_numpy(p))
 
 
 def _subtract(p: FloatArray, ids: IntArray, scaled: FloatArray) -> None:
-    """p <- max(p - q, 0), unless nothing would be left.
+    """p <- max(p - q, 0), unless that leaves nothing.
 
-    A rejection means p(x) < q(x), so p > q somewhere else. Only if they differ by rounding alone can that be lost; then
-    p as it was is as close to the truth as float64 gets.
+    A rejection means p(x) < q(x), so p > q somewhere else. This can only fail if p and q differ by rounding; then the
+    old p is as accurate as float64 allows.
     """
     before = p[ids]
     p[ids] = np.maximum(before - scaled, 0.0)

@@ -32,7 +32,7 @@ def target_on(backend: str = "auto") -> NativeTarget:
 
 
 def test_every_neural_drafter_is_tested() -> None:
-    runs_models = [name for name in drafter_names() if drafter_class(name).drafts_together]
+    runs_models = [name for name in drafter_names() if drafter_class(name).drafts_in_batch]
     assert runs_models == sorted(NEURAL)
 
 
@@ -56,7 +56,7 @@ def test_budgets(drafter: str, budget: int | str) -> None:
 
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_trees_are_as_deep_as_they_may_be_and_no_deeper(growth: str) -> None:
-    options = NeuralOptions(growth=growth, depth=2).for_growth()
+    options = NeuralOptions(growth=growth, depth=2).growth_options()
     tree = make_growth(growth, 0, 60, options)
     while (frontier := tree.frontier()) is not None:
         size = len(frontier.tokens)

@@ -79,7 +79,7 @@ class Closed(NativeTarget):
 
 def test_a_target_that_shows_no_hidden_states(heads: dict[str, Path]) -> None:
     target = Closed(tiny_target(), can_tap=False)
-    refused(CapabilityError, "eagle", "does not show its hidden states", target=target, head=str(heads["eagle"]))
+    refused(CapabilityError, "eagle", "does not expose its hidden states", target=target, head=str(heads["eagle"]))
 
 
 def test_a_small_model_must_be_named() -> None:
@@ -111,7 +111,7 @@ def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs is said; tokens that only one of them has are no harm."""
     draft_with(monkeypatch, tiny_target(), ShiftedTokenizer())
     differing = r"0: '\\x00' / '\\x01'"
-    refused(ModelError, "sps", "speaks another vocabulary", "tiny has 258 tokens", differing, model="x")
+    refused(ModelError, "sps", "has another vocabulary", "tiny has 258 tokens", differing, model="x")
     longer = tiny_target(replace(TINY_CONFIG, vocab_size=264))
     draft_with(monkeypatch, longer, LongerTokenizer())
     llm = LLM.from_target(tiny_target(), ByteTokenizer(), drafter="sps", drafter_options={"model": "x"}, budget=8)
@@ -126,7 +126,7 @@ def test_a_draft_model_that_cannot_run_trees(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("drafter", NEURAL)
 def test_facts_about_a_model_do_not_do(drafter: str) -> None:
-    with pytest.raises(CapabilityError, match="needs the model itself"):
+    with pytest.raises(CapabilityError, match="needs the target model"):
         make_factory(drafter, {"model" if drafter == "sps" else "head": "."}, tiny_target().info)
 
 
@@ -188,12 +188,12 @@ def test_the_command_says_what_models_cannot(
 ) -> None:
     draft_with(monkeypatch, tiny_target(), ShiftedTokenizer())
     result = draftwood_command("generate", "hello", *SHORT, "--drafter", "sps", "--drafter-option", "model=x")
-    assert (result.code, "speaks another vocabulary" in result.err) == (2, True)
+    assert (result.code, "has another vocabulary" in result.err) == (2, True)
     closed = Loaded(Closed(tiny_target(), can_tap=False), ByteTokenizer())
     monkeypatch.setattr("draftwood.llm.load_target", lambda *_, **__: closed)
     option = f"head={heads['eagle']}"
     result = draftwood_command("generate", "hello", *SHORT, "--drafter", "eagle", "--drafter-option", option)
-    assert (result.code, "does not show its hidden states" in result.err) == (2, True)
+    assert (result.code, "does not expose its hidden states" in result.err) == (2, True)
 
 
 @pytest.mark.parametrize("drafter", NEURAL)

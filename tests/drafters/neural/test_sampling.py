@@ -17,7 +17,7 @@ import torch
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters.neural import NeuralDrafter
-from draftwood.growth.drawn import Draw, Probs, draw_nothing
+from draftwood.growth.drawn import Draw, Probs, choose_best
 from tests.tools.enumeration import Branching, Law, difference, outcomes
 from tests.tools.neural import (
     FEW,
@@ -46,7 +46,7 @@ def draw_by(chance: Branching, idle: Callable[[], bool]) -> Draw:
 
     def draw(probs: Probs, wanted: Sequence[int]) -> Sequence[Sequence[int]]:
         if idle():
-            return draw_nothing(probs, wanted)
+            return choose_best(probs, wanted)
         return [draw_row(row, count) for row, count in zip(probs, wanted, strict=True)]
 
     return draw

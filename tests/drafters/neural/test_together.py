@@ -99,7 +99,7 @@ def test_a_generous_max_tokens_leaves_room_for_others(drafter: str) -> None:
 def test_a_draft_model_with_a_short_context() -> None:
     """Drafts end where its context does; the text goes on."""
     llm = knowing_llm("sps", model=partial(clock_target, replace(CLOCK, context_length=80)), growth="chain")
-    assert draft_model(llm).longest == 80
+    assert draft_model(llm).max_positions == 80
     prompt = clock_text(3, 4)
     trees = [event.tree for event in llm.stream(prompt, SamplingParams(max_tokens=96))]
     text = len(prompt)
@@ -245,10 +245,10 @@ class FailingDrafter(Eagle2Drafter):
     name = "failing"
 
     @classmethod
-    def propose_together(cls, drafters: Sequence[Any], budgets: Sequence[int]) -> list[DraftTree]:
+    def propose_batch(cls, drafters: Sequence[Any], budgets: Sequence[int]) -> list[DraftTree]:
         if max(drafter._length for drafter in drafters) > 12:
             raise RuntimeError("no more")
-        return super().propose_together(drafters, budgets)
+        return super().propose_batch(drafters, budgets)
 
 
 def test_a_failing_drafter_ends_its_own_requests_alone() -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from draftwood.config import DEFAULT_MEMORY, EngineOptions, parse_value
-from draftwood.drafters import check_drafter, memory_plan
+from draftwood.drafters import check_drafter, parse_memory
 from draftwood.errors import OptionError
 
 PLAIN = "plain"
@@ -55,7 +55,7 @@ def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str
         kept = str(options.pop("memory", memory))
         kept = DEFAULT_MEMORY if name == PLAIN else kept  # it learns nothing that a file could hold
         check_drafter(name, options)
-        memory_plan(kept)
+        parse_memory(kept)
         for label, budget in labelled(text, budgets):
             EngineOptions(budget=budget)  # refuses what is no budget
             methods.append(Method(label=label, drafter=name, options=options, memory=kept, budget=budget))
@@ -75,7 +75,7 @@ def labelled(text: str, budgets: Sequence[int | str]) -> list[tuple[str, Any]]:
 
 def check_memories(methods: Sequence[Method], repeats: int) -> None:
     """Refuses memories that would falsify what is measured."""
-    plans = {method.label: memory_plan(method.memory) for method in methods if method.kind == DRAFTER}
+    plans = {method.label: parse_memory(method.memory) for method in methods if method.kind == DRAFTER}
     files = Counter(plan.path for plan in plans.values() if plan.path is not None)
     shared = [label for label, plan in plans.items() if plan.path is not None and files[plan.path] > 1]
     if shared:

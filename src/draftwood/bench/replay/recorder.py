@@ -16,7 +16,7 @@ from draftwood.bench.replay.recording import DEFAULT_WIDTH, RecordedRequest, Rec
 from draftwood.bench.replay.rows import ON_TEXT, RowBook
 from draftwood.bench.tasks import Task, TaskPrompt
 from draftwood.config import SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified, check_drafter
+from draftwood.drafters import Drafter, DraftRequest, PromptRows, VerifiedTree, check_drafter
 from draftwood.llm import LLM, Completion
 from draftwood.progress import Progress, report
 from draftwood.prompts import Message, prompt_ids
@@ -40,7 +40,7 @@ class RequestTape:
         contexts = [(ON_TEXT, rows.start + index) for index in range(len(rows.logits))]
         self._write(contexts, rows.best(self.rows.width))
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         tree = verified.tree
         start = len(self.prompt_ids) + len(self.output_ids) - 1  # the root's position
         # A stop may cut the path: what lies behind the last emitted token is beside the text like any other guess.
@@ -110,7 +110,7 @@ class _Recording(Drafter):
         if self._prompt_is_wanted:
             super().read_prompt(rows)
 
-    def observe(self, verified: Verified) -> None:
+    def observe(self, verified: VerifiedTree) -> None:
         self._taped.observe(verified)
         super().observe(verified)
 

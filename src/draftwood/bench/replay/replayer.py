@@ -26,7 +26,7 @@ from draftwood.bench.replay.likeness import Likeness
 from draftwood.bench.replay.recording import RecordedRequest, Recording
 from draftwood.bench.replay.rows import ON_TEXT, IdRows, LogprobRows, RowBook
 from draftwood.config import PREFILL_CHUNK
-from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified, check_drafter, make_factory
+from draftwood.drafters import Drafter, DraftRequest, PromptRows, VerifiedTree, check_drafter, make_factory
 from draftwood.engine import DRAFTER_STREAM, RequestStats
 from draftwood.errors import OptionError, TreeError
 from draftwood.progress import Progress, report
@@ -197,7 +197,7 @@ class _Replayer:
             )
         if len(tree) > 1:
             room = min(request.max_tokens, self._target.context_length - len(request.prompt_ids))
-            tree = tree.limited(room - stats.output_tokens - 1)
+            tree = tree.limit_depth(room - stats.output_tokens - 1)
         on_text, rows = places(tree, script, root)
         path = [node for node, place in enumerate(on_text) if place is not None]
         emitted = request.output_ids[stats.output_tokens :][: len(path)]
@@ -211,16 +211,18 @@ class _Replayer:
         drafter.observe(told)
         result.cycles.append(Cycle(proposed - began, time.perf_counter() - observing))
 
-    def _told(self, script: Script, tree: DraftTree, rows: Sequence[int | None], emitted: Sequence[int]) -> Verified:
+    def _told(
+        self, script: Script, tree: DraftTree, rows: Sequence[int | None], emitted: Sequence[int]
+    ) -> VerifiedTree:
         """What the drafter learns of a cycle: the part of its tree whose rows are known."""
         kept = [node for node, row in enumerate(rows) if row is not None]
         if len(kept) < len(tree):
-            tree = replace(tree, proposals={}, num_chosen={}).part(kept)
+            tree = replace(tree, proposals={}, num_chosen={}).select(kept)
         numbers = [row for row in rows if row is not None]
         ids = script.ids[numbers]
         choices: list[int] = ids[:, 0].tolist()
         logits = self._dense.lend(ids, script.above[numbers])
-        return Verified(tree, logits, choices, path_of(tree, emitted, choices, script.request), list(emitted), None)
+        return VerifiedTree(tree, logits, choices, path_of(tree, emitted, choices, script.request), list(emitted), None)
 
 
 def places(tree: DraftTree, script: Script, root: int) -> tuple[list[int | None], list[int | None]]:

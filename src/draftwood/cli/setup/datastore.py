@@ -41,16 +41,16 @@ def register(commands: Subparsers[Any]) -> None:
 
 def _build(args: argparse.Namespace) -> int:
     from draftwood.corpus import find_files, load_codec, token_documents
-    from draftwood.sources import build, fingerprint
+    from draftwood.sources import build_datastore, tokenizer_fingerprint
 
     screen, output = Screen(args.color), Path(args.output)
     files = find_files(args.files)
     _check_output(output, files, args.force)
     codec = load_codec(args.model, screen.progress)
-    store = build(
+    store = build_datastore(
         token_documents(codec, files, args.field, screen.progress),
         vocab_size=codec.vocab_size,
-        tokenizer=fingerprint(codec),
+        tokenizer=tokenizer_fingerprint(codec),
         sources=args.files,
         progress=screen.progress,
     )

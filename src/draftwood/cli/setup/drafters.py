@@ -1,4 +1,4 @@
-"""``draftwood drafters``: which there are and what they can be told."""
+"""``draftwood drafters``: list the registered drafters with their options."""
 
 from __future__ import annotations
 
@@ -28,25 +28,31 @@ def register(commands: Subparsers[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.drafters import drafter_class, drafter_names
+    from draftwood.drafters import drafter_classes
     from draftwood.heads import list_shipped_heads
 
-    found = {name: drafter_class(name) for name in drafter_names()}
+    classes = drafter_classes()
     if args.json:
-        listed = {
+        rows = {
             name: {
                 "summary": _summary(cls),
+                "guesses_from": cls.guesses_from,
+                "tree_shape": cls.tree_shape,
+                "copies_text": cls.copies_text,
                 "options": _options(cls),
                 "heads": [head.name for head in list_shipped_heads(name)],
             }
-            for name, cls in found.items()
+            for name, cls in classes.items()
         }
-        print(json.dumps({"default": DEFAULT_DRAFTER, "drafters": listed}, default=str))
+        print(json.dumps({"default": DEFAULT_DRAFTER, "drafters": rows}, default=str))
         return 0
     paint = Screen(args.color).out
-    for name, cls in found.items():
+    for name, cls in classes.items():
         default = paint("  (default)", DIM) if name == DEFAULT_DRAFTER else ""
         print(f"{paint(name, BOLD)}{default}\n  {_summary(cls)}")
+        for title, value in (("guesses from", cls.guesses_from), ("tree", cls.tree_shape)):
+            if value:
+                print(f"  {title}: {value}")
         for head in list_shipped_heads(name):
             print(f"  ships with the head {head.title}")
         options = _options(cls)
@@ -56,14 +62,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _summary(cls: type[Drafter]) -> str:
-    """The first line of the class's description, without the name it opens with."""
-    line = (cls.__doc__ or "").strip().split("\n")[0]
-    return line.removeprefix(f"`{cls.name}`: ")
+    """The summary, or the first line of the docstring for drafters of other packages that set none."""
+    return cls.summary or (cls.__doc__ or "").strip().split("\n")[0]
 
 
 def _options(cls: type[Drafter]) -> dict[str, Any]:
+    """Default value of each option."""
     defaults: dict[str, Any] = {}
     for option in fields(cls.Options):
-        made = option.default_factory() if option.default_factory is not MISSING else "required"
-        defaults[option.name] = option.default if option.default is not MISSING else made
+        value = option.default_factory() if option.default_factory is not MISSING else "required"
+        defaults[option.name] = option.default if option.default is not MISSING else value
     return defaults

@@ -1,16 +1,16 @@
-"""Growing a tree with a source that has to be run: a small model or a draft head.
+"""Growing a tree with a draft model: a small model or a draft head.
 
-Such a source says what follows the nodes it was run over. Running it over a set of nodes, *expanding* them, is one
-draft pass. A growth says which nodes are to be expanded next, takes what the source says, and in the end picks the
-tree from all it knows. It never calls the source, so that one draft pass can serve the growths of many requests.
+A draft model predicts what follows the nodes that it runs over. Running it over a set of nodes, *expanding* them, is
+one draft pass. A growth selects the nodes to expand next, receives the predictions, and finally picks the tree from all
+known nodes. It never calls the draft model itself, so that one draft pass can serve many requests.
 
     while (frontier := growth.frontier()) is not None:
-        growth.grow(*what_follows(frontier))
+        growth.grow(*predict(frontier))
     tree = growth.tree()
 
-Children are *chosen*, the best the source has, or *drawn* from what it says. Drawn ones fill a shape that was settled
-before anything was drawn, in the order they were drawn in. So whether a node is in the tree, or in the part of it that
-is verified, never depends on its own token, which is what exact verification needs.
+Children are either *chosen* (the most likely ones) or *drawn* from the predicted distribution. Drawn children fill a
+shape that is fixed before anything is drawn, in the order of the draw. Whether a node is in the tree, or in its
+verified part, therefore never depends on its own token, as exact verification requires.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood.growth.drawn import ALMOST_NOTHING, Draw, Ids, Probs, draw_nothing
+from draftwood.growth.drawn import MIN_PROB, Draw, Ids, Probs, choose_best
 from draftwood.tree import ROOT_SOURCE, DraftTree, Proposal, TreeShape
 
 
@@ -31,59 +31,55 @@ class Frontier(NamedTuple):
     """The nodes of the next draft pass."""
 
     tokens: Sequence[int]  # [F]
-    parents: Sequence[int]  # [F] by number of expansion: the root is expansion 0, and its parent is -1
+    parents: Sequence[int]  # [F] by expansion number: the root is expansion 0 and its parent is -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowthOptions:
-    """What policies can be told; each looks at what concerns it."""
+    """Options of all policies; each reads its own."""
 
     depth: int | None = None  # levels below the root; None: 7 for `chain` and `beam`, no limit for the others
-    top_k: int = 10  # children known of a node; and in `beam` the nodes of a level that are expanded
-    batch: int = 10  # `optimal`, `salf`: nodes expanded at once
+    top_k: int = 10  # candidate children per node; for `beam` also the nodes expanded per level
+    batch: int = 10  # `optimal`, `salf`: nodes expanded per draft pass
     threshold: float = 0.6  # `salf`: the sum of path probabilities below which a draft pass is not worth it
     shape: TreeShape | None = None  # `static`
-    support: int = 64  # drawn: the best tokens of a distribution that children are drawn from
-    hit: float = 0.7  # drawn: the chance of a child, once its parent was accepted and no sibling before it was
+    support: int = 64  # drawn: number of best tokens that children are drawn from
+    hit: float = 0.7  # drawn: acceptance rate of a child if its parent is accepted and earlier siblings are not
 
 
-class Plan(NamedTuple):
-    """What a growth is made from, besides its policy."""
+class GrowthSpec(NamedTuple):
+    """Everything that defines a growth besides its policy."""
 
     root: int
     budget: int  # nodes, the root included
     options: GrowthOptions
-    draw: Draw = draw_nothing  # for one request; `draw_nothing`: children are chosen
-    tag: str = "draft"  # the source of all nodes but the root
+    draw: Draw = choose_best  # belongs to one request
+    tag: str = "draft"  # source name of all nodes but the root
 
 
 class Growth(ABC):
-    """One tree while it grows.
+    """One growing tree. Subclasses set the number of children, record them, and select the next nodes to expand."""
 
-    A subclass says how many children an expanded node gets, what becomes of them, and which nodes are next.
-    """
+    width: int  # number of top successors needed per expanded node
+    is_drawn: bool  # whether children are drawn
+    expansion_of: list[int]  # expansion number of every node of `tree()`; -1: not expanded
 
-    width: int  # how many successors are wanted of each expanded node, best first
-    is_drawn: bool  # whether children are drawn from what the source says
-    expansion_of: list[int]  # of every node of `tree()` its number in the order of expansion; -1: not expanded
-
-    def __init__(self, plan: Plan, width: int) -> None:
-        self._plan = plan
-        self.is_drawn = plan.draw is not draw_nothing
-        self.width = plan.options.support if self.is_drawn else max(width, 1)
+    def __init__(self, spec: GrowthSpec, width: int) -> None:
+        self._spec = spec
+        self.is_drawn = spec.draw is not choose_best
+        self.width = spec.options.support if self.is_drawn else max(width, 1)
         # All known nodes, parents and better or earlier siblings first.
-        self._tokens = [plan.root]
+        self._tokens = [spec.root]
         self._parents = [-1]
         self._depths = [0]
         self._probs = [1.0]
         self._expansions = [-1]
         self._num_expanded = 0
         self._proposals: dict[int, Proposal] = {}
-        self._next = [0] if plan.budget > 1 else []
+        self._next = [0] if spec.budget > 1 else []
 
     def frontier(self) -> Frontier | None:
-        """The nodes to be expanded now; None where the tree is done. The first are the root alone, if the budget has
-        room for anything below it."""
+        """The nodes to expand next, at first the root; None if the tree is complete."""
         if not self._next:
             return None
         expansions, parents = self._expansions, self._parents
@@ -91,14 +87,14 @@ class Growth(ABC):
         return Frontier([self._tokens[node] for node in self._next], above)
 
     def grow(self, token_ids: Ids, probs: Probs) -> None:
-        """What follows the nodes of the frontier: [F, k] each, best first. Entries of probability 0 or with a negative
-        token say nothing. Children are drawn from the distribution that the others are in proportion to."""
+        """Add the predictions after the nodes of the frontier: [F, k] each, best first. Entries of probability 0 or
+        with a negative token are ignored; the others are normalised before children are drawn."""
         nodes = self._next
         probs = np.where((token_ids >= 0) & (probs > 0.0), np.minimum(probs, np.float32(1.0)), np.float32(0.0))
         counts = [self._num_children(node) for node in nodes]
-        entries = self._plan.draw(probs, counts)
+        entries = self._spec.draw(probs, counts)
         if self.is_drawn:
-            self._note_proposals(token_ids, probs)
+            self._record_proposals(token_ids, probs)
         first = len(self._tokens)
         for node, count, row, chances, order in zip(
             nodes, counts, token_ids.tolist(), probs.tolist(), entries, strict=True
@@ -110,48 +106,48 @@ class Growth(ABC):
         self._next = self._next_nodes(range(first, len(self._tokens)))
 
     def tree(self) -> DraftTree:
-        """The tree of what is known by now, parents and better siblings first."""
+        """Build the tree from all known nodes, parents and better siblings first."""
         order = self._order()
         number = dict(zip(order, range(len(order)), strict=True))
         parents, depths, tokens, expansions = self._parents, self._depths, self._tokens, self._expansions
         self.expansion_of = [expansions[node] for node in order]
-        return DraftTree.sound(
+        return DraftTree.unchecked(
             tokens=tuple([tokens[node] for node in order]),
             parents=(-1, *[number[parents[node]] for node in order[1:]]),
             depths=tuple([depths[node] for node in order]),
-            sources=(ROOT_SOURCE, *(self._plan.tag,) * (len(order) - 1)),
+            sources=(ROOT_SOURCE, *(self._spec.tag,) * (len(order) - 1)),
             probs=tuple([self._probs[node] for node in order]),
             proposals={number[node]: proposal for node, proposal in self._proposals.items()},
         )
 
     @abstractmethod
     def _num_children(self, node: int) -> int:
-        """How many children a node gets at most. Nothing is drawn yet."""
+        """Maximum number of children of a node, before anything is drawn."""
 
     @abstractmethod
     def _add(self, node: int, tokens: Sequence[int], probs: Sequence[float]) -> None:
-        """Takes note of a node's children, in their order."""
+        """Record the children of a node in order."""
 
     @abstractmethod
     def _next_nodes(self, new: range) -> list[int]:
-        """The nodes to be expanded next, after those in ``new`` were added."""
+        """Select the nodes to expand next, after those in ``new`` were added."""
 
     @abstractmethod
     def _order(self) -> Sequence[int]:
-        """The nodes of the tree, in its order."""
+        """The nodes of the tree, in order."""
 
-    def _note(self, parent: int, token: int, prob: float) -> None:
+    def _record_node(self, parent: int, token: int, prob: float) -> None:
         self._tokens.append(token)
         self._parents.append(parent)
         self._depths.append(self._depths[parent] + 1)
         self._probs.append(prob)
         self._expansions.append(-1)
 
-    def _note_proposals(self, token_ids: Ids, probs: Probs) -> None:
-        """Every row as a distribution over its positive entries."""
+    def _record_proposals(self, token_ids: Ids, probs: Probs) -> None:
+        """Store each row as a distribution over its positive entries."""
         ids = token_ids.astype(np.int64)  # [F, S]
         q = probs.astype(np.float64)  # [F, S]
-        q /= np.maximum(q.sum(axis=1, keepdims=True), ALMOST_NOTHING)
+        q /= np.maximum(q.sum(axis=1, keepdims=True), MIN_PROB)
         sizes = np.count_nonzero(q, axis=1).tolist()  # [F]
         for node, size, row, chances in zip(self._next, sizes, ids, q, strict=True):
             if size == len(row):

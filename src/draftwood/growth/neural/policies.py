@@ -1,4 +1,4 @@
-"""Growth policies for neural sources by name; the contract is in neural_base.py."""
+"""Growth policies for draft models by name; base.py defines their interface."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 
 from draftwood.errors import OptionError
-from draftwood.growth.drawn import Draw, draw_nothing
-from draftwood.growth.neural.base import Frontier, Growth, GrowthOptions, Plan
+from draftwood.growth.drawn import Draw, choose_best
+from draftwood.growth.neural.base import Frontier, Growth, GrowthOptions, GrowthSpec
 from draftwood.growth.neural.ranked import BeamGrowth, RankedGrowth, SearchGrowth
 from draftwood.growth.neural.shaped import ShapedGrowth
 from draftwood.tree import TreeShape, chain_tree
@@ -20,33 +20,33 @@ CHAIN_DEPTH = 7
 
 
 def make_growth(
-    name: str, root: int, budget: int, options: GrowthOptions, draw: Draw = draw_nothing, tag: str = "draft"
+    name: str, root: int, budget: int, options: GrowthOptions, draw: Draw = choose_best, tag: str = "draft"
 ) -> Growth:
-    """One of GROWTHS, for one tree of at most ``budget`` nodes, the first of which is the token ``root``.
+    """Create one of GROWTHS for a tree of at most ``budget`` nodes with the root token ``root``.
 
-    ``draw`` belongs to the request (`growth.drawn.make_draw`); `draw_nothing` chooses. ``tag`` is the nodes' source.
+    ``draw`` belongs to the request (`growth.drawn.make_draw`). ``tag`` is the source name of the nodes.
     """
-    plan = Plan(root, budget, options, draw, tag)
+    spec = GrowthSpec(root, budget, options, draw, tag)
     if name == "chain":
-        return ShapedGrowth(plan, chain_tree(CHAIN_DEPTH if options.depth is None else options.depth))
+        return ShapedGrowth(spec, chain_tree(CHAIN_DEPTH if options.depth is None else options.depth))
     if name == "static":
         if options.shape is None:
             raise OptionError("A static tree needs a shape", next_step="Set GrowthOptions.shape.")
-        return ShapedGrowth(plan, options.shape)
-    if draw is draw_nothing:
-        return _search(name, plan)
-    return ShapedGrowth(plan, drawn_shape(name, budget, options))
+        return ShapedGrowth(spec, options.shape)
+    if draw is choose_best:
+        return _make_search(name, spec)
+    return ShapedGrowth(spec, drawn_shape(name, budget, options))
 
 
 @lru_cache(maxsize=256)
 def drawn_shape(name: str, budget: int, options: GrowthOptions) -> TreeShape:
-    """The shape that a searching policy settles on where children are drawn.
+    """The shape that a search policy uses when children are drawn.
 
-    How likely a drawn child is accepted does not follow from its own probability: where the target agrees with the
-    source, the first draw is accepted whatever it is. It follows from the child's rank: a child gets its turn if those
-    before it were rejected. So the policy is run with ranks instead of tokens.
+    The acceptance of a drawn child does not depend on its probability: if the target agrees with the draft model, the
+    first draw is accepted whatever it is. It depends on the rank: a child is tried only if those before it were
+    rejected. So the policy is run once on ranks instead of tokens.
     """
-    growth = _search(name, Plan(0, budget, options))
+    growth = _make_search(name, GrowthSpec(0, budget, options))
     ranks = np.arange(growth.width, dtype=np.int32)  # [k]
     chances = (options.hit * (1.0 - options.hit) ** ranks).astype(np.float32)  # [k]
     while (frontier := growth.frontier()) is not None:
@@ -56,11 +56,11 @@ def drawn_shape(name: str, budget: int, options: GrowthOptions) -> TreeShape:
     return TreeShape(tree.parents, tree.tokens)
 
 
-def _search(name: str, plan: Plan) -> RankedGrowth:
+def _make_search(name: str, spec: GrowthSpec) -> RankedGrowth:
     if name == "beam":
-        return BeamGrowth(plan)
+        return BeamGrowth(spec)
     if name == "optimal":
-        return SearchGrowth(plan, threshold=0.0)
+        return SearchGrowth(spec, threshold=0.0)
     if name == "salf":
-        return SearchGrowth(plan, plan.options.threshold)
-    raise OptionError("There is no growth of that name", got=repr(name), allowed=GROWTHS)
+        return SearchGrowth(spec, spec.options.threshold)
+    raise OptionError("Unknown growth", got=repr(name), allowed=GROWTHS)

@@ -1,22 +1,22 @@
-"""Trees whose shape is known beforehand, filled level by level: one draft pass a level."""
+"""Trees with a fixed shape, filled level by level with one draft pass per level."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draftwood.growth.drawn import shape_plan
-from draftwood.growth.neural.base import Growth, Plan
+from draftwood.growth.drawn import plan_shape
+from draftwood.growth.neural.base import Growth, GrowthSpec
 from draftwood.tree import TreeShape
 
 
 class ShapedGrowth(Growth):
-    """`static`, and `chain`, which is the plainest shape: child r of a node is its r-th best successor, or its r-th
-    draw. Where a source knows fewer, the rest of the shape stays empty."""
+    """`static` and `chain`: child r of a node is its r-th best successor, or its r-th draw. If there are fewer, the
+    rest of the shape stays empty."""
 
-    def __init__(self, plan: Plan, shape: TreeShape) -> None:
-        self._shape = shape_plan(shape, max(plan.budget, 1))
-        super().__init__(plan, width=max(self._shape.num_children))
-        self._places = [0]  # in the shape, of every known node
+    def __init__(self, spec: GrowthSpec, shape: TreeShape) -> None:
+        self._shape = plan_shape(shape, max(spec.budget, 1))
+        super().__init__(spec, width=max(self._shape.num_children))
+        self._places = [0]  # place in the shape of every known node
         if self._shape.size == 1:
             self._next = []
 
@@ -24,9 +24,9 @@ class ShapedGrowth(Growth):
         return self._shape.num_children[self._places[node]]
 
     def _add(self, node: int, tokens: Sequence[int], probs: Sequence[float]) -> None:
-        """Of drawn children nothing is told that depends on their tokens: their probability is one by rank."""
+        """The probability of drawn children depends on their rank only, not on their tokens."""
         for place, token, prob in zip(self._shape.children[self._places[node]], tokens, probs, strict=False):
-            self._note(node, token, self._shape.worth_by_rank[place] if self.is_drawn else prob)
+            self._record_node(node, token, self._shape.prob_by_rank[place] if self.is_drawn else prob)
             self._places.append(place)
 
     def _next_nodes(self, new: range) -> list[int]:

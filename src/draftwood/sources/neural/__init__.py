@@ -1,7 +1,7 @@
-"""Draft models as sources: small models and heads."""
+"""Draft models: small models and draft heads."""
 
 from draftwood.sources.neural.base import DraftModel, DraftSegment
-from draftwood.sources.neural.build import head_model
+from draftwood.sources.neural.build import make_head_model
 from draftwood.sources.neural.model import SmallModel
 
-__all__ = ["DraftModel", "DraftSegment", "SmallModel", "head_model"]
+__all__ = ["DraftModel", "DraftSegment", "SmallModel", "make_head_model"]

@@ -1,12 +1,11 @@
-"""Sources that have to be run: what a small model or a draft head says after the nodes of growing trees.
+"""The draft model interface: a small model or a draft head that predicts what follows the nodes of growing trees.
 
-A draft model keeps sequences as a target does: a committed text, and behind it a pending tree that grows from pass to
-pass. The tree's first nodes have no parent among its nodes: they follow the last token of the text. One pass serves the
-trees of many requests. What follows the nodes asked for comes back as the best few tokens of each, in the target's
-vocabulary.
+Like a target, a draft model holds sequences: a committed text followed by a pending tree that grows from pass to pass.
+The first nodes of the tree have no parent node; they follow the last token of the text. One pass serves the trees of
+many requests and returns the top tokens after the requested nodes, in the target's vocabulary.
 
-Heads read hidden states of the target. A node of the *text* comes with those of the token before it (``features``);
-nodes of a draft below it are given the model's own guess at them.
+Heads read hidden states of the target. A *text* node comes with those of the token before it (``features``); draft
+nodes use the head's own prediction of them.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from draftwood.targets import Segment, TopRows
 
 
 class DraftSegment(NamedTuple):
-    """What one request contributes to a draft pass."""
+    """The part of one request in a draft pass."""
 
     segment: Segment
-    features: torch.Tensor | None = None  # [n, T*H] the target's taps before each node; None: below nodes that ran
+    features: torch.Tensor | None = None  # [n, T*H] the target's taps before each node; None for draft nodes
 
 
 class DraftModel(ABC):
-    """Runs packed trees of several sequences, as a target does, for drafting."""
+    """Runs packed trees of several sequences for drafting."""
 
-    taps: tuple[int, ...] = ()  # the hidden states of the target that text nodes must come with
-    longest: int  # positions that a sequence can have
-    deepest: int | None = None  # the last level that it can say anything about; None: there is none
-    keeps_drafts: bool = True  # whether what it computed for accepted nodes is as good as if they had been text
+    taps: tuple[int, ...] = ()  # layers of the target whose hidden states text nodes need
+    max_positions: int  # maximum length of a sequence
+    max_depth: int | None = None  # deepest level that it can predict; None: no limit
+    keeps_drafts: bool = True  # whether cache entries of accepted draft nodes are as good as those of text
 
     @abstractmethod
     def open(self, capacity: int) -> int | None:
-        """Room for a sequence of so many positions, tree nodes included; None if there is none."""
+        """Allocate a sequence of ``capacity`` positions, tree nodes included; None if there is no room."""
 
     @abstractmethod
     def close(self, sequence: int) -> None: ...
 
     @abstractmethod
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
-        """One pass. The k best tokens after each of the nodes that ``num_logits`` ask for, in order."""
+        """Run one pass; return the top k tokens after the last ``num_logits`` nodes of each segment, in order."""
 
     @abstractmethod
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
-        """Commits a path of the pending tree; forgets the other nodes."""
+        """Commit a path of the pending tree; drop the other nodes."""

@@ -1,4 +1,4 @@
-"""A draft head as a source, in the fastest way its device has."""
+"""Choose the fastest implementation of a draft head on its device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from draftwood.sources.neural.head import AheadModel, EagleModel, HeadModel
 from draftwood.targets.native import cuda
 
 
-def head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
-    """A head, bound to its target of ``num_layers`` layers, as a source with a cache of so many positions."""
+def make_head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
+    """Wrap a head, bound to its target of ``num_layers`` layers, with a cache of ``num_slots`` positions."""
     taps = head.config.taps_for(num_layers)
     if isinstance(head, (MedusaHead, HydraHead)):
         return AheadModel(head, taps, num_slots)

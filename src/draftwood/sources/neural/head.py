@@ -1,11 +1,11 @@
-"""Draft heads as sources: EAGLE and EAGLE-3 with a cache of their own, Medusa and Hydra by depth.
+"""Draft heads as draft models: EAGLE and EAGLE-3 with their own cache, Medusa and Hydra by depth.
 
-EAGLE heads run over tokens and features. The feature of a text node is made of the target's hidden states; below it
-stands the head's own output for the node's parent, which is remembered by cache slot. What was computed from guessed
-features is thrown away when the guess was right, and computed again from the target's: `keeps_drafts` is False.
+EAGLE heads run over tokens and features. The features of a text node come from the target's hidden states; those of a
+draft node are the head's output for its parent, stored by cache slot. Accepted nodes are computed again from the
+target's features, since they were computed from predicted ones: `keeps_drafts` is False.
 
-Medusa and Hydra heads read the hidden state before the root; what follows a node depends on its depth, and in Hydra on
-the tokens on its path.
+Medusa and Hydra heads read the hidden state before the root. Their prediction after a node depends on its depth and,
+for Hydra, on the tokens of its path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from draftwood.targets.native import CacheAttention, PackedBatch, PackedSegment,
 
 
 class HeadModel(DraftModel):
-    """What heads of all kinds have in common: the books of the cache, and what is remembered of every slot."""
+    """Base of all heads: the cache, and the hidden state of every slot."""
 
     keeps_drafts = False
 
@@ -35,7 +35,7 @@ class HeadModel(DraftModel):
         config, device = head.config, head.parts.embed.device
         dtype = next(head.parameters()).dtype
         self.taps = taps
-        self.longest = num_slots
+        self.max_positions = num_slots
         self._head = head
         self._device = device
         self._dtype = dtype
@@ -65,16 +65,16 @@ class HeadModel(DraftModel):
 
     @abstractmethod
     def _logits(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:
-        """What follows the wanted rows, [R, Vd]."""
+        """Logits after the requested rows, [R, Vd]."""
 
     @cached_property
     def _vocabulary(self) -> npt.NDArray[np.int32]:
-        """The target's tokens by the head's, [Vd], on the host."""
+        """Target token ids by draft token id, [Vd], on the host."""
         assert isinstance(self._head, Eagle3Head)
         return self._head.vocabulary().to("cpu", torch.int32).numpy()
 
-    def _own(self, states: Tensor) -> Tensor:
-        """What the target has, in the head's type and place."""
+    def _convert(self, states: Tensor) -> Tensor:
+        """Convert target tensors to the head's dtype and device."""
         return states.to(self._device, self._dtype)
 
     def _index(self, numbers: Sequence[int]) -> Tensor:
@@ -90,11 +90,11 @@ class EagleModel(HeadModel):
         head = self._head
         given = torch.cat(
             [
-                self._hidden[self._index(_slots_above(segment))] if own is None else head.fuse(self._own(own))
+                self._hidden[self._index(_slots_above(segment))] if own is None else head.fuse(self._convert(own))
                 for segment, own in zip(batch.segments, features, strict=True)
             ]
         )  # [N, H]
-        embeds = self._own(head.embed(self._index(batch.token_ids)))  # [N, Ht]
+        embeds = self._convert(head.embed(self._index(batch.token_ids)))  # [N, Ht]
         attend = CacheAttention(self._cache, batch.segments)
         hidden = head(embeds, given, self._index(batch.positions()), attend)  # [N, H]
         for segment in batch.segments:
@@ -103,55 +103,55 @@ class EagleModel(HeadModel):
 
 
 class AheadModel(HeadModel):
-    """Medusa and Hydra: text nodes leave a hidden state; what follows a node is read from that of its root."""
+    """Medusa and Hydra: text nodes store a hidden state; predictions after a node use that of its root."""
 
     _head: MedusaHead | HydraHead
 
     def __init__(self, head: MedusaHead | HydraHead, taps: tuple[int, ...], num_slots: int) -> None:
         super().__init__(head, taps, num_slots)
-        self.deepest = head.config.num_heads_ahead
+        self.max_depth = head.config.num_heads_ahead
         self._tokens = [0] * num_slots  # by slot
 
     def _logits(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:
-        paths: list[list[int]] = []  # for every wanted row the slots from its root to its node
+        paths: list[list[int]] = []  # for every requested row, the slots from its root to its node
         text: list[tuple[PackedSegment, Tensor]] = []
         for segment, own in zip(batch.segments, features, strict=True):
             slot = segment.first_slot
             self._tokens[slot : slot + segment.size] = batch.token_ids[segment.rows]
             if own is None:
-                paths += [_slots_down_to(node, segment) for node in _wanted(segment)]
+                paths += [_slots_down_to(node, segment) for node in _requested_nodes(segment)]
             else:
                 text.append((segment, own))
-                paths += [[segment.base + segment.prefix_len + node] for node in _wanted(segment)]
+                paths += [[segment.base + segment.prefix_len + node] for node in _requested_nodes(segment)]
         if text:
-            self._read(text)
+            self._read_text(text)
         logits = torch.full((len(paths), self._head.config.vocab_size), float("-inf"), device=self._device)
         for depth in {len(path) for path in paths if len(path) <= self._head.config.num_heads_ahead}:
             rows = [row for row, path in enumerate(paths) if len(path) == depth]
             tokens = [[self._tokens[slot] for slot in paths[row]] for row in rows]
             hidden = self._hidden[self._index([paths[row][0] for row in rows])]  # [m, H]
-            embeds = self._own(self._head.embed(torch.tensor(tokens, device=self._device)))  # [m, depth, H]
+            embeds = self._convert(self._head.embed(torch.tensor(tokens, device=self._device)))  # [m, depth, H]
             logits[self._index(rows)] = self._head.logits_at(depth, hidden, embeds)
         return logits
 
-    def _read(self, text: Sequence[tuple[PackedSegment, Tensor]]) -> None:
-        """Text nodes leave what the head reads of the token before them."""
+    def _read_text(self, text: Sequence[tuple[PackedSegment, Tensor]]) -> None:
+        """Store the hidden states of text nodes."""
         starts = list(accumulate((segment.size for segment, _ in text), initial=0))
         segments = [segment._replace(start=start) for start, (segment, _) in zip(starts, text, strict=False)]
         positions = self._index(PackedBatch([], segments).positions())
-        features = self._head.fuse(self._own(torch.cat([own for _, own in text])))  # [N, H]
+        features = self._head.fuse(self._convert(torch.cat([own for _, own in text])))  # [N, H]
         hidden = self._head(features, positions, CacheAttention(self._cache, segments))
         for segment in segments:
             self._hidden[segment.first_slot : segment.first_slot + segment.size] = hidden[segment.rows]
 
 
-def _wanted(segment: PackedSegment) -> range:
-    """The nodes whose successors are asked for."""
+def _requested_nodes(segment: PackedSegment) -> range:
+    """The nodes whose logits are requested."""
     return range(len(segment.parents) - segment.num_logits, len(segment.parents))
 
 
 def _slots_down_to(node: int, segment: PackedSegment) -> list[int]:
-    """The slots from the root, which is the last of the text, to a node of the tree."""
+    """The slots from the root, which is the last text token, to a node of the tree."""
     path = [node]
     while path[-1] >= 0:
         path.append(segment.parents[path[-1]])
@@ -159,5 +159,5 @@ def _slots_down_to(node: int, segment: PackedSegment) -> list[int]:
 
 
 def _slots_above(segment: PackedSegment) -> list[int]:
-    """Where the parents of the segment's own nodes lie; that of the first ones is the last of the text."""
+    """Slots of the parents of the segment's nodes; the first nodes follow the last text token."""
     return [segment.base + segment.prefix_len + parent for parent in segment.parents[segment.after :]]

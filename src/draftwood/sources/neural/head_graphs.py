@@ -1,8 +1,8 @@
-"""EAGLE heads on a GPU: a draft pass is one replay of a captured graph.
+"""EAGLE heads on a GPU: a draft pass is one replay of a captured CUDA graph.
 
-The head's parameters are put together as the kernels of the native target want them: queries, keys and values as one
-matrix, gates and ups as another. The module's own become views of these, so nothing is held twice, and what is too
-large for a graph, such as prompts, goes through the module.
+The head's parameters are merged as the kernels of the native target need them: q, k and v into one matrix, gate and up
+projections into another. The module's parameters become views of these, so nothing is stored twice. Passes that are too
+large for a graph, such as prompts, run through the module.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder,
 
 
 class GraphedEagleModel(EagleModel):
-    """``EagleModel`` with few launches; see ``why_not_graphed``."""
+    """``EagleModel`` in CUDA graphs, where ``why_not_graphed`` allows it."""
 
     def __init__(self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int) -> None:
         super().__init__(head, taps, num_slots)
         self._decoder = FeatureDecoder(feature_weights(head), self._cache, self._hidden)
 
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
-        parts = [self._forward_together(some, k) for some in _passes(segments)]
+        parts = [self._forward_pass(some, k) for some in _split_passes(segments)]
         return parts[0] if len(parts) == 1 else TopRows(*map(np.concatenate, zip(*parts, strict=True)))
 
-    def _forward_together(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
+    def _forward_pass(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         batch = pack([segment for segment, _ in segments], self._cache)
         given = [features for _, features in segments]
         shape = self._decoder.shape_for(batch, given, k)
@@ -44,7 +44,7 @@ class GraphedEagleModel(EagleModel):
 
 
 def why_not_graphed(head: EagleHead | Eagle3Head) -> str:
-    """Why a head, bound to its target, cannot run in graphs; empty if it can."""
+    """The reason why a bound head cannot run in CUDA graphs; empty if it can."""
     embed = head.parts.embed
     if embed.device.type != "cuda":
         return "not a GPU"
@@ -52,7 +52,7 @@ def why_not_graphed(head: EagleHead | Eagle3Head) -> str:
 
 
 def feature_weights(head: EagleHead | Eagle3Head) -> FeatureWeights:
-    """The head's parameters, put together; its modules hold views of them from now on."""
+    """Merge the head's parameters; its modules become views of the result."""
     return _eagle3(head) if isinstance(head, Eagle3Head) else _eagle(head)
 
 
@@ -97,7 +97,7 @@ def _eagle3(head: Eagle3Head) -> FeatureWeights:
 
 
 def _decoder_config(config: HeadConfig) -> ModelConfig:
-    """The layers of a head as those of a small model."""
+    """The layers of a head as a model configuration."""
     return ModelConfig(
         architecture=config.kind,
         vocab_size=config.draft_vocab_size,
@@ -123,21 +123,21 @@ def _layer_weights(layer: nn.Module) -> LayerWeights:
     norm = _norm(layer.input_layernorm)
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     return LayerWeights(
-        input_norm=attention.o_proj.weight.new_ones(size) if norm is None else norm,  # where it has none, nobody asks
-        qkv=_joined([linear.weight for linear in qkv]),
-        qkv_bias=_joined([linear.bias for linear in qkv]) if attention.q_proj.bias is not None else None,
+        input_norm=attention.o_proj.weight.new_ones(size) if norm is None else norm,  # unused if the layer has none
+        qkv=_merge([linear.weight for linear in qkv]),
+        qkv_bias=_merge([linear.bias for linear in qkv]) if attention.q_proj.bias is not None else None,
         q_norm=_norm(attention.q_norm),
         k_norm=_norm(attention.k_norm),
         o=attention.o_proj.weight.detach(),
         o_bias=_bias(attention.o_proj),
         post_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_joined([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        gate_up=_merge([mlp.gate_proj.weight, mlp.up_proj.weight]),
         down=mlp.down_proj.weight.detach(),
     )
 
 
-def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    """One below the other; the parameters become views of that."""
+def _merge(parameters: Sequence[Tensor]) -> Tensor:
+    """Concatenate parameters; they become views of the result."""
     whole = torch.cat([parameter.detach() for parameter in parameters])
     parts = torch.split(whole, [len(parameter) for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
@@ -153,8 +153,8 @@ def _norm(module: nn.Module) -> Tensor | None:
     return module.weight.detach() if isinstance(module, RMSNorm) else None
 
 
-def _passes(segments: Sequence[DraftSegment]) -> Iterator[list[DraftSegment]]:
-    """The segments in order, as many together as one pass takes; larger ones alone."""
+def _split_passes(segments: Sequence[DraftSegment]) -> Iterator[list[DraftSegment]]:
+    """Group the segments in order into passes; segments that are too large for one get their own."""
     some: list[DraftSegment] = []
     size = 0
     for segment in segments:

@@ -1,4 +1,4 @@
-"""A small model as a source: any target that can run trees drafts for another one with the same vocabulary."""
+"""A small model as a draft model: any target that can run trees drafts for one with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.targets import USUAL_TOP, Segment, Target, TopRows, top_rows
 
 
 class SmallModel(DraftModel):
-    """``num_tokens``: those of the model it drafts for. What lies beyond is never suggested."""
+    """``num_tokens`` is the vocabulary size of the target; higher ids are never suggested."""
 
     def __init__(self, target: Target, num_tokens: int) -> None:
         if not target.info.can_tree:
@@ -23,7 +23,7 @@ class SmallModel(DraftModel):
             )
         self.target = target
         self._num_tokens = num_tokens
-        self.longest = min(target.info.context_length, target.num_slots)
+        self.max_positions = min(target.info.context_length, target.num_slots)
 
     def open(self, capacity: int) -> int | None:
         return self.target.open(capacity) if self.target.can_open(capacity) else None
@@ -33,8 +33,8 @@ class SmallModel(DraftModel):
 
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         self.target.set_taps(())
-        self.target.set_top(max(k, USUAL_TOP))  # one size of answers where it makes no difference
-        output = self.target.forward([self._readable(segment) for segment, _ in segments])
+        self.target.set_top(max(k, USUAL_TOP))  # avoids changing the size of the output for small k
+        output = self.target.forward([self._clip_ids(segment) for segment, _ in segments])
         k = min(k, output.logits.shape[1])
         top = output.top
         if top is None or top.ids.shape[1] < k:
@@ -42,11 +42,11 @@ class SmallModel(DraftModel):
         top = top.first(k)
         if int(top.ids.max(initial=-1)) < self._num_tokens:
             return top
-        known = top.ids < self._num_tokens  # padded vocabularies differ among the sizes of one family
+        known = top.ids < self._num_tokens  # models of one family pad their vocabularies differently
         return TopRows(np.where(known, top.ids, -1), np.where(known, top.logits, -np.inf), top.log_total)
 
-    def _readable(self, segment: Segment) -> Segment:
-        """A token that it does not have is read as its first one: an odd text costs guesses, and nothing else."""
+    def _clip_ids(self, segment: Segment) -> Segment:
+        """Replace tokens that the model does not have by token 0; this only affects the quality of guesses."""
         size = self.target.info.vocab_size
         if max(segment.token_ids) < size:
             return segment

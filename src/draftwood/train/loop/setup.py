@@ -125,7 +125,7 @@ def prepare(config: TrainConfig, processes: Processes | None = None, progress: P
     )
     target, codec = load_target(options, progress)
     if not target.info.can_tap:
-        raise CapabilityError("The target does not show its hidden states", got=target.info.backend)
+        raise CapabilityError("The target does not expose its hidden states", got=target.info.backend)
     texts.check_model(target)
     longest = max((int(data.lengths.max()) for data in (texts, held_out) if len(data)), default=0)
     if longest > target.num_slots:

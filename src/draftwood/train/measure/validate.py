@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from draftwood.config import SamplingParams
-from draftwood.drafters import DraftRequest, NeuralDrafter, Verified, drafter_class
+from draftwood.drafters import DraftRequest, NeuralDrafter, VerifiedTree, drafter_class
 from draftwood.errors import DraftwoodError
 from draftwood.growth.neural import BEAM_DEPTH
 from draftwood.heads import HeadModule, save_head
@@ -180,7 +180,7 @@ def _watched(name: str, notes: TreeNotes, written: Callable[[int], None] = lambd
             self._left = request.params.max_tokens
             super().begin(request)
 
-        def observe(self, verified: Verified) -> None:
+        def observe(self, verified: VerifiedTree) -> None:
             depth = self.shared.growth.depth or BEAM_DEPTH  # what a head cannot see below is left out there
             if self._left > depth:  # else the tree was cut at the end of the answer
                 notes.add(verified.tree, verified.path, depth)

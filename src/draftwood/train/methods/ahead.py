@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.drafters import check_flag, check_share
+from draftwood.drafters import check_flag, check_fraction
 from draftwood.heads import HeadConfig, HydraHead, MedusaHead
 from draftwood.train.attention import UnrolledAttention
 from draftwood.train.base import Batch, Losses, Signals
@@ -27,7 +27,7 @@ class AheadOptions:
     soft: bool = False  # labels are the target's distributions, not the tokens of the text
 
     def __post_init__(self) -> None:
-        check_share(self, "decay")
+        check_fraction(self, "decay")
         check_flag(self, "soft")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood.drafters import check_share, check_whole
+from draftwood.drafters import check_fraction, check_int
 from draftwood.train.methods.unrolled import Recipe, UnrolledMethod
 
 
@@ -14,8 +14,8 @@ class Eagle3Options:
     decay: float = 0.8  # of a step's weight against the one before
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "steps")
-        check_share(self, "decay")
+        check_int(self, 1, "steps")
+        check_fraction(self, "decay")
 
 
 class Eagle3Method(UnrolledMethod):

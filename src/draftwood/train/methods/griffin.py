@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftwood.drafters import check_flag, check_whole
+from draftwood.drafters import check_flag, check_int
 from draftwood.train.base import Batch
 from draftwood.train.losses import Marks, Places
 from draftwood.train.methods.hass import HassMethod, HassOptions
@@ -25,7 +25,7 @@ class GriffinOptions(HassOptions):
 
     def __post_init__(self) -> None:
         HassOptions.__post_init__(self)
-        check_whole(self, 1, "close")
+        check_int(self, 1, "close")
         check_flag(self, "staged")
 
 

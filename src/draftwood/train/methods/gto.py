@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftwood.config import from_mapping
-from draftwood.drafters import check_choice, check_flag, check_share, check_whole
+from draftwood.drafters import check_choice, check_flag, check_fraction, check_int
 from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig, build_head
 from draftwood.train.base import Batch, Losses, Signals
@@ -67,12 +67,12 @@ class GtoOptions:
     token: Mapping[str, Any] = field(default_factory=dict)  # its options
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "groups", "group_size", "width", "depth")
-        check_whole(self, 2, "nodes")
+        check_int(self, 1, "groups", "group_size", "width", "depth")
+        check_int(self, 2, "nodes")
         check_choice(self, "reward", REWARDS)
         check_choice(self, "token_loss", TOKEN_LOSSES)
         check_flag(self, "debias")
-        check_share(self, "epsilon")
+        check_fraction(self, "epsilon")
         for name, least in (("eta", 1e-6), ("delta", 1e-12), ("weight", 0.0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < float("inf"):

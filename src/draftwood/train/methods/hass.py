@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from draftwood.drafters import check_flag, check_share, check_whole
+from draftwood.drafters import check_flag, check_fraction, check_int
 from draftwood.train.methods.unrolled import Recipe, UnrolledMethod, check_some_weight, check_weights
 
 
@@ -20,8 +20,8 @@ class HassOptions:
     detach: bool = True  # no gradient from a step into the one before it, as in the original
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "steps", "top_k")
-        check_share(self, "decay")
+        check_int(self, 1, "steps", "top_k")
+        check_fraction(self, "decay")
         check_some_weight(self, "regression", "classification", "top_k_weight")
         check_weights(self, "noise")
         check_flag(self, "detach")

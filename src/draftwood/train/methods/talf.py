@@ -24,7 +24,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from draftwood.drafters import check_choice, check_flag, check_whole
+from draftwood.drafters import check_choice, check_flag, check_int
 from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig, identify_target
 from draftwood.train.base import Batch, Losses, Signals
@@ -69,9 +69,9 @@ class TalfOptions:
     detach: bool = False  # no gradient from a node into the output that it reads
 
     def __post_init__(self) -> None:
-        check_whole(self, 1, "width", high=MOST_WIDTH)
-        check_whole(self, 1, "depth", "labels")
-        check_whole(self, 0, "roots", "memory_mb")
+        check_int(self, 1, "width", high=MOST_WIDTH)
+        check_int(self, 1, "depth", "labels")
+        check_int(self, 0, "roots", "memory_mb")
         check_flag(self, "detach", "text")
         check_choice(self, "weights", WEIGHTS)
         if self.weights == "path" and self.labels < self.width:
