@@ -12,7 +12,7 @@ import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from draftwood.bench.records.files import RequestRecord, read_runs
+from draftwood.bench.records.run_folder import RequestRecord, read_runs
 from draftwood.engine.stats import BRANCH_SOURCE, SPINE_SOURCE
 from draftwood.tree.theory import isotropic_yield, optimal_widths, spine_yield
 

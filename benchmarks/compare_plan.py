@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from compare_steps import Step
 from compare_tables import Entry
-from draftwood.bench.tasks.tasks import load_tasks
+from draftwood.bench.tasks.load import load_tasks
 from draftwood.errors import OptionError
 from draftwood.heads import find_head
 from draftwood.train.config import load_config

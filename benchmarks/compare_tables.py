@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftwood.bench.figures.bootstrap import cluster_table, interval, mean_of_strata, quotient, resampled_sums
-from draftwood.bench.figures.metrics import count, latest, summarise, tau_row
+from draftwood.bench.figures.bootstrap import cluster_table, interval, mean_of_strata, quotient, resample_sums
+from draftwood.bench.figures.metrics import count, latest_records, summarize, tau_row
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval
-from draftwood.bench.records.files import IDENTICAL, MANIFEST, Key, RequestRecord, read_run
+from draftwood.bench.records.run_folder import IDENTICAL, MANIFEST, RequestKey, RequestRecord, read_run
 from draftwood.errors import OptionError
 from draftwood.train.loop.logs import read_log
 
@@ -49,16 +49,16 @@ def read_bench(folder: Path) -> Bench:
     growths = {m["label"]: m["options"]["growth"] for m in run.manifest.methods if "growth" in m["options"]}
     cells: dict[str, dict[str, Cell]] = {growth: {} for growth in growths.values()}
     records: dict[str, dict[tuple[Any, ...], RequestRecord]] = {growth: {} for growth in growths.values()}
-    for (label, task), cell in summarise([run])[0].cells.items():
+    for (label, task), cell in summarize([run])[0].cells.items():
         if label in growths:
             cells[growths[label]][task] = cell
-    for key, record in latest(run.records).items():
+    for key, record in latest_records(run.records).items():
         if key.method in growths and record.error is None and count(record, "cycles"):
             records[growths[key.method]][_request(key)] = record
     return Bench(cells, dict(records))
 
 
-def _request(key: Key) -> tuple[Any, ...]:
+def _request(key: RequestKey) -> tuple[Any, ...]:
     return key[1:]
 
 
@@ -70,7 +70,7 @@ def paired(ours: Records, theirs: Records) -> Paired | None:
         own = [key for key in shared if key[0] == task]
         table = cluster_table((key[1], tau_row(ours[key]) + tau_row(theirs[key])) for key in own)
         assert table is not None
-        sums = resampled_sums(table, task)  # [1 + R, 4]
+        sums = resample_sums(table, task)  # [1 + R, 4]
         strata.append((quotient(sums[:, 0], sums[:, 1]), quotient(sums[:, 2], sums[:, 3])))
     if not strata:
         return None

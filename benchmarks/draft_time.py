@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from draftwood import SamplingParams
-from draftwood.bench.records.machine import machine_facts, software_facts
+from draftwood.bench.records.machine import describe_machine, list_versions
 from draftwood.drafters import DraftRequest, PromptRows, Verified
 from draftwood.drafters.heads import Eagle3Drafter
 from draftwood.drafters.neural import MOST_NODES, NeuralDrafter, NeuralOptions
@@ -363,7 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(table(rows), flush=True)
     if args.out is not None:
-        facts = {"argv": sys.argv[1:], "machine": machine_facts(), "software": software_facts()}
+        facts = {"argv": sys.argv[1:], "machine": describe_machine(), "software": list_versions()}
         content = {**facts, "rows": [{**asdict(row), "share": row.share} for row in rows]}
         args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 
 from draftwood import LLM, Completion, SamplingParams
-from draftwood.bench.records.machine import machine_facts, model_facts, software_facts
-from draftwood.bench.tasks.tasks import load_tasks
+from draftwood.bench.records.machine import describe_machine, describe_model, list_versions
+from draftwood.bench.tasks.load import load_tasks
 from draftwood.config import QUANTIZE
 from draftwood.engine import RequestStats
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
@@ -75,7 +75,7 @@ class Report:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.rows: list[Row] = []
-        software, machine = software_facts(), machine_facts()
+        software, machine = list_versions(), describe_machine()
         self.facts: dict[str, Any] = {"argv": sys.argv[1:], "machine": machine, "software": software, "models": {}}
 
     def add(self, *rows: Row) -> None:
@@ -125,7 +125,7 @@ def run_passes(args: argparse.Namespace, device: torch.device, report: Report) -
         _tell(f"{name}: making weights")
         slots = contexts[-1] + max(args.sizes)
         target = random_target(name, getattr(torch, args.dtype), device, slots, args.quantize)
-        report.facts["models"][target.info.name] = model_facts(target.info)
+        report.facts["models"][target.info.name] = describe_model(target.info)
         report.add(*pass_rows(target, contexts, args, bandwidth))
         if device.type == "cuda":
             report.facts.setdefault("clocks", {})[name] = clocks(device)
@@ -187,7 +187,7 @@ def run_model(args: argparse.Namespace, report: Report) -> None:
     how = {"dtype": args.dtype, "quantize": args.quantize, "device": args.device}
     loaded = load_target(args.model, **how, max_batch=args.batch)
     prompts = [prompt_ids(loaded.codec, prompt.turns[0]) for task in tasks for prompt in task.prompts]
-    report.facts["models"][loaded.target.info.name] = model_facts(loaded.target.info)
+    report.facts["models"][loaded.target.info.name] = describe_model(loaded.target.info)
     report.facts["prompts"] = {task.name: {"number": len(task.prompts), "sha256": task.sha256} for task in tasks}
     if "cycle" in args.parts:
         report.add(cycle_row(loaded, prompts, args))

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood.bench.figures.bootstrap import cluster_table, interval, quotient, resampled_sums
+from draftwood.bench.figures.bootstrap import cluster_table, interval, quotient, resample_sums
 from draftwood.bench.figures.summary import Interval
 from draftwood.cli.console.terminal import Screen
 from draftwood.disk.files import write_json
@@ -154,7 +154,7 @@ def over_reference(found: Measured, head: int) -> list[Interval]:
     gains = found.figures[head] - found.figures[0]  # [trees, 4]
     table = cluster_table((int(text), (*gain, 1.0)) for text, gain in zip(found.texts, gains.tolist(), strict=True))
     assert table is not None
-    sums = resampled_sums(table)  # [1 + R, 4 + 1]
+    sums = resample_sums(table)  # [1 + R, 4 + 1]
     intervals = [interval(quotient(sums[:, k], sums[:, -1])) for k in range(len(FIGURES))]
     return [each for each in intervals if each is not None]
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import LLM, SamplingParams
-from draftwood.bench.peers import absent, find_peer
-from draftwood.bench.peers.environments import own_environment, python_of, variable_of
-from draftwood.bench.records.machine import machine_facts, software_facts
+from draftwood.bench.peers import explain_absence, find_peer
+from draftwood.bench.peers.environments import clean_environment, find_python, python_variable
+from draftwood.bench.records.machine import describe_machine, list_versions
 from draftwood.cli.console.terminal import Screen
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.models.find import resolve
@@ -63,10 +63,10 @@ def export(head: str, folder: Path, model: str, progress: Progress) -> None:
 
 def run_vllm(request: dict[str, Any], folder: Path, progress: Progress) -> dict[str, Any]:
     """The answer of the worker, which runs in the environment of vLLM."""
-    python = python_of(find_peer("vllm"))
+    python = find_python(find_peer("vllm"))
     given, log = folder / "request.json", folder / "log.txt"
     given.write_text(json.dumps(request), encoding="utf-8")
-    environment = {**own_environment(), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**clean_environment(), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     answer = None
     with log.open("wb") as said:
         command = [str(python), str(WORKER), str(given)]
@@ -201,8 +201,8 @@ def check(args: argparse.Namespace) -> None:
     if args.out is not None and not args.out.absolute().parent.is_dir():
         raise OptionError("There is no such folder", got=args.out.absolute().parent)
     if args.vllm_python:
-        os.environ[variable_of("vllm")] = args.vllm_python
-    if why := absent(find_peer("vllm")):
+        os.environ[python_variable("vllm")] = args.vllm_python
+    if why := explain_absence(find_peer("vllm")):
         raise DraftwoodError(why)
 
 
@@ -253,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"vLLM {version}, {args.dtype}: {verdict(ours, proven=proven)}")
     if args.out is not None:
         engines = {name: {**asdict(one), "rates": one.rates} for name, one in (("vllm", vllm), ("draftwood", ours))}
-        facts = {"argv": sys.argv[1:], "machine": machine_facts(), "software": software_facts(), "vllm": version}
+        facts = {"argv": sys.argv[1:], "machine": describe_machine(), "software": list_versions(), "vllm": version}
         content = {**facts, "engines": engines, "differences": differences, "partings": partings, "proven": proven}
         args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0 if proven else 1

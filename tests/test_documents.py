@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.bench.peers import Peer, PeerModel, PeerSpec
-from draftwood.bench.recipes.recipes import load_recipe, recipe_names
+from draftwood.bench.recipes.recipe import list_recipes, load_recipe
 from draftwood.bench.report import text
 from draftwood.cli.main import build_parser
 
@@ -37,7 +37,7 @@ def test_memory_is_a_number_of_bytes() -> None:
     assert [text.memory(value) for value in (None, 3 << 20, 5 << 29)] == [text.NOTHING, "3 MiB", "2.50 GiB"]
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list_recipes())
 def test_scripts_that_recipes_name_are_there(name: str) -> None:
     recipe = load_recipe(name)
     for script in re.findall(r"python (\S+\.py)", f"{recipe.then} {recipe.command}"):

@@ -17,7 +17,7 @@ WARM_UP_TOKENS = 8
 REPEATS = 2
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     token_ids: Sequence[int]
     stats: RequestStats
 
@@ -26,8 +26,8 @@ class Run(NamedTuple):
 class Comparison:
     """The best run of each kind."""
 
-    speculative: Run
-    plain: Run
+    speculative: TimedRun
+    plain: TimedRun
     same_draws: bool  # whether the two had to give the same tokens: greedy decoding
 
     @property
@@ -78,7 +78,7 @@ def compare(
     llm: LLM,
     prompt_ids: Sequence[int],
     params: SamplingParams,
-    first: Run | None = None,
+    first: TimedRun | None = None,
     progress: Progress | None = None,
     *,
     prediction: str | None = None,
@@ -90,7 +90,7 @@ def compare(
     that need other cycles than the first run do not count.
     """
     check_params(params)
-    runs: dict[str | None, list[Run]] = {None: [] if first is None else [first], PLAIN: []}
+    runs: dict[str | None, list[TimedRun]] = {None: [] if first is None else [first], PLAIN: []}
     for done in range(len(runs[None]), 2 * REPEATS):
         report(progress, "comparing with plain decoding", done, 2 * REPEATS)
         drafter = PLAIN if done % 2 else None
@@ -111,10 +111,10 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 def _run(
     llm: LLM, prompt_ids: Sequence[int], params: SamplingParams, drafter: str | None, prediction: str | None
-) -> Run:
+) -> TimedRun:
     (completion,) = llm.generate(list(prompt_ids), params, drafter=drafter, prediction=prediction)
-    return Run(completion.token_ids, completion.stats)
+    return TimedRun(completion.token_ids, completion.stats)
 
 
-def _best(runs: Sequence[Run]) -> Run:
+def _best(runs: Sequence[TimedRun]) -> TimedRun:
     return max(runs, key=lambda run: run.stats.tokens_per_second)

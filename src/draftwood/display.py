@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-_LEAST_SPAN = 1e-9  # ticks have ten digits behind the point
+_MIN_SPAN = 1e-9  # ticks have ten digits behind the point
 
 
 def duration(seconds: float) -> str:
@@ -19,7 +19,7 @@ def duration(seconds: float) -> str:
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Round numbers within bounds, about as many as wanted."""
     span = high - low
-    if not (math.isfinite(span) and span > _LEAST_SPAN):
+    if not (math.isfinite(span) and span > _MIN_SPAN):
         return [low] if math.isfinite(low) else [0.0]
     size = 10.0 ** math.floor(math.log10(span / wanted))
     step = next(size * factor for factor in _STEPS if span / (size * factor) <= wanted)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from draftwood.bench.peers import Peer, PeerAnswer, PeerModel, PeerSpec, process
-from draftwood.bench.peers.messages import answer_of, request_of
+from draftwood.bench.peers import Peer, PeerModel, PeerResult, PeerSpec, process
+from draftwood.bench.peers.messages import decode_result, encode_request
 from draftwood.bench.peers.specs import WORKERS
 from draftwood.config import SamplingParams
 from draftwood.errors import CapabilityError, DraftwoodError
@@ -245,9 +245,9 @@ serve(load)
 
 
 def test_a_request_carries_its_seed_or_the_models() -> None:
-    asked = request_of([1, 2], SamplingParams(temperature=0.5, top_k=3, seed=9), seed=4)
+    asked = encode_request([1, 2], SamplingParams(temperature=0.5, top_k=3, seed=9), seed=4)
     assert (asked["prompt_ids"], asked["temperature"], asked["top_k"], asked["seed"]) == ([1, 2], 0.5, 3, 9)
-    assert request_of([1], SamplingParams(), seed=4)["seed"] == 4
+    assert encode_request([1], SamplingParams(), seed=4)["seed"] == 4
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_request_carries_its_seed_or_the_models() -> None:
 )
 def test_what_engines_mean_differently_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(CapabilityError):
-        request_of([1], SamplingParams(**more), seed=0)
+        encode_request([1], SamplingParams(**more), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -269,11 +269,11 @@ def test_what_engines_mean_differently_is_refused(more: dict[str, Any]) -> None:
 )
 def test_an_answer_without_sense_is_no_answer(content: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
-        answer_of(content, 1)
+        decode_result(content, 1)
 
 
 def test_tokens_that_came_with_the_first_are_no_decoding() -> None:
-    answer = PeerAnswer(
+    answer = PeerResult(
         token_ids=[1, 2, 3, 4, 5], first_token_seconds=1.0, total_seconds=3.0, finish_reason="stop", first_tokens=3
     )
     assert (answer.decode_tokens, answer.decode_seconds) == (2, 2.0)

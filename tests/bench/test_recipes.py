@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from draftwood.bench.recipes.recipes import ANALYSIS, FOLDER, Recipe, load_recipe, recipe_names
+from draftwood.bench.recipes.recipe import ANALYSIS, FOLDER, Recipe, list_recipes, load_recipe
 from draftwood.bench.records.methods import parse_methods
 from draftwood.errors import DraftwoodError, OptionError
 
@@ -60,10 +60,10 @@ def load(tmp_path: Path, text: str, **params: str) -> Recipe:
 
 
 def test_every_table_and_figure_has_its_recipe() -> None:
-    assert set(recipe_names()) >= ASKED_FOR
+    assert set(list_recipes()) >= ASKED_FOR
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list_recipes())
 def test_recipe_is_sound(name: str) -> None:
     recipe = load_recipe(name)
     paper, item = name.split("-")
@@ -101,7 +101,7 @@ def test_recipe_of_drafters_that_exist_can_run(name: str) -> None:
 
 
 def test_all_claims_have_a_recipe() -> None:
-    covered = {claim for name in recipe_names() for claim in load_recipe(name).claims}
+    covered = {claim for name in list_recipes() for claim in load_recipe(name).claims}
     assert covered == set(range(1, 35))
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from draftwood.bench.replay import Recording, figures_of, load_recording, replay, save_recording
-from draftwood.bench.replay.dense import DenseRows, heights
-from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowBook
+from draftwood.bench.replay import Recording, compute_figures, load_recording, replay, save_recording
+from draftwood.bench.replay.dense_rows import DenseRows, heights
+from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowStore
 from draftwood.errors import DraftwoodError
 from draftwood.targets.find_top import top_rows
 from tests.tools.replay import goose, method_of, recorded, target  # noqa: F401 - goose and target are fixtures
@@ -65,8 +65,8 @@ def test_uniting_books_keeps_every_context_once(first: list[list[int]], second: 
     def number(run: Sequence[int]) -> int:
         return int("1" + "".join(map(str, run)))
 
-    def book_of(runs: list[list[int]]) -> RowBook:
-        book = RowBook(1)
+    def book_of(runs: list[list[int]]) -> RowStore:
+        book = RowStore(1)
         book.add([(ON_TEXT, 0)], np.array([[number([])]], np.int32), np.zeros((1, 1), np.float32))
         for run in runs:
             parent = 0
@@ -75,12 +75,12 @@ def test_uniting_books_keeps_every_context_once(first: list[list[int]], second: 
                 (parent,) = book.add([(parent, token)], row, np.zeros((1, 1), np.float32))
         return book
 
-    united = book_of(first)
-    united.unite(book_of(second))
-    arrays = united.arrays()
+    merge_manifests = book_of(first)
+    merge_manifests.unite(book_of(second))
+    arrays = merge_manifests.arrays()
     expected = {number(run[:end]) for run in [[], *first, *second] for end in range(len(run) + 1)}
     assert sorted(arrays.ids[:, 0].tolist()) == sorted(expected)
-    again = RowBook.of(arrays)
+    again = RowStore.of(arrays)
     for run in [*first, *second]:
         row = again.find(ON_TEXT, 0)
         for end, token in enumerate(run, start=1):
@@ -103,7 +103,10 @@ def test_a_recording_comes_back_from_its_file(goose: Recording, tmp_path: Path) 
         for name in RowArrays._fields:
             np.testing.assert_array_equal(getattr(ours.rows.arrays(), name), getattr(theirs.rows.arrays(), name))
     method = method_of("goose")
-    assert figures_of(again, method, replay(again, method)).tau == figures_of(goose, method, replay(goose, method)).tau
+    assert (
+        compute_figures(again, method, replay(again, method)).tau
+        == compute_figures(goose, method, replay(goose, method)).tau
+    )
     assert [entry.name for entry in path.parent.iterdir()] == ["a.recording"]  # nothing half written
 
 

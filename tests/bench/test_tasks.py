@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.bench.tasks.formats import stem_of
+from draftwood.bench.tasks.formats import file_stem
 from draftwood.bench.tasks.layouts import MBPP_TEST, TaskPrompt
-from draftwood.bench.tasks.tasks import ORIGINALS, checksum, find_files, load_tasks
+from draftwood.bench.tasks.load import ORIGINALS, checksum, find_files, load_tasks
 from draftwood.errors import MissingExtraError, OptionError, PromptError
 from tests.tools.task import ONE, TWO, lines, put
 
@@ -219,7 +219,7 @@ def test_no_name_stands_for_two_tasks() -> None:
     [("a.jsonl", "a"), ("a.b.json.gz", "a.b"), ("A.JSONL.GZ", "A"), ("a.gz", ""), ("a.csv", ""), ("jsonl", "")],
 )
 def test_stems(name: str, stem: str) -> None:
-    assert stem_of(name) == stem
+    assert file_stem(name) == stem
 
 
 # What is wrong

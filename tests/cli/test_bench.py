@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from draftwood.bench.figures.diff import CONFIDENCE, FLOOR, MIN_PROMPTS
-from draftwood.bench.records.files import RequestRecord, append_records
-from draftwood.bench.records.settings import Settings
+from draftwood.bench.records.run_folder import RequestRecord, append_records
+from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.replay.recording import DEFAULT_WIDTH
-from draftwood.bench.run.engines import Answer, OwnEngine
+from draftwood.bench.run.engines import DrafterEngine, SampleResult
 from draftwood.cli.bench.tables import figures_table, prose_table
 from draftwood.cli.console.terminal import CLEAR_LINE, Paint, ProgressBar
 from draftwood.config import SamplingParams
@@ -171,7 +171,7 @@ def test_a_folder_that_is_no_run(draftwood_command: Command, tmp_path: Path) -> 
 def test_help_has_the_defaults_of_the_settings(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     lines = draftwood_command("bench", "--help").out.splitlines()
-    for f in fields(Settings):
+    for f in fields(BenchSettings):
         flag = f"  --{f.name.replace('_', '-')} "
         (line,) = [a + b for a, b in pairwise(lines) if a.startswith(flag)]  # with the line behind it
         if isinstance(f.default, tuple) and f.default:
@@ -283,14 +283,14 @@ def test_an_interruption_before_anything_was_measured(
 def test_a_failing_method_and_an_absent_peer_are_told(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = OwnEngine.answer
+    answer = DrafterEngine.answer
 
-    def failing(self: OwnEngine, prompts: list[list[int]], params: SamplingParams) -> list[list[Answer]]:
+    def failing(self: DrafterEngine, prompts: list[list[int]], params: SamplingParams) -> list[list[SampleResult]]:
         if self.llm.drafter == "pld":
             raise RuntimeError("out of\nmemory")
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(OwnEngine, "answer", failing)
+    monkeypatch.setattr(DrafterEngine, "answer", failing)
     out = tmp_path / "a"
     result = draftwood_command(*BENCH, "--drafters", "plain,pld", "--out", str(out))
     assert result.code == 1

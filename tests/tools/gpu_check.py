@@ -16,7 +16,7 @@ import random
 import sys
 from collections import Counter
 
-from draftwood.bench.tasks.tasks import load_tasks
+from draftwood.bench.tasks.load import load_tasks
 from draftwood.check import check
 from draftwood.config import SamplingParams
 from draftwood.llm import LLM

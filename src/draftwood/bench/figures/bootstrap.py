@@ -31,8 +31,8 @@ Counts = npt.NDArray[np.uint8]
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-_MOST_AT_ONCE = 1 << 20  # indices of one block: eight megabytes
-_MOST_KEPT = 1 << 24  # counts that are kept for the next figure of the same prompts: a byte each
+_MAX_BLOCK_INDICES = 1 << 20  # indices of one block: eight megabytes
+_MAX_CACHED_COUNTS = 1 << 24  # counts that are kept for the next figure of the same prompts: a byte each
 
 
 def cluster_table(rows: Iterable[tuple[Hashable, tuple[float, ...]]]) -> Array | None:
@@ -45,7 +45,7 @@ def cluster_table(rows: Iterable[tuple[Hashable, tuple[float, ...]]]) -> Array |
     return np.array([[math.fsum(column) for column in zip(*found, strict=True)] for found in clusters.values()])
 
 
-def resampled_sums(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
+def resample_sums(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
     """[1 + R, K]: the sums of the columns of a table [C, K], then those of every resample of its rows.
 
     A resample has a row less than the table, so it is ratios of these sums that can be compared.
@@ -55,13 +55,13 @@ def resampled_sums(table: Array, stratum: str = "", resamples: int = RESAMPLES) 
     table = _in_order(table)
     sums = np.empty((1 + resamples, table.shape[1]))
     sums[0] = table.sum(axis=0)
-    counts = _kept_counts if len(table) * resamples <= _MOST_KEPT else _counts
+    counts = _kept_counts if len(table) * resamples <= _MAX_CACHED_COUNTS else _counts
     for first, times in counts(len(table), stratum, resamples):
         sums[1 + first : 1 + first + len(times)] = times.astype(np.float64) @ table
     return sums
 
 
-def resampled_medians(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
+def resample_medians(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
     """[1 + R, K]: like ``resampled_sums``, with the medians of the columns."""
     table = _in_order(table)
     medians = np.empty((1 + resamples, table.shape[1]))
@@ -73,13 +73,13 @@ def resampled_medians(table: Array, stratum: str = "", resamples: int = RESAMPLE
 
 def ratio_of_sums(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
     """Draws of a rate. The columns are what was made (tokens) and what it took (seconds, passes)."""
-    sums = resampled_sums(table, stratum, resamples)
+    sums = resample_sums(table, stratum, resamples)
     return quotient(sums[:, 0], sums[:, 1])
 
 
 def paired_speedup(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
     """Draws of one rate over another on the same clusters. Columns: made and took of the one, then of the other."""
-    sums = resampled_sums(table, stratum, resamples)
+    sums = resample_sums(table, stratum, resamples)
     return quotient(quotient(sums[:, 0], sums[:, 1]), quotient(sums[:, 2], sums[:, 3]))
 
 
@@ -146,6 +146,6 @@ def _kept_counts(num_clusters: int, stratum: str, resamples: int) -> list[tuple[
 def _drawn(num_clusters: int, stratum: str, resamples: int) -> Iterator[tuple[int, Indices]]:
     """Blocks of resamples: the number of the first one, and the rows that each drew, [block, C - 1]."""
     random = np.random.default_rng([zlib.crc32(stratum.encode()), num_clusters])
-    block = max(1, _MOST_AT_ONCE // num_clusters)
+    block = max(1, _MAX_BLOCK_INDICES // num_clusters)
     for first in range(0, resamples, block):
         yield first, random.integers(num_clusters, size=(min(block, resamples - first), max(1, num_clusters - 1)))

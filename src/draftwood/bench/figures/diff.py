@@ -29,14 +29,14 @@ from draftwood.bench.figures.bootstrap import (
     interval,
     mean_of_strata,
     quotient,
-    resampled_medians,
-    resampled_sums,
+    resample_medians,
+    resample_sums,
 )
-from draftwood.bench.figures.metrics import VERDICTS, count, decode_row, latest, tau_row, verdict_counts
-from draftwood.bench.figures.pooling import MACHINE, definition, identity, is_plain
+from draftwood.bench.figures.metrics import VERDICTS, count, decode_row, latest_records, tau_row, verdict_counts
+from draftwood.bench.figures.pairs import MethodPair, relabel_pairs
+from draftwood.bench.figures.pooling import MACHINE, is_plain, method_definition, run_identity
 from draftwood.bench.figures.summary import ALL_TASKS, Interval
-from draftwood.bench.figures.versus import Versus, under_one_label
-from draftwood.bench.records import ERROR, IDENTICAL, RequestRecord, Run
+from draftwood.bench.records import ERROR, IDENTICAL, BenchRun, RequestRecord
 
 CONFIDENCE = 0.99
 FLOOR = 0.01
@@ -71,7 +71,7 @@ class Change:
     note: str = ""
 
 
-class Pair(NamedTuple):
+class RecordPair(NamedTuple):
     """The same request of one method in both runs."""
 
     before: RequestRecord
@@ -83,7 +83,7 @@ class Pair(NamedTuple):
         return self.before.batch or self.after.batch or self.before.prompt
 
 
-class Compared(NamedTuple):
+class PairedDraws(NamedTuple):
     """A figure in both runs, as draws over the same prompts."""
 
     before: Array
@@ -91,7 +91,7 @@ class Compared(NamedTuple):
     prompts: int
 
 
-class Request(NamedTuple):
+class RequestId(NamedTuple):
     """Which request of a method: a key without the method."""
 
     task: str
@@ -101,18 +101,18 @@ class Request(NamedTuple):
     repeat: int
 
 
-Records = Mapping[Request, RequestRecord]
-Pairs = Mapping[Request, Pair]
+Records = Mapping[RequestId, RequestRecord]
+Pairs = Mapping[RequestId, RecordPair]
 
 
-def diff_runs(before: Run, after: Run, versus: Sequence[Versus] = ()) -> list[Change]:
+def diff_runs(before: BenchRun, after: BenchRun, versus: Sequence[MethodPair] = ()) -> list[Change]:
     """What got worse, every figure that both runs have, speed-ups first, then what only one of them has.
 
     With ``versus`` these methods alone are compared; speed-ups are still over plain decoding.
     """
     if versus:
         asked = {ALL_METHODS, *(methods.label for methods in versus)}
-        return [change for change in diff_runs(*under_one_label(before, after, versus)) if change.method in asked]
+        return [change for change in diff_runs(*relabel_pairs(before, after, versus)) if change.method in asked]
     old, new = _finished(before), _finished(after)
     pairs = {label: _paired(old[label], new[label]) for label in old if label in new}
     plain = _baseline(before, after, pairs)
@@ -133,20 +133,20 @@ def diff_runs(before: Run, after: Run, versus: Sequence[Versus] = ()) -> list[Ch
 # --- pairs ------------------------------------------------------------------------------------------------------------
 
 
-def _finished(run: Run) -> dict[str, Records]:
+def _finished(run: BenchRun) -> dict[str, Records]:
     """Records by method, in the order of the manifest, then by request; failed ones are left out."""
-    found: dict[str, dict[Request, RequestRecord]] = {str(method["label"]): {} for method in run.manifest.methods}
-    for key, record in latest(run.records).items():
+    found: dict[str, dict[RequestId, RequestRecord]] = {str(method["label"]): {} for method in run.manifest.methods}
+    for key, record in latest_records(run.records).items():
         if record.error is None:
-            found.setdefault(key.method, {})[Request(*key[1:])] = record
+            found.setdefault(key.method, {})[RequestId(*key[1:])] = record
     return {label: records for label, records in found.items() if records}
 
 
 def _paired(old: Records, new: Records) -> Pairs:
-    return {request: Pair(record, new[request]) for request, record in old.items() if request in new}
+    return {request: RecordPair(record, new[request]) for request, record in old.items() if request in new}
 
 
-def _baseline(before: Run, after: Run, pairs: Mapping[str, Pairs]) -> str | None:
+def _baseline(before: BenchRun, after: BenchRun, pairs: Mapping[str, Pairs]) -> str | None:
     """The label of plain decoding, if both runs have it."""
     both = [{str(m["label"]) for m in run.manifest.methods if is_plain(m)} for run in (before, after)]
     return next((label for label in pairs if label in both[0] & both[1]), None)
@@ -162,7 +162,7 @@ def _figures(label: str, shared: Pairs, plain: Pairs | None, is_baseline: bool) 
     for metric in METRICS:
         if metric == SPEEDUP and (plain is None or is_baseline):
             continue  # over plain decoding itself it is 1
-        by_task: dict[str, Compared] = {}
+        by_task: dict[str, PairedDraws] = {}
         for task in tasks:
             own = {request: pair for request, pair in shared.items() if pair.before.task == task}
             found = _compared(metric, task, own, plain or {})
@@ -174,7 +174,7 @@ def _figures(label: str, shared: Pairs, plain: Pairs | None, is_baseline: bool) 
     return changes
 
 
-def _compared(metric: str, task: str, shared: Pairs, plain: Pairs) -> Compared | None:
+def _compared(metric: str, task: str, shared: Pairs, plain: Pairs) -> PairedDraws | None:
     if metric == SPEEDUP:
         both = [(pair, plain[request]) for request, pair in shared.items() if request in plain]
         rows = [(own.timed, _rows(own, decode_row) + _rows(base, decode_row)) for own, base in both]
@@ -188,18 +188,18 @@ def _compared(metric: str, task: str, shared: Pairs, plain: Pairs) -> Compared |
     table = cluster_table(rows)
     if table is None:
         return None
-    sums = resampled_sums(table, task)
+    sums = resample_sums(table, task)
     rates = [quotient(sums[:, i], sums[:, i + 1]) for i in range(0, table.shape[1], 2)]
     if metric == SPEEDUP:
         rates = [quotient(rates[0], rates[2]), quotient(rates[1], rates[3])]
-    return Compared(rates[0], rates[1], len(table))
+    return PairedDraws(rates[0], rates[1], len(table))
 
 
-def _rows(pair: Pair, row: Callable[[RequestRecord], tuple[float, float]]) -> tuple[float, ...]:
+def _rows(pair: RecordPair, row: Callable[[RequestRecord], tuple[float, float]]) -> tuple[float, ...]:
     return row(pair.before) + row(pair.after)
 
 
-def _first_tokens(task: str, shared: Iterable[Pair]) -> Compared | None:
+def _first_tokens(task: str, shared: Iterable[RecordPair]) -> PairedDraws | None:
     """Medians over prompts, of each prompt's median request."""
     by_prompt: dict[str, list[tuple[float, float]]] = {}
     for pair in shared:
@@ -210,19 +210,19 @@ def _first_tokens(task: str, shared: Iterable[Pair]) -> Compared | None:
     if not by_prompt:
         return None
     table = np.array([[median(column) for column in zip(*times, strict=True)] for times in by_prompt.values()])
-    medians = resampled_medians(table, task)
-    return Compared(medians[:, 0], medians[:, 1], len(table))
+    medians = resample_medians(table, task)
+    return PairedDraws(medians[:, 0], medians[:, 1], len(table))
 
 
-def _overall(found: Sequence[Compared]) -> Compared:
-    return Compared(
+def _overall(found: Sequence[PairedDraws]) -> PairedDraws:
+    return PairedDraws(
         mean_of_strata([one.before for one in found]),
         mean_of_strata([one.after for one in found]),
         sum(one.prompts for one in found),
     )
 
 
-def _change(label: str, task: str, metric: str, found: Compared) -> Change:
+def _change(label: str, task: str, metric: str, found: PairedDraws) -> Change:
     ratio = interval(quotient(found.after, found.before), CONFIDENCE)
     few = found.prompts < MIN_PROMPTS
     return Change(
@@ -261,9 +261,9 @@ def _worse(label: str, shared: Pairs) -> list[Change]:
     return [_told(label, ALL_TASKS, LOSSLESS, WORSE, ", ".join(words), before, after)]
 
 
-def _failing(before: Run, after: Run) -> list[Change]:
+def _failing(before: BenchRun, after: BenchRun) -> list[Change]:
     """Methods more of whose requests fail now, of those that both runs made."""
-    old, new = latest(before.records), latest(after.records)
+    old, new = latest_records(before.records), latest_records(after.records)
     counts: dict[str, tuple[int, int]] = {}
     for key in old.keys() & new.keys():
         failed = counts.get(key.method, (0, 0))
@@ -275,22 +275,22 @@ def _failing(before: Run, after: Run) -> list[Change]:
     ]
 
 
-def _settings(before: Run, after: Run) -> list[Change]:
+def _settings(before: BenchRun, after: BenchRun) -> list[Change]:
     """Where the two runs did not measure the same thing; the machine is told elsewhere."""
-    old, new = identity(before.manifest), identity(after.manifest)
+    old, new = run_identity(before.manifest), run_identity(after.manifest)
     names = [name for name in old if not name.startswith(MACHINE) and old[name] != new.get(name)]
     words = ", ".join(f"{name} {json.loads(old[name])} -> {json.loads(new[name])}" for name in names)
     return [_told(ALL_METHODS, ALL_TASKS, SETTINGS, OTHER, words)] if words else []
 
 
-def _marked(changes: Sequence[Change], before: Run, after: Run, plain: str | None) -> list[Change]:
+def _marked(changes: Sequence[Change], before: BenchRun, after: BenchRun, plain: str | None) -> list[Change]:
     """Adds to every figure what makes it less certain than its interval says."""
     marks = _Marks(before, after, changes, plain)
     return [replace(change, note="; ".join(filter(None, (change.note, *marks.of(change))))) for change in changes]
 
 
 class _Marks:
-    def __init__(self, before: Run, after: Run, changes: Sequence[Change], plain: str | None) -> None:
+    def __init__(self, before: BenchRun, after: BenchRun, changes: Sequence[Change], plain: str | None) -> None:
         self.other_machine = before.manifest.machine != after.manifest.machine
         self.one_run = _start(before) == _start(after)  # where methods took turns, on one machine
         self.plain = plain
@@ -299,7 +299,7 @@ class _Marks:
             for change in changes
             if change.method == plain and change.metric == SPEED and change.verdict in (FASTER, SLOWER) and change.ratio
         }
-        old, new = ({str(m["label"]): definition(m) for m in run.manifest.methods} for run in (before, after))
+        old, new = ({str(m["label"]): method_definition(m) for m in run.manifest.methods} for run in (before, after))
         self.redefined = {label: _redefined(old[label], new[label]) for label in old.keys() & new.keys()}
         one, two = before.manifest.tasks, after.manifest.tasks
         self.other_prompts = {
@@ -322,7 +322,7 @@ class _Marks:
             yield "the prompts differ: only common ids compared"
 
 
-def _start(run: Run) -> tuple[str, str]:
+def _start(run: BenchRun) -> tuple[str, str]:
     return run.manifest.started, run.manifest.command
 
 
@@ -352,7 +352,7 @@ def _apart(old: Sequence[str], new: Sequence[str]) -> list[tuple[str, str]]:
     return gone + [(name, "only in the run after") for name in new if name not in old]
 
 
-def _tasks(requests: Iterable[Request]) -> list[str]:
+def _tasks(requests: Iterable[RequestId]) -> list[str]:
     return list(dict.fromkeys(request.task for request in requests))
 
 

@@ -32,9 +32,16 @@ from draftwood.bench.figures.bootstrap import (
     paired_speedup,
     ratio_of_sums,
 )
-from draftwood.bench.figures.pooling import is_plain, merged_methods, methods_of, pooled, titles, united
+from draftwood.bench.figures.pooling import (
+    group_runs,
+    is_plain,
+    list_methods,
+    make_titles,
+    merge_manifests,
+    merge_methods,
+)
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Summary
-from draftwood.bench.records import DIFFERENT, ERROR, IDENTICAL, TIE, Key, RequestRecord, Run
+from draftwood.bench.records import DIFFERENT, ERROR, IDENTICAL, TIE, BenchRun, RequestKey, RequestRecord
 from draftwood.engine import BRANCH_SOURCE, SPINE_SOURCE
 
 VERDICTS = (IDENTICAL, TIE, DIFFERENT, ERROR)  # from harmless to wrong
@@ -44,7 +51,7 @@ _TIMED = {*CYCLE_PARTS, "prefill", "total"}
 Figure = str | int  # a field of Cell; a number: tau over that many trajectories
 
 
-class Placed(NamedTuple):
+class PlacedRecord(NamedTuple):
     """A record and the number of its run: names of runs need not be unique."""
 
     run: int
@@ -66,14 +73,14 @@ class Placed(NamedTuple):
         return self.record.batch or self.record.prompt
 
 
-def summarise(runs: Sequence[Run]) -> list[Summary]:
+def summarize(runs: Sequence[BenchRun]) -> list[Summary]:
     """One summary for the runs that belong together."""
-    groups = pooled(runs)
-    names = titles([group[0].manifest for group in groups])
+    groups = group_runs(runs)
+    names = make_titles([group[0].manifest for group in groups])
     return [_summary(name, group) for name, group in zip(names, groups, strict=True)]
 
 
-def latest(records: Iterable[RequestRecord]) -> dict[Key, RequestRecord]:
+def latest_records(records: Iterable[RequestRecord]) -> dict[RequestKey, RequestRecord]:
     """The records of one run by key. A request that was made again after an interruption counts as it came out last."""
     return {record.key: record for record in records}
 
@@ -81,22 +88,22 @@ def latest(records: Iterable[RequestRecord]) -> dict[Key, RequestRecord]:
 # --- cells ------------------------------------------------------------------------------------------------------------
 
 
-def _summary(title: str, runs: Sequence[Run]) -> Summary:
-    methods, labels = merged_methods(runs)
+def _summary(title: str, runs: Sequence[BenchRun]) -> Summary:
+    methods, labels = merge_methods(runs)
     tasks = list(dict.fromkeys(task for run in runs for task in run.manifest.tasks))
-    by_cell: dict[tuple[str, str], list[Placed]] = {}
+    by_cell: dict[tuple[str, str], list[PlacedRecord]] = {}
     plain: dict[Hashable, RequestRecord] = {}
     for number, run in enumerate(runs):
-        baseline = next((method["label"] for method in methods_of(run) if is_plain(method)), None)
-        for record in latest(run.records).values():
-            placed = Placed(number, record)
+        baseline = next((method["label"] for method in list_methods(run) if is_plain(method)), None)
+        for record in latest_records(run.records).values():
+            placed = PlacedRecord(number, record)
             by_cell.setdefault((labels[number][record.method], record.task), []).append(placed)
             if record.method == baseline and record.error is None:
                 plain[placed.pair] = record
     tasks += sorted({task for _, task in by_cell} - set(tasks))
     return Summary(
         title=title,
-        manifest=united([run.manifest for run in runs]),
+        manifest=merge_manifests([run.manifest for run in runs]),
         runs=[run.name for run in runs],
         baseline=next((method["label"] for method in methods if is_plain(method)), None),
         methods=methods,
@@ -108,7 +115,7 @@ def _summary(title: str, runs: Sequence[Run]) -> Summary:
 def _cells(
     labels: Sequence[str],
     tasks: Sequence[str],
-    by_cell: Mapping[tuple[str, str], list[Placed]],
+    by_cell: Mapping[tuple[str, str], list[PlacedRecord]],
     plain: Mapping[Hashable, RequestRecord],
     settings: Mapping[str, Any],
 ) -> dict[tuple[str, str], Cell]:
@@ -137,7 +144,7 @@ def _cells(
     return cells
 
 
-def _finished(everything: Sequence[Placed]) -> list[Placed]:
+def _finished(everything: Sequence[PlacedRecord]) -> list[PlacedRecord]:
     return [placed for placed in everything if placed.record.error is None]
 
 
@@ -145,7 +152,7 @@ def _finished(everything: Sequence[Placed]) -> list[Placed]:
 
 
 def _figures(
-    task: str, finished: Sequence[Placed], plain: Mapping[Hashable, RequestRecord], trajectories: Sequence[int]
+    task: str, finished: Sequence[PlacedRecord], plain: Mapping[Hashable, RequestRecord], trajectories: Sequence[int]
 ) -> dict[Figure, Array]:
     """What the mean over tasks is taken of, as draws; those without an interval have the figure itself and no others.
 
@@ -170,7 +177,7 @@ def _shown(figures: Mapping[Figure, Array]) -> dict[str, Any]:
     }
 
 
-def _rates(task: str, finished: Sequence[Placed], plain: Mapping[Hashable, RequestRecord]) -> dict[Figure, Array]:
+def _rates(task: str, finished: Sequence[PlacedRecord], plain: Mapping[Hashable, RequestRecord]) -> dict[Figure, Array]:
     """Draws of the figures that have intervals."""
     pairs = [(placed, plain[placed.pair]) for placed in finished if placed.pair in plain]
     speeds = cluster_table((placed.timed, decode_row(placed.record)) for placed in finished)

@@ -33,34 +33,34 @@ def peer_home(engine: str) -> Path:
     return cache_home() / "peers" / engine
 
 
-def python_in(environment: Path) -> Path:
+def venv_python(environment: Path) -> Path:
     return environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
-def variable_of(engine: str) -> str:
+def python_variable(engine: str) -> str:
     return f"DRAFTWOOD_PEER_{engine.upper()}"
 
 
-def own_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Our variables without those that tell a Python where to look for packages: a peer's Python knows its own."""
     return {name: value for name, value in os.environ.items() if name not in _OURS}
 
 
-def python_of(spec: PeerSpec) -> Path | None:
-    """The Python to run the peer's worker with; None if there is none. Whether it works is for ``absent`` to say."""
-    chosen = os.environ.get(variable_of(spec.engine))
+def find_python(spec: PeerSpec) -> Path | None:
+    """The Python to run the peer's worker with; None if there is none. ``explain_absence`` checks that it works."""
+    chosen = os.environ.get(python_variable(spec.engine))
     if chosen:
         return Path(chosen).expanduser()
-    installed = python_in(peer_home(spec.engine))
+    installed = venv_python(peer_home(spec.engine))
     if installed.exists():
         return installed
     return Path(sys.executable) if importlib.util.find_spec(spec.packages[0]) is not None else None
 
 
-def absent(spec: PeerSpec, model: PeerModel | None = None) -> str | None:
+def explain_absence(spec: PeerSpec, model: PeerModel | None = None) -> str | None:
     """None if the peer can run, else why not and how to get it. With a model also whether the peer can read that."""
-    python = python_of(spec)
-    variable = variable_of(spec.engine)
+    python = find_python(spec)
+    variable = python_variable(spec.engine)
     is_chosen = bool(os.environ.get(variable))  # it goes before what is installed
     unset = "unset it and " if is_chosen else ""
     install = f"{unset}get it with: draftwood bench peers --install {spec.engine}"
@@ -85,7 +85,7 @@ def _missing(python: Path, packages: Sequence[str]) -> list[str] | None:
             capture_output=True,
             text=True,
             errors="replace",
-            env=own_environment(),
+            env=clean_environment(),
             timeout=_PROBE_SECONDS,
             check=False,
         )

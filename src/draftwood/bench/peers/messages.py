@@ -26,7 +26,7 @@ class PeerModel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PeerAnswer:
+class PeerResult:
     """One finished request."""
 
     token_ids: list[int]
@@ -47,7 +47,7 @@ class PeerAnswer:
         return self.total_seconds - (self.first_token_seconds or 0.0)
 
 
-def request_of(prompt_ids: list[int], params: SamplingParams, seed: int) -> dict[str, Any]:
+def encode_request(prompt_ids: list[int], params: SamplingParams, seed: int) -> dict[str, Any]:
     """The request as a worker reads it. Refuses what not every engine means the same by."""
     if params.has_penalties or params.stop or params.stop_token_ids or params.logprobs is not None or params.n != 1:
         raise CapabilityError(
@@ -67,14 +67,14 @@ def request_of(prompt_ids: list[int], params: SamplingParams, seed: int) -> dict
     }
 
 
-def answer_of(content: Mapping[str, Any], num_prompt: int) -> PeerAnswer:
+def decode_result(content: Mapping[str, Any], num_prompt: int) -> PeerResult:
     """A worker's answer, checked. Raises ValueError, TypeError or KeyError for one that makes no sense."""
     token_ids = content["token_ids"]
     if not isinstance(token_ids, list) or not all(type(token) is int and token >= 0 for token in token_ids):
         raise ValueError("token_ids is no list of token ids")
     first = content.get("first_token_seconds")
     peak = content.get("peak_bytes")
-    answer = PeerAnswer(
+    answer = PeerResult(
         token_ids=token_ids,
         first_token_seconds=None if first is None else float(first),
         total_seconds=float(content["total_seconds"]),

@@ -16,8 +16,8 @@ from typing import IO, Any
 
 import torch
 
-from draftwood.bench.peers.environments import absent, own_environment, python_of
-from draftwood.bench.peers.messages import PeerAnswer, PeerModel, answer_of, request_of
+from draftwood.bench.peers.environments import clean_environment, explain_absence, find_python
+from draftwood.bench.peers.messages import PeerModel, PeerResult, decode_result, encode_request
 from draftwood.bench.peers.specs import PeerSpec
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError
@@ -45,14 +45,14 @@ class Peer:
         self._seed = request.seed
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
-        why = absent(spec, request)
+        why = explain_absence(spec, request)
         if why is not None:
             raise DraftwoodError(why)
         message = _load_message(spec, request, progress)
         report(progress, f"starting {spec.name}", 0, 1)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
         self._lines: queue.Queue[bytes | None] = queue.Queue()
-        self._start(python_of(spec), message["threads"])
+        self._start(find_python(spec), message["threads"])
         try:
             self.facts = self._ask(message, load_seconds)  # version, and the dtype it took
         except BaseException:  # nobody could close it
@@ -60,12 +60,12 @@ class Peer:
             raise
         report(progress, f"starting {spec.name}", 1, 1)
 
-    def generate(self, prompt_ids: list[int], params: SamplingParams) -> PeerAnswer:
+    def generate(self, prompt_ids: list[int], params: SamplingParams) -> PeerResult:
         """One sample of one prompt."""
-        message = {"op": "generate", **request_of(prompt_ids, params, self._seed)}
+        message = {"op": "generate", **encode_request(prompt_ids, params, self._seed)}
         content = self._ask(message, ANSWER_SECONDS + TOKEN_SECONDS * params.max_tokens)
         try:
-            return answer_of(content, len(prompt_ids))
+            return decode_result(content, len(prompt_ids))
         except (KeyError, TypeError, ValueError) as error:
             self._kill()
             raise self._error("answered nonsense", f"{type(error).__name__}: {error}") from error
@@ -204,7 +204,7 @@ def _load_message(spec: PeerSpec, request: PeerModel, progress: Progress | None)
 
 def _environment(threads: int) -> dict[str, str]:
     """With threads that sleep soon when idle."""
-    kept = {name: value for name, value in own_environment().items() if name != "OMP_WAIT_POLICY"}
+    kept = {name: value for name, value in clean_environment().items() if name != "OMP_WAIT_POLICY"}
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     return {**kept, **quiet, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1"}
 

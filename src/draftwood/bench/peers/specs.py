@@ -87,7 +87,7 @@ ENGINES = tuple(dict.fromkeys(spec.engine for spec in _PEERS))
 _MAY_BE_ZERO = ("cached",)
 
 
-def peer_names() -> list[str]:
+def list_peers() -> list[str]:
     return list(PEERS)
 
 
@@ -98,7 +98,7 @@ def find_peer(name: str) -> PeerSpec:
         raise OptionError(
             "There is no peer of that name",
             got=repr(known),
-            allowed=peer_names(),
+            allowed=list_peers(),
             next_step=did_you_mean(known, PEERS),
         )
     spec = PEERS[known]

@@ -23,7 +23,7 @@ _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "tri
 _RESET_PEAK = "5"  # what Linux takes for "start the high-water mark anew"
 
 
-def machine_facts() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """What figures depend on beside the program; nothing that names a person or a host."""
     facts: dict[str, Any] = {
         "processor": _processor_name(),
@@ -39,7 +39,7 @@ def machine_facts() -> dict[str, Any]:
     return facts
 
 
-def software_facts() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     found = {"draftwood": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -49,7 +49,7 @@ def software_facts() -> dict[str, str]:
     return found
 
 
-def model_facts(info: TargetInfo) -> dict[str, Any]:
+def describe_model(info: TargetInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "architecture": info.architecture,
@@ -62,16 +62,16 @@ def model_facts(info: TargetInfo) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Peak:
+class PeakMemory:
     """The most memory that was taken while something ran; None where that cannot be told."""
 
     num_bytes: int | None = None
 
 
 @contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
+def measure_peak_memory(device: torch.device) -> Iterator[PeakMemory]:
     """Of the GPU if the model is there, else of this process, with all that was resident before."""
-    peak = Peak()
+    peak = PeakMemory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         yield peak

@@ -22,7 +22,7 @@ DRAFTER, PEER = "drafter", "peer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
+class BenchMethod:
     """One column of a benchmark."""
 
     label: str  # unique within a run
@@ -46,9 +46,9 @@ class Method:
         return {**asdict(self), "family": self.family}
 
 
-def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str]) -> list[Method]:
+def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str]) -> list[BenchMethod]:
     """The methods in the order they were named, each with every budget."""
-    methods: list[Method] = []
+    methods: list[BenchMethod] = []
     for text in texts:
         name, options = parse_method(text)
         options.pop("budget", None)
@@ -56,9 +56,9 @@ def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str
         kept = DEFAULT_MEMORY if name == PLAIN else kept  # it learns nothing that a file could hold
         check_drafter(name, options)
         memory_plan(kept)
-        for label, budget in labelled(text, budgets):
+        for label, budget in list_labels(text, budgets):
             EngineOptions(budget=budget)  # refuses what is no budget
-            methods.append(Method(label=label, drafter=name, options=options, memory=kept, budget=budget))
+            methods.append(BenchMethod(label=label, drafter=name, options=options, memory=kept, budget=budget))
     labels = [method.label for method in methods]
     twice = sorted({label for label in labels if labels.count(label) > 1})
     if twice:
@@ -66,14 +66,14 @@ def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str
     return methods
 
 
-def labelled(text: str, budgets: Sequence[int | str]) -> list[tuple[str, Any]]:
+def list_labels(text: str, budgets: Sequence[int | str]) -> list[tuple[str, Any]]:
     """The labels of a method, each with its budget. One of its own goes before these; plain decoding needs none."""
     name, options = parse_method(text)
     own = [1] if name == PLAIN else [options["budget"]] if "budget" in options else budgets
     return [(text if len(own) == 1 else f"{text} @{budget}", budget) for budget in own]
 
 
-def check_memories(methods: Sequence[Method], repeats: int) -> None:
+def check_memories(methods: Sequence[BenchMethod], repeats: int) -> None:
     """Refuses memories that would falsify what is measured."""
     plans = {method.label: memory_plan(method.memory) for method in methods if method.kind == DRAFTER}
     files = Counter(plan.path for plan in plans.values() if plan.path is not None)

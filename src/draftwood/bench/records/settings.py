@@ -22,7 +22,7 @@ DEFAULT_METHODS = ("plain", "pld", "recycling", "goose")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class BenchSettings:
     """Everything that decides what a run measures. Two runs with equal settings may be continued and pooled."""
 
     model: str = DEFAULT_MODEL
@@ -100,5 +100,5 @@ class Settings:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Settings:
+    def from_dict(cls, values: dict[str, Any]) -> BenchSettings:
         return from_mapping(cls, values, "A benchmark")

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from draftwood.bench.records import Method
+from draftwood.bench.records import BenchMethod
 from draftwood.bench.replay.recording import DEFAULT_WIDTH, RecordedRequest, Recording
-from draftwood.bench.replay.rows import ON_TEXT, RowBook
+from draftwood.bench.replay.rows import ON_TEXT, RowStore
 from draftwood.bench.tasks import Task, TaskPrompt
 from draftwood.config import SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified, check_drafter
@@ -26,7 +26,7 @@ from draftwood.text import TextCodec
 UNLIKELY = -100.0  # the log-probability of what has none
 
 
-class RequestTape:
+class RequestRecorder:
     """What one running request was told."""
 
     def __init__(self, request: DraftRequest, width: int) -> None:
@@ -34,7 +34,7 @@ class RequestTape:
         self.params = request.params
         self.output_ids: list[int] = []
         self.behind: tuple[int, ...] = ()  # accepted in the last cycle, but behind a stop
-        self.rows = RowBook(width)
+        self.rows = RowStore(width)
 
     def read_prompt(self, rows: PromptRows) -> None:
         contexts = [(ON_TEXT, rows.start + index) for index in range(len(rows.logits))]
@@ -59,15 +59,15 @@ class RequestTape:
         self.rows.add(contexts, top.ids, np.nan_to_num(logprobs, nan=UNLIKELY, posinf=0.0, neginf=UNLIKELY))
 
 
-class Tape:
+class Recorder:
     """The requests that recording drafters ran, in the order they began."""
 
     def __init__(self, width: int = DEFAULT_WIDTH) -> None:
         self.width = width
-        self._requests: list[RequestTape] = []
+        self._requests: list[RequestRecorder] = []
 
-    def begin(self, request: DraftRequest) -> RequestTape:
-        self._requests.append(RequestTape(request, self.width))
+    def begin(self, request: DraftRequest) -> RequestRecorder:
+        self._requests.append(RequestRecorder(request, self.width))
         return self._requests[-1]
 
     def take(self, completions: Sequence[Completion], task: str, prompt: str, turn: int = 0) -> list[RecordedRequest]:
@@ -90,10 +90,10 @@ class Tape:
         ]
 
 
-class _Recording(Drafter):
+class _RecordingMixin(Drafter):
     """Stands before a drafter's class and listens."""
 
-    tape: ClassVar[Tape]
+    tape: ClassVar[Recorder]
 
     def __init__(self, options: object, shared: object, memory: object = None) -> None:
         super().__init__(options, shared, memory)
@@ -115,15 +115,15 @@ class _Recording(Drafter):
         super().observe(verified)
 
 
-def recording_drafter(drafter: type[Drafter], tape: Tape) -> type[Drafter]:
+def make_recording_drafter(drafter: type[Drafter], tape: Recorder) -> type[Drafter]:
     """A drafter that does what ``drafter`` does and writes down what it is told."""
-    return type(f"Recording{drafter.__name__}", (_Recording, drafter), {"tape": tape, "__doc__": drafter.__doc__})
+    return type(f"Recording{drafter.__name__}", (_RecordingMixin, drafter), {"tape": tape, "__doc__": drafter.__doc__})
 
 
 def record(
     target: Target,
     codec: TextCodec,
-    methods: Sequence[Method],
+    methods: Sequence[BenchMethod],
     tasks: Sequence[Task],
     params: SamplingParams,
     into: Recording,
@@ -135,8 +135,8 @@ def record(
     """
     prompts = [(task.name, prompt) for task in tasks for prompt in task.prompts]
     for method in methods:
-        tape = Tape(into.width)
-        drafter = recording_drafter(check_drafter(method.drafter, method.options)[0], tape)
+        tape = Recorder(into.width)
+        drafter = make_recording_drafter(check_drafter(method.drafter, method.options)[0], tape)
         tokens = cycles = 0
         left_out = into.num_left_out
         with LLM.from_target(

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowBook
+from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowStore
 from draftwood.config import SamplingParams
 from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError
@@ -45,7 +45,7 @@ class RecordedRequest:
     params: SamplingParams
     finish_reason: str
     behind: tuple[int, ...] = ()  # tokens that the last cycle accepted too, behind the one that ended the text
-    rows: RowBook
+    rows: RowStore
 
     @property
     def group(self) -> tuple[str, str, int]:
@@ -79,7 +79,7 @@ class Recording:
     target: TargetInfo
     width: int = DEFAULT_WIDTH
     requests: list[RecordedRequest] = field(default_factory=list)
-    methods: list[dict[str, Any]] = field(default_factory=list)  # Method.as_dict() with tokens, cycles, left_out
+    methods: list[dict[str, Any]] = field(default_factory=list)  # BenchMethod.as_dict() with tokens, cycles, left_out
     num_left_out: int = 0  # texts that another method told otherwise
 
     def add(self, request: RecordedRequest) -> None:
@@ -212,7 +212,7 @@ def _built(about: Mapping[str, Any], arrays: Arrays) -> Recording:
             **{**entry, "params": SamplingParams(**entry["params"]), "behind": tuple(entry.get("behind", ()))},
             prompt_ids=tuple(arrays["tokens"][start:middle].tolist()),
             output_ids=tuple(arrays["tokens"][middle:token].tolist()),
-            rows=RowBook.of(RowArrays(*(arrays[name][first:row] for name in RowArrays._fields))),
+            rows=RowStore.of(RowArrays(*(arrays[name][first:row] for name in RowArrays._fields))),
         )
         request.check(target.vocab_size)
         recording.requests.append(request)

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.bench.records import Method
-from draftwood.bench.replay.dense import DenseRows, heights
-from draftwood.bench.replay.likeness import Likeness
+from draftwood.bench.records import BenchMethod
+from draftwood.bench.replay.dense_rows import DenseRows, heights
+from draftwood.bench.replay.nearest_rows import NearestRows
 from draftwood.bench.replay.recording import RecordedRequest, Recording
-from draftwood.bench.replay.rows import ON_TEXT, IdRows, LogprobRows, RowBook
+from draftwood.bench.replay.rows import ON_TEXT, IdRows, LogprobRows, RowStore
 from draftwood.config import PREFILL_CHUNK
 from draftwood.drafters import Drafter, DraftRequest, PromptRows, Verified, check_drafter, make_factory
 from draftwood.engine import DRAFTER_STREAM, RequestStats
@@ -37,7 +37,7 @@ LENT_NUMBERS = 1 << 24  # of logits at most when a prompt is read: 64 MB
 OWN_CONTEXTS = ("lookahead",)  # learn from contexts that no other drafter visits
 
 
-class KnownText(NamedTuple):
+class TextRows(NamedTuple):
     """A text with the rows behind its tokens."""
 
     tokens: tuple[int, ...]  # [n]
@@ -46,47 +46,47 @@ class KnownText(NamedTuple):
     known: npt.NDArray[np.bool_]  # [n]
 
 
-class Script:
+class ReplayScript:
     """A recorded request made ready to be replayed."""
 
     def __init__(self, request: RecordedRequest, vocab_size: int) -> None:
         arrays = request.rows.arrays()
         self.request = request
-        self.book: RowBook = request.rows
+        self.book: RowStore = request.rows
         self.ids = arrays.ids
         self.above = heights(arrays.logprobs, vocab_size)
 
     @cached_property
-    def likeness(self) -> Likeness:
-        return Likeness(self.request)
+    def likeness(self) -> NearestRows:
+        return NearestRows(self.request)
 
-    def part(self, end: int) -> KnownText:
+    def part(self, end: int) -> TextRows:
         """The first ``end`` tokens of the text."""
         found = [self.book.find(ON_TEXT, position) for position in range(end)]
         known = np.array([row is not None for row in found], np.bool_)
         rows = [row or 0 for row in found]
-        return KnownText(self.request.text[:end], self.ids[rows], self.above[rows], known)
+        return TextRows(self.request.text[:end], self.ids[rows], self.above[rows], known)
 
 
-class Cycle(NamedTuple):
+class CycleTimes(NamedTuple):
     propose_seconds: float
     observe_seconds: float
 
 
 @dataclass(kw_only=True, slots=True)
-class Replay:
+class ReplayResult:
     """One replayed request."""
 
     request: RecordedRequest
     stats: RequestStats = field(default_factory=RequestStats)
-    cycles: list[Cycle] = field(default_factory=list)
+    cycles: list[CycleTimes] = field(default_factory=list)
     read_seconds: float = 0.0  # what the drafter took over the prompt: to begin, and to read its rows
-    beside: int = 0  # drafted nodes that are not on the text
-    beside_known: int = 0  # those of them whose rows were recorded
-    beside_estimated: int = 0  # those that were given the rows of contexts that end alike
+    off_text: int = 0  # drafted nodes that are not on the text
+    off_text_known: int = 0  # those of them whose rows were recorded
+    off_text_estimated: int = 0  # those that were given the rows of contexts that end alike
 
 
-def check_method(recording: Recording, method: Method) -> None:
+def check_method(recording: Recording, method: BenchMethod) -> None:
     """Refuses a method that a recording cannot replay."""
     if not isinstance(method.budget, int):
         raise OptionError(
@@ -113,12 +113,12 @@ def check_method(recording: Recording, method: Method) -> None:
 
 def replay(
     recording: Recording,
-    method: Method,
+    method: BenchMethod,
     *,
     estimate: bool = False,
-    before: Callable[[int], KnownText | None] | None = None,
+    before: Callable[[int], TextRows | None] | None = None,
     progress: Progress | None = None,
-) -> list[Replay]:
+) -> list[ReplayResult]:
     """Every recorded request, in order, with the memory that the method's scope says.
 
     ``estimate``: nodes whose rows were not recorded are not left out but get those of a context that ends alike.
@@ -128,7 +128,7 @@ def replay(
     factory = make_factory(method.drafter, method.options, recording.target, method.memory)
     replayer = _Replayer(recording, int(method.budget), estimate=estimate)
     groups: dict[tuple[str, str, int], int] = {}
-    results: list[Replay] = []
+    results: list[ReplayResult] = []
     held: list[Drafter] = []  # a prompt's first sample: their common memory lasts as long as one of them holds it
     for number, request in enumerate(recording.requests):
         report(progress, f"replaying {method.label}", number, len(recording.requests))
@@ -151,15 +151,15 @@ class _Replayer:
         self._chunk = max(1, min(PREFILL_CHUNK, LENT_NUMBERS // recording.target.vocab_size))
 
     def run(
-        self, request: RecordedRequest, drafter: Drafter, before: KnownText | None, *, reads_prompt: bool
-    ) -> Replay:
+        self, request: RecordedRequest, drafter: Drafter, before: TextRows | None, *, reads_prompt: bool
+    ) -> ReplayResult:
         """``reads_prompt``: the engine prefills a prompt once, for its first sample."""
-        script = Script(request, self._target.vocab_size)
+        script = ReplayScript(request, self._target.vocab_size)
         texts = [script.part(len(request.prompt_ids))]
         if before is not None:
             texts.insert(0, before)
         prompt_ids = [token for text in texts for token in text.tokens]
-        result = Replay(request=request, stats=RequestStats(prompt_tokens=len(prompt_ids)))
+        result = ReplayResult(request=request, stats=RequestStats(prompt_tokens=len(prompt_ids)))
         began = time.perf_counter()
         drafter.begin(DraftRequest(prompt_ids, request.params, _rng(request)))
         result.read_seconds = time.perf_counter() - began
@@ -170,7 +170,7 @@ class _Replayer:
         drafter.end()
         return result
 
-    def _read(self, drafter: Drafter, texts: Sequence[KnownText]) -> float:
+    def _read(self, drafter: Drafter, texts: Sequence[TextRows]) -> float:
         """The drafter is shown the rows of all tokens but the last, which is the first root."""
         known = np.concatenate([text.known for text in texts])
         known[-1] = False
@@ -183,7 +183,7 @@ class _Replayer:
             seconds += time.perf_counter() - began
         return seconds
 
-    def _cycle(self, script: Script, drafter: Drafter, result: Replay) -> None:
+    def _cycle(self, script: ReplayScript, drafter: Drafter, result: ReplayResult) -> None:
         request, stats = script.request, result.stats
         root = len(request.prompt_ids) + stats.output_tokens - 1  # its position in the text
         began = time.perf_counter()
@@ -202,16 +202,20 @@ class _Replayer:
         path = [node for node, place in enumerate(on_text) if place is not None]
         emitted = request.output_ids[stats.output_tokens :][: len(path)]
         stats.note_tree(tree, path[1 : len(emitted) + 1], len(emitted))
-        result.beside += len(tree) - len(path)
-        result.beside_known += sum(row is not None and place is None for row, place in zip(rows, on_text, strict=True))
+        result.off_text += len(tree) - len(path)
+        result.off_text_known += sum(
+            row is not None and place is None for row, place in zip(rows, on_text, strict=True)
+        )
         if self._estimate:
-            result.beside_estimated += estimate_rows(tree, script, root, on_text, rows)
+            result.off_text_estimated += estimate_rows(tree, script, root, on_text, rows)
         told = self._told(script, tree, rows, emitted)
         observing = time.perf_counter()
         drafter.observe(told)
-        result.cycles.append(Cycle(proposed - began, time.perf_counter() - observing))
+        result.cycles.append(CycleTimes(proposed - began, time.perf_counter() - observing))
 
-    def _told(self, script: Script, tree: DraftTree, rows: Sequence[int | None], emitted: Sequence[int]) -> Verified:
+    def _told(
+        self, script: ReplayScript, tree: DraftTree, rows: Sequence[int | None], emitted: Sequence[int]
+    ) -> Verified:
         """What the drafter learns of a cycle: the part of its tree whose rows are known."""
         kept = [node for node, row in enumerate(rows) if row is not None]
         if len(kept) < len(tree):
@@ -220,10 +224,10 @@ class _Replayer:
         ids = script.ids[numbers]
         choices: list[int] = ids[:, 0].tolist()
         logits = self._dense.lend(ids, script.above[numbers])
-        return Verified(tree, logits, choices, path_of(tree, emitted, choices, script.request), list(emitted), None)
+        return Verified(tree, logits, choices, find_path(tree, emitted, choices, script.request), list(emitted), None)
 
 
-def places(tree: DraftTree, script: Script, root: int) -> tuple[list[int | None], list[int | None]]:
+def places(tree: DraftTree, script: ReplayScript, root: int) -> tuple[list[int | None], list[int | None]]:
     """For every node its position in the text, if it is on it, and its row, if it is known.
 
     ``root`` is the position of the tree's root.
@@ -243,7 +247,7 @@ def places(tree: DraftTree, script: Script, root: int) -> tuple[list[int | None]
 
 
 def estimate_rows(
-    tree: DraftTree, script: Script, root: int, on_text: Sequence[int | None], rows: list[int | None]
+    tree: DraftTree, script: ReplayScript, root: int, on_text: Sequence[int | None], rows: list[int | None]
 ) -> int:
     """Puts likely rows where ``rows`` has none, below nodes that have one; returns how many."""
     estimated = 0
@@ -255,7 +259,7 @@ def estimate_rows(
     return estimated
 
 
-def path_of(tree: DraftTree, emitted: Sequence[int], choices: Sequence[int], request: RecordedRequest) -> list[int]:
+def find_path(tree: DraftTree, emitted: Sequence[int], choices: Sequence[int], request: RecordedRequest) -> list[int]:
     """The accepted nodes. The engine cuts a block at a stop token only after it accepted all of it, so the path goes on
     behind the stop: along the target's choices, or along what was accepted there when it was recorded."""
     is_choice = request.params.is_greedy and not request.params.has_penalties

@@ -28,7 +28,7 @@ class RowArrays(NamedTuple):
     logprobs: LogprobRows  # [R, K]
 
 
-class RowBook:
+class RowStore:
     """The contexts of one text, and the target's K best tokens at each."""
 
     def __init__(self, width: int) -> None:
@@ -38,7 +38,7 @@ class RowBook:
         self._logprobs: list[LogprobRows] = []
 
     @classmethod
-    def of(cls, arrays: RowArrays) -> RowBook:
+    def of(cls, arrays: RowArrays) -> RowStore:
         book = cls(arrays.ids.shape[1])
         keys = zip(arrays.parents.tolist(), arrays.labels.tolist(), strict=True)
         book._row_of = {key: row for row, key in enumerate(keys)}
@@ -72,7 +72,7 @@ class RowBook:
             self._logprobs.append(np.ascontiguousarray(logprobs[fresh], np.float32))
         return rows
 
-    def unite(self, other: RowBook) -> None:
+    def unite(self, other: RowStore) -> None:
         """Takes over the contexts of another book about the same text."""
         arrays = other.arrays()
         contexts = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from draftwood.bench.figures import Cell, Interval, Summary
-from draftwood.bench.records import Run
+from draftwood.bench.records import BenchRun
 from draftwood.bench.report import text
 from draftwood.bench.report.sections import exactness
 from draftwood.bench.report.tables import cell, labels
 
 
-def result_rows(summary: Summary) -> list[tuple[str, ...]]:
+def format_results(summary: Summary) -> list[tuple[str, ...]]:
     """A heading and a row a method; but for the speed, columns that nobody has a figure for are left out."""
     fast = summary.baseline is not None
     speed = ("tokens/s", lambda one: _number(one.tokens_per_second, 1))
@@ -30,7 +30,7 @@ def result_rows(summary: Summary) -> list[tuple[str, ...]]:
     return [tuple(name for name, _ in shown), *zip(*(cells for _, cells in shown), strict=True)]
 
 
-def remarks(runs: Sequence[Run]) -> list[str]:
+def list_remarks(runs: Sequence[BenchRun]) -> list[str]:
     """Beside the figures: runs that are not finished, why requests failed, peers that are not there."""
     open_runs = [run for run in runs if not run.manifest.finished]
     found = [

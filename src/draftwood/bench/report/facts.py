@@ -88,10 +88,10 @@ def headline(summary: Summary) -> str:
 def warnings(summary: Summary) -> list[str]:
     """What a reader must know before any figure."""
     going_on = "The run is not finished: these are figures of what was measured until now."
-    return [*troubles(summary), *([going_on] if _unfinished(summary.manifest) else [])]
+    return [*list_problems(summary), *([going_on] if _unfinished(summary.manifest) else [])]
 
 
-def troubles(summary: Summary) -> list[str]:
+def list_problems(summary: Summary) -> list[str]:
     """What went wrong, most important first; nothing where all outputs are right and no request failed."""
     found = []
     for label in labels(summary):

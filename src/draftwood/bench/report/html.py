@@ -30,7 +30,7 @@ class Plot(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class PlotGroup:
     """Plots that belong together, and what their colours stand for."""
 
     caption: str
@@ -76,7 +76,7 @@ def _article(summary: Summary, place: int) -> dict[str, object]:
     }
 
 
-def _figure(section: Section, summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _figure(section: Section, summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     """The plot that goes with a section, where it has one and there is something to draw."""
     drawers = {
         "results": _speed,
@@ -89,13 +89,13 @@ def _figure(section: Section, summary: Summary, looks: Mapping[str, Mark]) -> Fi
     return drawers[section.key](summary, looks) if section.key in drawers else None
 
 
-def _speed(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _speed(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     if summary.baseline is None:
         return _bars(summary, looks, "tokens_per_second", "Tokens per second", "", None, decimals=1)
     return _bars(summary, looks, "speedup", "Speed-up over plain decoding", "x", "plain")
 
 
-def _tau(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _tau(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     return _bars(summary, looks, "tau", "Tokens a verification pass (tau)", "", "plain")
 
 
@@ -107,7 +107,7 @@ def _bars(
     unit: str,
     reference: str | None,
     decimals: int = 2,
-) -> Figure | None:
+) -> PlotGroup | None:
     """The mean over the tasks, large, then a small plot for each task, all on one scale.
 
     Plain decoding is the line at 1 where there is one; methods without any such figure are left out.
@@ -143,15 +143,15 @@ def _bars(
         drawn = [plot(summary.tasks[0], summary.tasks[0], wide=True)]
     whiskers = "Whiskers: 95% bootstrap intervals over prompts."
     line = f" Dashed line: {summary.baseline or 'plain'} decoding, 1{unit}." if reference else ""
-    return Figure(caption=f"{what}. {whiskers}{line}", plots=drawn, marks=[looks[label] for label in shown])
+    return PlotGroup(caption=f"{what}. {whiskers}{line}", plots=drawn, marks=[looks[label] for label in shown])
 
 
-def _cycle(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _cycle(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     names = stages(summary)
     items = [Stack(mark, cell(summary, label).cycle_ms) for label, mark in looks.items()]
     items = [item for item in items if item.parts]
     drawn = stacks(items, names, title="Milliseconds a cycle, by stage")
-    return Figure(
+    return PlotGroup(
         caption="The stages stand from left to right as listed; the figure at the end is their sum.",
         plots=[Plot("", drawn, True)],
         parts=names,
@@ -160,19 +160,19 @@ def _cycle(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
 
 def _lines(
     items: Sequence[Line], what: str, x_name: str, y_name: str, low: float, high: float, logarithmic: bool
-) -> Figure | None:
+) -> PlotGroup | None:
     drawable = [item for item in items if any(written.finite(y) is not None for y in item.points.values())]
     if not drawable:
         return None
     drawn = lines(drawable, title=what, x_name=x_name, y_name=y_name, low=low, high=high, logarithmic=logarithmic)
-    return Figure(
+    return PlotGroup(
         caption=f"{what}. Each line's method stands at its right end.",
         plots=[Plot("", drawn, True)],
         marks=[item.mark for item in drawable],
     )
 
 
-def _depth(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _depth(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     items = [
         Line(mark, {float(at): rate for at, rate in enumerate(cell(summary, label).by_depth[:MAX_DEPTH], 1)})
         for label, mark in looks.items()
@@ -181,7 +181,7 @@ def _depth(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
     return _lines(items, what, "depth", "share of the trees that reach it", 0.0, 1.0, logarithmic=False)
 
 
-def _tau_lines(items: Sequence[Line], what: str, x_name: str) -> Figure | None:
+def _tau_lines(items: Sequence[Line], what: str, x_name: str) -> PlotGroup | None:
     values = [y for item in items for y in item.points.values() if written.finite(y) is not None]
     if not any(len(item.points) > 1 for item in items) or not values:
         return None
@@ -190,7 +190,7 @@ def _tau_lines(items: Sequence[Line], what: str, x_name: str) -> Figure | None:
     return _lines(items, what, x_name, "tau", low, max(top, max(values)), logarithmic=True)
 
 
-def _budget(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _budget(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     items = []
     for name, by in families(summary).items():
         points = {
@@ -204,7 +204,7 @@ def _budget(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
     return _tau_lines(items, "Mean tau against the budget of positions a pass", "budget (logarithmic)")
 
 
-def _trajectories(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _trajectories(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     items = [
         Line(mark, {float(count): tau for count, tau in cell(summary, label).by_trajectories.items()})
         for label, mark in looks.items()

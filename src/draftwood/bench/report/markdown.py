@@ -28,9 +28,9 @@ def escape(text: str) -> str:
 def _blocks(summary: Summary) -> Iterator[str]:
     yield f"# {escape(summary.title)}"
     yield escape(headline(summary))
-    troubles = warnings(summary)
-    if troubles:
-        yield "\n".join(f"- **WARNING** {escape(trouble)}" for trouble in troubles)
+    list_problems = warnings(summary)
+    if list_problems:
+        yield "\n".join(f"- **WARNING** {escape(trouble)}" for trouble in list_problems)
     yield "## What ran"
     yield "\n".join(f"- {escape(fact.name)}: {escape(fact.value)}" for fact in facts(summary))
     if command(summary):

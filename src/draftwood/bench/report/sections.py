@@ -8,7 +8,7 @@ from typing import Any
 from draftwood.bench.figures import ALL_TASKS, Cell, Summary
 from draftwood.bench.records import ERROR
 from draftwood.bench.report import text
-from draftwood.bench.report.outside import missing, paper, peers
+from draftwood.bench.report.context_sections import missing, paper, peers
 from draftwood.bench.report.tables import (
     Column,
     Entry,

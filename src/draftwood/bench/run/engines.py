@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from draftwood.bench.records import Method, peak_memory
+from draftwood.bench.records import BenchMethod, measure_peak_memory
 from draftwood.config import SamplingParams
 from draftwood.llm import LLM, Completion
 from draftwood.targets import Loaded
 
 
-class Answer(NamedTuple):
+class SampleResult(NamedTuple):
     """One sample, with what a record needs."""
 
     token_ids: list[int]
@@ -27,19 +27,19 @@ class Answer(NamedTuple):
     stats: dict[str, Any] | None
 
 
-class Answering(Protocol):
+class BenchEngine(Protocol):
     """Answers prompts that run together; the samples of each come in order."""
 
     def warm_up(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
         """Answers once without learning anything that a later answer could profit from."""
 
-    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]: ...
+    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[SampleResult]]: ...
 
 
-class OwnEngine:
+class DrafterEngine:
     """A drafter of ours on the target that all of them share."""
 
-    def __init__(self, method: Method, loaded: Loaded, batch: int) -> None:
+    def __init__(self, method: BenchMethod, loaded: Loaded, batch: int) -> None:
         self._method, self._loaded, self._batch = method, loaded, batch
         self.llm = self._new_llm(method.memory)
 
@@ -48,8 +48,8 @@ class OwnEngine:
         with self._new_llm("request") as twin:
             twin.generate(list(prompts), params)
 
-    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]:
-        with peak_memory(self.llm.info.device) as peak:
+    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[SampleResult]]:
+        with measure_peak_memory(self.llm.info.device) as peak:
             started = time.perf_counter()
             try:
                 completions = self.llm.generate(list(prompts), params)
@@ -57,7 +57,7 @@ class OwnEngine:
                 self.llm.close()  # the cache is everyone's: no prefix of ours may stay in it while others answer
                 raise
             wall = time.perf_counter() - started
-        answers: list[list[Answer]] = [[] for _ in prompts]
+        answers: list[list[SampleResult]] = [[] for _ in prompts]
         for completion in completions:
             answers[completion.prompt_index].append(_answer(completion, peak.num_bytes))
         return answers if self._batch == 1 else _shared(answers, completions, wall)
@@ -77,21 +77,23 @@ class OwnEngine:
         )
 
 
-def _shared(answers: list[list[Answer]], completions: Sequence[Completion], wall: float) -> list[list[Answer]]:
+def _shared(
+    answers: list[list[SampleResult]], completions: Sequence[Completion], wall: float
+) -> list[list[SampleResult]]:
     """Seconds by tokens: what runs together has one speed, that of the batch."""
     decoding = wall - sum(completion.stats.prefill_seconds for completion in completions)
     tokens = sum(completion.stats.output_tokens for completion in completions)
 
-    def share(answer: Answer) -> Answer:
+    def share(answer: SampleResult) -> SampleResult:
         part = answer.decode_tokens / max(tokens, 1)
         return answer._replace(decode_seconds=decoding * part, total_seconds=wall * part)
 
     return [[share(answer) for answer in samples] for samples in answers]
 
 
-def _answer(completion: Completion, peak_bytes: int | None) -> Answer:
+def _answer(completion: Completion, peak_bytes: int | None) -> SampleResult:
     stats = completion.stats
-    return Answer(
+    return SampleResult(
         token_ids=completion.token_ids,
         text=completion.text,
         finish_reason=completion.finish_reason,

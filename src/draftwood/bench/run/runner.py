@@ -18,29 +18,29 @@ from typing import Any, NamedTuple
 
 from draftwood.bench.records import (
     MANIFEST,
-    Key,
-    Manifest,
-    Method,
+    BenchMethod,
+    BenchRun,
+    BenchSettings,
+    RequestKey,
     RequestRecord,
-    Run,
-    Settings,
+    RunManifest,
     append_records,
     check_memories,
-    held,
-    machine_facts,
-    mend,
-    model_facts,
+    describe_machine,
+    describe_model,
+    drop_partial_line,
+    list_versions,
+    lock_run,
     parse_methods,
     read_manifest,
     read_records,
-    software_facts,
     write_manifest,
     write_records,
 )
-from draftwood.bench.run.engines import Answer, Answering, OwnEngine
-from draftwood.bench.run.judge import Judge
-from draftwood.bench.run.peering import check_peers, longest_request, start_peers
-from draftwood.bench.run.schedule import Job, schedule
+from draftwood.bench.run.engines import BenchEngine, DrafterEngine, SampleResult
+from draftwood.bench.run.lossless import LosslessJudge
+from draftwood.bench.run.peer_engines import check_peers, longest_request, start_peers
+from draftwood.bench.run.schedule import BenchJob, schedule
 from draftwood.bench.tasks import Task, TaskPrompt, load_tasks
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, PromptError
@@ -55,43 +55,43 @@ Answers = MutableMapping[tuple[str, str, int], str]  # by task, prompt, turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class RunSpec:
     """What is run, where it is written, and what the manifest says about it beside."""
 
-    settings: Settings
+    settings: BenchSettings
     folder: Path
     command: str = ""
     recipe: str | None = None
     paper: list[dict[str, Any]] = field(default_factory=list)
 
 
-def run_bench(request: Request, progress: Progress | None = None, note: Note | None = None) -> Run:
+def run_bench(request: RunSpec, progress: Progress | None = None, note: Note | None = None) -> BenchRun:
     """Runs what is not done yet and returns everything there is."""
-    with held(request.folder):
+    with lock_run(request.folder):
         prepared = prepare(request, progress)
-        mend(request.folder)
+        drop_partial_line(request.folder)
         return _run(request, prepared, progress, note)
 
 
-class Prepared(NamedTuple):
+class PreparedRun(NamedTuple):
     """What a run needs beside the model."""
 
-    methods: list[Method]  # our own
+    methods: list[BenchMethod]  # our own
     tasks: list[Task]
-    before: Manifest | None  # of the run that is gone on with
+    before: RunManifest | None  # of the run that is gone on with
 
 
-def prepare(request: Request, progress: Progress | None = None) -> Prepared:
+def prepare(request: RunSpec, progress: Progress | None = None) -> PreparedRun:
     """Refuses what cannot be run, as far as that can be told without the model; changes nothing."""
     settings = request.settings
     methods = parse_methods(settings.drafters, settings.memory, settings.budget)
     check_memories(methods, settings.repeats)
     check_peers(settings)
     tasks = load_tasks(settings.tasks, settings.data, settings.limit, progress)
-    return Prepared(methods, tasks, _continued(request.folder, settings, tasks))
+    return PreparedRun(methods, tasks, _continued(request.folder, settings, tasks))
 
 
-def _run(request: Request, prepared: Prepared, progress: Progress | None, note: Note | None) -> Run:
+def _run(request: RunSpec, prepared: PreparedRun, progress: Progress | None, note: Note | None) -> BenchRun:
     settings = request.settings
     methods, tasks, before = prepared
     loaded = load_target(
@@ -106,22 +106,22 @@ def _run(request: Request, prepared: Prepared, progress: Progress | None, note: 
     longest = longest_request(tasks, loaded, settings) if settings.peers else 0  # nobody else asks
     with ExitStack() as closing:
         peers, absent = start_peers(settings, loaded, longest, closing, progress)
-        engines: dict[str, Answering] = {}
+        engines: dict[str, BenchEngine] = {}
         for method in methods:
-            engine = OwnEngine(method, loaded, settings.batch)
+            engine = DrafterEngine(method, loaded, settings.batch)
             closing.callback(engine.close)
             engines[method.label] = engine
         engines |= {method.label: peer for method, peer in peers}
         methods = [*methods, *(method for method, _ in peers)]
         if not methods:
             raise DraftwoodError("There is nobody to measure", got="; ".join(absent.values()))
-        manifest = Manifest(
+        manifest = RunManifest(
             settings=_as_json(settings.as_dict()),
             methods=_listed(methods, before),
             tasks={t.name: {"prompts": len(t.prompts), "source": t.source, "sha256": t.sha256} for t in tasks},
-            model=model_facts(loaded.target.info),
-            machine=machine_facts(),
-            software=software_facts(),
+            model=describe_model(loaded.target.info),
+            machine=describe_machine(),
+            software=list_versions(),
             command=request.command,
             started=_now() if before is None else before.started,
             absent=absent,
@@ -135,12 +135,12 @@ def _run(request: Request, prepared: Prepared, progress: Progress | None, note: 
 class _Bench:
     def __init__(
         self,
-        request: Request,
-        manifest: Manifest,
-        methods: Sequence[Method],
+        request: RunSpec,
+        manifest: RunManifest,
+        methods: Sequence[BenchMethod],
         tasks: Sequence[Task],
         loaded: Loaded,
-        engines: Mapping[str, Answering],
+        engines: Mapping[str, BenchEngine],
         progress: Progress | None,
         note: Note | None,
     ) -> None:
@@ -150,13 +150,13 @@ class _Bench:
         self._engines = engines
         self._progress, self._note = progress, note or (lambda text: None)
         self._jobs = schedule(tasks, methods, self._settings.batch, self._settings.repeats)
-        self._judge = Judge(loaded, methods, is_greedy=self._settings.sampling().is_greedy)
-        self._records: dict[Key, RequestRecord] = {}  # in the order they were made
+        self._judge = LosslessJudge(loaded, methods, is_greedy=self._settings.sampling().is_greedy)
+        self._records: dict[RequestKey, RequestRecord] = {}  # in the order they were made
         self._answers: Answers = {}  # of whoever was first: what the next turn refers to
         self._failures: dict[str, list[str]] = {}  # in a row, by method
         self._open_jobs = self._go_on(read_records(self._folder))
 
-    def _go_on(self, kept: Sequence[RequestRecord]) -> list[Job]:
+    def _go_on(self, kept: Sequence[RequestRecord]) -> list[BenchJob]:
         """Takes over what an earlier start has left; returns what is still to be done.
 
         A kill can cut off a part of what a job wrote. The job is done again as a whole, so what there is of it does not
@@ -171,7 +171,7 @@ class _Bench:
                 self._take(record)
         return open_jobs
 
-    def run(self) -> Run:
+    def run(self) -> BenchRun:
         jobs, total = self._open_jobs, len(self._jobs)
         done = total - len(jobs)
         if done:
@@ -190,7 +190,7 @@ class _Bench:
         report(self._progress, label, 1, 1)
         return self._finish()
 
-    def _run_job(self, job: Job) -> None:
+    def _run_job(self, job: BenchJob) -> None:
         try:
             records = self._answered(job)
             if any(record.error is None for record in records):
@@ -201,7 +201,7 @@ class _Bench:
             self._take(record)
         append_records(self._folder, records)
 
-    def _answered(self, job: Job) -> list[RequestRecord]:
+    def _answered(self, job: BenchJob) -> list[RequestRecord]:
         engine = self._engines[job.method.label]
         params = self._params(job.repeat)
         batch = job.prompts[0].id if len(job.prompts) > 1 else ""
@@ -217,12 +217,12 @@ class _Bench:
             for prompt, sent, samples in zip(prompts, ids, engine.answer(ids, params), strict=True):
                 answers.setdefault((job.task, prompt.id, turn), samples[0].text)
                 for sample, answer in enumerate(samples):
-                    key = Key(job.method.label, job.task, prompt.id, turn, sample, job.repeat)
+                    key = RequestKey(job.method.label, job.task, prompt.id, turn, sample, job.repeat)
                     records.append(self._judged(_record(key, answer, batch), sent))
         return records
 
     def _asked(
-        self, job: Job, prompts: Sequence[TaskPrompt], turn: int, answers: Answers
+        self, job: BenchJob, prompts: Sequence[TaskPrompt], turn: int, answers: Answers
     ) -> tuple[dict[TaskPrompt, list[int]], list[RequestRecord]]:
         """What is sent of the prompts that have this turn, and records of those that cannot be: others go on."""
         fitting: dict[TaskPrompt, list[int]] = {}
@@ -234,7 +234,7 @@ class _Bench:
                 refused.append(_error_record(job, prompt, str(error), turn))
         return fitting, refused
 
-    def _failed(self, job: Job, error: Exception) -> list[RequestRecord]:
+    def _failed(self, job: BenchJob, error: Exception) -> list[RequestRecord]:
         label = job.method.label
         why = str(error) if isinstance(error, DraftwoodError) else f"{type(error).__name__}: {error}"
         if not isinstance(error, PromptError):  # that would be the prompt's fault, whoever is asked
@@ -250,7 +250,7 @@ class _Bench:
             write_manifest(self._folder, self._manifest)
             self._note(f"{label} is left out from here on, it failed {len(reasons)} times in a row: {reasons[0]}")
 
-    def _finish(self) -> Run:
+    def _finish(self) -> BenchRun:
         """Verdicts that had to wait for plain decoding, and a file without what was done anew."""
         prompts = {(job.task, prompt.id): prompt for job in self._jobs for prompt in job.prompts}
         for key, record in self._records.items():
@@ -261,9 +261,9 @@ class _Bench:
         write_records(self._folder, records)
         manifest = replace(self._manifest, finished=_now())
         write_manifest(self._folder, manifest)
-        return Run(self._folder.resolve().name, manifest, records)
+        return BenchRun(self._folder.resolve().name, manifest, records)
 
-    def _warm_up(self, jobs: Sequence[Job]) -> None:
+    def _warm_up(self, jobs: Sequence[BenchJob]) -> None:
         """Every method once, briefly. The prompt is turned round, so that nobody learns anything about the real one."""
         params = replace(self._params(0), max_tokens=min(WARM_UP_TOKENS, self._settings.max_tokens), n=1)
         methods = list(dict.fromkeys(job.method.label for job in jobs))
@@ -312,18 +312,18 @@ class _Bench:
             self._judge.learn(record)
 
 
-def _is_done(keys: Sequence[Key], records: Mapping[Key, RequestRecord]) -> bool:
+def _is_done(keys: Sequence[RequestKey], records: Mapping[RequestKey, RequestRecord]) -> bool:
     return all(key in records and records[key].error is None for key in keys)
 
 
-def _listed(methods: Sequence[Method], before: Manifest | None) -> list[dict[str, Any]]:
+def _listed(methods: Sequence[BenchMethod], before: RunManifest | None) -> list[dict[str, Any]]:
     """Those of this start, and those of an earlier one that are not there now: peers that have gone."""
     found = [method.as_dict() for method in methods]
     labels = {method.label for method in methods}
     return found + [method for method in (before.methods if before else []) if method["label"] not in labels]
 
 
-def _record(key: Key, answer: Answer, batch: str) -> RequestRecord:
+def _record(key: RequestKey, answer: SampleResult, batch: str) -> RequestRecord:
     return RequestRecord(
         **key._asdict(),
         batch=batch,
@@ -341,13 +341,13 @@ def _record(key: Key, answer: Answer, batch: str) -> RequestRecord:
     )
 
 
-def _error_record(job: Job, prompt: TaskPrompt, why: str, turn: int = 0) -> RequestRecord:
+def _error_record(job: BenchJob, prompt: TaskPrompt, why: str, turn: int = 0) -> RequestRecord:
     return RequestRecord(
         method=job.method.label, task=job.task, prompt=prompt.id, turn=turn, repeat=job.repeat, error=why
     )
 
 
-def _continued(folder: Path, settings: Settings, tasks: Sequence[Task]) -> Manifest | None:
+def _continued(folder: Path, settings: BenchSettings, tasks: Sequence[Task]) -> RunManifest | None:
     """The run in this folder; None where there is none. Refuses to mix what does not belong together."""
     if not (folder / MANIFEST).exists():
         if folder.is_file():
@@ -368,7 +368,7 @@ def _continued(folder: Path, settings: Settings, tasks: Sequence[Task]) -> Manif
             got="different: " + ", ".join(other),
             next_step="Give the same ones to go on with it, or name a new folder.",
         )
-    other = _changed(manifest.machine, _as_json(machine_facts())) + _changed(manifest.software, software_facts())
+    other = _changed(manifest.machine, _as_json(describe_machine())) + _changed(manifest.software, list_versions())
     if other:
         raise DraftwoodError(
             f"The run in {folder} was made on another machine or with other versions: times would not fit together",

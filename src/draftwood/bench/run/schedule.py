@@ -10,43 +10,43 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from draftwood.bench.records import Key, Method
+from draftwood.bench.records import BenchMethod, RequestKey
 from draftwood.bench.tasks import Task, TaskPrompt
 
 
-class Job(NamedTuple):
+class BenchJob(NamedTuple):
     """One method answers one prompt, or a batch of them: all turns, all samples."""
 
-    method: Method
+    method: BenchMethod
     task: str
     prompts: tuple[TaskPrompt, ...]
     repeat: int
 
-    def keys(self, num_samples: int) -> list[Key]:
+    def keys(self, num_samples: int) -> list[RequestKey]:
         """The records it leaves. Several samples are made of first turns only."""
         return [
-            Key(self.method.label, self.task, prompt.id, turn, sample, self.repeat)
+            RequestKey(self.method.label, self.task, prompt.id, turn, sample, self.repeat)
             for prompt in self.prompts
             for turn in range(1 if num_samples > 1 else len(prompt.turns))
             for sample in range(num_samples)
         ]
 
 
-def schedule(tasks: Sequence[Task], methods: Sequence[Method], batch: int, repeats: int) -> list[Job]:
+def schedule(tasks: Sequence[Task], methods: Sequence[BenchMethod], batch: int, repeats: int) -> list[BenchJob]:
     groups = [
         [(task.name, tuple(task.prompts[at : at + batch])) for at in range(0, len(task.prompts), batch)]
         for task in tasks
     ]
     rounds = [group for row in zip_longest(*groups) for group in row if group is not None]
     return [
-        Job(methods[place], task, prompts, repeat)
+        BenchJob(methods[place], task, prompts, repeat)
         for repeat in range(repeats)
         for number, (task, prompts) in enumerate(rounds)
-        for place in order(number + repeat, len(methods))
+        for place in method_order(number + repeat, len(methods))
     ]
 
 
-def order(number: int, count: int) -> list[int]:
+def method_order(number: int, count: int) -> list[int]:
     """Who runs first, second, ... in a round. In ``2 * count`` rounds everybody follows everybody else equally often.
 
     The first round goes inwards from both ends (0, 3, 1, 2), the next ones add one to every place (1, 0, 2, 3; ...).

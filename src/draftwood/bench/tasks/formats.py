@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from draftwood.bench.tasks.layouts import Row, layout_of
+from draftwood.bench.tasks.layouts import Row, find_layout
 from draftwood.errors import MissingExtraError, PromptError
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")  # the first of several files of one name is taken
 
 
-def stem_of(path: str | Path) -> str:
+def file_stem(path: str | Path) -> str:
     """The name of a prompt file without its extension; empty where it is none."""
     name = Path(path).name
     return next((name[: -len(extension)] for extension in EXTENSIONS if name.lower().endswith(extension)), "")
@@ -28,10 +28,10 @@ def read_rows(path: Path, name: str | None = None) -> Iterator[tuple[str, Row]]:
         return _parquet_rows(path, name)
     lines = _lines(path, name)
     is_lines = path.name.lower().endswith((".jsonl", ".jsonl.gz"))
-    return rows_of_lines(lines, name) if is_lines else _json_rows(lines, name)
+    return parse_lines(lines, name) if is_lines else _json_rows(lines, name)
 
 
-def rows_of_lines(lines: Iterable[str], name: str) -> Iterator[tuple[str, Row]]:
+def parse_lines(lines: Iterable[str], name: str) -> Iterator[tuple[str, Row]]:
     """JSON lines; empty ones are left out."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -61,12 +61,12 @@ def _json_rows(lines: Iterable[str], name: str) -> Iterator[tuple[str, Row]]:
         first, _, rest = text.strip().partition("\n")
         if rest and not first.rstrip().endswith("}"):  # not one object a line: a list that is broken
             raise PromptError(f"{name} is not valid JSON", got=error) from error
-        yield from rows_of_lines(text.split("\n"), name)
+        yield from parse_lines(text.split("\n"), name)
         return
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list)]
         only = lists[0] if len(content) == 1 and lists else None
-        content = only if only and isinstance(only[0], dict) and layout_of(content) is None else [content]
+        content = only if only and isinstance(only[0], dict) and find_layout(content) is None else [content]
     if not isinstance(content, list):
         raise PromptError(f"{name} has no rows", got=text[:80], allowed="a list of objects, or one object a line")
     for number, row in enumerate(content, start=1):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from draftwood.bench.tasks.formats import read_rows, stem_of
-from draftwood.bench.tasks.layouts import Row, TaskPrompt, prompts_of
+from draftwood.bench.tasks.formats import file_stem, read_rows
+from draftwood.bench.tasks.layouts import Row, TaskPrompt, parse_prompts
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
 from draftwood.models import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off
 from draftwood.progress import Progress, report
@@ -25,7 +25,7 @@ _SPLITS = ("test", "validation", "train")  # the first there is is taken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HubSet:
+class HubDataset:
     """One data set: where it is and which of its files has the prompts."""
 
     repo: str
@@ -34,30 +34,30 @@ class HubSet:
 
 
 SETS = {
-    "aime24": HubSet(repo="HuggingFaceH4/aime_2024", files="data/train-*.parquet"),  # it has no other split
-    "alpaca": HubSet(repo="tatsu-lab/alpaca", files="data/train-*.parquet"),  # it has no other split
-    "classeval": HubSet(repo="FudanSELab/ClassEval", files="data/test-*.parquet"),
-    "cnn_dm": HubSet(repo="abisee/cnn_dailymail", files="3.0.0/test-*.parquet"),
-    "gsm8k": HubSet(repo="openai/gsm8k", files="main/test-*.parquet"),
-    "humaneval": HubSet(repo="openai/openai_humaneval", files="openai_humaneval/test-*.parquet"),
+    "aime24": HubDataset(repo="HuggingFaceH4/aime_2024", files="data/train-*.parquet"),  # it has no other split
+    "alpaca": HubDataset(repo="tatsu-lab/alpaca", files="data/train-*.parquet"),  # it has no other split
+    "classeval": HubDataset(repo="FudanSELab/ClassEval", files="data/test-*.parquet"),
+    "cnn_dm": HubDataset(repo="abisee/cnn_dailymail", files="3.0.0/test-*.parquet"),
+    "gsm8k": HubDataset(repo="openai/gsm8k", files="main/test-*.parquet"),
+    "humaneval": HubDataset(repo="openai/openai_humaneval", files="openai_humaneval/test-*.parquet"),
     # Each release adds a file; this is what the sixth added. The files before it are several times as large.
-    "livecodebench": HubSet(repo="livecodebench/code_generation_lite", files="test6.jsonl"),
-    "mbpp": HubSet(repo="google-research-datasets/mbpp", files="full/test-*.parquet"),
-    "mt_bench": HubSet(repo="HuggingFaceH4/mt_bench_prompts", files="raw/question.jsonl"),
+    "livecodebench": HubDataset(repo="livecodebench/code_generation_lite", files="test6.jsonl"),
+    "mbpp": HubDataset(repo="google-research-datasets/mbpp", files="full/test-*.parquet"),
+    "mt_bench": HubDataset(repo="HuggingFaceH4/mt_bench_prompts", files="raw/question.jsonl"),
 }
 
 
-def loaders(data: str, progress: Progress | None) -> dict[str, Callable[[], tuple[str, list[TaskPrompt]]]]:
+def make_loaders(data: str, progress: Progress | None) -> dict[str, Callable[[], tuple[str, list[TaskPrompt]]]]:
     """How to load each task that ``data`` stands for; nothing is fetched before that."""
-    sets = SETS if data == HUB else dict([named_set(data)])
+    sets = SETS if data == HUB else dict([parse_hub_name(data)])
 
-    def loader(name: str, found: HubSet) -> Callable[[], tuple[str, list[TaskPrompt]]]:
+    def loader(name: str, found: HubDataset) -> Callable[[], tuple[str, list[TaskPrompt]]]:
         return lambda: _load(name, found, progress)
 
     return {name: loader(name, found) for name, found in sets.items()}
 
 
-def named_set(data: str) -> tuple[str, HubSet]:
+def parse_hub_name(data: str) -> tuple[str, HubDataset]:
     """The task and the data set of ``hub:ORG/NAME[@REVISION][/FILE]``."""
     match = re.fullmatch(rf"{HUB}:([\w.-]+)/([\w.-]+)(?:@([^/]+))?(?:/(.+))?", data)
     if match is None:
@@ -70,11 +70,11 @@ def named_set(data: str) -> tuple[str, HubSet]:
     repo = f"{owner}/{name}"
     for task, known in SETS.items():
         if known.repo.lower() == repo.lower():
-            return task, HubSet(repo=repo, files=files or known.files, revision=revision)
-    return name, HubSet(repo=repo, files=files, revision=revision)
+            return task, HubDataset(repo=repo, files=files or known.files, revision=revision)
+    return name, HubDataset(repo=repo, files=files, revision=revision)
 
 
-def _load(task: str, found: HubSet, progress: Progress | None) -> tuple[str, list[TaskPrompt]]:
+def _load(task: str, found: HubDataset, progress: Progress | None) -> tuple[str, list[TaskPrompt]]:
     if not hub_is_installed():
         raise MissingExtraError(f"Fetching {found.repo} from the hub", "huggingface_hub", "hub")
     paths = list(_cached(found) if hub_is_off() else _fetched(found, progress))
@@ -86,15 +86,15 @@ def _load(task: str, found: HubSet, progress: Progress | None) -> tuple[str, lis
         for name, path in paths:
             yield from read_rows(path, f"{found.repo}/{name}")  # named as the hub does: the cache's own paths are long
 
-    return source, prompts_of(rows(), task)
+    return source, parse_prompts(rows(), task)
 
 
-def _fetched(found: HubSet, progress: Progress | None) -> Iterator[tuple[str, Path]]:
+def _fetched(found: HubDataset, progress: Progress | None) -> Iterator[tuple[str, Path]]:
     import huggingface_hub
 
     with _hub_errors(found):
         info = huggingface_hub.HfApi().dataset_info(found.repo, revision=found.revision, timeout=HUB_TIMEOUT)
-    names = choose(found, [str(file.rfilename) for file in info.siblings or []])
+    names = choose_files(found, [str(file.rfilename) for file in info.siblings or []])
     for done, name in enumerate(names):
         report(progress, f"downloading {found.repo}", done, len(names))
         with _hub_errors(found):
@@ -105,7 +105,7 @@ def _fetched(found: HubSet, progress: Progress | None) -> Iterator[tuple[str, Pa
     report(progress, f"downloading {found.repo}", len(names), len(names))
 
 
-def _cached(found: HubSet) -> Iterator[tuple[str, Path]]:
+def _cached(found: HubDataset) -> Iterator[tuple[str, Path]]:
     """The same files from the cache alone, for those who want no talk with the hub."""
     import huggingface_hub
 
@@ -116,12 +116,12 @@ def _cached(found: HubSet) -> Iterator[tuple[str, Path]]:
             )
         )
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-    yield from ((name, folder / name) for name in choose(found, names))
+    yield from ((name, folder / name) for name in choose_files(found, names))
 
 
-def choose(found: HubSet, names: Sequence[str]) -> list[str]:
+def choose_files(found: HubDataset, names: Sequence[str]) -> list[str]:
     """The files to read: those that fit the pattern, else those of the test split. Shards of one table go together."""
-    data = sorted(name for name in names if stem_of(name))
+    data = sorted(name for name in names if file_stem(name))
     if found.files is not None:
         chosen = [name for name in data if fnmatchcase(name, found.files)]
     else:
@@ -152,8 +152,8 @@ def _is_split(name: str, split: str) -> bool:
 def _table(name: str) -> str:
     """The name without extension and number of the shard."""
     folder, slash, _ = name.rpartition("/")
-    return f"{folder}{slash}{SHARD.sub('', stem_of(name))}"
+    return f"{folder}{slash}{SHARD.sub('', file_stem(name))}"
 
 
-def _hub_errors(found: HubSet) -> AbstractContextManager[None]:
+def _hub_errors(found: HubDataset) -> AbstractContextManager[None]:
     return hub_errors(f"The data set {found.repo}", "a local folder with --data", DraftwoodError)

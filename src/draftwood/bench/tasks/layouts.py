@@ -30,7 +30,7 @@ class TaskPrompt:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class PromptLayout:
     """How one kind of file writes a prompt down."""
 
     name: str
@@ -98,54 +98,56 @@ def _conversation(row: Row) -> list[str]:
 
 # The first that fits is taken: those with more or rarer fields come first.
 LAYOUTS = (
-    Layout(
+    PromptLayout(
         name="turns",  # our own, MT-Bench, Spec-Bench, EAGLE's folders
         fields="turns",
         fits=lambda row: _texts(row.get("turns")),
         turns=lambda row: list(row["turns"]),
     ),
-    Layout(
+    PromptLayout(
         name="prompts",  # MT-Bench on the hub
         fields="prompt (a list)",
         fits=lambda row: _texts(row.get("prompt")),
         turns=lambda row: list(row["prompt"]),
     ),
-    Layout(name="humaneval", fields="prompt + entry_point", fits=_has("prompt", "entry_point"), turns=_humaneval),
-    Layout(name="classeval", fields="skeleton + class_name", fits=_has("skeleton", "class_name"), turns=_classeval),
-    Layout(
+    PromptLayout(name="humaneval", fields="prompt + entry_point", fits=_has("prompt", "entry_point"), turns=_humaneval),
+    PromptLayout(
+        name="classeval", fields="skeleton + class_name", fits=_has("skeleton", "class_name"), turns=_classeval
+    ),
+    PromptLayout(
         name="mbpp",
         fields="text or prompt + test_list",
         fits=lambda row: _texts(row.get("test_list")) and (_has("text")(row) or _has("prompt")(row)),
         turns=_mbpp,
     ),
-    Layout(name="livecodebench", fields="question_content", fits=_has("question_content"), turns=_livecodebench),
-    Layout(
+    PromptLayout(name="livecodebench", fields="question_content", fits=_has("question_content"), turns=_livecodebench),
+    PromptLayout(
         name="cnn_dm",
         fields="article",
         fits=_has("article"),
         turns=lambda row: [f"Summarize: {row['article']}"],
     ),
-    Layout(name="alpaca", fields="instruction", fits=_has("instruction"), turns=_alpaca),
-    Layout(
+    PromptLayout(name="alpaca", fields="instruction", fits=_has("instruction"), turns=_alpaca),
+    PromptLayout(
         name="conversation",
         fields="messages or conversations",
         fits=lambda row: _said(row) is not None,
         turns=_conversation,
     ),
-    Layout(name="gsm8k", fields="question", fits=_has("question"), turns=lambda row: [row["question"]]),
-    Layout(name="aime", fields="problem", fits=_has("problem"), turns=lambda row: [row["problem"]]),
-    Layout(name="aime", fields="Problem", fits=_has("Problem"), turns=lambda row: [row["Problem"]]),
-    Layout(name="prompt", fields="prompt", fits=_has("prompt"), turns=lambda row: [row["prompt"]]),
+    PromptLayout(name="gsm8k", fields="question", fits=_has("question"), turns=lambda row: [row["question"]]),
+    PromptLayout(name="aime", fields="problem", fits=_has("problem"), turns=lambda row: [row["problem"]]),
+    PromptLayout(name="aime", fields="Problem", fits=_has("Problem"), turns=lambda row: [row["Problem"]]),
+    PromptLayout(name="prompt", fields="prompt", fits=_has("prompt"), turns=lambda row: [row["prompt"]]),
 )
 _ID_FIELDS = ("id", "question_id", "task_id", "prompt_id", "ID")
 _CATEGORY_FIELDS = ("category", "difficulty")
 
 
-def layout_of(row: Row) -> Layout | None:
+def find_layout(row: Row) -> PromptLayout | None:
     return next((layout for layout in LAYOUTS if layout.fits(row)), None)
 
 
-def prompts_of(rows: Iterable[tuple[str, Row]], task: str) -> list[TaskPrompt]:
+def parse_prompts(rows: Iterable[tuple[str, Row]], task: str) -> list[TaskPrompt]:
     """All prompts of a task, in the order of its rows.
 
     Two rows with one id are two prompts: the later one gets a suffix (``12#2``). Results are kept by id, so one of them
@@ -154,7 +156,7 @@ def prompts_of(rows: Iterable[tuple[str, Row]], task: str) -> list[TaskPrompt]:
     prompts: list[TaskPrompt] = []
     layouts, taken = set(), set[str]()
     for index, (place, row) in enumerate(rows):
-        layout = layout_of(row)
+        layout = find_layout(row)
         if layout is None:
             raise PromptError(
                 f"{place} has no known layout",

@@ -13,12 +13,12 @@ from draftwood.cli.bench import recipes as bench_recipes
 from draftwood.cli.bench import replay as bench_replay
 from draftwood.cli.bench import results as bench_results
 from draftwood.cli.bench.options import add_prompt_settings, add_setting, budgets, methods, numbers, typed_settings
-from draftwood.cli.bench.tables import tell
+from draftwood.cli.bench.tables import print_note
 from draftwood.cli.console import Screen, Subparsers, add_command, add_model_options
 from draftwood.errors import DraftwoodError
 
 if TYPE_CHECKING:
-    from draftwood.bench.run import Plan
+    from draftwood.bench.run import BenchPlan
 
 _DETAILS = """\
 A method is a drafter's name (draftwood drafters), behind a colon its options;
@@ -77,20 +77,20 @@ def register(commands: Subparsers[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     screen = Screen(args.color)
-    from draftwood.bench.run import absent_peers, check_plan, make_plan, run_bench
+    from draftwood.bench.run import check_plan, list_absent_peers, make_plan, run_bench
 
     out = Path(args.out or f"bench-{datetime.now():%Y%m%d-%H%M%S}")
     command = shlex.join(["draftwood", *args.argv])
     plan = make_plan(typed_settings(args), out, command, args.recipe, args.param)
     bench_recipes.introduce(screen, plan.recipe)
     check_plan(plan, screen.progress)
-    for why in absent_peers(plan):
-        tell(screen, why)
+    for why in list_absent_peers(plan):
+        print_note(screen, why)
     runs = []
     try:
         for request in plan.requests:
-            tell(screen, f"results go to {request.folder}")
-            runs.append(run_bench(request, screen.progress, lambda text: tell(screen, text)))
+            print_note(screen, f"results go to {request.folder}")
+            runs.append(run_bench(request, screen.progress, lambda text: print_note(screen, text)))
     except (KeyboardInterrupt, DraftwoodError) as error:
         _tell_how_to_go_on(args, screen, plan, out, command, interrupted=isinstance(error, KeyboardInterrupt))
         raise
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell_how_to_go_on(
-    args: argparse.Namespace, screen: Screen, plan: Plan, out: Path, command: str, *, interrupted: bool
+    args: argparse.Namespace, screen: Screen, plan: BenchPlan, out: Path, command: str, *, interrupted: bool
 ) -> None:
     """Of an error only where its own advice, the same command, would make a new folder."""
     screen.progress.clear()

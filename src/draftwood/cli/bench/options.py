@@ -1,4 +1,4 @@
-"""What the benchmark commands take: options whose defaults are those of ``Settings``, and lists as they are typed."""
+"""Options of the benchmark commands: defaults come from ``BenchSettings``, lists are comma-separated."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from draftwood.bench.records import Settings
+from draftwood.bench.records import BenchSettings
 
-DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Settings)}
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(BenchSettings)}
 
 
 def add_setting(

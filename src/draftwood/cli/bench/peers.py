@@ -26,11 +26,11 @@ def register(commands: Subparsers[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.bench.peers import PEERS, absent, install_peer
+    from draftwood.bench.peers import PEERS, explain_absence, install_peer
 
     screen = Screen(args.color)
     if args.install:
         place = install_peer(args.install, screen.progress)
         screen.note(f"{args.install} is in {place}")
-    states = {name: absent(spec) or "there" for name, spec in PEERS.items()}
+    states = {name: explain_absence(spec) or "there" for name, spec in PEERS.items()}
     return show(args, {"peers": states}, prose_table(screen.out, [*states.items()]))

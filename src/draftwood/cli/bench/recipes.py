@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.bench.tables import prose_table, tell
+from draftwood.cli.bench.tables import print_note, prose_table
 from draftwood.cli.console import Screen, Subparsers, add_command, counted, show
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ def register(commands: Subparsers[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.bench.recipes import load_recipe, recipe_names
+    from draftwood.bench.recipes import list_recipes, load_recipe
 
     paint = Screen(args.color).out
     if args.recipe:
         recipe = load_recipe(args.recipe)
         content = {**asdict(recipe), "params": recipe.params, "missing": recipe.missing()}
         return show(args, content, prose_table(paint, _in_full(recipe)))
-    recipes = [load_recipe(name) for name in recipe_names()]
+    recipes = [load_recipe(name) for name in list_recipes()]
     brief = ("name", "paper", "item", "title", "kind", "needs")
     rows = [(one.name, f"{one.paper}, {one.item}", _title(one)) for one in recipes]
     return show(
@@ -46,16 +46,16 @@ def run(args: argparse.Namespace) -> int:
 def introduce(screen: Screen, recipe: Recipe | None) -> None:
     """Before it runs: what it shows, what machine it is for, and which methods stay away."""
     if recipe is not None:
-        tell(screen, f"{recipe.name}: {recipe.paper}, {recipe.item}: {recipe.title}")
+        print_note(screen, f"{recipe.name}: {recipe.paper}, {recipe.item}: {recipe.title}")
         for text in filter(None, (recipe.what, recipe.hardware, *recipe.left_out())):
-            tell(screen, text, "  ")
+            print_note(screen, text, "  ")
 
 
 def conclude(screen: Screen, recipe: Recipe | None) -> None:
     """After it ran: what turns the figures into those of the paper."""
     if recipe is not None and recipe.then:
-        tell(screen, "What is left to do for the paper's figure:")
-        tell(screen, recipe.then, "  ")
+        print_note(screen, "What is left to do for the paper's figure:")
+        print_note(screen, recipe.then, "  ")
 
 
 def _title(recipe: Recipe) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.cli.bench.options import DEFAULTS, add_prompt_settings, add_setting, budgets, methods, numbers
-from draftwood.cli.bench.tables import figures_table, tell
+from draftwood.cli.bench.tables import figures_table, print_note
 from draftwood.cli.console import Screen, Subparsers, add_command, add_model_options, show
 from draftwood.config import SamplingParams
 from draftwood.disk import check_place, new_file
@@ -78,19 +78,19 @@ def run_record(args: argparse.Namespace) -> int:
 
 def run_replay(args: argparse.Namespace) -> int:
     screen, chosen = Screen(args.color), _methods(args)
-    from draftwood.bench.replay import figure_notes, figure_rows, load_recording, replay_methods
+    from draftwood.bench.replay import format_figures, list_warnings, load_recording, replay_methods
 
     if args.out:
         check_place(Path(args.out), force=args.force and Path(args.out).resolve() != Path(args.recording).resolve())
     recording, study = load_recording(args.recording), {"contexts": args.context, "trajectories": args.trajectories}
     found = replay_methods(recording, chosen, **study, estimate=args.estimate, progress=screen.progress)
     content = {"recording": args.recording, "model": recording.target.name, "figures": [asdict(f) for f in found]}
-    for note in figure_notes(found):
-        tell(screen, note)
+    for note in list_warnings(found):
+        print_note(screen, note)
     if args.out:
         with new_file(Path(args.out)) as temporary:
             temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return show(args, content, figures_table(screen.out, figure_rows(found)))
+    return show(args, content, figures_table(screen.out, format_figures(found)))
 
 
 def _add_methods(parser: argparse.ArgumentParser) -> Any:

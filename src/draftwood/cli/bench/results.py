@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.bench.tables import figures_table, tell
+from draftwood.cli.bench.tables import figures_table, print_note
 from draftwood.cli.console import BOLD, RED, Screen, Subparsers, add_command, show
 from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftwood.bench.records import Run
+    from draftwood.bench.records import BenchRun
 
 _NOISE = """\
 Compared are the prompts that both runs have. A change counts if its 99%
@@ -68,23 +68,23 @@ def run_report(args: argparse.Namespace) -> int:
     return conclude(args, Screen(args.color), Path(args.out or args.runs[0]), read_runs(args.runs))
 
 
-def conclude(args: argparse.Namespace, screen: Screen, out: Path, runs: Sequence[Run]) -> int:
+def conclude(args: argparse.Namespace, screen: Screen, out: Path, runs: Sequence[BenchRun]) -> int:
     """Writes the report and shows its main figures; 1 if an output was wrong or something failed."""
-    from draftwood.bench.figures import summarise
-    from draftwood.bench.report import remarks, result_rows, summary_json, troubles, write_report
+    from draftwood.bench.figures import summarize
+    from draftwood.bench.report import format_results, format_summary_json, list_problems, list_remarks, write_report
 
-    summaries = summarise(runs)
+    summaries = summarize(runs)
     paths = write_report(out, summaries)
     if args.json:
-        print(summary_json(summaries), end="")
+        print(format_summary_json(summaries), end="")
     else:
         for summary in summaries:
-            print("\n".join([screen.out(summary.title, BOLD), *figures_table(screen.out, result_rows(summary)), ""]))
+            print("\n".join([screen.out(summary.title, BOLD), *figures_table(screen.out, format_results(summary)), ""]))
     for path in paths:
-        tell(screen, f"wrote {path}")
-    for remark in remarks(runs):
-        tell(screen, remark)
-    found = [trouble for summary in summaries for trouble in troubles(summary)]
+        print_note(screen, f"wrote {path}")
+    for remark in list_remarks(runs):
+        print_note(screen, remark)
+    found = [trouble for summary in summaries for trouble in list_problems(summary)]
     for trouble in found:
         screen.err.write(screen.err(trouble, RED) + "\n")
     return 1 if found else 0
@@ -93,15 +93,15 @@ def conclude(args: argparse.Namespace, screen: Screen, out: Path, runs: Sequence
 def run_diff(args: argparse.Namespace) -> int:
     from draftwood.bench.figures import diff_runs, find_pairs
     from draftwood.bench.records import read_run
-    from draftwood.bench.report import as_plain, change_note, change_rows
+    from draftwood.bench.report import format_changes, summarize_hidden_changes, to_json_value
 
     before, after = read_run(args.before), read_run(args.after)
     pairs = find_pairs(before, after, args.pair)
     changes = diff_runs(before, after, pairs)
-    lines = figures_table(Screen(args.color).out, change_rows(changes)) if changes else []
-    note = change_note(changes)
+    lines = figures_table(Screen(args.color).out, format_changes(changes)) if changes else []
+    note = summarize_hidden_changes(changes)
     content = {
-        "changes": as_plain(changes),
+        "changes": to_json_value(changes),
         "pairs": [{"method": pair.label, **pair._asdict()} for pair in pairs],
     }
     return show(args, content, [*lines, *([note] if note else [])])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from draftwood.cli.console import Paint, Screen, columns, table
 
 GAP = 2  # between columns
-LEAST = 16  # of a column whose text is broken
+MIN_WIDTH = 16  # of a column whose text is broken
 
 Row = tuple[str, ...]
 Wrap = Callable[[str, int], list[str]]
@@ -23,7 +23,7 @@ def figures_table(paint: Paint, rows: Sequence[Row]) -> list[str]:
     if room is None or _total(widths) <= room:
         return table(paint, rows)
     spare = room - _total(widths[1:]) - GAP
-    name = min(widths[0], spare if spare >= LEAST else max(LEAST, room // 2))
+    name = min(widths[0], spare if spare >= MIN_WIDTH else max(MIN_WIDTH, room // 2))
     blocks = []
     for chosen in _blocks(widths, name, room):
         short = [(row[0], *(row[at] for at in chosen)) for row in rows]
@@ -38,10 +38,10 @@ def prose_table(paint: Paint, rows: Sequence[Row]) -> list[str]:
     if room is None or _total(widths) <= room:
         return table(paint, rows)
     last = len(widths) - 1
-    return table(paint, list(_broken(rows, last, max(LEAST, room - _total(widths[:-1]) - GAP), textwrap.wrap)))
+    return table(paint, list(_broken(rows, last, max(MIN_WIDTH, room - _total(widths[:-1]) - GAP), textwrap.wrap)))
 
 
-def tell(screen: Screen, text: str, indent: str = "") -> None:
+def print_note(screen: Screen, text: str, indent: str = "") -> None:
     """A note beside the answer, in lines that fit; a progress bar makes room for it."""
     room = _room(screen.err)
     lines = text.split("\n")

@@ -73,7 +73,7 @@ def peak_bytes() -> int | None:
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 
 
-def fitting_dtype(model: Message) -> str:
+def choose_dtype(model: Message) -> str:
     """The dtype to load: that which was asked for, but float32 on a CPU that would have to imitate a shorter one."""
     dtype = str(model["dtype"])
     if not model["dtype_is_free"] or model["device"] != "cpu" or dtype == "float32":

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from draftwood.bench.peers.workers.peer_protocol import (
         Generate,
         Message,
-        fitting_dtype,
+        choose_dtype,
         peak_bytes,
         reset_peak,
         serve,
     )
 else:  # it runs as a script in another Python, where this file lies beside it and nothing else of Draftwood is there
-    from peer_protocol import Generate, Message, fitting_dtype, peak_bytes, reset_peak, serve
+    from peer_protocol import Generate, Message, choose_dtype, peak_bytes, reset_peak, serve
 
 
-class Watch:
+class PassCounter:
     """Notes every pass of the model and everything that ``generate`` gives out: a hook and a streamer in one."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def load(model: Message) -> tuple[Generate, Message]:
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(model["threads"])
-    device, dtype = model["device"], fitting_dtype(model)
+    device, dtype = model["device"], choose_dtype(model)
     target = _model(transformers, model["folder"], getattr(torch, dtype), device)
     ends = end_ids(Path(model["folder"]))
     mode = _mode(transformers, model, getattr(torch, dtype))
@@ -76,7 +76,7 @@ def load(model: Message) -> tuple[Generate, Message]:
     def generate(request: Message) -> Message:
         prompt = torch.tensor([request["prompt_ids"]], device=device)
         own_ends = [] if request["ignore_eos"] else ends
-        watch = Watch()
+        watch = PassCounter()
         handle = target.register_forward_pre_hook(watch.hook, with_kwargs=True)
         torch.manual_seed(request["seed"])
         torch.cuda.reset_peak_memory_stats() if on_gpu else reset_peak()

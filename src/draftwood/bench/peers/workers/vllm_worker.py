@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from draftwood.bench.peers.workers.peer_protocol import (
         Generate,
         Message,
-        fitting_dtype,
+        choose_dtype,
         peak_bytes,
         reset_peak,
         serve,
     )
 else:  # it runs as a script in another Python, where this file lies beside it and nothing else of Draftwood is there
-    from peer_protocol import Generate, Message, fitting_dtype, peak_bytes, reset_peak, serve
+    from peer_protocol import Generate, Message, choose_dtype, peak_bytes, reset_peak, serve
 
 _DRAFTS = "vllm:spec_decode_num_"
 _ENVIRONMENT = {
@@ -33,7 +33,7 @@ def load(model: Message) -> tuple[Generate, Message]:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     vllm: Any = importlib.import_module("vllm")
-    dtype = fitting_dtype(model)
+    dtype = choose_dtype(model)
     speculation = _speculation(model["variant"], model["options"])
     engine = vllm.LLM(
         model=model["folder"],

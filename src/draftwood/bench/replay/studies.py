@@ -16,9 +16,9 @@ from statistics import median
 
 import numpy as np
 
-from draftwood.bench.records import Method
+from draftwood.bench.records import BenchMethod
 from draftwood.bench.replay.recording import Recording
-from draftwood.bench.replay.replayer import KnownText, Replay, Script, check_method, replay
+from draftwood.bench.replay.replayer import ReplayResult, ReplayScript, TextRows, check_method, replay
 from draftwood.errors import OptionError
 from draftwood.progress import Progress
 
@@ -27,7 +27,7 @@ MUCH = 0.5  # of the wrong guesses: where less is known, that is said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
+class ReplayFigures:
     """One line of a result: one method, at one length of context or number of trajectories where these are studied."""
 
     method: str
@@ -48,21 +48,21 @@ class Figures:
     read_ms: float  # to take in the prompt, its rows included; median over requests
 
 
-def figures_of(
+def compute_figures(
     recording: Recording,
-    method: Method,
-    replays: Sequence[Replay],
+    method: BenchMethod,
+    replays: Sequence[ReplayResult],
     *,
     context: int | None = None,
     trajectories: int | None = None,
-) -> Figures:
+) -> ReplayFigures:
     tokens = sum(result.stats.output_tokens for result in replays)
     cycles = sum(result.stats.cycles for result in replays)
-    beside = sum(result.beside for result in replays)
-    estimated = sum(result.beside_estimated for result in replays)
+    off_text = sum(result.off_text for result in replays)
+    estimated = sum(result.off_text_estimated for result in replays)
     timed = [times for result in replays for times in result.cycles]
     whole = context is None and trajectories is None
-    return Figures(
+    return ReplayFigures(
         method=method.label,
         budget=int(method.budget),
         context=context,
@@ -73,8 +73,8 @@ def figures_of(
         tau=round(tokens / cycles, 4),
         recorded_tau=_recorded_tau(recording, method) if whole else None,
         nodes=round(sum(result.stats.drafted_nodes for result in replays) / cycles + 1.0, 2),
-        coverage=round(sum(result.beside_known for result in replays) / beside, 4) if beside else None,
-        estimated=round(estimated / beside, 4) if estimated else None,
+        coverage=round(sum(result.off_text_known for result in replays) / off_text, 4) if off_text else None,
+        estimated=round(estimated / off_text, 4) if estimated else None,
         propose_ms=_ms([times.propose_seconds for times in timed]),
         observe_ms=_ms([times.observe_seconds for times in timed]),
         cycle_ms=_ms([sum(times) for times in timed]),
@@ -82,38 +82,38 @@ def figures_of(
     )
 
 
-def context_study(
+def study_contexts(
     recording: Recording,
-    method: Method,
+    method: BenchMethod,
     lengths: Sequence[int],
     *,
     estimate: bool = False,
     progress: Progress | None = None,
-) -> list[Figures]:
+) -> list[ReplayFigures]:
     """The same answers behind contexts of each length."""
     check_method(recording, method)
-    filler = Filler(recording)
+    filler = ContextFiller(recording)
     found = []
     for length in lengths:
         before = partial(filler.before, length=length)
         replays = replay(recording, method, estimate=estimate, before=before, progress=progress)
-        found.append(figures_of(recording, method, replays, context=length))
+        found.append(compute_figures(recording, method, replays, context=length))
     return found
 
 
-def trajectory_study(
+def study_trajectories(
     recording: Recording,
-    method: Method,
+    method: BenchMethod,
     counts: Sequence[int],
     *,
     estimate: bool = False,
     progress: Progress | None = None,
-) -> list[Figures]:
+) -> list[ReplayFigures]:
     """Tau over the first 1, 4, ... samples of every prompt, drafted in turn with the method's memory."""
     check_trajectories(recording, counts)
     replays = replay(recording, method, estimate=estimate, progress=progress)
     return [
-        figures_of(
+        compute_figures(
             recording, method, [result for result in replays if result.request.sample < count], trajectories=count
         )
         for count in counts
@@ -141,15 +141,15 @@ def check_trajectories(recording: Recording, counts: Sequence[int]) -> None:
         )
 
 
-class Filler:
+class ContextFiller:
     """Long contexts from the texts of other prompts."""
 
     def __init__(self, recording: Recording) -> None:
         check_contexts(recording, ())
         self._recording = recording
-        self._texts: dict[int, KnownText] = {}
+        self._texts: dict[int, TextRows] = {}
 
-    def before(self, number: int, length: int) -> KnownText | None:
+    def before(self, number: int, length: int) -> TextRows | None:
         """What stands before the prompt of request ``number`` to make it ``length`` tokens; None if it is as long.
 
         Another turn of its conversation repeats its words, another sample nearly does: neither is used.
@@ -159,7 +159,7 @@ class Filler:
         missing = length - len(own.prompt_ids)
         order = [*range(number + 1, len(requests)), *range(number)]
         others = [n for n in order if requests[n].sample == 0 and requests[n].group[:2] != own.group[:2]]
-        parts: list[KnownText] = []
+        parts: list[TextRows] = []
         for other in cycle(others):
             if missing <= 0:
                 break
@@ -167,16 +167,16 @@ class Filler:
             missing -= len(parts[-1].tokens)
         return _joined(parts) if parts else None
 
-    def _text(self, number: int) -> KnownText:
+    def _text(self, number: int) -> TextRows:
         if number not in self._texts:
             request = self._recording.requests[number]
-            self._texts[number] = Script(request, self._recording.target.vocab_size).part(len(request.text))
+            self._texts[number] = ReplayScript(request, self._recording.target.vocab_size).part(len(request.text))
         return self._texts[number]
 
 
-def figure_rows(found: Sequence[Figures]) -> list[tuple[str, ...]]:
+def format_figures(found: Sequence[ReplayFigures]) -> list[tuple[str, ...]]:
     """A table with a heading; a column stands there where one of the lines has something in it."""
-    columns: list[tuple[str, Callable[[Figures], str]]] = [
+    columns: list[tuple[str, Callable[[ReplayFigures], str]]] = [
         ("method", lambda line: line.method),
         ("budget", lambda line: str(line.budget)),
         ("context", lambda line: _text_of(line.context)),
@@ -197,7 +197,7 @@ def figure_rows(found: Sequence[Figures]) -> list[tuple[str, ...]]:
     return [tuple(name for name, _ in shown), *zip(*(cells for _, cells in shown), strict=True)]
 
 
-def figure_notes(found: Sequence[Figures]) -> list[str]:
+def list_warnings(found: Sequence[ReplayFigures]) -> list[str]:
     """What should be said beside the table: which figures are not to be trusted."""
     thin = dict.fromkeys(
         line.method for line in found if line.coverage is not None and line.coverage + (line.estimated or 0.0) < MUCH
@@ -212,7 +212,7 @@ def _text_of(value: float | None, form: str = "{}") -> str:
     return "" if value is None else form.format(value)
 
 
-def _recorded_tau(recording: Recording, method: Method) -> float | None:
+def _recorded_tau(recording: Recording, method: BenchMethod) -> float | None:
     """Of the run in which this method was recorded, if it was and its texts are the ones that are replayed."""
     wanted = (method.drafter, method.options, method.memory, method.budget)
     for entry in recording.methods:
@@ -222,12 +222,12 @@ def _recorded_tau(recording: Recording, method: Method) -> float | None:
     return None
 
 
-def _cut(text: KnownText, length: int) -> KnownText:
-    return KnownText(text.tokens[:length], text.ids[:length], text.above[:length], text.known[:length])
+def _cut(text: TextRows, length: int) -> TextRows:
+    return TextRows(text.tokens[:length], text.ids[:length], text.above[:length], text.known[:length])
 
 
-def _joined(texts: Sequence[KnownText]) -> KnownText:
-    return KnownText(
+def _joined(texts: Sequence[TextRows]) -> TextRows:
+    return TextRows(
         tuple(token for text in texts for token in text.tokens),
         np.concatenate([text.ids for text in texts]),
         np.concatenate([text.above for text in texts]),

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.bench.figures import ALL_TASKS
-from draftwood.bench.recipes.file import RecipeFile
-from draftwood.bench.records import DEFAULT_METHODS, Settings, labelled, parse_method, parse_methods
+from draftwood.bench.recipes.recipe_file import RecipeFile
+from draftwood.bench.records import DEFAULT_METHODS, BenchSettings, list_labels, parse_method, parse_methods
 from draftwood.config import DEFAULT_MEMORY
 from draftwood.drafters import drafter_names
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean
@@ -34,8 +34,8 @@ NEEDS = {
     "datastore": "a file of `draftwood datastore build`",
     "training": "heads that were trained for this comparison",
 }
-_SETTINGS = tuple(f.name for f in fields(Settings) if f.name not in USERS)
-_LISTS = tuple(f.name for f in fields(Settings) if isinstance(f.default, tuple))
+_SETTINGS = tuple(f.name for f in fields(BenchSettings) if f.name not in USERS)
+_LISTS = tuple(f.name for f in fields(BenchSettings) if isinstance(f.default, tuple))
 _LISTED = {"claims": int, "needs": str, "optional": str}
 _HEADS = "heads:"
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
@@ -43,7 +43,7 @@ _FOLDER_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
+class PaperFigure:
     """One number of the paper."""
 
     method: str  # its label in the run
@@ -86,10 +86,10 @@ class Recipe:
         methods = [*self.optional, *(text for run in self.runs for text in _methods(run))]
         return _unique(name for text in methods for name in _PLACEHOLDER.findall(text))
 
-    def settings_for(self, run: RecipeRun, typed: Mapping[str, Any] | None = None) -> Settings:
+    def settings_for(self, run: RecipeRun, typed: Mapping[str, Any] | None = None) -> BenchSettings:
         """What a run measures. What the user ``typed``, by the names of Settings, goes before what the recipe says."""
         own = {"drafters": (*_methods(run), *(text for text in self.optional if not _lacks(text)))}
-        return Settings.from_dict({**run.settings, **own, **(typed or {})})
+        return BenchSettings.from_dict({**run.settings, **own, **(typed or {})})
 
     def figures_for(self, run: RecipeRun, typed: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """The paper's figures for what is run: its means are of its tasks, and of no others."""
@@ -115,7 +115,7 @@ class Recipe:
             raise OptionError(f"The recipe {self.name} ({self.paper}, {self.item}) cannot run", got="; ".join(missing))
 
 
-def recipe_names() -> list[str]:
+def list_recipes() -> list[str]:
     """The recipes that come with the package."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
@@ -124,12 +124,12 @@ def load_recipe(name: str | Path, params: Mapping[str, str] | None = None) -> Re
     """A recipe of the package by its name, or any by the path of its .toml file; ``params`` fill its places."""
     is_path = isinstance(name, Path) or name.endswith(".toml")
     path = Path(name).expanduser() if is_path else FOLDER / f"{name}.toml"
-    if not is_path and name not in recipe_names():
+    if not is_path and name not in list_recipes():
         raise OptionError(
             "There is no recipe of that name",
             got=repr(name),
-            allowed=[*recipe_names(), "the path of a .toml file"],
-            next_step=did_you_mean(name, recipe_names()),
+            allowed=[*list_recipes(), "the path of a .toml file"],
+            next_step=did_you_mean(name, list_recipes()),
         )
     recipe = _Reader(path).recipe()
     return _with_params(recipe, params) if params else recipe
@@ -167,27 +167,27 @@ class _Reader(RecipeFile):
             self.refuse("a figure belongs to no run", stray[0], _names(runs))
         return runs
 
-    def _new_run(self, name: str, settings: dict[str, Any], figures: Sequence[Figure]) -> RecipeRun:
+    def _new_run(self, name: str, settings: dict[str, Any], figures: Sequence[PaperFigure]) -> RecipeRun:
         for key, value in settings.items():
             if key in _LISTS and not isinstance(value, list):
                 self.refuse(f"{key!r} is a list", repr(value), f"[{value!r}]")
         try:
-            asked = Settings.from_dict(settings)
+            asked = BenchSettings.from_dict(settings)
             methods = [*asked.drafters, *self._value("optional")]
-            labels = {label for text in methods for label, _ in labelled(text, asked.budget)}
+            labels = {label for text in methods for label, _ in list_labels(text, asked.budget)}
         except OptionError as error:
             self.refuse(f"the run {name!r} cannot be: {error.what}", error.got, error.allowed)
         places = (ALL_TASKS, *asked.tasks)
         own = [f for f in figures if f.run in (None, name) and f.method in labels and f.task in places]
         return RecipeRun(name=name, settings=settings, figures=[_as_dict(figure) for figure in own])
 
-    def _figure(self, values: Mapping[str, Any]) -> Figure:
-        known = [f.name for f in fields(Figure)]
+    def _figure(self, values: Mapping[str, Any]) -> PaperFigure:
+        known = [f.name for f in fields(PaperFigure)]
         self.only(values, known, "[[figure]]")
         texts = all(isinstance(values.get(name), str) for name in ("method", "task", "model", "metric"))
         if not texts or not isinstance(values.get("run", ""), str) or not isinstance(values.get("value"), (int, float)):
             self.refuse("a figure is not complete", dict(values), "method, task, metric, value, model")
-        figure = Figure(**values)
+        figure = PaperFigure(**values)
         if figure.metric not in METRICS:
             self.refuse("a figure's metric is unknown", repr(figure.metric), METRICS)
         if (figure.metric == BY_TRAJECTORIES) != (type(figure.trajectories) is int):
@@ -269,8 +269,8 @@ def _methods(run: RecipeRun) -> list[str]:
     return list(run.settings.get("drafters", DEFAULT_METHODS))
 
 
-def _as_dict(figure: Figure) -> dict[str, Any]:
-    content = {f.name: getattr(figure, f.name) for f in fields(Figure) if f.name != "run"}
+def _as_dict(figure: PaperFigure) -> dict[str, Any]:
+    content = {f.name: getattr(figure, f.name) for f in fields(PaperFigure) if f.name != "run"}
     return {name: value for name, value in content.items() if value is not None}
 
 

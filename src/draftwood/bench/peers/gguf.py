@@ -13,7 +13,7 @@ from draftwood.progress import Progress
 _FILE = "model.gguf"
 
 
-def gguf_of(model: str, progress: Progress | None = None) -> Path | None:
+def find_gguf(model: str, progress: Progress | None = None) -> Path | None:
     """The GGUF file of a model: the file itself, one inside its folder, or that of a known model, fetched once.
 
     None if there is none, or if it cannot be fetched now.

@@ -11,17 +11,17 @@ Row = tuple[str, ...]
 HEADER: Row = ("method", "task", "figure", "change", "before", "after", "ratio", "99%", "note")
 
 
-def change_rows(changes: Sequence[Change]) -> list[Row]:
+def format_changes(changes: Sequence[Change]) -> list[Row]:
     """With a header. Figures of single tasks that did not change are left out."""
     shown = sorted((change for change in changes if _is_shown(change, changes)), key=_importance)
     return [HEADER, *map(_row, shown)]
 
 
-def change_note(changes: Sequence[Change]) -> str | None:
+def summarize_hidden_changes(changes: Sequence[Change]) -> str | None:
     """What the table does not say."""
     if not changes:
         return "The runs have nothing in common."
-    left = len(changes) - (len(change_rows(changes)) - 1)
+    left = len(changes) - (len(format_changes(changes)) - 1)
     return f"{left} more figures of single tasks: same within noise, or too few prompts" if left else None
 
 

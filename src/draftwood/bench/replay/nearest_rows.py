@@ -15,17 +15,17 @@ from draftwood.bench.replay.recording import RecordedRequest
 from draftwood.bench.replay.rows import ON_TEXT
 
 ANY = -1  # instead of the token before the last
-BEHIND_ALL = 1 << 62
+AFTER_ALL = 1 << 62
 
 Place = tuple[int, int]  # position in the text, row
 
 
 class _Rows(NamedTuple):
     on_text: list[Place]
-    beside: list[Place]
+    off_text: list[Place]
 
 
-class Likeness:
+class NearestRows:
     """The rows of one request by the tokens they end with."""
 
     def __init__(self, request: RecordedRequest) -> None:
@@ -40,17 +40,17 @@ class Likeness:
             previous = text[max(label - 1, 0)] if on_text else tokens[parent]
             for key in ((previous, tokens[row]), (ANY, tokens[row])):
                 rows = self._rows.setdefault(key, _Rows([], []))
-                (rows.on_text if on_text else rows.beside).append((positions[row], row))
+                (rows.on_text if on_text else rows.off_text).append((positions[row], row))
         for rows in self._rows.values():
             rows.on_text.sort()
-            rows.beside.sort()
+            rows.off_text.sort()
 
     def nearest(self, previous: int, token: int, root: int) -> int | None:
         """The row to take for a context that ends with these two tokens, in a tree whose root is at ``root``."""
         for key in ((previous, token), (ANY, token)):
             rows = self._rows.get(key)
             if rows is not None:
-                found = [*_around(rows.on_text, root)[:1], *_around(rows.beside, root)]
+                found = [*_around(rows.on_text, root)[:1], *_around(rows.off_text, root)]
                 known = [place for place in found if place is not None]
                 if known:
                     return min(known, key=lambda place: abs(place[0] - root))[1]
@@ -59,5 +59,5 @@ class Likeness:
 
 def _around(places: Sequence[Place], position: int) -> tuple[Place | None, Place | None]:
     """The last place up to ``position``, and the first behind it."""
-    index = bisect_right(places, (position, BEHIND_ALL))
+    index = bisect_right(places, (position, AFTER_ALL))
     return places[index - 1] if index else None, places[index] if index < len(places) else None

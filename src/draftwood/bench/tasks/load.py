@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftwood.bench.tasks import hub
-from draftwood.bench.tasks.formats import EXTENSIONS, read_rows, rows_of_lines, stem_of
-from draftwood.bench.tasks.layouts import TaskPrompt, prompts_of
+from draftwood.bench.tasks.formats import EXTENSIONS, file_stem, parse_lines, read_rows
+from draftwood.bench.tasks.layouts import TaskPrompt, parse_prompts
 from draftwood.errors import OptionError, PromptError, did_you_mean
 from draftwood.progress import Progress, report
 
@@ -100,7 +100,7 @@ def _find(data: str | None, progress: Progress | None) -> tuple[dict[str, Loader
     if data is None:
         return _package(), "the package's own prompts"
     if data == hub.HUB or data.startswith(f"{hub.HUB}:"):
-        return hub.loaders(data, progress), "the hub"
+        return hub.make_loaders(data, progress), "the hub"
     path = Path(data)
     if path.is_dir():
         files = find_files(path)
@@ -116,9 +116,9 @@ def _find(data: str | None, progress: Progress | None) -> tuple[dict[str, Loader
             allowed="a folder, a file, hub, or hub:ORG/NAME",
             next_step="Without --data the package's own prompts are used.",
         )
-    if not stem_of(path):
+    if not file_stem(path):
         raise PromptError("The file is no prompt file", got=data, allowed=[f"TASK{e}" for e in EXTENSIONS])
-    name = task_of(path) or stem_of(path)
+    name = find_known_task(path) or file_stem(path)
     return {name: _file_loader(name, path)}, data
 
 
@@ -129,16 +129,16 @@ def _package() -> dict[str, Loader]:
         def load() -> tuple[str, list[TaskPrompt]]:
             text = folder.joinpath(file_name).read_text(encoding="utf-8")
             source = f"draftwood/bench/prompts/{file_name}"
-            return source, prompts_of(rows_of_lines(text.split("\n"), source), name)
+            return source, parse_prompts(parse_lines(text.split("\n"), source), name)
 
         return load
 
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".jsonl"))
-    return {stem_of(name): loader(stem_of(name), name) for name in names}
+    return {file_stem(name): loader(file_stem(name), name) for name in names}
 
 
 def _file_loader(name: str, path: Path) -> Loader:
-    return lambda: (str(path), prompts_of(read_rows(path), name))
+    return lambda: (str(path), parse_prompts(read_rows(path), name))
 
 
 # Files
@@ -149,7 +149,7 @@ def find_files(folder: Path) -> dict[str, Path]:
     whose name comes first in the table above, then the one whose extension does."""
     best: dict[str, tuple[tuple[int, int, int, str], Path]] = {}
     for depth, path in _walk(folder):
-        name = task_of(path) or (_own_name(path) if depth == 0 else _folder_name(path))
+        name = find_known_task(path) or (_own_name(path) if depth == 0 else _folder_name(path))
         if name:
             rank = (depth, _rank_of_name(name, path), _rank_of_extension(path), path.name)
             if name not in best or rank < best[name][0]:
@@ -157,20 +157,20 @@ def find_files(folder: Path) -> dict[str, Path]:
     return {name: path for name, (_, path) in sorted(best.items())}
 
 
-def task_of(path: Path) -> str | None:
+def find_known_task(path: Path) -> str | None:
     """The task that a file of this name is known to hold."""
     return next((task for task, names in ORIGINALS.items() if any(_is_at(path, name) for name in names)), None)
 
 
 def _own_name(path: Path) -> str | None:
-    stem = stem_of(path)
+    stem = file_stem(path)
     if stem.lower() in _OTHER_SPLITS:
         return None
     return _folder_name(path) or stem
 
 
 def _folder_name(path: Path) -> str | None:
-    return path.absolute().parent.name if stem_of(path).lower() in _UNNAMED else None
+    return path.absolute().parent.name if file_stem(path).lower() in _UNNAMED else None
 
 
 def _is_at(path: Path, name: str) -> bool:
@@ -182,7 +182,7 @@ def _is_at(path: Path, name: str) -> bool:
 
 def _plain_stem(path: Path) -> str:
     """Without the number of a shard, as in test-00000-of-00001."""
-    return hub.SHARD.sub("", stem_of(path))
+    return hub.SHARD.sub("", file_stem(path))
 
 
 def _rank_of_name(task: str, path: Path) -> int:
@@ -191,7 +191,7 @@ def _rank_of_name(task: str, path: Path) -> int:
 
 
 def _rank_of_extension(path: Path) -> int:
-    return EXTENSIONS.index(path.name.lower()[len(stem_of(path)) :])
+    return EXTENSIONS.index(path.name.lower()[len(file_stem(path)) :])
 
 
 def _walk(folder: Path) -> Iterable[tuple[int, Path]]:
@@ -200,7 +200,7 @@ def _walk(folder: Path) -> Iterable[tuple[int, Path]]:
         depth = len(Path(place).relative_to(folder).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and depth < _DEPTH)
         for name in sorted(names):
-            if not name.startswith(".") and stem_of(name):
+            if not name.startswith(".") and file_stem(name):
                 yield depth, Path(place, name)
 
 

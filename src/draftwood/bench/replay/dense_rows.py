@@ -14,7 +14,7 @@ import torch
 
 from draftwood.bench.replay.rows import IdRows, LogprobRows
 
-LEAST_REST = 1e-7  # probability that the other tokens have together at least
+MIN_REST = 1e-7  # probability that the other tokens have together at least
 
 
 def heights(logprobs: LogprobRows, vocab_size: int) -> LogprobRows:
@@ -23,7 +23,7 @@ def heights(logprobs: LogprobRows, vocab_size: int) -> LogprobRows:
     Rounding must not make equals of two tokens: their order would then be that of their ids.
     """
     exact = logprobs.astype(np.float64)
-    rest = np.maximum(1.0 - np.exp(exact).sum(axis=1, keepdims=True), LEAST_REST)  # [n, 1]
+    rest = np.maximum(1.0 - np.exp(exact).sum(axis=1, keepdims=True), MIN_REST)  # [n, 1]
     above: LogprobRows = (exact - np.log(rest / max(vocab_size - logprobs.shape[1], 1))).astype(np.float32)
     lowest = np.zeros(len(above), np.float32)
     for column in range(above.shape[1] - 1, -1, -1):

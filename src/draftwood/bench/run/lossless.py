@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draftwood.bench.records import DIFFERENT, DRAFTER, ERROR, IDENTICAL, TIE, Lossless, Method, RequestRecord
+from draftwood.bench.records import (
+    DIFFERENT,
+    DRAFTER,
+    ERROR,
+    IDENTICAL,
+    TIE,
+    BenchMethod,
+    LosslessVerdict,
+    RequestRecord,
+)
 from draftwood.check import explain
 from draftwood.compare import first_difference
 from draftwood.llm import LLM
 from draftwood.targets import Loaded
 
 
-class Judge:
+class LosslessJudge:
     """Remembers what plain decoding answered and holds the others against it."""
 
-    def __init__(self, loaded: Loaded, methods: Sequence[Method], *, is_greedy: bool) -> None:
+    def __init__(self, loaded: Loaded, methods: Sequence[BenchMethod], *, is_greedy: bool) -> None:
         self._loaded = loaded
         self._methods = {method.label: method for method in methods}
         self._is_greedy = is_greedy
@@ -39,10 +48,10 @@ class Judge:
         plain = self._plain[record.task, record.prompt, record.turn]
         position = first_difference(record.token_ids, plain)
         if position is None:
-            return replace(record, lossless=Lossless(verdict=IDENTICAL))
+            return replace(record, lossless=LosslessVerdict(verdict=IDENTICAL))
         gap, is_tie = self._weighed(record, plain, sent)
         wrong = ERROR if self._methods[record.method].kind == DRAFTER else DIFFERENT
-        return replace(record, lossless=Lossless(verdict=TIE if is_tie else wrong, position=position, gap=gap))
+        return replace(record, lossless=LosslessVerdict(verdict=TIE if is_tie else wrong, position=position, gap=gap))
 
     def _weighed(self, record: RequestRecord, plain: list[int], sent: list[int]) -> tuple[float | None, bool]:
         """How many logits lie between the two tokens, and whether that is a tie; None where it cannot be told."""

@@ -27,7 +27,7 @@ MANIFEST, REQUESTS = "run.json", "requests.jsonl"
 IDENTICAL, TIE, ERROR, DIFFERENT = "identical", "tie", "error", "different"
 
 
-class Key(NamedTuple):
+class RequestKey(NamedTuple):
     """Which request of a run a record is about."""
 
     method: str
@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lossless:
+class LosslessVerdict:
     """A greedy output beside that of plain decoding of the same prompt."""
 
     # identical; tie: two tokens as good as equal; error: ours is wrong; different: a peer has arithmetic of its own
@@ -69,13 +69,13 @@ class RequestRecord:
     finish_reason: str = ""
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    lossless: Lossless | None = None  # None: sampled, or there was nothing to compare with
+    lossless: LosslessVerdict | None = None  # None: sampled, or there was nothing to compare with
     stats: dict[str, Any] | None = None  # RequestStats.as_dict(); of a peer what it tells, or None
     error: str | None = None
 
     @property
-    def key(self) -> Key:
-        return Key(self.method, self.task, self.prompt, self.turn, self.sample, self.repeat)
+    def key(self) -> RequestKey:
+        return RequestKey(self.method, self.task, self.prompt, self.turn, self.sample, self.repeat)
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
@@ -86,20 +86,20 @@ class RequestRecord:
         known = {f.name for f in fields(cls)}
         values = {name: value for name, value in content.items() if name in known}  # a later version may write more
         if values.get("lossless") is not None:
-            values["lossless"] = Lossless(**values["lossless"])
+            values["lossless"] = LosslessVerdict(**values["lossless"])
         return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class RunManifest:
     """What a run is. It may be continued with the same settings, prompts, machine and versions; the rest is for people
     and reports."""
 
-    settings: dict[str, Any]  # Settings.as_dict()
-    methods: list[dict[str, Any]]  # Method.as_dict()
+    settings: dict[str, Any]  # BenchSettings.as_dict()
+    methods: list[dict[str, Any]]  # BenchMethod.as_dict()
     tasks: dict[str, dict[str, Any]]  # by name: prompts (count), source, sha256 of the prompts
-    model: dict[str, Any]  # machine.model_facts
-    machine: dict[str, Any]  # machine.machine_facts
+    model: dict[str, Any]  # describe_model()
+    machine: dict[str, Any]  # describe_machine()
     software: dict[str, str]  # versions
     command: str
     started: str  # UTC, ISO 8601
@@ -110,14 +110,14 @@ class Manifest:
     paper: list[dict[str, Any]] = field(default_factory=list)  # a recipe's figures: method, task, metric, value
 
 
-class Run(NamedTuple):
+class BenchRun(NamedTuple):
     name: str
-    manifest: Manifest
+    manifest: RunManifest
     records: list[RequestRecord]
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path) -> Iterator[None]:
     """Keeps others from writing to a run. The lock lies in the cache: a run's folder has results and nothing else."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     path = cache_home() / "locks" / f"bench-{name}.lock"
@@ -145,17 +145,17 @@ def held(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: RunManifest) -> None:
     write_json(folder / MANIFEST, {"format": FORMAT, "version": VERSION, **asdict(manifest)})
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> RunManifest:
     path = folder / MANIFEST
     try:
         content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or content["version"] != VERSION:
             raise ValueError(f"{content['format']} {content['version']}")
-        return Manifest(**{f.name: content[f.name] for f in fields(Manifest) if f.name in content})
+        return RunManifest(**{f.name: content[f.name] for f in fields(RunManifest) if f.name in content})
     except FileNotFoundError as error:
         raise DraftwoodError(
             f"{folder} is no benchmark run",
@@ -219,7 +219,7 @@ def read_records(folder: Path) -> list[RequestRecord]:
     return records
 
 
-def mend(folder: Path) -> None:
+def drop_partial_line(folder: Path) -> None:
     """Cuts off a last line that was never finished, so that new ones can follow."""
     path = folder / REQUESTS
     if path.exists():
@@ -230,14 +230,14 @@ def mend(folder: Path) -> None:
                 temporary.write_bytes(whole)
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path) -> BenchRun:
     place = Path(folder)
-    return Run(place.resolve().name, read_manifest(place), read_records(place))
+    return BenchRun(place.resolve().name, read_manifest(place), read_records(place))
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+def read_runs(folders: Sequence[str | Path]) -> list[BenchRun]:
     """The runs in these folders; a folder of runs (a recipe's) stands for all of them."""
-    found: list[Run] = []
+    found: list[BenchRun] = []
     for folder in map(Path, folders):
         inside = [] if (folder / MANIFEST).exists() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST}"))
         found += [read_run(place) for place in inside or [folder]]

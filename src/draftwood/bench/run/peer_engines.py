@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from draftwood.bench.peers import Peer, PeerModel, PeerSpec, find_peer, gguf_of
-from draftwood.bench.records import PEER, Method, Settings
-from draftwood.bench.run.engines import Answer
+from draftwood.bench.peers import Peer, PeerModel, PeerSpec, find_gguf, find_peer
+from draftwood.bench.records import PEER, BenchMethod, BenchSettings
+from draftwood.bench.run.engines import SampleResult
 from draftwood.bench.tasks import Task
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, OptionError
@@ -27,16 +27,16 @@ class PeerEngine:
     def __init__(self, peer: Peer, codec: TextCodec) -> None:
         self._peer, self._codec = peer, codec
 
-    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]:
+    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[SampleResult]]:
         return [[self._sample(prompt, params, index) for index in range(params.n)] for prompt in prompts]
 
     def warm_up(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
         self.answer(prompts, params)
 
-    def _sample(self, prompt: list[int], params: SamplingParams, index: int) -> Answer:
+    def _sample(self, prompt: list[int], params: SamplingParams, index: int) -> SampleResult:
         seed = None if params.seed is None else params.seed + index
         given = self._peer.generate(prompt, replace(params, n=1, seed=seed))
-        return Answer(
+        return SampleResult(
             token_ids=given.token_ids,
             text=self._codec.decode(given.token_ids),
             finish_reason=given.finish_reason,
@@ -50,10 +50,10 @@ class PeerEngine:
         )
 
 
-Started = list[tuple[Method, PeerEngine]]
+Started = list[tuple[BenchMethod, PeerEngine]]
 
 
-def check_peers(settings: Settings) -> list[PeerSpec]:
+def check_peers(settings: BenchSettings) -> list[PeerSpec]:
     """The peers that were asked for; refuses what cannot be asked of them. Needs no model."""
     specs = [find_peer(name) for name in settings.peers]
     if len(set(settings.peers)) < len(specs):
@@ -65,7 +65,7 @@ def check_peers(settings: Settings) -> list[PeerSpec]:
     return specs
 
 
-def longest_request(tasks: Sequence[Task], loaded: Loaded, settings: Settings) -> int:
+def longest_request(tasks: Sequence[Task], loaded: Loaded, settings: BenchSettings) -> int:
     """Positions of the longest request, all turns and answers of it together: peers must know before they start."""
     longest = 0
     for prompt in (prompt for task in tasks for prompt in task.prompts):
@@ -76,7 +76,7 @@ def longest_request(tasks: Sequence[Task], loaded: Loaded, settings: Settings) -
 
 
 def start_peers(
-    settings: Settings, loaded: Loaded, max_context: int, closing: ExitStack, progress: Progress | None = None
+    settings: BenchSettings, loaded: Loaded, max_context: int, closing: ExitStack, progress: Progress | None = None
 ) -> tuple[Started, dict[str, str]]:
     """The peers that answer, and why the others do not. What ``closing`` closes ends them, whatever happens.
 
@@ -88,7 +88,7 @@ def start_peers(
         return [], {}
     model = PeerModel(
         folder=resolve(settings.model, progress).path,
-        gguf=gguf_of(settings.model, progress) if any(spec.needs_gguf for spec in specs) else None,
+        gguf=find_gguf(settings.model, progress) if any(spec.needs_gguf for spec in specs) else None,
         dtype=str(info.dtype).removeprefix("torch."),
         device=info.device.type,
         max_context=min(max_context, info.context_length),
@@ -105,7 +105,7 @@ def start_peers(
         closing.callback(peer.close)
         facts = ", ".join(f"{fact} {value}" for fact, value in peer.facts.items())
         note = "; ".join(filter(None, [facts, spec.note]))
-        method = Method(label=name, kind=PEER, drafter=spec.name, options=dict(spec.options), note=note)
+        method = BenchMethod(label=name, kind=PEER, drafter=spec.name, options=dict(spec.options), note=note)
         started.append((method, PeerEngine(peer, loaded.codec)))
     report(progress, "starting peers", 1, 1)
     return started, missing

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftwood.bench.records import Method
+from draftwood.bench.records import BenchMethod
 from draftwood.bench.replay.recorder import record
 from draftwood.bench.replay.recording import DEFAULT_WIDTH, Recording, save_recording
 from draftwood.bench.replay.replayer import check_method, replay
-from draftwood.bench.replay.scale import (
-    Figures,
+from draftwood.bench.replay.studies import (
+    ReplayFigures,
     check_contexts,
     check_trajectories,
-    context_study,
-    figures_of,
-    trajectory_study,
+    compute_figures,
+    study_contexts,
+    study_trajectories,
 )
 from draftwood.bench.tasks import Task
 from draftwood.config import SamplingParams
@@ -28,7 +28,7 @@ from draftwood.targets import load_target
 def record_to(
     path: Path,
     model: str,
-    methods: Sequence[Method],
+    methods: Sequence[BenchMethod],
     tasks: Sequence[Task],
     params: SamplingParams,
     *,
@@ -69,13 +69,13 @@ def record_to(
 
 def replay_methods(
     recording: Recording,
-    methods: Sequence[Method],
+    methods: Sequence[BenchMethod],
     *,
     contexts: Sequence[int] = (),
     trajectories: Sequence[int] = (),
     estimate: bool = False,
     progress: Progress | None = None,
-) -> list[Figures]:
+) -> list[ReplayFigures]:
     """The figures of every method: plainly, against the length of the context, or against the number of trajectories.
 
     Everything is checked before the first replay begins.
@@ -89,11 +89,11 @@ def replay_methods(
     if trajectories:
         check_trajectories(recording, trajectories)
 
-    def lines(method: Method) -> list[Figures]:
+    def lines(method: BenchMethod) -> list[ReplayFigures]:
         if contexts:
-            return context_study(recording, method, contexts, estimate=estimate, progress=progress)
+            return study_contexts(recording, method, contexts, estimate=estimate, progress=progress)
         if trajectories:
-            return trajectory_study(recording, method, trajectories, estimate=estimate, progress=progress)
-        return [figures_of(recording, method, replay(recording, method, estimate=estimate, progress=progress))]
+            return study_trajectories(recording, method, trajectories, estimate=estimate, progress=progress)
+        return [compute_figures(recording, method, replay(recording, method, estimate=estimate, progress=progress))]
 
     return [line for method in methods for line in lines(method)]
