@@ -11,7 +11,7 @@ import pytest
 from draftwood import SamplingParams
 from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.run.engines import DrafterEngine
-from draftwood.bench.run.runner import FAILURES_ALLOWED, RunSpec, run_bench
+from draftwood.bench.run.runner import MAX_FAILURES, RunSpec, run_bench
 from draftwood.errors import DraftwoodError
 from tests.tools.bench import BASE, Spy, bench, conversations
 
@@ -28,7 +28,7 @@ def test_one_failing_method_does_not_lose_the_others(tmp_path: Path, monkeypatch
     run = run_bench(request, note=notes.append)
     failed = [record for record in run.records if record.error]
     assert {record.method for record in failed} == {"pld"}
-    assert len(failed) == FAILURES_ALLOWED
+    assert len(failed) == MAX_FAILURES
     assert "a broken drafter" in run.manifest.failed["pld"]
     assert any("pld" in note for note in notes)
     good = Counter(record.method for record in run.records if not record.error)
@@ -41,7 +41,7 @@ def test_one_failing_method_does_not_lose_the_others(tmp_path: Path, monkeypatch
 
 
 def test_a_wrong_output_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = DrafterEngine.answer
+    answer = DrafterEngine.generate
 
     def wrong(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         answers = answer(self, prompts, params)
@@ -50,7 +50,7 @@ def test_a_wrong_output_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             answers[0][0] = answers[0][0]._replace(token_ids=[(ids[0] + 1) % 256, *ids[1:]])
         return answers
 
-    monkeypatch.setattr(DrafterEngine, "answer", wrong)
+    monkeypatch.setattr(DrafterEngine, "generate", wrong)
     run = bench(tmp_path / "a", dtype="float32", tasks=("code",), limit=1)
     verdicts = {record.method: record.lossless for record in run.records}
     assert verdicts["goose"] is not None
@@ -79,14 +79,14 @@ def test_all_are_asked_the_same_whoever_failed_and_when(tmp_path: Path, monkeypa
 
 def test_the_first_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = iter(["it died of hunger", "it is gone", "it is gone", "it is gone"])
-    answer = DrafterEngine.answer
+    answer = DrafterEngine.generate
 
     def dying(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         if self.llm.drafter == "pld":
             raise DraftwoodError(next(reasons))
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(DrafterEngine, "answer", dying)
+    monkeypatch.setattr(DrafterEngine, "generate", dying)
     run = bench(tmp_path / "a", limit=4)
     assert run.manifest.failed == {"pld": "it died of hunger"}
 
@@ -108,7 +108,7 @@ def test_a_failure_leaves_the_cache_to_the_others(tmp_path: Path, monkeypatch: p
     from draftwood.drafters.pld import PromptLookupDrafter
 
     targets: list[Any] = []
-    answer, propose = DrafterEngine.answer, PromptLookupDrafter.propose
+    answer, propose = DrafterEngine.generate, PromptLookupDrafter.propose
     proposed = 0
 
     def broken(self: Any, budget: int) -> Any:
@@ -125,7 +125,7 @@ def test_a_failure_leaves_the_cache_to_the_others(tmp_path: Path, monkeypatch: p
         return answer(self, prompts, params)
 
     monkeypatch.setattr(PromptLookupDrafter, "propose", broken)
-    monkeypatch.setattr(DrafterEngine, "answer", spied)
+    monkeypatch.setattr(DrafterEngine, "generate", spied)
     run = bench(tmp_path / "a", temperature=0.8, trajectories=(3,), tasks=("code",))
     assert targets
     assert Counter(r.method for r in run.records if r.error is None) == {"plain": 6, "goose": 6}
@@ -133,7 +133,7 @@ def test_a_failure_leaves_the_cache_to_the_others(tmp_path: Path, monkeypatch: p
 
 
 def test_a_check_that_fails_loses_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = DrafterEngine.answer
+    answer = DrafterEngine.generate
 
     def strange(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         answers = answer(self, prompts, params)
@@ -141,7 +141,7 @@ def test_a_check_that_fails_loses_no_answer(tmp_path: Path, monkeypatch: pytest.
             answers[0][0] = answers[0][0]._replace(token_ids=[*answers[0][0].token_ids[:2], 10**6])
         return answers
 
-    monkeypatch.setattr(DrafterEngine, "answer", strange)
+    monkeypatch.setattr(DrafterEngine, "generate", strange)
     run = bench(tmp_path / "a", tasks=("code",), drafters=("goose", "plain"))  # judged at once, and at the end
     found = {r.lossless for r in run.records if r.method == "goose" and r.error is None and r.lossless}
     assert {(one.verdict, one.position, one.gap) for one in found} == {("error", 2, None)}

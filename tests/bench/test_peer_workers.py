@@ -280,7 +280,7 @@ def real(name: str) -> PeerSpec:
     """A peer whose Python the user names: this one has transformers at the most."""
     spec = find_peer(name)
     if not os.environ.get(environments.python_variable(spec.engine)):
-        pytest.skip(f"{environments.variable_of(spec.engine)} names no Python with it")
+        pytest.skip(f"{environments.python_variable(spec.engine)} names no Python with it")
     why = explain_absence(spec)
     if why is not None:
         pytest.skip(why)

@@ -110,13 +110,13 @@ def test_an_own_python_goes_before_the_installed_one_before_this_one(
 
 def test_absent_says_why_and_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(find_peer("vllm:suffix"), packages=("no_such_package",))
-    assert explain_absence(spec) == "vllm:suffix is not installed; get it with: draftwood bench peers --install vllm"
+    assert explain_absence(spec) == "vllm:suffix is not installed; install it with: draftwood bench peers --install vllm"
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", sys.executable)
     assert explain_absence(replace(spec, packages=("json", "io"))) is None
     lacking = explain_absence(replace(spec, packages=("json", "no_such_package")))
     assert lacking is not None
     assert (
-        f"DRAFTWOOD_PEER_VLLM names {sys.executable}, which has no no_such_package; unset it and get it with:"
+        f"DRAFTWOOD_PEER_VLLM names {sys.executable}, which has no no_such_package; unset it and install it with:"
         in lacking
     )
     arctic = explain_absence(replace(spec, packages=("json", "arctic_inference")))
@@ -140,7 +140,7 @@ def test_a_variable_without_a_value_names_nothing(monkeypatch: pytest.MonkeyPatc
     spec = replace(find_peer("vllm"), packages=("json", "no_such_package"))
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", "")
     assert str(explain_absence(spec)).startswith(
-        f"vllm is absent: {sys.executable} has no no_such_package; get it with:"
+        f"vllm is absent: {sys.executable} has no no_such_package; install it with:"
     )
 
 

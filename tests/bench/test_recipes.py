@@ -91,7 +91,7 @@ def test_recipe_is_sound(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(RUNS_TODAY))
 def test_recipe_of_drafters_that_exist_can_run(name: str) -> None:
     recipe = load_recipe(name)
-    assert recipe.missing() == []
+    assert recipe.list_missing() == []
     recipe.check()
     for run in recipe.runs:
         settings = recipe.settings_for(run)
@@ -148,7 +148,7 @@ def test_means_of_the_paper_are_those_of_its_cells(name: str) -> None:
 
 def test_heads_are_asked_for_once_each() -> None:
     recipe = load_recipe("salf-table4")
-    (missing,) = recipe.missing()
+    (missing,) = recipe.list_missing()
     assert missing.startswith("pass --param head=PATH, a trained draft head")
     with pytest.raises(OptionError, match=r"salf-table4 \(SALF/TALF, Table 4\) cannot run\n.*--param head=PATH"):
         recipe.check()
@@ -163,13 +163,13 @@ def test_optional_methods_join_when_they_can(tmp_path: Path) -> None:
     recipe = load_recipe("stand-table4")
     (run,) = recipe.runs
     assert "stand:harvest=emitted,tree={tree}" not in recipe.settings_for(run).drafters
-    assert len(recipe.left_out()) == 1
-    assert "--param tree=PATH, a static tree" in recipe.left_out()[0]
+    assert len(recipe.list_skipped()) == 1
+    assert "--param tree=PATH, a static tree" in recipe.list_skipped()[0]
     given = load_recipe("stand-table4", {"tree": "heuristic"})
     assert given.settings_for(given.runs[0]).drafters[-1] == "stand:harvest=emitted,tree=heuristic"
-    assert given.left_out() == []
+    assert given.list_skipped() == []
     absent = load_recipe("stand-table4", {"tree": str(tmp_path / "none.json")})
-    assert "none.json" in absent.left_out()[0]
+    assert "none.json" in absent.list_skipped()[0]
 
 
 # reading a file
@@ -212,12 +212,12 @@ def test_params_fill_methods_and_figures(tmp_path: Path) -> None:
     )
     bare = load(tmp_path, text)
     assert bare.params == ["datastore"]
-    assert bare.missing() == ["pass --param datastore=PATH, a file of `draftwood datastore build`"]
-    assert bare.missing({"drafters": ["plain"]}) == []
+    assert bare.list_missing() == ["pass --param datastore=PATH, a file of `draftwood datastore build`"]
+    assert bare.list_missing({"drafters": ["plain"]}) == []
     filled = load(tmp_path, text, datastore="some/file.ds")
     (run,) = filled.runs
     assert filled.params == []
-    assert filled.missing() == []
+    assert filled.list_missing() == []
     assert filled.settings_for(run).drafters == ("plain", "rest:datastore=some/file.ds")
     assert run.figures[0]["method"] == "rest:datastore=some/file.ds"
     with pytest.raises(OptionError, match=r"no parameter 'head'\n.*datastore"):
@@ -236,11 +236,11 @@ def test_labels_of_several_budgets_are_known(tmp_path: Path) -> None:
 
 def test_options_that_a_drafter_does_not_have_are_missing(tmp_path: Path) -> None:
     recipe = load(tmp_path, SMALL + RUN.replace('"pld"', '"pld:speed=9"'))
-    assert len(recipe.missing()) == 1
-    assert "pld:speed=9" in recipe.missing()[0]
-    assert "'speed'" in recipe.missing()[0]
+    assert len(recipe.list_missing()) == 1
+    assert "pld:speed=9" in recipe.list_missing()[0]
+    assert "'speed'" in recipe.list_missing()[0]
     recipe = load(tmp_path, SMALL + RUN.replace('"pld"', '"pld:memory=elephant"'))
-    assert "elephant" in recipe.missing()[0]
+    assert "elephant" in recipe.list_missing()[0]
 
 
 FIGURE = '[[figure]]\nmethod = "pld"\ntask = "gsm8k"\nmetric = "tau"\nvalue = 2.0\nmodel = "M"\n'

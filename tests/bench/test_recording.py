@@ -31,7 +31,7 @@ def test_dense_rows_give_back_what_was_recorded(seed: int, width: int, vocab_siz
     logits[0] = logits[0].round()  # ties
     top = top_rows(logits, width)
     above = heights(top.logits - top.log_total[:, None], vocab_size)
-    again = top_rows(DenseRows(vocab_size).lend(top.ids, above), width)
+    again = top_rows(DenseRows(vocab_size).fill(top.ids, above), width)
     assert (again.ids == top.ids).all()
     np.testing.assert_allclose(again.probs(), top.probs(), rtol=2e-5, atol=2e-5)
 
@@ -39,20 +39,20 @@ def test_dense_rows_give_back_what_was_recorded(seed: int, width: int, vocab_siz
 def test_equal_and_nearly_equal_tokens_keep_their_order() -> None:
     logprobs = np.array([[-1.0, -1.0, np.nextafter(np.float32(-1.0), np.float32(-2.0))]], np.float32)
     ids = np.array([[7, 3, 1]], np.int32)  # against the order of ids
-    assert top_rows(DenseRows(50).lend(ids, heights(logprobs, 50)), 3).ids.tolist() == [[7, 3, 1]]
+    assert top_rows(DenseRows(50).fill(ids, heights(logprobs, 50)), 3).ids.tolist() == [[7, 3, 1]]
     sure = np.array([[0.0, -60.0, -61.0]], np.float32)
-    again = top_rows(DenseRows(50).lend(ids, heights(sure, 50)), 3)
+    again = top_rows(DenseRows(50).fill(ids, heights(sure, 50)), 3)
     assert again.ids.tolist() == [[7, 3, 1]]
     assert again.probs()[0, 0] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_lent_rows_hold_nothing_of_earlier_ones() -> None:
     dense = DenseRows(20)
-    dense.lend(np.array([[1, 2], [3, 4]], np.int32), np.full((2, 2), 5.0, np.float32))
-    later = dense.lend(np.array([[7, 8]], np.int32), np.array([[3.0, 2.0]], np.float32))
+    dense.fill(np.array([[1, 2], [3, 4]], np.int32), np.full((2, 2), 5.0, np.float32))
+    later = dense.fill(np.array([[7, 8]], np.int32), np.array([[3.0, 2.0]], np.float32))
     assert later.shape == (1, 20)
     assert later.nonzero().tolist() == [[0, 7], [0, 8]]
-    both = dense.lend(np.array([[0, 1], [5, 6]], np.int32), np.ones((2, 2), np.float32))
+    both = dense.fill(np.array([[0, 1], [5, 6]], np.int32), np.ones((2, 2), np.float32))
     assert both.nonzero().tolist() == [[0, 0], [0, 1], [1, 5], [1, 6]]
 
 
@@ -76,7 +76,7 @@ def test_uniting_books_keeps_every_context_once(first: list[list[int]], second: 
         return book
 
     merge_manifests = book_of(first)
-    merge_manifests.unite(book_of(second))
+    merge_manifests.merge(book_of(second))
     arrays = merge_manifests.arrays()
     expected = {number(run[:end]) for run in [[], *first, *second] for end in range(len(run) + 1)}
     assert sorted(arrays.ids[:, 0].tolist()) == sorted(expected)

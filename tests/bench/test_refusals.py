@@ -16,7 +16,7 @@ from draftwood.bench.records.run_folder import lock_run, read_run
 from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.run import runner
 from draftwood.bench.run.engines import DrafterEngine
-from draftwood.bench.run.runner import FAILURES_ALLOWED, RunSpec, run_bench
+from draftwood.bench.run.runner import MAX_FAILURES, RunSpec, run_bench
 from draftwood.bench.tasks.load import load_tasks
 from draftwood.cli.console.terminal import _KNOWN
 from draftwood.config import SamplingParams
@@ -106,15 +106,15 @@ def test_a_turn_that_does_not_fit_keeps_the_turns_before_it(tmp_path: Path) -> N
 
 
 def test_a_prompt_that_does_not_fit_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = DrafterEngine.answer
+    answer = DrafterEngine.generate
 
     def failing(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         if self.llm.drafter == "pld":
             raise RuntimeError("no")
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(DrafterEngine, "answer", failing)
-    run = bench(tmp_path / "a", **talk(tmp_path / "data", *[("short",), (LONG,)] * FAILURES_ALLOWED))
+    monkeypatch.setattr(DrafterEngine, "generate", failing)
+    run = bench(tmp_path / "a", **talk(tmp_path / "data", *[("short",), (LONG,)] * MAX_FAILURES))
     assert run.manifest.failed == {"pld": "RuntimeError: no"}
 
 

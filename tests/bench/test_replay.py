@@ -24,7 +24,7 @@ from draftwood.bench.replay import (
     save_recording,
 )
 from draftwood.bench.replay.nearest_rows import NearestRows
-from draftwood.bench.replay.replayer import ReplayScript, find_path, places
+from draftwood.bench.replay.replayer import ReplayScript, find_path, locate_nodes
 from draftwood.bench.replay.rows import ON_TEXT, RowStore
 from draftwood.drafters import Drafter, DraftRequest, Verified, drafter_class
 from draftwood.targets.native.target import NativeTarget
@@ -97,7 +97,7 @@ def test_sampled_stops_inside_a_block_are_replayed_exactly(target: NativeTarget,
     params = SamplingParams(max_tokens=48, temperature=0.4, seed=0, n=4, stop_token_ids=stops)
     method = method_of(name, memory="process")
     recording = recorded(target, [method], params)
-    assert any(request.behind for request in recording.requests)
+    assert any(request.accepted_after_stop for request in recording.requests)
     save_recording(tmp_path / "a.recording", recording)
     replays = replay(load_recording(tmp_path / "a.recording"), method)
     assert [counts(result.stats) for result in replays] == [
@@ -242,13 +242,13 @@ def test_the_path_goes_on_behind_a_stop_as_the_engine_does_where_that_is_known()
     assert find_path(tree, (3, 4), choices, request) == [0, 1, 2, 3, 4]
     warm = RecordedRequest(**{**vars(request), "params": SamplingParams(max_tokens=3, temperature=1.0)})
     assert find_path(tree, (3, 4, 5), choices, warm) == [0, 1, 2, 3]
-    assert find_path(tree, (3, 4, 5), choices, replace(warm, behind=(6, 7))) == [0, 1, 2, 3, 4, 5]
-    assert find_path(tree, (3, 4, 5), choices, replace(warm, behind=(6, 8))) == [0, 1, 2, 3, 4]
+    assert find_path(tree, (3, 4, 5), choices, replace(warm, accepted_after_stop=(6, 7))) == [0, 1, 2, 3, 4, 5]
+    assert find_path(tree, (3, 4, 5), choices, replace(warm, accepted_after_stop=(6, 8))) == [0, 1, 2, 3, 4]
 
 
 def test_places_follow_the_text_from_any_root() -> None:
     script = ReplayScript(hand_made().requests[0], 258)
-    on_text, rows = places(DraftTree.chain([3, 4, 5, 6], "x"), script, root=2)
+    on_text, rows = locate_nodes(DraftTree.chain([3, 4, 5, 6], "x"), script, root=2)
     assert on_text == [2, 3, 4, None]
     assert rows == [1, 2, None, None]  # nothing is known behind the last token
 
@@ -296,17 +296,17 @@ def test_recording_changes_nothing(target: NativeTarget) -> None:
 
 
 def test_a_recording_drafter_is_a_drafter_like_any_other(target: NativeTarget) -> None:
-    tape = Recorder(8)
-    cls = make_recording_drafter(drafter_class("stand"), tape)
+    recorder = Recorder(8)
+    cls = make_recording_drafter(drafter_class("stand"), recorder)
     assert cls.name == "stand"
     with LLM.from_target(target, ByteTokenizer(), drafter=cls, drafter_options={"top_k": 5}, budget=8) as llm:
         completions = llm.generate("abc abc", SamplingParams(max_tokens=6, temperature=1.0, seed=1, n=2))
-    requests = tape.take(completions, "t", "p")
+    requests = recorder.take(completions, "t", "p")
     assert [request.sample for request in requests] == [0, 1]
     assert [list(request.output_ids) for request in requests] == [c.token_ids for c in completions]
     assert requests[0].rows.find(ON_TEXT, 0) is not None  # the prompt was read once
     assert requests[1].rows.find(ON_TEXT, 0) is None
-    assert tape.take([], "t", "p") == []
+    assert recorder.take([], "t", "p") == []
 
 
 def test_every_turn_of_a_conversation_is_a_request(target: NativeTarget) -> None:

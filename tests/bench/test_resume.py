@@ -24,13 +24,13 @@ from tests.tools.cli import Command, draftwood_command  # noqa: F401 - a fixture
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = bench(tmp_path / "a")
-    monkeypatch.setattr(DrafterEngine, "answer", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(DrafterEngine, "generate", lambda *_: pytest.fail("asked again"))
     assert bench(tmp_path / "a").records == first.records
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
-    answer = DrafterEngine.answer
+    answer = DrafterEngine.generate
 
     def interrupted(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         nonlocal asked
@@ -39,12 +39,12 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
             raise KeyboardInterrupt
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(DrafterEngine, "answer", interrupted)
+    monkeypatch.setattr(DrafterEngine, "generate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench(tmp_path / "a", dtype="float32")
     kept = read_records(tmp_path / "a")
     assert kept
-    monkeypatch.setattr(DrafterEngine, "answer", answer)
+    monkeypatch.setattr(DrafterEngine, "generate", answer)
     whole = bench(tmp_path / "a", dtype="float32")
     unbroken = bench(tmp_path / "b", dtype="float32")
     assert {r.key: r.token_ids for r in whole.records} == {r.key: r.token_ids for r in unbroken.records}
@@ -59,14 +59,14 @@ from pathlib import Path
 from draftwood.bench.run.engines import DrafterEngine
 from draftwood.cli.main import main
 
-answer, requests = DrafterEngine.answer, Path(sys.argv[-1], "requests.jsonl")
+answer, requests = DrafterEngine.generate, Path(sys.argv[-1], "requests.jsonl")
 
 def killed(self, prompts, params):
     if requests.exists() and requests.read_bytes().count(b"\\n") == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return answer(self, prompts, params)
 
-DrafterEngine.answer = killed
+DrafterEngine.generate = killed
 main(sys.argv[1:])
 """
 

@@ -95,14 +95,14 @@ def test_the_manifest_says_what_ran(tmp_path: Path) -> None:
 
 
 def test_warming_up_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = DrafterEngine.answer
+    answer = DrafterEngine.generate
     known: list[object] = []
 
     def spied(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         known.append(self.llm._default.memory._of_process)
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(DrafterEngine, "answer", spied)
+    monkeypatch.setattr(DrafterEngine, "generate", spied)
     bench(tmp_path / "a", drafters=("recycling:memory=process",), tasks=("code",))
     assert known[0] is None
     assert known[1] is not None

@@ -283,14 +283,14 @@ def test_an_interruption_before_anything_was_measured(
 def test_a_failing_method_and_an_absent_peer_are_told(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = DrafterEngine.answer
+    answer = DrafterEngine.generate
 
     def failing(self: DrafterEngine, prompts: list[list[int]], params: SamplingParams) -> list[list[SampleResult]]:
         if self.llm.drafter == "pld":
             raise RuntimeError("out of\nmemory")
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(DrafterEngine, "answer", failing)
+    monkeypatch.setattr(DrafterEngine, "generate", failing)
     out = tmp_path / "a"
     result = draftwood_command(*BENCH, "--drafters", "plain,pld", "--out", str(out))
     assert result.code == 1
@@ -362,7 +362,7 @@ def test_figures_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, room: int) -> N
 
 def test_texts_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    rows = [("vllm", "vllm is not installed; get it with: draftwood bench peers --install vllm"), ("b", "there")]
+    rows = [("vllm", "vllm is not installed; install it with: draftwood bench peers --install vllm"), ("b", "there")]
     lines = prose_table(Paint("never", Terminal()), rows)
     assert max(map(len, lines)) <= 40
     assert " ".join(" ".join(lines).split()) == f"{rows[0][0]} {rows[0][1]} b there"

@@ -42,7 +42,7 @@ class Spy:
         self.asked: list[tuple[str, str]] = []  # who, and the prompt's text
         self.failing: dict[str, int] = {}  # by method: the number of its next answer that fails
         self.params: list[SamplingParams] = []
-        answer = DrafterEngine.answer
+        answer = DrafterEngine.generate
 
         def spied(engine: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
             who = engine.llm.drafter
@@ -56,7 +56,7 @@ class Spy:
             answers = answer(engine, prompts, params)
             return [[s._replace(text=f"{who} said {len(self.params)}.") for s in samples] for samples in answers]
 
-        monkeypatch.setattr(DrafterEngine, "answer", spied)
+        monkeypatch.setattr(DrafterEngine, "generate", spied)
 
     def second_turns(self) -> set[str]:
         return {text for _, text in self.asked if "second" in text}

@@ -1,4 +1,4 @@
-"""Figures computed from the records of a run: means, intervals, differences."""
+"""Figures computed from the records of runs: means, intervals, differences."""
 
 from draftwood.bench.figures.diff import ALL_METHODS, METRICS, OTHER, SAME, UNKNOWN, WORSE, Change, diff_runs
 from draftwood.bench.figures.metrics import summarize

@@ -1,6 +1,6 @@
-"""Methods with different labels side by side: two heads, or two methods of one and the same run.
+"""Pairs of methods with different labels, such as two heads, or two methods of the same run.
 
-``diff_runs`` compares what has one label in both runs. So the two methods of a pair get one, as ``pld -> goose``.
+``diff_runs`` compares methods with equal labels, so both methods of a pair are relabelled, as ``pld -> goose``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from draftwood.errors import OptionError
 
 
 class MethodPair(NamedTuple):
-    """The labels of a method of the run before and of the one in the run after that it is compared with."""
+    """Labels of a method of the first run and of the method of the second run to compare it with."""
 
     before: str
     after: str
@@ -26,49 +26,48 @@ class MethodPair(NamedTuple):
 
 
 def find_pairs(before: BenchRun, after: BenchRun, texts: Iterable[Sequence[str]]) -> list[MethodPair]:
-    """The pairs that are meant by two texts each, as a person types them."""
-    return [MethodPair(_label(before, old, "before"), _label(after, new, "after")) for old, new in texts]
+    """Find the methods that a user means by pairs of texts."""
+    return [MethodPair(_find_label(before, old, "first"), _find_label(after, new, "second")) for old, new in texts]
 
 
 def relabel_pairs(before: BenchRun, after: BenchRun, pairs: Iterable[MethodPair]) -> tuple[BenchRun, BenchRun]:
-    """Both runs with the methods of these pairs alone, and with plain decoding."""
+    """Reduce both runs to these pairs and plain decoding, with common labels."""
     plain = [{str(m["label"]) for m in list_methods(run) if is_plain(m)} for run in (before, after)]
     kept = dict.fromkeys((*(MethodPair(label, label) for label in sorted(plain[0] & plain[1])), *pairs))
     return (
-        _relabelled(before, [(pair.before, pair.label) for pair in kept]),
-        _relabelled(after, [(pair.after, pair.label) for pair in kept]),
+        _relabel(before, [(pair.before, pair.label) for pair in kept]),
+        _relabel(after, [(pair.after, pair.label) for pair in kept]),
     )
 
 
-def _label(run: BenchRun, text: str, side: str) -> str:
-    """The label that a text stands for: itself, or the only one that begins with it, or that it occurs in."""
+def _find_label(run: BenchRun, text: str, side: str) -> str:
+    """Find the label that equals the text, or the only one that starts with it or contains it."""
     labels = [str(method["label"]) for method in list_methods(run)]
-    begun = [label for label in labels if text and label.startswith(text)]
-    having = [label for label in labels if text and text in label]
-    for found in ([text] if text in labels else [], begun, having):
+    starting = [label for label in labels if text and label.startswith(text)]
+    containing = [label for label in labels if text and text in label]
+    for found in ([text] if text in labels else [], starting, containing):
         if len(found) == 1:
             return found[0]
     raise OptionError(
-        f"{'Several methods' if having else 'No method'} of the run {side} ({run.name}) can be meant",
+        f"{'Several methods match' if containing else 'No method matches'} in the {side} run ({run.name})",
         got=repr(text),
-        allowed=[repr(label) for label in having or labels],  # in quotes: labels have commas and blanks
-        next_step="Give a label, its beginning, or a part that no other has: first one of the run before, then one of "
-        "the run after.",
+        allowed=[repr(label) for label in containing or labels],  # quoted: labels contain commas and spaces
+        next_step="Give a label, its beginning, or a part that is unique: first of the first run, then of the second.",
     )
 
 
-def _relabelled(run: BenchRun, labels: Iterable[tuple[str, str]]) -> BenchRun:
-    """The methods with these labels and what they did, each under its new label."""
+def _relabel(run: BenchRun, labels: Iterable[tuple[str, str]]) -> BenchRun:
+    """Keep the methods with these labels and their records, under new labels."""
     by_label = {str(method["label"]): method for method in list_methods(run)}
     methods: list[dict[str, Any]] = []
     records = []
     for old, new in labels:
-        methods.append(by_label[old] if old == new else _unnamed(by_label[old], new))
+        methods.append(by_label[old] if old == new else _strip_definition(by_label[old], new))
         records += [replace(record, method=new) for record in run.records if record.method == old]
     return BenchRun(run.name, replace(run.manifest, methods=methods), records)
 
 
-def _unnamed(method: dict[str, Any], label: str) -> dict[str, Any]:
-    """What a label does not tell: that drafter and options of a pair differ is no news, other budgets may be."""
+def _strip_definition(method: dict[str, Any], label: str) -> dict[str, Any]:
+    """Drop drafter and options, which differ by design. Memory and budget stay, so that differences show."""
     drafts = method.get("kind") == DRAFTER and not is_plain(method)
     return {"label": label, **{part: method.get(part) for part in ("memory", "budget") if drafts}}

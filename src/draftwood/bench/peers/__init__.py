@@ -1,4 +1,4 @@
-"""Other engines on the same prompts in the same run: each an optional adapter with a process and a Python of its own.
+"""Other engines on the same prompts in the same run, each in its own process and Python.
 
 A peer is named as ``transformers``, ``llamacpp:lookup`` or, with options, ``transformers:assisted,model=NAME``.
 """

@@ -1,4 +1,4 @@
-"""The records of a run: methods, requests, machine, and their files."""
+"""Records of a benchmark run: settings, methods, requests, machine, and the run folder."""
 
 from draftwood.bench.records.machine import describe_machine, describe_model, list_versions, measure_peak_memory
 from draftwood.bench.records.methods import (

@@ -1,4 +1,4 @@
-"""Runs that were written down once, and drafters tried on them again and again, without a model."""
+"""Records runs once, and replays them with any drafter without a model."""
 
 from draftwood.bench.replay.commands import record_to, replay_methods
 from draftwood.bench.replay.recorder import Recorder, make_recording_drafter, record

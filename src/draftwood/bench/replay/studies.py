@@ -1,8 +1,8 @@
-"""Figures of replays, and the two studies of scale: against the length of the context, and the number of trajectories.
+"""Figures of replays, and two studies: by context length and by number of trajectories.
 
-A long context is synthetic: the texts of other recorded prompts, one behind another and round again where they do not
-suffice, with the rows the target gave when each stood alone. It shows what long histories cost a drafter and whether
-other texts in its tables lead it astray; it is no long document.
+A long context is synthetic: the texts of other recorded prompts, concatenated and repeated as needed, with the rows
+that the target produced for each text alone. It measures what a long history costs a drafter, and whether unrelated
+text in its tables reduces acceptance. It is not a long document.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from draftwood.bench.replay.replayer import ReplayResult, ReplayScript, TextRows
 from draftwood.errors import OptionError
 from draftwood.progress import Progress
 
-CONTEXT_LIMIT = 1 << 20
-MUCH = 0.5  # of the wrong guesses: where less is known, that is said
+MAX_CONTEXT = 1 << 20
+MIN_COVERAGE = 0.5  # share of known rejected nodes below which a warning is shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayFigures:
-    """One line of a result: one method, at one length of context or number of trajectories where these are studied."""
+    """Figures of one method, at one context length or number of trajectories if studied."""
 
     method: str
     budget: int
-    context: int | None = None  # tokens before the answer, at least
-    trajectories: int | None = None  # the first so many samples of every prompt
+    context: int | None = None  # minimum prompt tokens
+    trajectories: int | None = None  # number of samples per prompt
     requests: int
     tokens: int
     cycles: int
     tau: float
-    recorded_tau: float | None = None  # of the real run of this very method
-    nodes: float  # of a tree, the root included
-    coverage: float | None  # of the nodes beside the text: the share whose rows were recorded
-    estimated: float | None = None  # and the share that got rows of contexts that end alike
+    recorded_tau: float | None = None  # of the recorded run of the same method
+    nodes: float  # mean tree size, root included
+    coverage: float | None  # share of off-text nodes with recorded rows
+    estimated: float | None = None  # share of off-text nodes with rows of similar contexts
     propose_ms: float  # medians over all cycles
     observe_ms: float
-    cycle_ms: float  # both together
-    read_ms: float  # to take in the prompt, its rows included; median over requests
+    cycle_ms: float  # propose and observe
+    read_ms: float  # for the prompt and its rows; median over requests
 
 
 def compute_figures(
@@ -75,10 +75,10 @@ def compute_figures(
         nodes=round(sum(result.stats.drafted_nodes for result in replays) / cycles + 1.0, 2),
         coverage=round(sum(result.off_text_known for result in replays) / off_text, 4) if off_text else None,
         estimated=round(estimated / off_text, 4) if estimated else None,
-        propose_ms=_ms([times.propose_seconds for times in timed]),
-        observe_ms=_ms([times.observe_seconds for times in timed]),
-        cycle_ms=_ms([sum(times) for times in timed]),
-        read_ms=_ms([result.read_seconds for result in replays]),
+        propose_ms=_median_ms([times.propose_seconds for times in timed]),
+        observe_ms=_median_ms([times.observe_seconds for times in timed]),
+        cycle_ms=_median_ms([sum(times) for times in timed]),
+        read_ms=_median_ms([result.read_seconds for result in replays]),
     )
 
 
@@ -90,7 +90,7 @@ def study_contexts(
     estimate: bool = False,
     progress: Progress | None = None,
 ) -> list[ReplayFigures]:
-    """The same answers behind contexts of each length."""
+    """Replay the same outputs after contexts of each length."""
     check_method(recording, method)
     filler = ContextFiller(recording)
     found = []
@@ -109,7 +109,7 @@ def study_trajectories(
     estimate: bool = False,
     progress: Progress | None = None,
 ) -> list[ReplayFigures]:
-    """Tau over the first 1, 4, ... samples of every prompt, drafted in turn with the method's memory."""
+    """Compute tau over the first 1, 4, ... samples of every prompt, replayed in sequence with the method's memory."""
     check_trajectories(recording, counts)
     replays = replay(recording, method, estimate=estimate, progress=progress)
     return [
@@ -121,28 +121,29 @@ def study_trajectories(
 
 
 def check_contexts(recording: Recording, lengths: Sequence[int]) -> None:
-    if not all(type(length) is int and 1 <= length <= CONTEXT_LIMIT for length in lengths):
-        raise OptionError("A context has a length in tokens", got=lengths, allowed=f"1 to {CONTEXT_LIMIT}")
+    if not all(type(length) is int and 1 <= length <= MAX_CONTEXT for length in lengths):
+        raise OptionError("A context length must be a number of tokens", got=lengths, allowed=f"1 to {MAX_CONTEXT}")
     if len({request.group[:2] for request in recording.requests}) < 2:
         raise OptionError(
-            "A long context is made of other prompts' texts, and there are none", next_step="Record more prompts."
+            "A long context is built from other prompts, and the recording has only one",
+            next_step="Record more prompts.",
         )
 
 
 def check_trajectories(recording: Recording, counts: Sequence[int]) -> None:
     samples = Counter(request.group for request in recording.requests)
-    least = min(samples.values())
-    if not all(type(count) is int and 1 <= count <= least for count in counts):
+    fewest = min(samples.values())
+    if not all(type(count) is int and 1 <= count <= fewest for count in counts):
         raise OptionError(
-            "Trajectories are recorded samples of every prompt",
+            "Trajectories must be at most the recorded samples per prompt",
             got=counts,
-            allowed=f"1 to {least}",
-            next_step="Record more: --samples 64 --temperature 0.6, for instance.",
+            allowed=f"1 to {fewest}",
+            next_step="Record more samples, for example: --samples 64 --temperature 0.6",
         )
 
 
 class ContextFiller:
-    """Long contexts from the texts of other prompts."""
+    """Builds long contexts from the texts of other prompts."""
 
     def __init__(self, recording: Recording) -> None:
         check_contexts(recording, ())
@@ -150,9 +151,9 @@ class ContextFiller:
         self._texts: dict[int, TextRows] = {}
 
     def before(self, number: int, length: int) -> TextRows | None:
-        """What stands before the prompt of request ``number`` to make it ``length`` tokens; None if it is as long.
+        """Return the text that extends the prompt of request ``number`` to ``length`` tokens; None if not needed.
 
-        Another turn of its conversation repeats its words, another sample nearly does: neither is used.
+        Other turns and samples of the same prompt are excluded, since they repeat its words.
         """
         requests = self._recording.requests
         own = requests[number]
@@ -163,29 +164,29 @@ class ContextFiller:
         for other in cycle(others):
             if missing <= 0:
                 break
-            parts.append(_cut(self._text(other), missing))
+            parts.append(_cut(self._load_text(other), missing))
             missing -= len(parts[-1].tokens)
-        return _joined(parts) if parts else None
+        return _join(parts) if parts else None
 
-    def _text(self, number: int) -> TextRows:
+    def _load_text(self, number: int) -> TextRows:
         if number not in self._texts:
             request = self._recording.requests[number]
-            self._texts[number] = ReplayScript(request, self._recording.target.vocab_size).part(len(request.text))
+            self._texts[number] = ReplayScript(request, self._recording.target.vocab_size).slice(len(request.text))
         return self._texts[number]
 
 
 def format_figures(found: Sequence[ReplayFigures]) -> list[tuple[str, ...]]:
-    """A table with a heading; a column stands there where one of the lines has something in it."""
+    """Format a table with a header; empty columns are omitted."""
     columns: list[tuple[str, Callable[[ReplayFigures], str]]] = [
         ("method", lambda line: line.method),
         ("budget", lambda line: str(line.budget)),
-        ("context", lambda line: _text_of(line.context)),
-        ("trajectories", lambda line: _text_of(line.trajectories)),
+        ("context", lambda line: _format_value(line.context)),
+        ("trajectories", lambda line: _format_value(line.trajectories)),
         ("tau", lambda line: f"{line.tau:.3f}"),
-        ("recorded", lambda line: _text_of(line.recorded_tau, "{:.3f}")),
+        ("recorded", lambda line: _format_value(line.recorded_tau, "{:.3f}")),
         ("nodes", lambda line: f"{line.nodes:.1f}"),
-        ("known", lambda line: _text_of(line.coverage, "{:.0%}")),
-        ("estimated", lambda line: _text_of(line.estimated, "{:.0%}")),
+        ("known", lambda line: _format_value(line.coverage, "{:.0%}")),
+        ("estimated", lambda line: _format_value(line.estimated, "{:.0%}")),
         ("propose ms", lambda line: f"{line.propose_ms:.3f}"),
         ("observe ms", lambda line: f"{line.observe_ms:.3f}"),
         ("prompt ms", lambda line: f"{line.read_ms:.1f}"),
@@ -198,22 +199,24 @@ def format_figures(found: Sequence[ReplayFigures]) -> list[tuple[str, ...]]:
 
 
 def list_warnings(found: Sequence[ReplayFigures]) -> list[str]:
-    """What should be said beside the table: which figures are not to be trusted."""
+    """List warnings on unreliable figures."""
     thin = dict.fromkeys(
-        line.method for line in found if line.coverage is not None and line.coverage + (line.estimated or 0.0) < MUCH
+        line.method
+        for line in found
+        if line.coverage is not None and line.coverage + (line.estimated or 0.0) < MIN_COVERAGE
     )
     return [
-        f"Less than half of the wrong guesses is known for {', '.join(thin)}: whoever learns from those (goose, "
-        "recycling, ...) gets too low a tau and too short times. Record it too, or add --estimate."
+        f"Less than half of the rejected nodes were recorded for {', '.join(thin)}: for drafters that learn from them "
+        "(goose, recycling, ...) tau and times are too low. Record this method too, or add --estimate."
     ] * bool(thin)
 
 
-def _text_of(value: float | None, form: str = "{}") -> str:
+def _format_value(value: float | None, form: str = "{}") -> str:
     return "" if value is None else form.format(value)
 
 
 def _recorded_tau(recording: Recording, method: BenchMethod) -> float | None:
-    """Of the run in which this method was recorded, if it was and its texts are the ones that are replayed."""
+    """Return tau of the recorded run of this method, if its texts are the ones replayed."""
     wanted = (method.drafter, method.options, method.memory, method.budget)
     for entry in recording.methods:
         own = (entry["drafter"], entry["options"], entry["memory"], entry["budget"])
@@ -226,7 +229,7 @@ def _cut(text: TextRows, length: int) -> TextRows:
     return TextRows(text.tokens[:length], text.ids[:length], text.above[:length], text.known[:length])
 
 
-def _joined(texts: Sequence[TextRows]) -> TextRows:
+def _join(texts: Sequence[TextRows]) -> TextRows:
     return TextRows(
         tuple(token for text in texts for token in text.tokens),
         np.concatenate([text.ids for text in texts]),
@@ -235,5 +238,5 @@ def _joined(texts: Sequence[TextRows]) -> TextRows:
     )
 
 
-def _ms(seconds: Sequence[float]) -> float:
+def _median_ms(seconds: Sequence[float]) -> float:
     return round(1e3 * median(seconds), 4)

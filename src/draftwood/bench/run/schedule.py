@@ -1,7 +1,7 @@
-"""Who runs when. Methods take turns prompt by prompt, so that a machine that slows down or warms up hits all alike.
+"""The order of the jobs. Methods alternate prompt by prompt, so that drifting machine speed affects all equally.
 
-Prompts go round the tasks: a run that is stopped early has something of each. Who begins moves on by one with every
-prompt, and the order changes with it: what a method leaves behind, a hot processor or a full cache, hits all alike too.
+Prompts alternate between tasks, so that a run stopped early has results for each task. The order of the methods changes
+with every prompt, so that effects on the next method, such as a hot processor or a full cache, are balanced too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from draftwood.bench.tasks import Task, TaskPrompt
 
 
 class BenchJob(NamedTuple):
-    """One method answers one prompt, or a batch of them: all turns, all samples."""
+    """One method on one prompt or batch of prompts: all turns, all samples."""
 
     method: BenchMethod
     task: str
@@ -23,7 +23,7 @@ class BenchJob(NamedTuple):
     repeat: int
 
     def keys(self, num_samples: int) -> list[RequestKey]:
-        """The records it leaves. Several samples are made of first turns only."""
+        """Keys of the job's records. With several samples only first turns are run."""
         return [
             RequestKey(self.method.label, self.task, prompt.id, turn, sample, self.repeat)
             for prompt in self.prompts
@@ -47,11 +47,11 @@ def schedule(tasks: Sequence[Task], methods: Sequence[BenchMethod], batch: int, 
 
 
 def method_order(number: int, count: int) -> list[int]:
-    """Who runs first, second, ... in a round. In ``2 * count`` rounds everybody follows everybody else equally often.
+    """Order of the methods in a round. In ``2 * count`` rounds each method follows every other equally often.
 
-    The first round goes inwards from both ends (0, 3, 1, 2), the next ones add one to every place (1, 0, 2, 3; ...).
-    The steps between neighbours are all different, so each pair comes once; with an odd count they are not, and the
-    same rounds backwards make up for it.
+    The first round goes inwards from both ends (0, 3, 1, 2), each further round adds one to every index (1, 0, 2, 3).
+    With an even count the steps between neighbours are all different, so each pair occurs once. With an odd count they
+    are not, so the same rounds are repeated in reverse.
     """
     inwards = [step // 2 if step % 2 == 0 else count - 1 - step // 2 for step in range(count)]
     places = [(place + number) % count for place in inwards]

@@ -1,4 +1,4 @@
-"""Benchmark prompts, from the package, from files or from the hub."""
+"""Benchmark prompts: bundled, from files, or from the hub."""
 
 from draftwood.bench.tasks.load import Task, TaskPrompt, load_tasks
 

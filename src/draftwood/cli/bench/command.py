@@ -88,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
         print_note(screen, why)
     runs = []
     try:
-        for request in plan.requests:
-            print_note(screen, f"results go to {request.folder}")
-            runs.append(run_bench(request, screen.progress, lambda text: print_note(screen, text)))
+        for spec in plan.runs:
+            print_note(screen, f"results go to {spec.folder}")
+            runs.append(run_bench(spec, screen.progress, lambda text: print_note(screen, text)))
     except (KeyboardInterrupt, DraftwoodError) as error:
         _tell_how_to_go_on(args, screen, plan, out, command, interrupted=isinstance(error, KeyboardInterrupt))
         raise

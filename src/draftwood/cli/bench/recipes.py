@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     paint = Screen(args.color).out
     if args.recipe:
         recipe = load_recipe(args.recipe)
-        content = {**asdict(recipe), "params": recipe.params, "missing": recipe.missing()}
+        content = {**asdict(recipe), "params": recipe.params, "missing": recipe.list_missing()}
         return show(args, content, prose_table(paint, _in_full(recipe)))
     recipes = [load_recipe(name) for name in list_recipes()]
     brief = ("name", "paper", "item", "title", "kind", "needs")
@@ -47,7 +47,7 @@ def introduce(screen: Screen, recipe: Recipe | None) -> None:
     """Before it runs: what it shows, what machine it is for, and which methods stay away."""
     if recipe is not None:
         print_note(screen, f"{recipe.name}: {recipe.paper}, {recipe.item}: {recipe.title}")
-        for text in filter(None, (recipe.what, recipe.hardware, *recipe.left_out())):
+        for text in filter(None, (recipe.what, recipe.hardware, *recipe.list_skipped())):
             print_note(screen, text, "  ")
 
 
@@ -76,7 +76,7 @@ def _in_full(recipe: Recipe) -> list[tuple[str, str]]:
         ("figures", f"{counted(figures, 'figure')} of the paper stand beside ours" if figures else ""),
         ("claims", f"{', '.join(map(str, recipe.claims))} of docs/reproduction.md" if recipe.claims else ""),
         ("afterwards", recipe.then),
-        ("in the way", "; ".join(recipe.missing())),
+        ("in the way", "; ".join(recipe.list_missing())),
         ("command", recipe.command or f"draftwood bench --recipe {recipe.name} --data hub{params}"),
     ]
     return [(name, " ".join(text.split())) for name, text in rows if text]
