@@ -110,7 +110,9 @@ def test_an_own_python_goes_before_the_installed_one_before_this_one(
 
 def test_absent_says_why_and_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(find_peer("vllm:suffix"), packages=("no_such_package",))
-    assert explain_absence(spec) == "vllm:suffix is not installed; install it with: draftwood bench peers --install vllm"
+    assert (
+        explain_absence(spec) == "vllm:suffix is not installed; install it with: draftwood bench peers --install vllm"
+    )
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", sys.executable)
     assert explain_absence(replace(spec, packages=("json", "io"))) is None
     lacking = explain_absence(replace(spec, packages=("json", "no_such_package")))

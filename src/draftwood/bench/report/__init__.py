@@ -1,4 +1,4 @@
-"""Reports of benchmark runs: Markdown, one HTML page, the figures as JSON, and a few rows for a terminal."""
+"""Reports of benchmark runs: Markdown, one HTML page, JSON, and tables for the terminal."""
 
 from draftwood.bench.report.console import format_results, list_remarks
 from draftwood.bench.report.diff_table import format_changes, summarize_hidden_changes

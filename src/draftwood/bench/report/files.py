@@ -1,4 +1,4 @@
-"""The report of runs as files: each whole or not there."""
+"""Writes the report files, each atomically."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ MARKDOWN, PAGE, SUMMARY = "report.md", "report.html", "summary.json"
 
 
 def write_report(folder: Path, summaries: Sequence[Summary]) -> list[Path]:
-    """Writes report.md, report.html and summary.json into the folder; says where they are."""
+    """Write report.md, report.html and summary.json into the folder; return their paths."""
     if not summaries:
-        raise DraftwoodError("There is nothing to report on", next_step="Name a folder that --out made.")
+        raise DraftwoodError(
+            "There is nothing to report", next_step="Give a folder that draftwood bench --out created."
+        )
     if folder.is_file():
-        raise DraftwoodError("A report goes into a folder, and this is a file", got=str(folder))
-    beside = all((folder / name).exists() for name in (MANIFEST, REQUESTS))
+        raise DraftwoodError("The report folder is a file", got=str(folder))
+    has_requests = all((folder / name).exists() for name in (MANIFEST, REQUESTS))
     contents = {
         MARKDOWN: markdown_report(summaries),
-        PAGE: html_report(summaries, requests_beside=beside),
+        PAGE: html_report(summaries, link_requests=has_requests),
         SUMMARY: format_summary_json(summaries),
     }
     written = []
@@ -40,7 +42,7 @@ def write_report(folder: Path, summaries: Sequence[Summary]) -> list[Path]:
 
 
 def format_summary_json(summaries: Sequence[Summary]) -> str:
-    """The figures for programs; what is no number (NaN, infinite) is null."""
+    """Format the figures as JSON; NaN and infinity become null."""
     content = {"format": f"{FORMAT}-summary", "version": VERSION, "summaries": [_summary(one) for one in summaries]}
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -57,7 +59,7 @@ def _summary(summary: Summary) -> dict[str, Any]:
 
 
 def to_json_value(value: Any) -> Any:
-    """Records, intervals and lists as JSON has them; what is no number (NaN, infinite) is None."""
+    """Convert records, intervals and lists to JSON values; NaN and infinity become None."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json_value(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Interval):
