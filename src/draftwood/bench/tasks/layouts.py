@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood.corpus import has_half_letters
+from draftwood.corpus import has_lone_surrogate
 from draftwood.errors import PromptError
 
 MBPP_SPLITS = (range(1, 11), range(11, 511), range(511, 601), range(601, 975))  # few-shot, test, validation, train
@@ -171,7 +171,7 @@ def parse_prompts(rows: Iterable[tuple[str, Row]], task: str) -> list[TaskPrompt
         layouts.add(layout.name)
         name = _make_unique(_prompt_id(row, task, index), taken)
         taken.add(name)
-        if any(map(has_half_letters, (name, *turns))):
+        if any(map(has_lone_surrogate, (name, *turns))):
             raise PromptError(f"{place} is not valid Unicode", got=ascii(turns)[:80])
         prompts.append(TaskPrompt(id=name, turns=turns, category=_category(row)))
     return _select_mbpp_test(prompts) if layouts == {"mbpp"} else prompts
