@@ -134,7 +134,7 @@ def test_a_file_is_no_folder_for_results(draftwood_command: Command, tmp_path: P
     for line in ((*bench, "--out", str(letter)), ("bench", "report", str(run), "--out", str(letter))):
         result = draftwood_command(*line)
         assert result.code == 2
-        assert "this is a file" in result.err
+        assert "is a file" in result.err
     assert letter.read_text() == "dear"
 
 

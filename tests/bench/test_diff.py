@@ -68,7 +68,7 @@ def test_a_slow_hour_is_no_change_of_the_method() -> None:
     for task in ("a", "b", ALL_TASKS):
         found = change(changes, "goose", task, "tokens_per_second")
         assert found.verdict == "slower"
-        assert found.note.startswith("machine may differ: plain moved too, x0.6")
+        assert found.note.startswith("machine may differ: plain changed too, x0.6")
     assert change(changes, "plain", "a", "tokens_per_second").note == ""
 
 
@@ -157,7 +157,7 @@ def test_only_common_requests_count() -> None:
     changes = diff_runs(before, after)
     assert verdicts(changes) == {"same within noise"}
     notes = {task: change(changes, "goose", task, "speedup").note for task in ("a", "b", ALL_TASKS)}
-    told = "the prompts differ: only common ids compared"
+    told = "prompts differ: only common ids are compared"
     assert notes == {"a": told, "b": "", ALL_TASKS: told}
 
 
@@ -173,10 +173,10 @@ def test_what_only_one_run_has_is_listed() -> None:
     changes = diff_runs(before, after)
     lonely = {(c.method, c.task): c.note for c in changes if c.metric == "present"}
     assert lonely == {
-        ("*", "a"): "only in the run before",
-        ("*", "c"): "only in the run after",
-        ("pld", ALL_TASKS): "only in the run before",
-        ("sam", ALL_TASKS): "only in the run after",
+        ("*", "a"): "only in the first run",
+        ("*", "c"): "only in the second run",
+        ("pld", ALL_TASKS): "only in the first run",
+        ("sam", ALL_TASKS): "only in the second run",
     }
     assert {c.task for c in changes if c.metric == "speedup"} == {"b"}
     assert all(c.verdict == "cannot be compared" for c in changes if c.metric == "present")
@@ -185,7 +185,7 @@ def test_what_only_one_run_has_is_listed() -> None:
 def test_a_method_that_lost_a_task_and_one_without_common_requests() -> None:
     before = run(measured({"plain": 0.2, "goose": 0.1}))
     after = run([r for r in before.records if r.method == "plain" or r.task == "a"], "two")
-    assert change(diff_runs(before, after), "goose", "b", "present").note == "only in the run before"
+    assert change(diff_runs(before, after), "goose", "b", "present").note == "only in the first run"
     other = run([replace(r, prompt=f"new {r.prompt}") for r in before.records], "two")
     assert change(diff_runs(before, other), "goose", ALL_TASKS, "present").note == "no request in common"
 
@@ -195,7 +195,7 @@ def test_runs_that_measured_something_else_are_told_apart() -> None:
     after = run(before.records, "two", settings={"max_tokens": 64}, methods=[PLAIN, {**GOOSE, "budget": 16}])
     changes = diff_runs(before, after)
     assert change(changes, "*", ALL_TASKS, "settings").note == "max_tokens 128 -> 64"
-    assert change(changes, "goose", "a", "tau").note == "the method's options differ: budget auto -> 16"
+    assert change(changes, "goose", "a", "tau").note == "options of the method differ: budget auto -> 16"
     assert change(changes, "plain", "a", "tau").note == ""
 
 
@@ -230,7 +230,7 @@ def test_a_method_that_fails_now() -> None:
     changes = diff_runs(before, after)
     found = change(changes, "goose", ALL_TASKS, "failed")
     assert (found.verdict, found.before, found.after) == ("worse", 0, 20)
-    assert change(changes, "goose", ALL_TASKS, "present").note == "only in the run before"
+    assert change(changes, "goose", ALL_TASKS, "present").note == "only in the first run"
     assert "failed" not in {c.metric for c in diff_runs(after, before)}
 
 

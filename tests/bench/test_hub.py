@@ -116,7 +116,7 @@ def test_every_set_of_the_table_is_a_task_we_know() -> None:
 
 def test_a_set_that_is_not_on_the_hub(hub: FakeHub) -> None:
     with pytest.raises(
-        OptionError, match=r"no such task in the hub\n  got: spec_bench\n  allowed: aime24, .*\n.*not on the hub"
+        OptionError, match=r"Unknown task in the hub\n  got: spec_bench\n  allowed: aime24, .*\n.*not on the hub"
     ):
         load_tasks(["gsm8k", "spec_bench"], "hub", None)
     with pytest.raises(OptionError, match="Did you mean 'gsm8k'"):
@@ -144,7 +144,7 @@ def test_names_of_sets(data: str, task: str, expected: HubDataset) -> None:
 
 @pytest.mark.parametrize("data", ["hub:", "hub:name", "hub:/name", "hub:org/", "hub:or g/x"])
 def test_names_of_no_set(data: str) -> None:
-    with pytest.raises(OptionError, match="names no data set"):
+    with pytest.raises(OptionError, match="Not a valid hub data set name"):
         load_tasks((), data, None)
 
 
@@ -182,15 +182,17 @@ def test_the_test_split_is_preferred(names: list[str], chosen: list[str]) -> Non
 
 def test_several_tables_are_not_mixed() -> None:
     names = ["main/test-00000-of-00001.parquet", "socratic/test-00000-of-00001.parquet"]
-    with pytest.raises(DraftwoodError, match=r"several files.*\n.*\n.*hub:org/x/main/test-00000-of-00001\.parquet"):
+    with pytest.raises(
+        DraftwoodError, match=r"several prompt files.*\n.*\n.*hub:org/x/main/test-00000-of-00001\.parquet"
+    ):
         choose_files(HubDataset(repo="org/x"), names)
     assert choose_files(HubDataset(repo="org/x", files="socratic/*"), names) == names[1:]
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(DraftwoodError, match=r"no such file of prompts\n  got: b\.jsonl\n  allowed: a\.jsonl"):
+    with pytest.raises(DraftwoodError, match=r"no matching prompt file\n  got: b\.jsonl\n  allowed: a\.jsonl"):
         choose_files(HubDataset(repo="org/x", files="b.jsonl"), ["a.jsonl", "README.md"])
-    with pytest.raises(DraftwoodError, match="no such file of prompts"):
+    with pytest.raises(DraftwoodError, match="no matching prompt file"):
         choose_files(HubDataset(repo="org/x"), ["README.md"])
 
 

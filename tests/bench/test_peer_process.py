@@ -111,11 +111,11 @@ def test_the_option_dtype_goes_before_the_models(fake: PeerSpec) -> None:
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("dies", "ended without an answer\n  got: exit code 1\nthe last words\nof the worker"),
-        ("is killed", "ended without an answer\n  got: Killed"),
-        ("garbage", "answered nonsense\n  got: 'this is no JSON"),
-        ("another answer", "answered nonsense"),
-        ("half an answer", "answered nonsense\n  got: KeyError: 'token_ids'"),
+        ("dies", "exited without a reply\n  got: exit code 1\nthe last words\nof the worker"),
+        ("is killed", "exited without a reply\n  got: Killed"),
+        ("garbage", "sent an invalid reply\n  got: 'this is no JSON"),
+        ("another answer", "sent an invalid reply"),
+        ("half an answer", "sent an invalid reply\n  got: KeyError: 'token_ids'"),
     ],
 )
 def test_a_worker_that_fails_is_an_error_and_gone(fake: PeerSpec, mode: str, said: str) -> None:
@@ -130,13 +130,13 @@ def test_a_worker_that_fails_is_an_error_and_gone(fake: PeerSpec, mode: str, sai
 
 def test_a_refused_request_leaves_the_worker_running(fake: PeerSpec) -> None:
     with Peer(fake, model("refuses")) as peer:
-        with pytest.raises(DraftwoodError, match="could not do it\n  got: ValueError: three is too much"):
+        with pytest.raises(DraftwoodError, match="failed\n  got: ValueError: three is too much"):
             peer.generate([1], SamplingParams(max_tokens=3))
         assert peer.generate([1], SamplingParams(max_tokens=4)).token_ids == [1]
 
 
 def test_a_worker_that_hangs_is_given_up_and_ended(fake: PeerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DraftwoodError, match="did not answer within 0 seconds"):
+    with pytest.raises(DraftwoodError, match="did not reply within 0 seconds"):
         Peer(fake, model("slow to load"), load_seconds=0.3)
     peer = Peer(fake, model("hangs"))
     running = peer._process
@@ -208,14 +208,14 @@ serve(load)
     with Peer(fake_spec(tmp_path, monkeypatch, script), model()) as peer:
         assert peer.facts["version"] == "1"
         assert peer.generate([1], SamplingParams()).finish_reason == "stop"
-        assert sorted(peer._said().splitlines()) == [
+        assert sorted(peer._read_log().splitlines()) == [
             "a library says hello",
             "and one that is written in C",
             "so does a child",
         ]
         with pytest.raises(DraftwoodError, match="RuntimeError: not one"):
             peer.generate([1], SamplingParams(max_tokens=1))
-        assert "Traceback" in peer._said()
+        assert "Traceback" in peer._read_log()
         assert peer.generate([1], SamplingParams()).finish_reason == "stop"
 
 

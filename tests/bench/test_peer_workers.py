@@ -110,7 +110,7 @@ def test_llamas_timings_become_seconds_and_counts(workers: None, monkeypatch: py
     assert found["first_token_seconds"] == found["total_seconds"]
     assert facts["version"] == "1"
     module.get_device_info = lambda: [{"type": "GGML_BACKEND_DEVICE_TYPE_CPU"}]
-    with pytest.raises(RuntimeError, match="knows no GPU"):
+    with pytest.raises(RuntimeError, match="has no GPU support"):
         worker.load(told(gguf="x.gguf", device="cuda"))
     module.get_device_info = lambda: [{"type": "GGML_BACKEND_DEVICE_TYPE_GPU"}]
     worker.load(told(gguf="x.gguf", device="cuda"))
@@ -321,4 +321,4 @@ def test_workers_run_without_draftwood() -> None:
         message = json.dumps({"id": 1, "op": "generate"}) + "\n"
         command = [sys.executable, "-S", str(WORKERS / f"{engine}_worker.py")]
         done = subprocess.run(command, input=message, capture_output=True, text=True, check=True, timeout=60)
-        assert json.loads(done.stdout) == {"id": 1, "error": "AssertionError: there is no model yet"}
+        assert json.loads(done.stdout) == {"id": 1, "error": "AssertionError: no model is loaded"}

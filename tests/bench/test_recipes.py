@@ -155,7 +155,7 @@ def test_heads_are_asked_for_once_each() -> None:
 
 
 def test_an_analysis_is_no_run() -> None:
-    with pytest.raises(OptionError, match=r"no benchmark run.*drawn_or_chosen"):
+    with pytest.raises(OptionError, match=r"not a benchmark run.*drawn_or_chosen"):
         load_recipe("stand-figure3").check()
 
 
@@ -212,7 +212,7 @@ def test_params_fill_methods_and_figures(tmp_path: Path) -> None:
     )
     bare = load(tmp_path, text)
     assert bare.params == ["datastore"]
-    assert bare.list_missing() == ["pass --param datastore=PATH, a file of `draftwood datastore build`"]
+    assert bare.list_missing() == ["pass --param datastore=PATH, a file written by `draftwood datastore build`"]
     assert bare.list_missing({"drafters": ["plain"]}) == []
     filled = load(tmp_path, text, datastore="some/file.ds")
     (run,) = filled.runs
@@ -255,28 +255,28 @@ FIGURE = '[[figure]]\nmethod = "pld"\ntask = "gsm8k"\nmetric = "tau"\nvalue = 2.
         (SMALL + RUN + 'folder = "x"\n', r"\[\[run\]\] has no key 'folder'"),
         (SMALL + RUN + '[run.settings]\ndata = "x"\n', r"\[run.settings\] has no key 'data'"),
         (SMALL + RUN + FIGURE + "page = 1\n", r"\[\[figure\]\] has no key 'page'"),
-        (SMALL + RUN + FIGURE.replace("value = 2.0", 'value = "2"'), "not complete"),
-        (SMALL + RUN + FIGURE.replace("tau", "joy"), r"metric is unknown\n.*'joy'\n.*tau, speedup"),
+        (SMALL + RUN + FIGURE.replace("value = 2.0", 'value = "2"'), "incomplete"),
+        (SMALL + RUN + FIGURE.replace("tau", "joy"), r"unknown metric of a figure\n.*'joy'\n.*tau, speedup"),
         (SMALL + RUN + FIGURE.replace('"pld"', '"sam"'), "belongs to no run"),
         (SMALL + RUN + FIGURE.replace("gsm8k", "qa"), "belongs to no run"),
         (SMALL + RUN + FIGURE + 'run = "other"\n', "belongs to no run"),
         (SMALL + RUN + FIGURE + "trajectories = 4\n", "by_trajectories"),
-        (SMALL + RUN + '[[run]]\nname = "main"\n', "name of its own"),
-        (SMALL + RUN.replace('"main"', '"../main"'), "name of its own"),
-        (SMALL + RUN.replace("[60]", "60"), r"'budget' is a list\n.*60"),
+        (SMALL + RUN + '[[run]]\nname = "main"\n', "unique name"),
+        (SMALL + RUN.replace('"main"', '"../main"'), "unique name"),
+        (SMALL + RUN.replace("[60]", "60"), r"'budget' must be a list\n.*60"),
         (SMALL + RUN.replace("limit = 10", "limit = 0"), "limit must be a whole number"),
         (SMALL + RUN.replace('"pld"', '"pld:"') + FIGURE, "belongs to no run"),
-        (SMALL + RUN.replace('"pld"', '"pld:x"'), "drafter's name and its options"),
-        (SMALL + 'kind = "guess"\n' + RUN, "kind is unknown"),
+        (SMALL + RUN.replace('"pld"', '"pld:x"'), "drafter name with options"),
+        (SMALL + 'kind = "guess"\n' + RUN, "unknown kind"),
         (SMALL + 'kind = "analysis"\n' + RUN, "a command and no runs"),
         (SMALL, "runs and no command"),
-        (SMALL + 'needs = ["luck"]\n' + RUN, r"need is unknown\n.*'luck'"),
-        (SMALL + 'needs = ["head"]\n' + RUN, "places in methods differ"),
-        (SMALL + RUN.replace('"pld"', '"eagle2:head={head}"'), "places in methods differ"),
-        (SMALL.replace("[1]", '["1"]') + RUN, "'claims' is a list"),
+        (SMALL + 'needs = ["luck"]\n' + RUN, r"unknown entry of needs\n.*'luck'"),
+        (SMALL + 'needs = ["head"]\n' + RUN, "placeholders of the methods differ"),
+        (SMALL + RUN.replace('"pld"', '"eagle2:head={head}"'), "placeholders of the methods differ"),
+        (SMALL.replace("[1]", '["1"]') + RUN, "'claims' must be a list"),
         (SMALL.replace('title = "Two methods"', "") + RUN, "'title' is missing"),
-        (SMALL.replace('"Two methods"', '" "') + RUN, "'title' is a text"),
-        (SMALL + "settings = 3\n", "'settings' is a table"),
+        (SMALL.replace('"Two methods"', '" "') + RUN, "'title' must be a string"),
+        (SMALL + "settings = 3\n", "'settings' must be a table"),
     ],
 )
 def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, complaint: str) -> None:
@@ -286,7 +286,7 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, complaint: str)
 
 
 def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"(?s)no recipe of that name.*Did you mean 'goose-table1'"):
+    with pytest.raises(OptionError, match=r"(?s)Unknown recipe.*Did you mean 'goose-table1'"):
         load_recipe("goose-tabel1")
     with pytest.raises(OptionError, match="no such recipe"):
         load_recipe(tmp_path / "none.toml")

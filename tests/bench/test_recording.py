@@ -126,7 +126,7 @@ def rewrite(path: Path, about: dict[str, str] | None = None, **arrays: Any) -> N
 def test_files_that_are_no_recordings_are_refused(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no recording")
     save_file({"a": np.zeros(1)}, tmp_path / "other")
-    for name, what in (("absent", "cannot be read"), ("text", "cannot be read"), ("other", "is no recording")):
+    for name, what in (("absent", "cannot be read"), ("text", "cannot be read"), ("other", "is not a recording")):
         with pytest.raises(DraftwoodError, match=what):
             load_recording(tmp_path / name)
     with pytest.raises(DraftwoodError, match="cannot be read"):

@@ -62,7 +62,7 @@ def test_a_second_process_on_one_folder_is_refused_at_once(
         patch.setattr(runner, "load_target", lambda *_, **__: pytest.fail("a model was loaded"))
         result = draftwood_command(*line)
         assert result.code == 2
-        assert f"Another process is writing to the folder of the results\n  got: {tmp_path / 'a'}\n" in result.err
+        assert f"Another process is writing to the results folder\n  got: {tmp_path / 'a'}\n" in result.err
         assert "new folder" in result.err
         assert not (tmp_path / "a").exists()
     assert draftwood_command(*line).code == 0  # it is free again, and so it is after a run
@@ -122,7 +122,7 @@ def test_a_prompt_that_does_not_fit_is_no_success(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("own", "word"), [('memory = "process"\nrepeats = 2', "asked again"), ("limit = 1", "something else")]
+    ("own", "word"), [('memory = "process"\nrepeats = 2', "asked again"), ("limit = 1", "contains other files")]
 )
 def test_what_the_last_run_would_refuse_is_refused_before_the_first(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, word: str
@@ -133,7 +133,7 @@ def test_what_the_last_run_would_refuse_is_refused_before_the_first(
         '[settings]\ndrafters = ["plain", "pld"]\ntasks = ["code"]\nbudget = [8]\n'
         f'[[run]]\nname = "one"\n[[run]]\nname = "two"\n[run.settings]\n{own}\n'
     )
-    if word == "something else":
+    if word == "contains other files":
         (tmp_path / "a" / "two").mkdir(parents=True)
         (tmp_path / "a" / "two" / "thesis.tex").touch()
     monkeypatch.setattr(runner, "load_target", lambda *_, **__: pytest.fail("the first run was started"))

@@ -95,7 +95,7 @@ def test_empty_sections_are_left_out():
     cells = {key: Cell(method="plain", task=key[1], tokens_per_second=Interval(1, 1, 1)) for key in bare.cells}
     bare = replace(bare, cells=cells)
     headings = re.findall(r"^## (.*)$", markdown_report([bare]), re.M)
-    assert headings == ["What ran", "Speed"]
+    assert headings == ["Setup", "Speed"]
     page = html_report([bare])
     for key in ("tau", "cycle", "sources", "depth", "latency", "trajectories", "budget", "paper", "missing"):
         assert f'id="s1-{key}"' not in page
@@ -147,7 +147,7 @@ def test_failures_are_told_with_their_reasons():
     ]
     assert "**22 identical, 3 ERROR**" in report
     told = warnings(summary)
-    assert told[0].startswith("goose: 3 of 25 outputs are not what plain decoding gives")
+    assert told[0].startswith("goose: 3 of 25 outputs are not identical to plain decoding")
     assert told[1:] == ["pld failed: no room", "goose: 2 requests failed."]
     page = html_report([summary])
     assert all(html.escape(one) in page for one in told)
@@ -163,7 +163,7 @@ def test_headline():
     peer = make(["plain", "pld", "other"], peers=["other"])
     assert headline(peer).startswith("pld decodes 1.50x")
     assert headline(make(["goose"])) == "goose decodes 40.0 (39.0-41.0) tokens/s, 24 of 25 outputs identical, 1 tie."
-    assert headline(replace(make(), cells={})) == "There are no finished requests yet."
+    assert headline(replace(make(), cells={})) == "No request has finished yet."
 
 
 def test_peers_are_told_about():
@@ -189,7 +189,7 @@ def test_peers_are_told_about():
 
 def test_a_run_that_goes_on_says_so():
     summary = make(manifest={"finished": None, "settings": {"raw": True, "ignore_eos": True}})
-    assert warnings(summary) == ["The run is not finished: these are figures of what was measured until now."]
+    assert warnings(summary) == ["The run is not finished: figures cover the requests so far."]
     assert list_problems(summary) == []
     lines = markdown_report([summary]).splitlines()
     assert {"- finished: not yet", "- raw: yes: no chat template", "- ignore_eos: yes"} <= set(lines)

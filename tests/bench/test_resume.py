@@ -113,7 +113,7 @@ def test_a_run_is_not_continued_with_other_settings(tmp_path: Path) -> None:
         bench(tmp_path / "a", limit=1, tasks=("code",), max_tokens=13)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "letter.txt").write_text("dear")
-    with pytest.raises(DraftwoodError, match="something else"):
+    with pytest.raises(DraftwoodError, match="contains other files"):
         bench(tmp_path / "b")
 
 
@@ -138,5 +138,5 @@ def test_a_kill_before_the_first_file_leaves_a_folder_to_begin_in(tmp_path: Path
     (tmp_path / "a" / ".run.json.partial-0123").write_text("{")
     assert bench(tmp_path / "a", tasks=("code",), limit=1).records
     (tmp_path / "b").write_text("a file")
-    with pytest.raises(DraftwoodError, match="something else"):
+    with pytest.raises(DraftwoodError, match="contains other files"):
         bench(tmp_path / "b")

@@ -119,7 +119,9 @@ def test_only_prompts_that_both_methods_have_count() -> None:
 def test_what_makes_two_runs_different_is_said_of_a_pair() -> None:
     changes = diff_runs(*two_runs(plain=0.3, after=0.15, settings={"max_tokens": 64}), [HEADS])
     assert change(changes, "*", ALL_TASKS, "settings").note == "max_tokens 128 -> 64"
-    assert change(changes, HEADS.label, "a", "tokens_per_second").note.startswith("machine may differ: plain moved too")
+    assert change(changes, HEADS.label, "a", "tokens_per_second").note.startswith(
+        "machine may differ: plain changed too"
+    )
     assert change(changes, HEADS.label, "a", "speedup").verdict == "same within noise"
     other = diff_runs(*two_runs(machine={**MACHINE, "cores": 8}), [HEADS])
     assert change(other, HEADS.label, "a", "tokens_per_second").note == "machine may differ"
@@ -128,7 +130,7 @@ def test_what_makes_two_runs_different_is_said_of_a_pair() -> None:
 def test_another_budget_is_said_and_another_head_is_not() -> None:
     methods = [PLAIN, eagle(TALF, budget=16, memory="request")]
     found = change(diff_runs(*two_runs(methods=methods), [HEADS]), HEADS.label, "a", "tau")
-    assert found.note == "the method's options differ: budget 60 -> 16, memory prompt -> request"
+    assert found.note == "options of the method differ: budget 60 -> 16, memory prompt -> request"
     plain = change(diff_runs(*two_runs(), [MethodPair("plain", TALF)]), f"plain -> {TALF}", "a", "tau")
     assert plain.note == ""  # plain decoding has neither
 

@@ -155,7 +155,7 @@ def test_numbers_that_are_none(draftwood_command: Command) -> None:
     for line in (("--budget", "many"), ("--trajectories", "1,x")):
         result = draftwood_command("bench", *line)
         assert result.code == 2
-        assert f"{line[1]!r} is no list of" in result.err
+        assert f"{line[1]!r} is not a list of" in result.err
 
 
 def test_a_folder_that_is_no_run(draftwood_command: Command, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert "not finished" in (folder / "report.md").read_text()
     whole = draftwood_command(*line, "--out", folder.name)
     assert whole.code == 0
-    assert "3 of 8 parts are done already" in whole.err
+    assert "3 of 8 jobs are done" in whole.err
     assert "not finished" not in whole.err
     assert "not finished" not in (folder / "report.md").read_text()
 
@@ -362,7 +362,10 @@ def test_figures_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, room: int) -> N
 
 def test_texts_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    rows = [("vllm", "vllm is not installed; install it with: draftwood bench peers --install vllm"), ("b", "there")]
+    rows = [
+        ("vllm", "vllm is not installed; install it with: draftwood bench peers --install vllm"),
+        ("b", "installed"),
+    ]
     lines = prose_table(Paint("never", Terminal()), rows)
     assert max(map(len, lines)) <= 40
     assert " ".join(" ".join(lines).split()) == f"{rows[0][0]} {rows[0][1]} b there"

@@ -62,7 +62,7 @@ def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str
     labels = [method.label for method in methods]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
     if repeated:
-        raise OptionError("A method is listed repeated", got=", ".join(repeated))
+        raise OptionError("A method is listed twice", got=", ".join(repeated))
     return methods
 
 
