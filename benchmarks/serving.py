@@ -1,11 +1,11 @@
-"""The server beside the library: the same requests through HTTP and straight to the engine, in turns in one process.
+"""Compares the server with the library: the same requests over HTTP and directly, interleaved in one process.
 
     python benchmarks/serving.py --limit 8 --clients 1,8
     python benchmarks/serving.py --model MODEL.gguf --data prompts.jsonl --clients 1,32 --max-tokens 256
 
-Clients ask for streams, greedily, each as soon as its last answer is there. Tokens of all answers are counted over the
-time from the first request to the last answer, prompts included. ``first`` is the median time to the first text of an
-answer. The library gets the same prompts at once and runs as many together.
+Clients send greedy streaming requests, each as soon as its previous one is finished. Throughput is all output tokens
+over the time from the first request to the last output, prefill included. ``first`` is the median time to the first
+text. The library gets all prompts at once, with the same batch size.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """All requests once, by one of the two ways."""
+    """Run all requests once, over HTTP or directly."""
 
     tokens_per_second: float
     first_seconds: float | None
@@ -51,7 +51,7 @@ class Turn(NamedTuple):
 
 @contextmanager
 def serving(llm: LLM, clients: int) -> Iterator[str]:
-    """The address of a server around the model, in a thread."""
+    """Start a server in a thread and return its address."""
     with listen("127.0.0.1", 0) as listener:
         ready = threading.Event()
         server = make_server(llm, ServerOptions(names=(NAME,), most_samples=2 * clients), ready.set)
@@ -66,7 +66,7 @@ def serving(llm: LLM, clients: int) -> Iterator[str]:
 
 
 def asked(url: str, messages: object, max_tokens: int) -> Answer:
-    """One streamed answer."""
+    """Stream one output."""
     fields = {"model": NAME, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True}
     body = json.dumps({**fields, "stream_options": {"include_usage": True}}).encode()
     started, first, texts, tokens = time.perf_counter(), None, [], 0
@@ -94,7 +94,7 @@ def by_server(url: str, prompts: Sequence[object], clients: int, max_tokens: int
 
 
 def by_library(llm: LLM, prompts: Sequence[object], max_tokens: int) -> Turn:
-    """Straight to the engine; prompts that the cache has are used again, as chats do."""
+    """Run directly on the engine, with prefix caching."""
     params, factory = SamplingParams(max_tokens=max_tokens), llm.factory()
     started = time.perf_counter()
     texts: dict[int, str] = {}
@@ -109,7 +109,7 @@ def by_library(llm: LLM, prompts: Sequence[object], max_tokens: int) -> Turn:
 
 
 def measured(args: argparse.Namespace, clients: int, prompts: Sequence[object]) -> dict[str, object]:
-    """Medians over rounds in which both take turns; what is loaded once is loaded before."""
+    """Compute medians over interleaved rounds, after a warm-up."""
     with LLM(args.model, drafter=args.drafter, budget=args.budget, max_batch=clients) as llm:
         llm.generate("warm up", SamplingParams(max_tokens=8))
         with serving(llm, clients) as url:
@@ -144,12 +144,14 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2", help="(default: smollm2)")
     parser.add_argument("--drafter", default="goose", help="(default: goose)")
     parser.add_argument("--budget", type=lambda text: text if text == "auto" else int(text), default="auto")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="prompts, one a line (default: a few of its own)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="prompt file (default: built-in prompts)")
     parser.add_argument("--limit", type=int, default=8, metavar="N", help="prompts (default: 8)")
     parser.add_argument("--clients", type=lambda text: [int(each) for each in text.split(",")], default=[1, 8])
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default: 64)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=64, metavar="N", help="maximum number of output tokens (default: 64)"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a JSON file with the figures")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures to a JSON file")
     args = parser.parse_args(argv)
     if min(args.limit, args.max_tokens, args.rounds, *args.clients) < 1:
         raise OptionError("--limit, --clients, --max-tokens and --rounds count something", allowed="1 or more")
