@@ -1,9 +1,9 @@
-"""Two claims that a benchmark run holds the data for, but whose figures are not in its report.
+"""Computes figures of two claims from a benchmark run that are not in its report.
 
-    python benchmarks/claims.py sources RUN...    acceptance over all that was drafted, and GOOSE's yield bound
-    python benchmarks/claims.py overlap RUN...    n-grams that the answers to one prompt share
+    python benchmarks/claims.py sources RUN...    acceptance over all drafted nodes, and GOOSE's yield bound
+    python benchmarks/claims.py overlap RUN...    n-grams shared by the answers to one prompt
 
-RUN is a folder that ``draftwood bench`` made (recipes goose-figure5 and stand-figure2), or one of several such.
+RUN is a folder written by ``draftwood bench`` (recipes goose-figure5 and stand-figure2), or a folder of runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from draftwood.bench.records.files import RequestRecord, read_runs
+from draftwood.bench.records.run_folder import RequestRecord, read_runs
 from draftwood.engine.stats import BRANCH_SOURCE, SPINE_SOURCE
 from draftwood.tree.theory import isotropic_yield, optimal_widths, spine_yield
 
@@ -26,10 +26,9 @@ def row(cells: Iterable[object]) -> str:
 
 
 def sources(records: Sequence[RequestRecord]) -> None:
-    """By method and task: accepted over drafted, and the bound of GOOSE's first proposition at these rates.
+    """Print accepted over drafted by method and task, and the bound of GOOSE's first proposition at these rates.
 
-    The spine's length is the mean of the cycles that copied; the budget is the mean tree. Branches count one node each,
-    as in the paper.
+    Spine length: mean over cycles that copied. Budget: mean tree size. A branch counts as one node, as in the paper.
     """
     print(row(["method", "task", "p_s", "p_t", "ratio", "m", "B", "bound", "iso 3", "tau", "below tau", "above iso"]))
     print(row(["---"] * 12))
@@ -56,7 +55,7 @@ def sources(records: Sequence[RequestRecord]) -> None:
 
 
 def overlap(records: Sequence[RequestRecord]) -> None:
-    """Of all n-grams of the first k answers to a prompt, the share that another of these answers has too."""
+    """Print the share of n-grams of the first k answers to a prompt that also occur in another of these answers."""
     answers: dict[tuple[str, str, str], dict[int, list[int]]] = defaultdict(dict)
     for record in records:
         answers[record.method, record.task, record.prompt][record.sample] = record.token_ids
@@ -72,7 +71,7 @@ def shared(sets: Sequence[Sequence[Sequence[int]]], n: int) -> float:
     hits = total = 0
     for texts in sets:
         grams = [Counter(zip(*(text[i:] for i in range(n)), strict=False)) for text in texts]
-        holders = Counter(gram for counts in grams for gram in counts)  # in how many answers it occurs
+        holders = Counter(gram for counts in grams for gram in counts)  # number of answers with the n-gram
         hits += sum(number for counts in grams for gram, number in counts.items() if holders[gram] > 1)
         total += sum(sum(counts.values()) for counts in grams)
     return hits / max(total, 1)

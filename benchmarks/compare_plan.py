@@ -1,4 +1,4 @@
-"""What each comparison of heads is made of: texts, training runs, and the commands that a stage of it takes."""
+"""The plan of a comparison of heads: texts, training runs, and the commands of each stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from compare_steps import Step
 from compare_tables import Entry
-from draftwood.bench.tasks.tasks import load_tasks
+from draftwood.bench.tasks.load import load_tasks
 from draftwood.errors import OptionError
 from draftwood.heads import find_head
 from draftwood.train.config import load_config
@@ -20,10 +20,10 @@ from draftwood.train.loop.logs import read_log
 from draftwood.train.loop.setup import check_method
 
 STAGES = ("data", "train", "bench", "ranks", "table")
-LENGTHS = ("optim.minutes", "optim.steps", "optim.epochs")  # one of them says how long a run is
-START = "start"  # the head that all others of a comparison go on from
-CACHE_OF_AN_ANSWER = 1024  # tokens
-USUAL = {  # bench and ranks measure what validation would
+LENGTHS = ("optim.minutes", "optim.steps", "optim.epochs")  # one of them sets the length of a run
+START = "start"  # the head that all other runs start from
+CACHE_PER_ANSWER = 1024  # tokens
+USUAL = {  # bench and ranks replace validation
     "data.max_length": "768",
     "data.held_out": "256",
     "validate.prompts": "0",
@@ -35,14 +35,14 @@ USUAL = {  # bench and ranks measure what validation would
 
 
 class Texts(NamedTuple):
-    """A folder of texts: what is answered, and how many answers are written together."""
+    """A folder of texts: prompts and batch size."""
 
-    files: tuple[str, ...] = ()  # none: the model makes prompts up
+    files: tuple[str, ...] = ()  # empty: the model generates the prompts
     batch: int = 256
     more: tuple[str, ...] = ()
 
 
-TEXTS = {  # in the order of training, which has a say in what is held out
+TEXTS = {  # in the order of training, which affects what is held out
     "code": Texts(("mbpp_train.jsonl", "vicuna.jsonl")),
     "code_drawn": Texts(
         ("mbpp_train.jsonl",) * 4 + ("vicuna.jsonl",) * 4, more=("--temperature", "0.7", "--seed", "6")
@@ -56,16 +56,16 @@ TEXTS = {  # in the order of training, which has a say in what is held out
 class Training(NamedTuple):
     method: str
     settings: dict[str, str]
-    as_many_steps_as: str = ""  # instead of the length that all have
+    as_many_steps_as: str = ""  # instead of the common length
 
 
 class Comparison(NamedTuple):
     drafter: str
-    head: str  # that is started from; empty: it is trained
+    head: str  # initial head; empty: it is trained
     texts: tuple[str, ...]
     minutes: str
     runs: dict[str, Training]
-    pairs: tuple[tuple[str, str], ...]  # what is compared prompt by prompt: the one over the other
+    pairs: tuple[tuple[str, str], ...]  # compared prompt by prompt
 
 
 FROM_EAGLE = {"optim.lr": "3e-4", "optim.warmup_steps": "20"}
@@ -107,7 +107,7 @@ COMPARISONS = {
 
 
 class Plan:
-    """Which commands a comparison takes, stage by stage."""
+    """The commands of a comparison, by stage."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         chosen = COMPARISONS[args.comparison]
@@ -119,7 +119,7 @@ class Plan:
         self.folders = args.texts or list(self._made.values())
         asked = zip(LENGTHS, (args.minutes, args.steps, args.epochs), strict=True)
         self._length = next(((place, str(length)) for place, length in asked if length), (LENGTHS[0], chosen.minutes))
-        equal_steps = self._length[0] != LENGTHS[0]  # then all have as many anyway
+        equal_steps = self._length[0] != LENGTHS[0]  # then all runs have equal steps
         self.runs = {
             name: run
             for name, run in chosen.runs.items()
@@ -138,7 +138,7 @@ class Plan:
         self._changes = [self._change(text) for text in args.set]
 
     def _change(self, text: str) -> tuple[str, str, str]:
-        """Which run (empty: all), what, and the value."""
+        """Parse into run (empty: all), key and value."""
         place, equals, value = text.partition("=")
         name, colon, key = place.rpartition(":")
         if not equals or (colon and name not in self.runs):
@@ -188,7 +188,7 @@ class Plan:
             words = [str(args.prompts / file) for file in texts.files] or ["--self", str(args.self)]
             words += ["--limit", str(args.text_limit)] if texts.files and args.text_limit else []
             words += [*texts.more, "--max-tokens", str(args.text_tokens), "--batch", str(batch)]
-            words += ["--cache-tokens", str(CACHE_OF_AN_ANSWER * batch), "--model", args.model, "--out", str(folder)]
+            words += ["--cache-tokens", str(CACHE_PER_ANSWER * batch), "--model", args.model, "--out", str(folder)]
             yield Step(f"data_{name}", ("train", "data", *words), folder / "manifest.json")
 
     def train_steps(self) -> Iterator[Step]:
@@ -209,7 +209,7 @@ class Plan:
                 words = ["--model", args.model, "--data", args.data, "--tasks", ",".join(args.tasks)]
                 words += ["--limit", str(args.bench_limit), "--max-tokens", str(args.bench_tokens)]
                 words += ["--batch", str(args.bench_batch), "--temperature", temperature, "--drafters", drafters]
-                # 1: a request failed, or an output differed, and the table tells.
+                # 1: a request failed or an output differed, which the table shows.
                 step = Step(self._named("bench", f"{name}_{temperature}"), ("bench", *words, "--out", str(folder)))
                 yield step._replace(result=folder / "summary.json", codes=(0, 1))
 
@@ -227,7 +227,7 @@ class Plan:
         return {name: steps for name, steps in zip(STAGES, made, strict=False) if name in self._args.stages}
 
     def entries(self) -> list[Entry]:
-        """Whose figures the tables have."""
+        """The heads in the tables."""
         by_temperature = {name: {t: self.bench(name, t) for t in self._args.temperatures} for name in self.heads}
         return [Entry(name, self.folder(name), by_temperature[name], self.ranks(name)) for name in self.heads]
 
@@ -235,7 +235,7 @@ class Plan:
         return f"{self._args.comparison}_{stage}_{name}"
 
     def check(self) -> None:
-        """Refuses at once what would fail after hours."""
+        """Check everything now that would fail after hours."""
         args = self._args
         if "," in str(args.out):
             raise OptionError("A comma in --out would be taken for the end of a head's folder", got=str(args.out))

@@ -1,4 +1,4 @@
-"""Draftwood commands one after the other or some at a time, each with a log; what is finished is not done again."""
+"""Runs Draftwood commands in sequence or in parallel, each with a log; finished steps are skipped."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from draftwood.display import duration
 from draftwood.errors import DraftwoodError, OptionError
 
 POLL_SECONDS = 0.2
-PATIENCE = 120.0  # seconds that a process has to write down what it has when it is stopped
+PATIENCE = 120.0  # seconds for a stopped process to save its results
 SHOWN = 160  # characters of a log's last line
 
 
 class Step(NamedTuple):
     name: str
-    words: tuple[str, ...]  # behind ``draftwood``
-    result: Path = Path()  # a file that is there once it is finished
-    again: tuple[str, ...] = ()  # further words where an earlier start has left something
-    codes: tuple[int, ...] = (0,)  # with which it has ended well
-    prints_result: bool = False  # the file is what it prints
+    words: tuple[str, ...]  # arguments of ``draftwood``
+    result: Path = Path()  # a file that exists once the step is finished
+    again: tuple[str, ...] = ()  # further arguments to resume
+    codes: tuple[int, ...] = (0,)  # exit codes of success
+    prints_result: bool = False  # stdout is written to the result file
 
     def is_done(self, logs: Path) -> bool:
-        """Refuses a result that another command has left: it would pass for that of this one."""
+        """Raise if the result is from another command."""
         note = logs / f"{self.name}.done"
         if not note.is_file() or not self.result.is_file():
             return False
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 
 class Process:
-    """A step that runs, in a session of its own: Ctrl-C reaches it once, when we pass it on."""
+    """A running step, in its own session, so that Ctrl-C is forwarded only once."""
 
     def __init__(self, step: Step, logs: Path, environment: Mapping[str, str]) -> None:
         self.step, self.log = step, logs / f"{step.name}.log"
@@ -76,13 +76,13 @@ class Process:
                 )
 
     def finish(self) -> str:
-        """A line about how it ended, and a note that it did."""
+        """Mark the step as finished and describe how it ended."""
         step, seconds = self.step, time.perf_counter() - self._began
         if self.running.returncode not in step.codes or not (self._printed or step.result).is_file():
             raise DraftwoodError(
                 f"{step.name} failed with exit code {self.running.returncode}",
                 got=self._last_words(),
-                next_step=f"See {self.log}. The same command goes on from here.",
+                next_step=f"See {self.log}. The same command resumes here.",
             )
         if self._printed:
             self._printed.replace(step.result)
@@ -91,14 +91,14 @@ class Process:
         return f"{step.name}: {duration(seconds)}{trouble} · {self._last_words()}"
 
     def _last_words(self) -> str:
-        """The last line of its log that is more than a path."""
+        """Return the last informative line of the log."""
         _, *lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         told = [line.strip() for line in lines if " " in line.strip()]
         return told[-1][:SHOWN] if told else "nothing to tell"
 
 
 def run_steps(steps: Iterable[Step], logs: Path, jobs: int) -> None:
-    """A step that fails lets those that run end, and no other begin. Interrupted, all are stopped."""
+    """Run the steps. After a failure running steps finish and no other starts; an interruption stops all."""
     waiting, processes = iter(steps), list[Process]()
     failure: DraftwoodError | None = None
     try:
@@ -116,21 +116,21 @@ def run_steps(steps: Iterable[Step], logs: Path, jobs: int) -> None:
                     print(process.finish(), flush=True)
                 except DraftwoodError as error:
                     failure = failure or error
-    finally:  # only an interruption leaves some
+    finally:  # not empty only after an interruption
         stop(processes)
     if failure is not None:
         raise failure
 
 
 def _ended(processes: list[Process]) -> Iterator[Process]:
-    """Those that have, taken off the list."""
+    """Remove and return the finished processes."""
     for process in [each for each in processes if each.running.poll() is not None]:
         processes.remove(process)
         yield process
 
 
 def stop(processes: Iterable[Process]) -> None:
-    """As Ctrl-C does, which lets a command keep what it has; not as kindly after a while, or if that is interrupted."""
+    """Send SIGINT, so that commands save their results; kill after a timeout or a second interruption."""
     running = [process.running for process in processes]
     if running:
         print(f"\nstopping {len(running)} process{'es' if running[1:] else ''}", file=sys.stderr, flush=True)
@@ -149,7 +149,7 @@ def stop(processes: Iterable[Process]) -> None:
 
 
 def _environment(jobs: int) -> dict[str, str]:
-    """Processes that run side by side share the cores instead of fighting for all of them."""
+    """Divide the cores between parallel processes."""
     found = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if jobs > 1:
         found.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))

@@ -1,4 +1,4 @@
-"""The tables of a comparison of heads, from what its benches and inspections have left; what is missing is a dash."""
+"""The tables of a comparison of heads; missing figures are a dash."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftwood.bench.figures.bootstrap import cluster_table, interval, mean_of_strata, quotient, resampled_sums
-from draftwood.bench.figures.metrics import count, latest, summarise, tau_row
+from draftwood.bench.figures.bootstrap import cluster_table, interval, mean_of_strata, quotient, resample_sums
+from draftwood.bench.figures.metrics import count, latest_records, summarize, tau_row
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval
-from draftwood.bench.records.files import IDENTICAL, MANIFEST, Key, RequestRecord, read_run
+from draftwood.bench.records.run_folder import IDENTICAL, MANIFEST, RequestKey, RequestRecord, read_run
 from draftwood.errors import OptionError
 from draftwood.train.loop.logs import read_log
 
-Records = Mapping[tuple[Any, ...], RequestRecord]  # of one growth: by task, prompt, turn, sample and round
+Records = Mapping[tuple[Any, ...], RequestRecord]  # of one growth policy: by task, prompt, turn, sample and repeat
 NOTHING = "-"
 
 
 class Entry(NamedTuple):
-    """Where the figures of a head are."""
+    """The result folders of a head."""
 
     name: str
-    run: Path  # of its training
+    run: Path  # training run
     benches: dict[str, Path]  # by temperature
     ranks: Path
 
@@ -32,14 +32,14 @@ class Entry(NamedTuple):
 class Bench(NamedTuple):
     """A head at one temperature, by growth."""
 
-    cells: dict[str, dict[str, Cell]]  # of each the tasks, and ALL_TASKS
-    records: dict[str, Records]  # those that finished and have passes
+    cells: dict[str, dict[str, Cell]]  # by growth, then task, with ALL_TASKS
+    records: dict[str, Records]  # finished records with cycles
 
 
 class Paired(NamedTuple):
-    change: Interval  # of tokens a pass, in percent
-    shared: int  # requests that both have
-    most: int  # that one of them has
+    change: Interval  # of tokens per pass, in percent
+    shared: int  # common requests
+    most: int  # maximum requests of either
 
 
 def read_bench(folder: Path) -> Bench:
@@ -49,28 +49,28 @@ def read_bench(folder: Path) -> Bench:
     growths = {m["label"]: m["options"]["growth"] for m in run.manifest.methods if "growth" in m["options"]}
     cells: dict[str, dict[str, Cell]] = {growth: {} for growth in growths.values()}
     records: dict[str, dict[tuple[Any, ...], RequestRecord]] = {growth: {} for growth in growths.values()}
-    for (label, task), cell in summarise([run])[0].cells.items():
+    for (label, task), cell in summarize([run])[0].cells.items():
         if label in growths:
             cells[growths[label]][task] = cell
-    for key, record in latest(run.records).items():
+    for key, record in latest_records(run.records).items():
         if key.method in growths and record.error is None and count(record, "cycles"):
             records[growths[key.method]][_request(key)] = record
     return Bench(cells, dict(records))
 
 
-def _request(key: Key) -> tuple[Any, ...]:
+def _request(key: RequestKey) -> tuple[Any, ...]:
     return key[1:]
 
 
 def paired(ours: Records, theirs: Records) -> Paired | None:
-    """Tokens a pass of the one over the other, as the mean over tasks. Prompts are drawn for both together."""
+    """Ratio of tokens per pass, averaged over tasks. Both heads are resampled together."""
     shared = [key for key in ours if key in theirs]
     strata = []
     for task in sorted({key[0] for key in shared}):
         own = [key for key in shared if key[0] == task]
         table = cluster_table((key[1], tau_row(ours[key]) + tau_row(theirs[key])) for key in own)
         assert table is not None
-        sums = resampled_sums(table, task)  # [1 + R, 4]
+        sums = resample_sums(table, task)  # [1 + R, 4]
         strata.append((quotient(sums[:, 0], sums[:, 1]), quotient(sums[:, 2], sums[:, 3])))
     if not strata:
         return None
@@ -82,12 +82,12 @@ def paired(ours: Records, theirs: Records) -> Paired | None:
 def tables(
     entries: Sequence[Entry], pairs: Sequence[tuple[str, str]], growths: Sequence[str], tasks: Sequence[str]
 ) -> Iterator[str]:
-    """Lines of markdown."""
+    """Format the tables as Markdown."""
     temperatures = list(entries[0].benches)
     benches = {(each.name, t): read_bench(each.benches[t]) for each in entries for t in temperatures}
     known = [(t, growth) for t in temperatures for growth in growths]
     if not any(bench.cells for bench in benches.values()) and not any(each.ranks.is_file() for each in entries):
-        raise OptionError("There are no figures yet", next_step="Run the stages bench and ranks first.")
+        raise OptionError("No figures yet", next_step="Run the stages bench and ranks first.")
     headings = [f"T={t}: {growth}" if growth == growths[0] else growth for t, growth in known]
     rows: list[Sequence[str]] = []
     for each in entries:
@@ -129,7 +129,7 @@ def _pairs(
 
 
 def _ranks(entries: Sequence[Entry]) -> Iterator[str]:
-    """Right answers behind the text and below the head's n-th guess; in brackets the calibration error."""
+    """Accuracy after the text and after the head's n-th token; calibration error in brackets."""
     rows = []
     for each in entries:
         if each.ranks.is_file():
@@ -143,7 +143,7 @@ def _ranks(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _training(run: Path) -> tuple[str, str]:
-    """Steps and seconds of a run; a head that was given has none here."""
+    """Steps and seconds of a run; empty for a given head."""
     trained = [line for line in read_log(run / "log.jsonl") if line["kind"] == "train"]
     return (f"{len(trained):,}", f"{sum(line['seconds'] for line in trained):.0f}") if trained else (NOTHING, NOTHING)
 

@@ -3,8 +3,8 @@
     python benchmarks/cpu_forward.py --dtype bfloat16
     python benchmarks/cpu_forward.py --model path/to/folder --contexts 128,1024 --positions 1,16
 
-The decoders run interleaved, one forward each in turn, so that whatever else the machine does falls on both alike. The
-positions form a tree (node i hangs off node (i - 1) // 2, as in a draft) and every node's logits are wanted.
+The decoders are interleaved, one forward each, so that other load affects them equally. The positions form a tree (the
+parent of node i is node (i - 1) // 2), and the logits of every node are computed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def model(folder: Path | None, dtype: torch.dtype) -> tuple[ModelConfig, Callable[[], Weights]]:
-    """The configuration, and a maker of weights: the fused decoder consumes its own."""
+    """Return the configuration, and a function that creates weights: the fused decoder consumes them."""
     if folder is not None:
         config = parse_config(json.loads((folder / "config.json").read_text()))
         return config, lambda: load_weights(folder, config, dtype, torch.device("cpu"))
@@ -117,7 +117,7 @@ def interleaved(runs: dict[str, Callable[[], object]], repeats: int, statistic: 
         for name, run in runs.items():
             start = time.perf_counter()
             run()
-            if repeat:  # the first one warms up
+            if repeat:  # the first one is a warm-up
                 times[name].append(1000 * (time.perf_counter() - start))
     summary = statistics.median if statistic == "median" else min
     return {name: summary(values) for name, values in times.items()}

@@ -1,9 +1,9 @@
-"""What a cycle costs outside the target's forward: drafting, acceptance, compaction, text, bookkeeping.
+"""Measures the time per cycle outside the target's forward: drafting, acceptance, compaction, text, bookkeeping.
 
     python benchmarks/cycle_overhead.py --budget 60 --model smollm2
 
-A drafter that proposes full trees around the right continuation keeps every part busy: some nodes are accepted in every
-cycle, and accepted nodes are scattered over the tree, so the cache has rows to move.
+A test drafter proposes full trees around the correct continuation: some nodes are accepted in every cycle, and they are
+scattered over the tree, so that the cache has rows to move.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from draftwood import LLM, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, VerifiedTree
 from draftwood.tree import DraftTree, TreeBuilder
 
-DEPTH = 4  # right guesses a cycle
+DEPTH = 4  # correct tokens per cycle
 
 
 class FullTreeDrafter(Drafter):
-    """The recorded continuation among decoys, always exactly as many nodes as the budget allows."""
+    """Proposes the recorded continuation among wrong tokens, always filling the budget."""
 
     name = "full-tree"
     recorded: list[int] = []  # noqa: RUF012 - set once by main

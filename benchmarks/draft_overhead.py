@@ -1,10 +1,10 @@
-"""What drafters cost by themselves: proposing and learning, by the length of the context. No model runs.
+"""Measures the time of drafters alone, proposing and learning, by context length. No model runs.
 
     python benchmarks/draft_overhead.py --contexts 100,1000,10000,30000 goose stand recycling
 
-Text is made up: phrases of a Zipf-distributed vocabulary, many of them repeated. Logits are random, and half of what a
-tree guesses first is taken as accepted. ``top-k`` is the share of learning that finds the best successors of verified
-rows, which is the target's work, on its device; the rest is the drafter's own.
+The text is synthetic: phrases of a Zipf-distributed vocabulary, many of them repeated. Logits are random, and half of
+the first children are accepted. ``top-k`` is the time to find the top tokens of verified rows, which normally runs on
+the target's device; the rest is the drafter's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK = 512
 
 
 class Clock:
-    """Adds up the seconds of the calls that go through it."""
+    """Sums the time of calls of a function."""
 
     seconds = 0.0
 
@@ -56,7 +56,7 @@ def made_up_text(length: int, rng: np.random.Generator) -> list[int]:
 
 
 def accepted(tree: DraftTree, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-    """A path: down the first children, one step in two goes on; and what it emits."""
+    """Choose a path along first children, continuing with probability 1/2; return it with the emitted tokens."""
     children = tree.children()
     path = [0]
     while children[path[-1]] and rng.random() < 0.5:
@@ -65,7 +65,7 @@ def accepted(tree: DraftTree, rng: np.random.Generator) -> tuple[list[int], list
 
 
 def measure(method: str, context: int, args: argparse.Namespace) -> Sequence[float]:
-    """Milliseconds a cycle: propose, observe without top-k, top-k; and the mean tree."""
+    """Milliseconds per cycle: propose, observe without top-k, top-k; and the mean tree size."""
     name, _, rest = method.partition(":")
     info = TargetInfo(
         name="made up",
@@ -108,14 +108,14 @@ def measure(method: str, context: int, args: argparse.Namespace) -> Sequence[flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="+", metavar="METHOD", help="a drafter, behind a colon its options")
+    parser.add_argument("methods", nargs="+", metavar="METHOD", help="a drafter, with options after a colon")
     parser.add_argument("--contexts", default="100,1000,10000,30000")
     parser.add_argument("--budget", type=int, default=60)
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--temperature", type=float, default=0.0)
     args = parser.parse_args()
     contexts = [int(length) for length in args.contexts.split(",")]
-    print("| drafter | context | nodes | propose, ms | learn, ms | together, ms | top-k, ms |")
+    print("| drafter | context | nodes | propose, ms | learn, ms | total, ms | top-k, ms |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for method in args.methods:
         for context in contexts:

@@ -1,17 +1,16 @@
-"""What drafting with an EAGLE-3 head costs in a cycle, beside the verification of the same trees.
+"""Measures the time per cycle of drafting with an EAGLE-3 head, and of verifying its trees.
 
     python benchmarks/draft_time.py --shapes 8B,1.5B --out draft.json
     python benchmarks/draft_time.py --shapes 8B --eager                 # the head launch by launch
     python benchmarks/draft_time.py --shapes tiny                       # on any machine
 
-Target and head are random, of known shapes; the head's logits are scaled until its best token has about the probability
-that a trained head gives it. Cycles are those of the engine: a tree is drafted, verified by the target, and a path of
-it is accepted, each node with the probability that the head gave it. The new tokens are the text that the next draft
-begins with.
+Target and head are random, with the shapes of real models. The head's logits are scaled until its best token has about
+the probability of a trained head. Cycles are those of the engine: a tree is drafted and verified, and a path is
+accepted, each node with the probability that the head gave it. The next draft continues with the accepted tokens.
 
-``draft`` is the time in the drafter: ``propose`` and ``observe``. Of that, ``passes`` runs of the head take ``pass``
-each, and the rest is ``host``: growing trees, keeping books. ``device`` is what the GPU takes for the last pass when it
-is replayed alone. All are medians over cycles, in ms; growths take turns.
+``draft`` is the time of ``propose`` and ``observe``: ``passes`` runs of the head take ``pass`` each, the rest is
+``host`` (tree growth, bookkeeping). ``device`` is the GPU time of the last pass when replayed alone. All figures are
+medians over cycles in ms; growth policies are interleaved.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import numpy as np
 import torch
 
 from draftwood import SamplingParams
-from draftwood.bench.records.machine import machine_facts, software_facts
+from draftwood.bench.records.machine import describe_machine, list_versions
 from draftwood.drafters import DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.heads import Eagle3Drafter
 from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, NeuralOptions
@@ -58,15 +57,15 @@ GROWTHS = {
     "optimal": NeuralOptions(growth="optimal", top_k=10, batch=10),
     "salf": NeuralOptions(growth="salf", top_k=10, batch=10, threshold=0.6),
 }
-AHEAD_CYCLES = 2_000_000  # of the device: the host has issued what is timed before the device begins with it
+AHEAD_CYCLES = 2_000_000  # sleep, so that the host issues the work before the device starts it
 REPLAYS = 30
-MOST_CYCLES = 1000
-MOST_EMITTED = 16  # tokens of a cycle, on the average
+MAX_CYCLES = 1000
+MAX_EMITTED = 16  # mean tokens per cycle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One growth on one shape; times in ms."""
+    """One growth policy on one shape; times in ms."""
 
     shape: str
     growth: str
@@ -85,7 +84,7 @@ class Row:
 
 
 class Clock:
-    """Counts and times the calls that go through it."""
+    """Counts and times calls of a function."""
 
     def __init__(self) -> None:
         self.reset()
@@ -116,7 +115,7 @@ class Cycle:
 
 
 class Request:
-    """A text that goes on in cycles, with a target and a draft model that know it."""
+    """A text that grows in cycles, known to a target and a draft model."""
 
     def __init__(self, target: NativeTarget, drafter: NeuralDrafter, passes: Clock, args: argparse.Namespace) -> None:
         self._target = target
@@ -164,7 +163,7 @@ class Request:
         return self._target.forward([Segment(self._sequence, tokens, parents, num_logits)])
 
     def _accepted(self, tree: DraftTree) -> list[int]:
-        """A path from the root: a child is taken with the probability that the head gave it."""
+        """Choose a path from the root: a child is taken with the head's probability."""
         path, children = [0], tree.children()
         while True:
             chance = self._rng.random()
@@ -182,7 +181,7 @@ class Request:
 
 
 def new_head(target: NativeTarget) -> Eagle3Head:
-    """A random head whose vocabulary is spread over the target's."""
+    """Create a random head whose vocabulary is spread over the target's."""
     info, total = target.info, target.info.vocab_size
     size = min(DRAFT_VOCABULARY, total - 1)
     config = default_head_config("eagle3", target.config, draft_vocab_size=size)
@@ -200,7 +199,7 @@ def new_head(target: NativeTarget) -> Eagle3Head:
 
 @torch.inference_mode()
 def make_sure(head: Eagle3Head, target: NativeTarget, rows: int = 64) -> float:
-    """Scales the head's logits until its best token has the probability SURE on the average; returns that."""
+    """Scale the head's logits until its best token has mean probability SURE; return it."""
     taps = head.config.taps_for(target.info.num_layers)
     model = EagleModel(head, taps, rows)
     sequence = model.open(rows)
@@ -274,7 +273,7 @@ def _row(name: str, growth: str, cycles: Sequence[Cycle], on_device: float | Non
 
 
 def device_ms(model: HeadModel) -> float | None:
-    """What the device takes for the latest pass: its graph is replayed alone, which changes nothing. None without."""
+    """Time the latest pass on the device by replaying its graph; None without a graph."""
     decoder = getattr(model, "_decoder", None)
     graph = None if decoder is None else next(reversed(decoder._passes.values())).graph
     if graph is None:
@@ -315,24 +314,24 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shapes", type=names, default=["8B"], help=f"some of {','.join(SHAPES)}")
     parser.add_argument("--growths", type=names, default=list(GROWTHS), help=f"some of {','.join(GROWTHS)}")
     parser.add_argument("--context", type=int, default=1024, help="positions before the first cycle")
-    parser.add_argument("--budget", type=int, default=60, help="nodes of a tree, the root included")
-    parser.add_argument("--cycles", type=int, help="of each growth; default: 100 on a GPU, else 10")
-    parser.add_argument("--warm-up", type=int, default=10, help="cycles before those, which compile and capture")
+    parser.add_argument("--budget", type=int, default=60, help="nodes per tree, root included")
+    parser.add_argument("--cycles", type=int, help="cycles per growth policy; default: 100 on a GPU, else 10")
+    parser.add_argument("--warm-up", type=int, default=10, help="untimed cycles, which compile and capture")
     dtypes = ("float32", "float16", "bfloat16")
     parser.add_argument("--dtype", choices=dtypes, help="default: bfloat16 on a GPU, else float32")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--eager", action="store_true", help="run the head launch by launch")
-    parser.add_argument("--out", type=Path, help="a JSON file with all figures")
+    parser.add_argument("--eager", action="store_true", help="run the head without CUDA graphs")
+    parser.add_argument("--out", type=Path, help="write all figures to a JSON file")
     return parser.parse_args(argv)
 
 
 def check(args: argparse.Namespace) -> torch.device:
-    """Where it runs; refuses what cannot run before anything is made."""
+    """Choose the device and check the arguments before anything is created."""
     for what, given, allowed in (("shape", args.shapes, tuple(SHAPES)), ("growth", args.growths, tuple(GROWTHS))):
         if unknown := [name for name in given if name not in allowed]:
             raise OptionError(f"There is no such {what}", got=", ".join(unknown), allowed=allowed)
-    if args.context < 1 or args.warm_up < 0 or args.cycles not in (None, *range(1, MOST_CYCLES + 1)):
-        raise OptionError("--context, --warm-up and --cycles count something", allowed=f"cycles: 1 to {MOST_CYCLES}")
+    if args.context < 1 or args.warm_up < 0 or args.cycles not in (None, *range(1, MAX_CYCLES + 1)):
+        raise OptionError("--context, --warm-up and --cycles count something", allowed=f"cycles: 1 to {MAX_CYCLES}")
     if not 2 <= args.budget <= MAX_NODES:
         raise OptionError("A tree has more than its root", got=f"--budget {args.budget}", allowed=f"2 to {MAX_NODES}")
     if args.device == "auto" and not torch.cuda.is_available() and set(args.shapes) != {TINY}:
@@ -345,11 +344,11 @@ def check(args: argparse.Namespace) -> torch.device:
 
 
 def settle(args: argparse.Namespace, device: torch.device) -> None:
-    """What follows from the device and from the other options."""
+    """Set defaults that depend on the device and on other options."""
     on_gpu = device.type == "cuda"
     args.dtype = args.dtype or ("bfloat16" if on_gpu else "float32")
     args.cycles = args.cycles or (100 if on_gpu else 10)
-    args.room = (args.warm_up + args.cycles) * MOST_EMITTED
+    args.room = (args.warm_up + args.cycles) * MAX_EMITTED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -363,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(table(rows), flush=True)
     if args.out is not None:
-        facts = {"argv": sys.argv[1:], "machine": machine_facts(), "software": software_facts()}
+        facts = {"argv": sys.argv[1:], "machine": describe_machine(), "software": list_versions()}
         content = {**facts, "rows": [{**asdict(row), "share": row.share} for row in rows]}
         args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -1,10 +1,10 @@
-"""Why drawing children helps or not: how likely a node's k children hold the target's token, drawn and chosen.
+"""Compares drawn with chosen children: the probability that one of k children is accepted.
 
     python benchmarks/drawn_or_chosen.py --data PROMPTS --tasks gsm8k --prompts 4 --samples 8
 
-Answers are sampled plainly, one after another. Before each token STAND's tables are asked for the distribution q they
-hold for the context, and learn the target's p afterwards. Chosen: the k best of q are tried, accepted with probability
-p(them). Drawn: k are drawn from q without replacement and tried in turn (verify/sampling.py); the mean over some draws.
+Outputs are sampled with plain decoding. Before each token STAND's tables are queried for their distribution q at the
+context; afterwards they learn the target's p. Chosen: the k best tokens of q, accepted with their probability under p.
+Drawn: k tokens drawn from q without replacement and verified in sequence (verify/sampling.py), averaged over draws.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Entry = tuple[list[float], list[float], float]  # chosen, drawn, overlap of p an
 
 
 class Observer(StandDrafter):
-    """Drafts nothing and looks at what STAND would have drafted from."""
+    """Drafts nothing and records the distribution STAND would have drafted from."""
 
     name = "observer"
     found: ClassVar[dict[tuple[int, int, int], list[Entry]]] = defaultdict(list)  # by sample, certainty of p, of q
@@ -66,7 +66,7 @@ class Observer(StandDrafter):
 
 
 def drawn_chances(p: Floats, outside: float, q: Floats) -> list[float]:
-    """That one of the first k draws is accepted; ``p`` [S] on the support of q, ``outside`` the rest of it."""
+    """Probability that one of the first k draws is accepted; ``p`` [S] on the support of q, ``outside`` the rest."""
     rng = np.random.default_rng(0)
     totals = np.zeros(max(CHILDREN))
     for _ in range(DRAWS):
@@ -96,7 +96,7 @@ def main() -> None:
     loaded = load_target(ModelOptions(model=args.model, max_batch=1))
     for task in args.tasks.split(","):
         for conversation in read_prompts(Path(args.data) / f"{task}.jsonl", args.prompts):
-            # One memory a prompt, which all its samples fill.
+            # One memory per prompt, shared by its samples.
             llm = LLM.from_target(loaded.target, loaded.codec, drafter=Observer, budget=1, memory="process")
             for sample in range(args.samples):
                 Observer.sample = sample

@@ -1,16 +1,15 @@
-"""What the native target does on a GPU: one table of passes, cycles and tokens per second.
+"""Benchmarks the native target on a GPU: passes, cycles and tokens per second.
 
     python benchmarks/gpu.py --parts forward,context --out gpu.json
     python benchmarks/gpu.py --model MODEL.gguf --data PROMPTS --tasks humaneval --parts cycle,speed,batch
     python benchmarks/gpu.py --shapes tiny --contexts 32,64 --sizes 1,8       # on any machine
 
-Parts: ``forward`` times passes of random models of known shapes behind the first of --contexts, ``context`` behind the
-others too. ``cycle`` (what a GOOSE cycle is made of), ``speed`` (tokens per second of one request) and ``batch`` (of
-many) run --model.
+Parts: ``forward`` times passes of random models after the first of --contexts, ``context`` also after the others.
+``cycle`` (stages of a GOOSE cycle), ``speed`` (tokens per second of one request) and ``batch`` (of many) run --model.
 
-A pass is timed with the host's clock around ``target.forward`` and the read-back of its choices, which is what a user
-gets, and with CUDA events, which is what the device did. Beside it stands the floor: the weights of a pass over the
-bandwidth of a large copy (read and write) in the same run. All are medians of repeated runs that take turns.
+A pass is timed with the host's clock around ``target.forward`` and the read-back of its choices, as a user sees it, and
+with CUDA events, as the device sees it. The floor is the size of the weights over the bandwidth of a large copy (read
+and write) in the same run. All figures are medians of interleaved repeats.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from typing import Any
 import torch
 
 from draftwood import LLM, Completion, SamplingParams
-from draftwood.bench.records.machine import machine_facts, model_facts, software_facts
-from draftwood.bench.tasks.tasks import load_tasks
+from draftwood.bench.records.machine import describe_machine, describe_model, list_versions
+from draftwood.bench.tasks.load import load_tasks
 from draftwood.config import QUANTIZE, ModelOptions
 from draftwood.engine import RequestStats
 from draftwood.errors import CapabilityError, DraftwoodError, OptionError
@@ -43,22 +42,22 @@ from draftwood.targets.load import Loaded, load_target, pick_device
 from draftwood.targets.native.target import NativeTarget
 from gpu_shapes import CONTEXT_LENGTH, SHAPES, random_target
 
-Clock = Callable[[Callable[[], object]], float]  # runs something; seconds
+Clock = Callable[[Callable[[], object]], float]  # runs a function; returns seconds
 TINY = "tiny"  # a shape, and the name of the built-in model
 PARTS = ("forward", "context", "cycle", "speed", "batch")
 PASSES, RUNS = PARTS[:2], PARTS[2:]  # of random models; of --model
 PREFILL = 512  # positions per chunk
-WARM_SECONDS = 1.0  # of work before anything is timed: a GPU that has rested is not at its usual clock
+WARM_SECONDS = 1.0  # of work before timing, so that the GPU reaches its usual clock
 WARM_SIZE = 8192
-WARM_UP = 3  # untimed passes of each size: the first ones compile and capture
-AHEAD_CYCLES = 4_000_000  # of the device, a few ms: the host has issued a pass before the device begins with it
+WARM_UP = 3  # untimed passes per size: the first ones compile and capture
+AHEAD_CYCLES = 4_000_000  # a few ms of sleep, so that the host issues a pass before the device starts it
 COPY_BYTES, CPU_COPY_BYTES, COPIES = 1 << 31, 1 << 26, 20
 CYCLE_BUDGET = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A line of the table; ``figures`` stand in its last column by name."""
+    """A row of the table; ``figures`` are in the last column."""
 
     part: str
     model: str
@@ -70,12 +69,12 @@ class Row:
 
 
 class Report:
-    """Collects rows, and writes them down at once where a file is named: a long run may be cut off."""
+    """Collects rows and writes each to the file at once, since a long run may be interrupted."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.rows: list[Row] = []
-        software, machine = software_facts(), machine_facts()
+        software, machine = list_versions(), describe_machine()
         self.facts: dict[str, Any] = {"argv": sys.argv[1:], "machine": machine, "software": software, "models": {}}
 
     def add(self, *rows: Row) -> None:
@@ -109,7 +108,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def median_seconds(runs: Mapping[int, Callable[[], object]], clock: Clock, repeats: int) -> dict[int, float]:
-    """Of each run; they take turns."""
+    """Measure each run, interleaved."""
     found: dict[int, list[float]] = {name: [] for name in runs}
     for _ in range(WARM_UP + repeats):
         for name, run in runs.items():
@@ -125,11 +124,11 @@ def run_passes(args: argparse.Namespace, device: torch.device, report: Report) -
         _tell(f"{name}: making weights")
         slots = contexts[-1] + max(args.sizes)
         target = random_target(name, getattr(torch, args.dtype), device, slots, args.quantize)
-        report.facts["models"][target.info.name] = model_facts(target.info)
+        report.facts["models"][target.info.name] = describe_model(target.info)
         report.add(*pass_rows(target, contexts, args, bandwidth))
         if device.type == "cuda":
             report.facts.setdefault("clocks", {})[name] = clocks(device)
-        del target  # the next one needs its memory
+        del target  # free its memory for the next one
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -137,11 +136,11 @@ def run_passes(args: argparse.Namespace, device: torch.device, report: Report) -
 
 def pass_rows(target: NativeTarget, contexts: list[int], args: argparse.Namespace, bandwidth: float) -> Iterator[Row]:
     info, config = target.info, target.config
-    # Of embeddings that are not the head too, a pass reads a few rows.
+    # Untied embeddings are not counted: a pass reads only a few rows.
     looked_up = 0 if config.tied_embeddings else config.vocab_size * config.hidden_size
     floor = (info.num_parameters - looked_up) * (1 if info.quantize else info.dtype.itemsize) / bandwidth
     sequence = target.open(target.num_slots)
-    firsts: dict[int, float] = {}  # behind the first context
+    firsts: dict[int, float] = {}  # after the first context
     for context in contexts:
         _tell(f"{info.name}: passes behind {context} positions")
         _fill(target, sequence, context)
@@ -174,7 +173,7 @@ def warm_up(device: torch.device) -> None:
 
 
 def clocks(device: torch.device) -> str:
-    """Of processors and memory right now, if the driver's tool tells."""
+    """Read the current clocks from the driver's tool, if available."""
     command = ["nvidia-smi", f"--id={device.index or 0}", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -187,19 +186,19 @@ def run_model(args: argparse.Namespace, report: Report) -> None:
     how = {"dtype": args.dtype, "quantize": args.quantize, "device": args.device}
     loaded = load_target(ModelOptions(model=args.model, **how, max_batch=args.batch))
     prompts = [prompt_ids(loaded.codec, prompt.turns[0]) for task in tasks for prompt in task.prompts]
-    report.facts["models"][loaded.target.info.name] = model_facts(loaded.target.info)
+    report.facts["models"][loaded.target.info.name] = describe_model(loaded.target.info)
     report.facts["prompts"] = {task.name: {"number": len(task.prompts), "sha256": task.sha256} for task in tasks}
     if "cycle" in args.parts:
         report.add(cycle_row(loaded, prompts, args))
     if "speed" in args.parts:
         report.add(*speed_rows(loaded, prompts, args, 1))
     if "batch" in args.parts:
-        times = -(-args.batch // len(prompts))  # as often as fills a batch
+        times = -(-args.batch // len(prompts))  # repeat prompts to fill a batch
         report.add(*speed_rows(loaded, prompts * times, args, args.batch))
 
 
 def cycle_row(loaded: Loaded, prompts: Sequence[list[int]], args: argparse.Namespace) -> Row:
-    """What a cycle takes, part by part: medians over requests of their means."""
+    """Time per cycle by stage: medians over requests of their means."""
     _tell("cycles of goose")
     params = SamplingParams(max_tokens=args.max_tokens)
     with _llm(loaded, "goose", CYCLE_BUDGET, 1) as llm:
@@ -221,7 +220,7 @@ def cycle_row(loaded: Loaded, prompts: Sequence[list[int]], args: argparse.Names
 
 
 def speed_rows(loaded: Loaded, prompts: Sequence[list[int]], args: argparse.Namespace, batch: int) -> Iterator[Row]:
-    """Medians of rounds: of one request without its prompt, of a batch by the clock on the wall."""
+    """Medians over rounds: one request without prefill, a batch by wall-clock time."""
     params = SamplingParams(max_tokens=args.max_tokens)
     groups = [[prompt] for prompt in prompts] if batch == 1 else [list(prompts)]
     llms = {drafter: _llm(loaded, drafter, args.budget, batch) for drafter in args.drafters}
@@ -256,7 +255,7 @@ def speed_rows(loaded: Loaded, prompts: Sequence[list[int]], args: argparse.Name
 
 
 def _llm(loaded: Loaded, drafter: str, budget: int | str, batch: int) -> LLM:
-    """Learns within a request alone: rounds ask the same things again."""
+    """Create an LLM with request memory, since rounds repeat prompts."""
     return LLM.from_target(*loaded, drafter=drafter, budget=budget, max_batch=batch, memory="request")
 
 
@@ -271,7 +270,7 @@ def _about_trees(found: Sequence[RequestStats]) -> dict[str, float]:
 
 
 def _tree(sequence: int, size: int, vocab_size: int) -> Segment:
-    """Node i hangs off node (i - 1) // 2, and every node's logits are wanted, as in a draft."""
+    """Build a tree where node (i - 1) // 2 is the parent of node i, with logits of every node."""
     token_ids = [37 * node % vocab_size for node in range(size)]
     return Segment(sequence, token_ids, [-1, *((node - 1) // 2 for node in range(1, size))], size)
 
@@ -294,7 +293,7 @@ def _host_seconds(run: Callable[[], object]) -> float:
 
 
 def _device_seconds(run: Callable[[], object]) -> float:
-    """What the device takes. It is kept busy first, so that it does not wait for the host in between."""
+    """Measure the device time. The device sleeps first, so that it does not wait for the host."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
     start.record()
@@ -322,29 +321,29 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=names, help=f"some of {','.join(PARTS)}; default: all that have what they need")
     parser.add_argument("--shapes", type=names, default=["135M", "1.5B", "8B"], help=f"some of {','.join(SHAPES)}")
-    parser.add_argument("--sizes", type=numbers, default=[1, 8, 16, 32, 64, 128], help="positions of a pass")
+    parser.add_argument("--sizes", type=numbers, default=[1, 8, 16, 32, 64, 128], help="positions per pass")
     parser.add_argument("--contexts", type=numbers, default=[1024, 8192])
-    parser.add_argument("--repeats", type=int, default=50, help="of every pass, on either clock")
+    parser.add_argument("--repeats", type=int, default=50, help="repeats per pass and clock")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--quantize", choices=QUANTIZE, help="weights in 8 bits")
+    parser.add_argument("--quantize", choices=QUANTIZE, help="8-bit weight format")
     parser.add_argument("--model", help="a known name, a folder or a GGUF file")
-    parser.add_argument("--data", help="prompts, as draftwood bench takes them; default: the package's own")
-    parser.add_argument("--tasks", type=names, default=[], help="some of its tasks")
-    parser.add_argument("--limit", type=int, default=8, help="prompts of each task")
+    parser.add_argument("--data", help="prompts, as for draftwood bench; default: bundled")
+    parser.add_argument("--tasks", type=names, default=[], help="tasks; default: all")
+    parser.add_argument("--limit", type=int, default=8, help="prompts per task")
     parser.add_argument("--drafters", type=names, default=["plain", "sam", "goose"])
     parser.add_argument("--budget", type=lambda text: text if text == "auto" else int(text), default="auto")
-    parser.add_argument("--batch", type=int, default=32, help="requests at a time in the part batch")
+    parser.add_argument("--batch", type=int, default=32, help="batch size of the part batch")
     parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3, help="times every prompt is asked")
+    parser.add_argument("--rounds", type=int, default=3, help="runs per prompt")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="a JSON file with all figures")
+    parser.add_argument("--out", type=Path, help="write all figures to a JSON file")
     args = parser.parse_args(argv)
     args.parts = args.parts or [*PASSES, *(RUNS if args.model else ())]
     return args
 
 
 def check(args: argparse.Namespace) -> torch.device:
-    """Where it runs; refuses what cannot run before anything is loaded."""
+    """Choose the device and check the arguments before anything is loaded."""
     for what, given, allowed in (("part", args.parts, PARTS), ("shape", args.shapes, tuple(SHAPES))):
         if unknown := [name for name in given if name not in allowed]:
             raise OptionError(f"There is no such {what}", got=", ".join(unknown), allowed=allowed)
@@ -374,7 +373,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 run_passes(args, device, report)
             if any(part in RUNS for part in args.parts):
                 run_model(args, report)
-        finally:  # what was measured before something went wrong is worth seeing
+        finally:  # show the results up to an error
             print("\n".join(report.lines()) if report.rows else "", flush=True)
     except DraftwoodError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Random models of known shapes, for timing passes without their weights."""
+"""Random models with the shapes of real ones, for timing passes without downloading weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTEXT_LENGTH = 32_768
 
 
 def shape(heads: tuple[int, int, int], sizes: tuple[int, int, int, int], *, tied: bool, bias: bool) -> ModelConfig:
-    """``heads``: of queries, of keys, and their size. ``sizes``: layers, hidden, inner, vocabulary."""
+    """``heads``: query heads, key heads, head size. ``sizes``: layers, hidden, intermediate, vocabulary."""
     return ModelConfig(
         architecture="Qwen2ForCausalLM" if bias else "LlamaForCausalLM",
         vocab_size=sizes[3],
@@ -44,7 +44,7 @@ SHAPES = {
 def random_target(
     name: str, dtype: torch.dtype, device: torch.device, cache_tokens: int, quantize: str | None = None
 ) -> NativeTarget:
-    """A model of that shape: normal weights of deviation 0.02 around 0, norms around 1, always the same."""
+    """Create a model with seeded normal weights (deviation 0.02), norms around 1."""
     config = SHAPES[name]
     shapes = tensor_shapes(config)
     generator = torch.Generator(device).manual_seed(0)

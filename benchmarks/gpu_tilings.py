@@ -1,12 +1,12 @@
-"""Whole passes with one product, or attention, cut otherwise, beside the cut as it is: good cuts for another GPU.
+"""Searches tilings of the products and attention for a GPU, timed in whole passes.
 
     python benchmarks/gpu_tilings.py --shape 1.5B --rows 64 --seconds 120 --workers 4 --out tilings.json
     python benchmarks/gpu_tilings.py --shape 8B --rows 64 --parts attention,gate_up --workers 4
 
-A product that is fast by itself may be slow in a pass, where the next kernel's programs want room and the one before
-has left something in the cache. So a pass of a random model is captured for every candidate, with one of the four
-products of a layer or its attention cut in that way, and is timed in turns with the pass as it is. Each of the workers
-has weights of its own and compiles for itself, which takes most of the time; a lock lets one of them time at a time.
+A product that is fast alone may be slow in a pass, where other kernels compete for resources and cache. So a pass of
+a random model is captured for every candidate tiling of one of the four products of a layer or its attention, and
+timed alternately with the current tiling. Each worker has its own weights and compiles separately, which takes most of
+the time; a lock lets one worker time at a time.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from gpu_shapes import SHAPES
 CONTEXT = 1024  # positions before the tree
 NUM_BEST = 10
 BLOCKS_OUT, BLOCKS_IN, WARPS = (16, 32, 64, 128), (64, 128), (4, 8)
-LARGE = 4 << 20  # weights: narrow blocks are too many there
-MOST_STAGES = 8
+LARGE = 4 << 20  # weights: too many narrow blocks above this
+MAX_STAGES = 8
 ATTENTION = "attention"
 TILE_ROWS, KEYS, NODES, RANGES, ATTENTION_STAGES = (
     (16, 32, 64, 128),
@@ -61,16 +61,16 @@ TILE_ROWS, KEYS, NODES, RANGES, ATTENTION_STAGES = (
     (2, 4, 8, 16),
     (2, 3, 4),
 )
-MOST_SCORES = 32  # of a thread: more do not fit its registers beside all else
-FEWEST_PROGRAMS = 0.45  # by processors: with fewer too many of them have nothing to do
-MOST_SPLIT = 2  # programs of a product that is shared along its input, by processors
-AHEAD_CYCLES = 2_000_000  # of the device: the host has issued the passes before the first begins
+MAX_SCORES = 32  # per thread: more do not fit into registers
+MIN_PROGRAMS = 0.45  # per processor: with fewer, too many processors are idle
+MAX_SPLIT = 2  # programs per processor of a split-k product
+AHEAD_CYCLES = 2_000_000  # sleep, so that the host issues all passes before the first starts
 WARM_UP, REPLAYS, TURNS = 5, 12, 6  # passes before, passes of a measurement, measurements of either
 SHOWN = 80  # characters of an error
 
 
 class Dims(NamedTuple):
-    """What a product of a layer is, as ``choose_tiling`` is told."""
+    """A product of a layer, as arguments of ``choose_tiling``."""
 
     num_in: int
     num_out: int
@@ -83,7 +83,7 @@ Cut = Tiling | AttentionConfig
 class Found(NamedTuple):
     part: str
     cut: Cut
-    base_ms: float  # of the pass as it is, at the same time
+    base_ms: float  # of the pass with the current tiling, measured alternately
     ms: float
 
     @property
@@ -102,13 +102,13 @@ def layer_products(config: ModelConfig) -> dict[str, Dims]:
 
 
 def stage_bytes(dims: Dims, block_out: int, block_in: int, rows: int) -> int:
-    """Shared memory of one stage, weights and rows in two bytes. ``rows``: the padded number."""
+    """Shared memory per stage, for 2-byte weights and rows. ``rows``: padded number."""
     matrices = 2 if dims.kind is Kind.GATED else 1
     return block_in * 2 * (block_out * matrices + rows)
 
 
 def candidates(dims: Dims, rows: int, gpu: Gpu) -> list[Tiling]:
-    """Cuts that can be right: steps come out even, a program's stages fit its shared memory, processors are busy."""
+    """List valid tilings: even steps, stages fit into shared memory, processors are busy."""
     found = []
     for block_out, block_in in itertools.product(BLOCKS_OUT, BLOCKS_IN):
         uneven = dims.num_in % block_in or (dims.num_out % block_out and block_out > 32)
@@ -118,19 +118,19 @@ def candidates(dims: Dims, rows: int, gpu: Gpu) -> list[Tiling]:
         stage = stage_bytes(dims, block_out, block_in, rows)
         for splits in range(1, steps // 2 + 1):
             programs = blocks * splits
-            if steps % splits or programs < FEWEST_PROGRAMS * gpu.num_processors:
+            if steps % splits or programs < MIN_PROGRAMS * gpu.num_processors:
                 continue
-            if splits > 1 and programs > MOST_SPLIT * gpu.num_processors:
+            if splits > 1 and programs > MAX_SPLIT * gpu.num_processors:
                 continue
-            for warps, sharing in itertools.product(WARPS, (1, 2, 3)):  # so many programs on a processor
-                stages = min(MOST_STAGES, gpu.shared_bytes // sharing // stage, steps // splits + 1)
+            for warps, sharing in itertools.product(WARPS, (1, 2, 3)):  # programs per processor
+                stages = min(MAX_STAGES, gpu.shared_bytes // sharing // stage, steps // splits + 1)
                 if stages >= 2 and (warps == WARPS[0] or block_out >= 64):
                     found.append(Tiling(block_out, block_in, splits, warps, stages))
     return list(dict.fromkeys(found))
 
 
 def attention_candidates(config: ModelConfig, rows: int, gpu: Gpu) -> list[AttentionConfig]:
-    """The same for attention: keys and values of all stages fit beside the queries, scores fit the registers."""
+    """List valid attention tilings: stages fit into shared memory, scores into registers."""
     group, dim = config.num_heads // config.num_kv_heads, config.head_dim
     found = []
     for block_m, block_s, block_n in itertools.product(TILE_ROWS, KEYS, NODES):
@@ -138,7 +138,7 @@ def attention_candidates(config: ModelConfig, rows: int, gpu: Gpu) -> list[Atten
             continue
         for warps, stages in itertools.product(WARPS, ATTENTION_STAGES):
             shared = 2 * dim * (2 * stages * block_s + block_m)
-            if shared > gpu.shared_bytes or block_m * max(block_s, block_n) > MOST_SCORES * 32 * warps:
+            if shared > gpu.shared_bytes or block_m * max(block_s, block_n) > MAX_SCORES * 32 * warps:
                 continue
             for splits, merge in itertools.product(RANGES, ("last", "kernel")):
                 found.append(
@@ -158,7 +158,7 @@ def attention_candidates(config: ModelConfig, rows: int, gpu: Gpu) -> list[Atten
 
 
 def as_it_is(config: ModelConfig, rows: int, gpu: Gpu) -> dict[str, Cut]:
-    """How the parts of a layer are cut now."""
+    """Return the current tilings of a layer."""
     found: dict[str, Cut] = {
         name: products.choose_tiling(*dims[:2], padded(rows), gpu, dims.kind)
         for name, dims in layer_products(config).items()
@@ -181,7 +181,7 @@ def padded(rows: int) -> int:
 
 
 def trials(shape: str, rows: int, gpu: Gpu, parts: Sequence[str]) -> list[tuple[str, Cut]]:
-    """In an order that is mixed, so that a run that ends early has something of each part; the rarer come as often."""
+    """Interleave the parts, so that a run that ends early covers all of them."""
     config = SHAPES[shape]
     dims, now = layer_products(config), as_it_is(config, rows, gpu)
     mixed = []
@@ -196,7 +196,7 @@ def trials(shape: str, rows: int, gpu: Gpu, parts: Sequence[str]) -> list[tuple[
 
 @contextmanager
 def cut(changes: Mapping[str, Cut], config: ModelConfig) -> Iterator[None]:
-    """Passes that are made meanwhile are cut so."""
+    """Use this tiling for passes captured in the context."""
     usual = products.choose_tiling
     tilings = {dims: changes[name] for name, dims in layer_products(config).items() if name in changes}
 
@@ -214,7 +214,7 @@ def cut(changes: Mapping[str, Cut], config: ModelConfig) -> Iterator[None]:
 
 
 class Passes:
-    """Passes over a tree of so many nodes, of a random model."""
+    """Passes of a random model over a tree."""
 
     def __init__(self, config: ModelConfig, rows: int, device: torch.device, context: int = CONTEXT) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -226,7 +226,7 @@ class Passes:
 
         num_slots = context + rows
         cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, num_slots, dtype, device)
-        for kept in (cache.keys, cache.values):  # what stands there takes as long as a text would
+        for kept in (cache.keys, cache.values):  # random values take as long as real ones
             kept.normal_(generator=generator)
         rotation = build_rotation_table(config, num_slots, dtype, device)
         self._model = Model(
@@ -241,7 +241,7 @@ class Passes:
 
     @torch.inference_mode()
     def launched(self, changes: Mapping[str, Cut]) -> Pass:
-        """It has run once: its kernels are compiled."""
+        """Run the pass once, to compile its kernels."""
         with cut(changes, self._model.config):
             work = new_pass(self._model, self._shape, self._workspace)
         work.inputs.fill(self._batch, new_moves())
@@ -258,7 +258,7 @@ class Timed:
             self._graph = capture(work.launch, stream, device)
 
     def ms(self, count: int) -> float:
-        """Of one of so many passes, one behind the other."""
+        """Mean time of consecutive passes."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         start.record()
@@ -270,7 +270,7 @@ class Timed:
 
 
 def side_by_side(base: Timed, other: Timed) -> tuple[float, float]:
-    """Medians, in turns."""
+    """Compare medians, measured alternately."""
     for each in (base, other):
         each.ms(WARM_UP)
     pairs = [(base.ms(REPLAYS), other.ms(REPLAYS)) for _ in range(TURNS)]
@@ -278,7 +278,7 @@ def side_by_side(base: Timed, other: Timed) -> tuple[float, float]:
 
 
 def work(args: argparse.Namespace, number: int, lock: Any, results: Any) -> None:
-    """A worker: its share of the trials, until the time is over. None is the end, a text something to tell."""
+    """Worker: time its share of the trials within the time limit. Sends None at the end, strings as messages."""
     try:
         device = torch.device("cuda", torch.cuda.current_device())
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -290,23 +290,23 @@ def work(args: argparse.Namespace, number: int, lock: Any, results: Any) -> None
                 break
             try:
                 other = Timed(passes.launched({name: changed}), stream, device)
-            except Exception as error:  # noqa: BLE001 - a cut that cannot be compiled is told, and the others go on
+            except Exception as error:  # noqa: BLE001 - report a tiling that does not compile and continue
                 results.put(f"{name} {_cells(changed)} failed: {str(error)[:SHOWN]}".replace("\n", " "))
-                torch.cuda.synchronize()  # fails where nothing goes on any more
+                torch.cuda.synchronize()  # fails after a fatal CUDA error
                 continue
             with lock:
                 base_ms, ms = side_by_side(base, other)
             results.put(Found(name, changed, base_ms, ms))
     except KeyboardInterrupt:
         pass
-    except Exception as error:  # noqa: BLE001 - else nobody would hear of it
+    except Exception as error:  # noqa: BLE001 - report it to the parent
         results.put(f"worker {number} ended: {error}")
     finally:
         results.put(None)
 
 
 def gather(args: argparse.Namespace, found: list[Found]) -> None:
-    """Adds what all workers find."""
+    """Collect the results of all workers."""
     context = multiprocessing.get_context("spawn")  # a fork cannot use CUDA
     lock, results = context.Lock(), context.Queue()
     workers = [context.Process(target=work, args=(args, number, lock, results)) for number in range(args.workers)]
@@ -337,7 +337,7 @@ def _cells(cut: Cut) -> str:
 
 
 def lines(found: Sequence[Found], now: Mapping[str, Cut], top: int) -> Iterator[str]:
-    """A table: of every part the cut as it is, then the best of those that were timed."""
+    """Format a table: for every part the current tiling, then the best candidates."""
     for name, cut in now.items():
         yield f"\n| {name}: {', '.join(told(cut))} | ms of a pass | as it is | ratio |"
         yield "| --- " * 4 + "|"
@@ -350,15 +350,15 @@ def lines(found: Sequence[Found], now: Mapping[str, Cut], top: int) -> Iterator[
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="1.5B", help=f"one of {', '.join(SHAPES)} (default: 1.5B)")
-    parser.add_argument("--rows", type=int, default=MAX_ROWS, help=f"positions of a pass (default: {MAX_ROWS})")
+    parser.add_argument("--rows", type=int, default=MAX_ROWS, help=f"positions per pass (default: {MAX_ROWS})")
     parts = (*layer_products(SHAPES["1.5B"]), ATTENTION)
     parser.add_argument(
         "--parts", type=lambda text: text.split(","), default=parts, help=f"some of {','.join(parts)} (default: all)"
     )
-    parser.add_argument("--seconds", type=float, default=120.0, help="that every worker tries cuts for (default: 120)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit per worker (default: 120)")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
-    parser.add_argument("--top", type=int, default=10, help="rows of every part in the table (default: 10)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a JSON file with all that was timed")
+    parser.add_argument("--top", type=int, default=10, help="rows per part in the table (default: 10)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write all timings to a JSON file")
     args = parser.parse_args(argv)
     if args.shape not in SHAPES:
         raise OptionError("There is no such shape", got=args.shape, allowed=SHAPES)
@@ -370,7 +370,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     if min(args.workers, args.top) < 1 or args.seconds <= 0.0:
         raise OptionError("--workers, --top and --seconds count something", allowed="more than 0")
     if not torch.cuda.is_available():
-        raise CapabilityError("There is no GPU here", next_step="Cuts are timed on the GPU that they are for.")
+        raise CapabilityError("There is no GPU here", next_step="Run it on the GPU to tune for.")
     return args
 
 
@@ -381,13 +381,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parsed(argv)
         gpu = describe_gpu(torch.device("cuda", torch.cuda.current_device()))
         now = {name: as_it_is(SHAPES[args.shape], args.rows, gpu)[name] for name in args.parts}
-        print(f"{len(trials(args.shape, args.rows, gpu, args.parts))} cuts to try", file=sys.stderr, flush=True)
+        print(f"{len(trials(args.shape, args.rows, gpu, args.parts))} tilings to try", file=sys.stderr, flush=True)
         try:
             gather(args, found)
         except KeyboardInterrupt:
             print("\ninterrupted; so far:", file=sys.stderr)
             code = 130
-        print(f"{torch.cuda.get_device_name()}, {args.shape}, {args.rows} rows, {len(found)} cuts timed\n")
+        print(f"{torch.cuda.get_device_name()}, {args.shape}, {args.rows} rows, {len(found)} tilings timed\n")
         print("\n".join(lines(found, now, args.top)))
         if args.out:
             usual = {name: told(each) for name, each in now.items()}

@@ -1,11 +1,10 @@
-"""How much of GTO's gradient, and of the token loss beside it, do batches have in common?
+"""Measures how similar the gradients of GTO and of the token loss are between batches.
 
     python benchmarks/gto_gradients.py head.start=HEAD 'data.folder=["d/self"]' run.max_tokens=2048 optim.lr=1e-4
 
-What points elsewhere in every batch is noise; what adds up over the steps of a run is what gradients share. The mean
-cosine between those of two batches is the share of it in the squared length of one. At the start the head and its
-reference are the same and GTO has nothing to compare, so ``--drift`` steps of the token loss alone come first. The
-arguments are those of ``draftwood train head --method gto``.
+Only the common part of the gradients adds up over training steps; the rest is noise. The mean cosine of two batches is
+the share of the common part in the squared norm. At the start the head equals its reference and GTO has no signal,
+so ``--drift`` steps of the token loss come first. The arguments are those of ``draftwood train head --method gto``.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from outcome import exit_code
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="section.key=value", help="as for draftwood train head")
-    parser.add_argument("--batches", type=int, default=14, help="whose gradients are compared (default: 14)")
-    parser.add_argument("--drift", type=int, default=24, help="steps of the token loss before (default: 24)")
+    parser.add_argument("--batches", type=int, default=14, help="number of batches to compare (default: 14)")
+    parser.add_argument("--drift", type=int, default=24, help="steps of the token loss first (default: 24)")
     args = parser.parse_args(arguments)
     if args.batches < 3 or args.drift < 1:
-        raise OptionError("--batches wants 3 or more, --drift 1 or more", got=f"{args.batches}, {args.drift}")
+        raise OptionError("--batches must be 3 or more, --drift 1 or more", got=f"{args.batches}, {args.drift}")
     return args
 
 
@@ -52,7 +51,7 @@ def flat_gradient(loss: torch.Tensor, parameters: list[torch.nn.Parameter]) -> t
 
 
 def summary(gradients: list[torch.Tensor]) -> tuple[float, float, float]:
-    """Mean length, then mean and deviation of the cosines between any two."""
+    """Mean norm, then mean and deviation of the pairwise cosines."""
     cosines = [float(torch.cosine_similarity(a, b, dim=0)) for a, b in combinations(gradients, 2)]
     return mean(float(gradient.norm()) for gradient in gradients), mean(cosines), stdev(cosines)
 
@@ -81,7 +80,7 @@ def measure(args: argparse.Namespace, screen: Screen) -> dict[str, list[torch.Te
         with trainer.autocast():
             terms = method.terms(batch, source.signals(batch))
         token.append(flat_gradient(terms.token.total, parameters))
-        if terms.tree is not None and terms.tree.requires_grad:  # else no tree had anything accepted
+        if terms.tree is not None and terms.tree.requires_grad:  # otherwise no tree had an accepted token
             tree.append(flat_gradient(terms.tree, parameters))
     screen.progress.clear()
     if len(tree) < 3:
@@ -95,7 +94,7 @@ def measure(args: argparse.Namespace, screen: Screen) -> dict[str, list[torch.Te
 
 def show(arguments: Sequence[str] | None) -> None:
     found = measure(parsed(arguments), Screen("auto"))
-    print("| | batches | mean length | mean cosine of two | deviation |")
+    print("| | batches | mean norm | mean pairwise cosine | deviation |")
     print("| --- | --- | --- | --- | --- |")
     for name, gradients in found.items():
         length, cosine, deviation = summary(gradients)

@@ -1,16 +1,16 @@
-"""What are the draft trees of heads worth by GTO's own reward, on texts that were held out, and what makes the reward?
+"""Evaluates draft trees of heads by GTO's reward on held-out texts, and the components of the reward.
 
     python benchmarks/gto_reward.py runs/gto/head runs/more/head head.start=smollm2-eagle3 'data.folder=["d/self"]' \\
         data.held_out=256 data.max_length=768 run.max_tokens=16384 method.groups=4
 
-The reward of a tree is a smooth maximum over its branches of the tokens that the target accepts of them on average. It
-rises with the best branch, and with the number of branches: of a tree of which nothing is ever accepted it is the
-logarithm of the number of its leaves. Beside these stands what greedy decoding accepts. Below the table: how the gain
-in reward over the reference's trees goes with the gain in the parts, tree by tree.
+The reward of a tree is a smooth maximum over its branches of their expected accepted length. It rises with the best
+branch and with the number of branches: for a tree without any acceptance it is the logarithm of the number of leaves.
+The table also shows what greedy decoding accepts. Below it: correlation of the gain in reward over the reference with
+the gains in its components, over all trees.
 
-``head.start`` is the reference, as in training; all heads draft below the same places of the same texts. Further
+``head.start`` is the reference, as in training; all heads draft at the same positions of the same texts. Further
 settings are those of ``draftwood train head --method gto``. With data.folder, data.held_out, data.max_length and
-run.seed of the heads' own runs, these are texts that they did not learn from.
+run.seed of the heads' training runs, the texts are those that were held out in training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood.bench.figures.bootstrap import cluster_table, interval, quotient, resampled_sums
+from draftwood.bench.figures.bootstrap import cluster_table, interval, quotient, resample_sums
 from draftwood.bench.figures.summary import Interval
 from draftwood.cli.console.terminal import Screen
 from draftwood.disk.files import write_json
@@ -46,32 +46,32 @@ from draftwood.train.trees.verify import verify_trees
 from outcome import exit_code
 
 FIGURES = ("reward", "best branch", "log leaves", "accepted")
-STEP = 0  # of training, which the places would depend on
+STEP = 0  # training step, which determines the positions
 
 Array = npt.NDArray[np.float64]
 
 
 class Measured(NamedTuple):
-    figures: Array  # [H, trees, 4] of each head, the reference first
-    texts: npt.NDArray[np.int64]  # [trees] which text a tree is from
+    figures: Array  # [H, trees, 4] by head, the reference first
+    texts: npt.NDArray[np.int64]  # [trees] text of each tree
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     about = "folders or names of heads, and settings as for draftwood train head"
     parser.add_argument("words", nargs="*", metavar="HEAD or section.key=value", help=about)
-    parser.add_argument("--texts", type=int, default=256, help="texts at most (default: 256)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a JSON file with all figures")
+    parser.add_argument("--texts", type=int, default=256, help="maximum number of texts (default: 256)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures to a JSON file")
     args = parser.parse_intermixed_args(arguments)
     args.settings = [word for word in args.words if "=" in word]
     args.heads = [word for word in args.words if "=" not in word]
     if args.texts < 1:
-        raise OptionError("--texts wants 1 or more", got=args.texts)
+        raise OptionError("--texts must be 1 or more", got=args.texts)
     return args
 
 
 def batches(texts: Sequence[Example], max_tokens: int) -> list[list[Example]]:
-    """Of similar lengths, so many tokens with the padding."""
+    """Batch texts of similar length, by tokens including padding."""
     found: list[list[Example]] = []
     for text in sorted(texts, key=lambda text: len(text.token_ids)):
         if not found or len(text.token_ids) * (len(found[-1]) + 1) > max_tokens:
@@ -81,7 +81,7 @@ def batches(texts: Sequence[Example], max_tokens: int) -> list[list[Example]]:
 
 
 def groups(batch: Batch, options: GtoOptions, seed: int) -> list[list[int]]:
-    """The places of each text below which trees are drafted."""
+    """Choose the positions of each text at which trees are drafted."""
     return [
         drawn_groups(roots, options.groups, options.group_size, text, seed, STEP)
         for text, roots in zip(texts_of(batch), counted_roots(batch), strict=True)
@@ -111,7 +111,7 @@ def of_batch(
 
 
 def fitting_head(name: str, setup: Setup) -> DraftHead:
-    """Refuses one that reads other hidden states than the reference: those are computed once, for all."""
+    """Raise if a head reads other hidden states than the reference: they are computed once for all."""
     head, config, _ = load_head_for(find_head(name), setup.target, torch.float32)
     num_layers, reference = setup.target.info.num_layers, setup.head.config
     reads, wanted = ((each.kind, each.taps_for(num_layers)) for each in (config, reference))
@@ -150,24 +150,24 @@ def measure(args: argparse.Namespace, config: TrainConfig, screen: Screen) -> Me
 
 
 def over_reference(found: Measured, head: int) -> list[Interval]:
-    """Of each figure the mean gain over the reference's trees, with a 95% interval by drawing texts."""
+    """Mean gain of each figure over the reference, with a 95% bootstrap interval over texts."""
     gains = found.figures[head] - found.figures[0]  # [trees, 4]
     table = cluster_table((int(text), (*gain, 1.0)) for text, gain in zip(found.texts, gains.tolist(), strict=True))
     assert table is not None
-    sums = resampled_sums(table)  # [1 + R, 4 + 1]
+    sums = resample_sums(table)  # [1 + R, 4 + 1]
     intervals = [interval(quotient(sums[:, k], sums[:, -1])) for k in range(len(FIGURES))]
     return [each for each in intervals if each is not None]
 
 
 def going_along(found: Measured, head: int) -> dict[str, float]:
-    """How the gain in reward correlates with the gains in its parts over all trees; not a number where one is none."""
+    """Correlation of the gain in reward with the gains in its components over all trees; NaN if one is constant."""
     gains = found.figures[head] - found.figures[0]
     with np.errstate(invalid="ignore", divide="ignore"):
         return {name: float(np.corrcoef(gains[:, 0], gains[:, k])[0, 1]) for k, name in enumerate(FIGURES) if k}
 
 
 def warnings(config: TrainConfig, heads: Sequence[str]) -> Iterator[str]:
-    """Of heads whose runs held out other texts: those here may be among what they learned from."""
+    """Warn about heads whose training held out other texts: they may have been trained on these."""
     here = (config.run.seed, config.data.held_out, config.data.max_length, config.data.folders)
     for name in heads:
         path = find_head(name).parent / "config.toml"
@@ -194,7 +194,7 @@ def lines(found: Measured, names: Sequence[str]) -> Iterator[str]:
 
 
 def content(found: Measured, names: Sequence[str]) -> dict[str, Any]:
-    """For a file."""
+    """Convert the results to JSON values."""
     heads = {}
     for head, name in enumerate(names):
         gains = zip(FIGURES, found.figures[head].mean(0).tolist(), over_reference(found, head), strict=True)

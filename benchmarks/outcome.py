@@ -1,4 +1,4 @@
-"""How a script ends: what a person did wrong is told without a trace, and Ctrl-C is no mistake."""
+"""Exit codes of scripts: user errors are reported without a traceback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from draftwood.errors import DraftwoodError
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Of what is run; nothing is left half written where that writes its results at its end."""
+    """Run a script's main function and return its exit code."""
     try:
         run()
     except DraftwoodError as error:

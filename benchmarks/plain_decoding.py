@@ -1,11 +1,11 @@
-"""Plain decoding of one model: our native target beside transformers and llama.cpp, interleaved in one run.
+"""Compares plain decoding of the native target, transformers and llama.cpp, interleaved in one run.
 
     python benchmarks/plain_decoding.py                                 # ours and transformers, bfloat16
     python benchmarks/plain_decoding.py --gguf MODEL.gguf               # llama.cpp too (pip install xllamacpp)
     python benchmarks/plain_decoding.py --gguf MODEL.gguf --llama-python OTHER_ENV/bin/python
 
-Every engine runs in a process of its own and sleeps while the others work. Each round asks all of them for the same
-prompt; the table has the median tokens per second after the prompt, and the ratio to ours in the same run.
+Every engine runs in its own process and sleeps while the others work. Each round runs the same prompt on all engines.
+The table shows the median tokens per second without prefill, and the ratio to Draftwood in the same run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def transformers_engine(args: argparse.Namespace) -> Generate:
     model.eval()
 
     class Clock(transformers.LogitsProcessor):
-        """Notes when the first token is chosen: what comes before is the prompt."""
+        """Records the time of the first token: everything before is prefill."""
 
         started = 0.0
 
@@ -99,7 +99,7 @@ ENGINES = {"draftwood": draftwood_engine, "transformers": transformers_engine, "
 
 
 def work(args: argparse.Namespace) -> None:
-    """A worker: one JSON request a line in, one figure a line out."""
+    """Worker: reads one JSON request per line, writes one figure per line."""
     generate = ENGINES[args.worker](args)
     for line in sys.stdin:
         request = json.loads(line)
@@ -140,12 +140,12 @@ def main() -> None:
         "--transformers-dtype",
         default="float32",
         choices=["bfloat16", "float32"],
-        help="float32 is its faster one on CPUs without bfloat16 units",
+        help="float32 is faster on CPUs without bfloat16 support",
     )
     parser.add_argument("--gguf", help="the model's GGUF file, for llama.cpp")
     parser.add_argument("--llama-python", default=sys.executable, help="a Python with xllamacpp")
     parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=2, help="times every prompt is asked")
+    parser.add_argument("--rounds", type=int, default=2, help="runs per prompt")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--worker", choices=ENGINES, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,10 +1,10 @@
-"""What a predicted output brings: tokens a pass without one, with the answer itself, and with words of it changed.
+"""Measures the effect of a predicted output: tokens per pass without, with the exact, and with a modified prediction.
 
     python benchmarks/prediction.py
     python benchmarks/prediction.py --drafters goose,sam --budget 32 --data prompts.jsonl --limit 20 --every 10
 
-Answers are greedy, and the same in all cases: that is checked. ``--every N`` puts another word in the place of every
-N-th one, as a text of which little is to be changed would have it.
+Outputs are greedy and must be the same in all cases. ``--every N`` replaces every N-th word of the prediction, as in an
+editing task with few changes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OTHER_WORD = "something"
 
 
 def changed(text: str, every: int) -> str:
-    """Every so many words another one."""
+    """Replace every n-th word."""
     words = text.split(" ")
     return " ".join(OTHER_WORD if (i + 1) % every == 0 else word for i, word in enumerate(words))
 
@@ -48,7 +48,7 @@ def measured(
     runs = [without, answered(texts), answered([changed(text, every) for text in texts])]
     for run in runs:
         if [each.token_ids for each in run] != [each.token_ids for each in without]:
-            raise DraftwoodError("A prediction has changed an answer", got=drafter)
+            raise DraftwoodError("A prediction changed an output", got=drafter)
     return [tokens_a_pass(run) for run in runs]
 
 
@@ -56,11 +56,13 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="(default: smollm2)")
     parser.add_argument("--drafters", type=lambda text: text.split(","), default=["goose", "pld"], metavar="LIST")
-    parser.add_argument("--budget", type=int, default=16, metavar="N", help="positions of a pass (default: 16)")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="prompts, one a line (default: six of its own)")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="prompts of the file (default: 20)")
-    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="of an answer (default: 96)")
-    parser.add_argument("--every", type=int, default=20, metavar="N", help="words (default: 20)")
+    parser.add_argument("--budget", type=int, default=16, metavar="N", help="positions per pass (default: 16)")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="prompt file (default: six built-in prompts)")
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="number of prompts (default: 20)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=96, metavar="N", help="maximum number of output tokens (default: 96)"
+    )
+    parser.add_argument("--every", type=int, default=20, metavar="N", help="replace every N-th word (default: 20)")
     args = parser.parse_args(argv)
     if min(args.limit, args.max_tokens, args.every) < 1:
         raise OptionError("--limit, --max-tokens and --every count something", allowed="1 or more")
@@ -73,10 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         own = [[{"role": "user", "content": text}] for text in OWN_PROMPTS]
         conversations = read_prompts(args.data, args.limit) if args.data else own
         params = SamplingParams(max_tokens=args.max_tokens)
-        # What drafters learn from an answer must not help them with the same one again.
+        # Drafters must not reuse what they learned from the same output.
         with LLM(args.model, drafter=args.drafters[0], budget=args.budget, memory="request") as llm:
             prompts = [llm.tokenizer.apply_chat(each) for each in conversations]
-            print(f"| tokens a pass | no prediction | the answer itself | every {args.every}th word another |")
+            print(f"| tokens per pass | no prediction | exact prediction | every {args.every}th word replaced |")
             print("| --- " * 4 + "|")
             for drafter in args.drafters:
                 found = measured(llm, drafter, prompts, params, args.every)

@@ -1,12 +1,12 @@
-"""Training-free drafters side by side: tokens per pass by task, and speed beside plain decoding.
+"""Compares training-free drafters: tokens per pass by task, and speed-up over plain decoding.
 
     python benchmarks/training_free.py tau   --data PROMPTS pld recycling goose goose:bypass=copied,extension=levels
     python benchmarks/training_free.py speed --data PROMPTS --budget auto goose
     python benchmarks/training_free.py trajectories --data PROMPTS --tasks gsm8k --samples 1,4,8,16 stand recycling
 
-PROMPTS is a folder of JSON-lines files, one a task (see draftwood.prompts). A method is a drafter's name, behind a
-colon its options; ``memory=process`` and ``budget=16`` are understood there too. ``tau`` runs many prompts at once,
-``speed`` one after another, plain decoding and the methods in turns, prompt by prompt.
+PROMPTS is a folder of JSON-lines files, one per task (see draftwood.prompts). A method is a drafter name, with options
+after a colon, including ``memory=process`` and ``budget=16``. ``tau`` runs prompts in batches, ``speed`` one at a time,
+alternating between plain decoding and the methods for each prompt.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def params_of(args: argparse.Namespace, **more: Any) -> SamplingParams:
 
 
 def summary(stats: Sequence[RequestStats]) -> dict[str, float]:
-    """Means over the prompts, and what all cycles did together."""
+    """Compute means over prompts, and totals over all cycles."""
     cycles = sum(s.cycles for s in stats)
     tried: Counter[str] = sum((s.tried_by_source for s in stats), Counter())
     accepted: Counter[str] = sum((s.accepted_by_source for s in stats), Counter())
@@ -112,7 +112,7 @@ def tau(args: argparse.Namespace, loaded: Loaded, methods: Sequence[Method]) -> 
 
 
 def speed(args: argparse.Namespace, loaded: Loaded, methods: Sequence[Method]) -> list[dict[str, Any]]:
-    """Tokens per second after prefill, as a ratio of plain decoding of the same prompt in the same minute."""
+    """Speed-up over plain decoding of the same prompt, without prefill, measured right after it."""
     tasks = load_prompts(args, loaded)
     plain = Method("plain", "plain", {}, "request", 1).llm(loaded, 1)
     llms = [method.llm(loaded, 1) for method in methods]
@@ -149,7 +149,7 @@ def speed(args: argparse.Namespace, loaded: Loaded, methods: Sequence[Method]) -
 def trajectories(args: argparse.Namespace, loaded: Loaded, methods: Sequence[Method]) -> list[dict[str, Any]]:
     """Tokens per pass over the first 1, 4, ... samples of a prompt, which share a memory.
 
-    With ``--batch 1`` they are made one after another, as in STAND's paper.
+    With ``--batch 1`` samples run in sequence, as in STAND's paper.
     """
     tasks = load_prompts(args, loaded)
     counts = [int(count) for count in args.samples.split(",")]
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("methods", nargs="+", metavar="METHOD")
     parser.add_argument("--data", required=True, help="folder of prompt files")
     parser.add_argument("--tasks", default=TASKS)
-    parser.add_argument("--prompts", type=int, default=5, help="of each task")
+    parser.add_argument("--prompts", type=int, default=5, help="prompts per task")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--budget", type=lambda text: text if text == "auto" else int(text), default=60)
     parser.add_argument("--memory", default="prompt")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to a JSON file")
     args = parser.parse_args()
     batch = 1 if args.what == "speed" else args.batch
     loaded = load_target(

@@ -1,13 +1,13 @@
-"""A head in the real vLLM: exported, loaded there, and accepted as often as here.
+"""Checks an exported head in vLLM: its acceptance must equal that in Draftwood.
 
     draftwood bench peers --install vllm
     python benchmarks/vllm_head.py HEAD --prompts gsm8k.jsonl --limit 20 --out vllm-head.json
 
-Both engines draft a chain of three tokens, greedily, from the same weights in the same type, behind the same token ids.
-A position's acceptance is what vLLM calls it: the share of all drafts whose token there was accepted. vLLM drafts for
-the first time behind the first token of an answer and counts the whole draft that holds its last; ours is counted so
-too. The cycles of both are then the same ones, and where texts are equal a difference is one of the heads: of the taps,
-a norm, a map of the vocabulary. Ends with 1 if one is larger than ``--tolerance``.
+Both engines draft a chain of three tokens, greedily, with the same weights, dtype and prompt ids. Acceptance at a
+position is defined as in vLLM: the share of all drafts whose token there was accepted. vLLM first drafts after one
+output token and counts the last draft completely; Draftwood is counted the same way. The cycles are then identical, and
+if the texts are equal, a difference is caused by the head: its taps, a norm, or the vocabulary map. The exit code is 1
+if a difference exceeds ``--tolerance``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import LLM, SamplingParams
-from draftwood.bench.peers import absent, find_peer
-from draftwood.bench.peers.environments import own_environment, python_of, variable_of
-from draftwood.bench.records.machine import machine_facts, software_facts
+from draftwood.bench.peers import explain_absence, find_peer
+from draftwood.bench.peers.environments import clean_environment, find_python, python_variable
+from draftwood.bench.records.machine import describe_machine, list_versions
 from draftwood.cli.console.terminal import Screen
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.models.find import resolve
@@ -36,16 +36,16 @@ from draftwood.progress import Progress
 from draftwood.prompts import prompt_ids, read_prompts
 
 WORKER = Path(__file__).with_name("vllm_head_worker.py")
-SAID_LINES = 12  # of a log, where a program failed
+LOG_LINES = 12  # shown when a program fails
 
 
 @dataclass(kw_only=True)
 class Acceptance:
-    """What became of all drafts of one engine."""
+    """Acceptance counts of one engine."""
 
     drafts: int
     accepted: list[int]  # drafts whose token at position 1, 2, ... was accepted
-    texts: list[list[int]]  # the answers
+    texts: list[list[int]]  # outputs
 
     @property
     def rates(self) -> list[float]:
@@ -53,7 +53,7 @@ class Acceptance:
 
 
 def export(head: str, folder: Path, model: str, progress: Progress) -> None:
-    """By the command itself: it is what is put to the proof."""
+    """Export with the draftwood command, which is under test."""
     progress("exporting the head", 0, 1)
     command = [sys.executable, "-m", "draftwood", "export", head, str(folder), "--to", "vllm", "--model", model]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -62,11 +62,11 @@ def export(head: str, folder: Path, model: str, progress: Progress) -> None:
 
 
 def run_vllm(request: dict[str, Any], folder: Path, progress: Progress) -> dict[str, Any]:
-    """The answer of the worker, which runs in the environment of vLLM."""
-    python = python_of(find_peer("vllm"))
+    """Run the worker in vLLM's environment and return its reply."""
+    python = find_python(find_peer("vllm"))
     given, log = folder / "request.json", folder / "log.txt"
     given.write_text(json.dumps(request), encoding="utf-8")
-    environment = {**own_environment(), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {**clean_environment(), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     answer = None
     with log.open("wb") as said:
         command = [str(python), str(WORKER), str(given)]
@@ -80,7 +80,7 @@ def run_vllm(request: dict[str, Any], folder: Path, progress: Progress) -> dict[
                 answer = content.get("answer", answer)
             process.wait()
         finally:
-            process.kill()  # Ctrl-C; harmless after its end
+            process.kill()  # on Ctrl-C; no effect after its end
             process.wait()
     if answer is None:
         text = _last_lines(log.read_text(encoding="utf-8", errors="replace"))
@@ -89,7 +89,7 @@ def run_vllm(request: dict[str, Any], folder: Path, progress: Progress) -> dict[
 
 
 def _message(line: str) -> dict[str, Any]:
-    """Empty for a line that is no message of the worker's."""
+    """Parse a line; empty if it is not a message of the worker."""
     with contextlib.suppress(ValueError):
         content = json.loads(line)
         if isinstance(content, dict):
@@ -98,12 +98,12 @@ def _message(line: str) -> dict[str, Any]:
 
 
 def _how(code: int) -> str:
-    """How a process ended; its last words do not tell if the system ended it."""
+    """Describe how a process ended, including signals."""
     return signal.strsignal(-code) or f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _last_lines(text: str) -> str:
-    return "\n".join([line for line in text.splitlines() if line.strip()][-SAID_LINES:])
+    return "\n".join([line for line in text.splitlines() if line.strip()][-LOG_LINES:])
 
 
 def vllm_acceptance(answer: dict[str, Any]) -> Acceptance:
@@ -123,7 +123,7 @@ def our_acceptance(llm: LLM, prompts: Sequence[list[int]], args: argparse.Namesp
 
 
 def _answer(llm: LLM, prompt: list[int], max_tokens: int, total: Acceptance) -> list[int]:
-    """One answer, its drafts added to ``total``. It runs on behind its end, so that the last draft is whole."""
+    """Generate one output and add its drafts to ``total``. Runs past the end, so that the last draft is complete."""
     ends = set(llm.info.eos_token_ids)
     [first] = llm.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True), drafter="plain")[0].token_ids
     text = [first]
@@ -140,14 +140,14 @@ def _answer(llm: LLM, prompt: list[int], max_tokens: int, total: Acceptance) -> 
 
 
 def difference(theirs: float, ours: float) -> float:
-    """Relative to ours."""
+    """Difference relative to Draftwood."""
     if theirs == ours:
         return 0.0
     return abs(theirs - ours) / ours if ours else float("inf")
 
 
 def parted(theirs: Sequence[int], ours: Sequence[int]) -> int | None:
-    """Where two texts part; None if they are equal."""
+    """Return the first difference of two texts; None if they are equal."""
     if list(theirs) == list(ours):
         return None
     pairs = enumerate(zip(theirs, ours, strict=False))
@@ -159,7 +159,7 @@ def show(vllm: Acceptance, ours: Acceptance, differences: Sequence[float], parti
     for place, (theirs, own, apart) in enumerate(zip(vllm.rates, ours.rates, differences, strict=True), start=1):
         print(f"| {place} | {theirs:.4f} | {own:.4f} | {apart:.2%} |")
     passes = [1 + sum(one.rates) for one in (vllm, ours)]
-    print(f"| tokens a pass | {passes[0]:.3f} | {passes[1]:.3f} | {difference(*passes):.2%} |")
+    print(f"| tokens per pass | {passes[0]:.3f} | {passes[1]:.3f} | {difference(*passes):.2%} |")
     print(f"| drafts | {vllm.drafts} | {ours.drafts} | |")
     print(f"\n{partings.count(None)} of {len(partings)} texts are equal")
     for number, parting in enumerate(partings, start=1):
@@ -175,25 +175,27 @@ def verdict(ours: Acceptance, *, proven: bool) -> str:
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("head", metavar="HEAD", help="the folder of an EAGLE-3 head, or the name of one that ships")
-    parser.add_argument("--prompts", required=True, metavar="FILE", help="a file of prompts, see draftwood.prompts")
-    parser.add_argument("--limit", type=int, default=20, help="only the first so many prompts (default: 20)")
-    parser.add_argument("--max-tokens", type=int, default=96, help="of an answer (default: 96)")
-    parser.add_argument("--draft-tokens", type=int, default=3, help="of a draft (default: 3)")
-    parser.add_argument("--model", default="smollm2", help="the model that the head is for (default: smollm2)")
+    parser.add_argument("head", metavar="HEAD", help="folder of an EAGLE-3 head, or name of a bundled head")
+    parser.add_argument("--prompts", required=True, metavar="FILE", help="prompt file, see draftwood.prompts")
+    parser.add_argument("--limit", type=int, default=20, help="number of prompts (default: 20)")
+    parser.add_argument("--max-tokens", type=int, default=96, help="maximum number of output tokens (default: 96)")
+    parser.add_argument("--draft-tokens", type=int, default=3, help="draft length (default: 3)")
+    parser.add_argument("--model", default="smollm2", help="target model of the head (default: smollm2)")
     dtypes = ("float32", "bfloat16")
-    parser.add_argument("--dtype", choices=dtypes, default="float32", help="number format (default: float32)")
-    parser.add_argument("--batch", type=int, default=8, help="answers that vLLM writes together (default: 8)")
-    parser.add_argument("--tolerance", type=float, default=0.05, help="relative, at each position (default: 0.05)")
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="dtype (default: float32)")
+    parser.add_argument("--batch", type=int, default=8, help="batch size in vLLM (default: 8)")
     parser.add_argument(
-        "--vllm-python", metavar="FILE", help="a Python that has vllm (default: that of draftwood bench peers)"
+        "--tolerance", type=float, default=0.05, help="maximum relative difference per position (default: 0.05)"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a JSON file with all figures and texts")
+    parser.add_argument(
+        "--vllm-python", metavar="FILE", help="a Python with vllm (default: the one of draftwood bench peers)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures and texts to a JSON file")
     return parser.parse_args(argv)
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuses what cannot run before anything is loaded."""
+    """Check the arguments before anything is loaded."""
     for name, least in (("limit", 1), ("max_tokens", 2), ("draft_tokens", 1), ("batch", 1)):
         if getattr(args, name) < least:
             option = "--" + name.replace("_", "-")
@@ -201,15 +203,15 @@ def check(args: argparse.Namespace) -> None:
     if args.out is not None and not args.out.absolute().parent.is_dir():
         raise OptionError("There is no such folder", got=args.out.absolute().parent)
     if args.vllm_python:
-        os.environ[variable_of("vllm")] = args.vllm_python
-    if why := absent(find_peer("vllm")):
+        os.environ[python_variable("vllm")] = args.vllm_python
+    if why := explain_absence(find_peer("vllm")):
         raise DraftwoodError(why)
 
 
 def measure(args: argparse.Namespace, progress: Progress) -> tuple[str, Acceptance, Acceptance]:
-    """The version of vLLM, what it accepted, and what we did."""
+    """Return the version of vLLM and the acceptance counts of both engines."""
     options = {"head": args.head, "growth": "chain", "depth": args.draft_tokens}
-    budget = args.draft_tokens + 1  # the root is one of them
+    budget = args.draft_tokens + 1  # includes the root
     conversations = read_prompts(args.prompts, args.limit)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -253,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"vLLM {version}, {args.dtype}: {verdict(ours, proven=proven)}")
     if args.out is not None:
         engines = {name: {**asdict(one), "rates": one.rates} for name, one in (("vllm", vllm), ("draftwood", ours))}
-        facts = {"argv": sys.argv[1:], "machine": machine_facts(), "software": software_facts(), "vllm": version}
+        facts = {"argv": sys.argv[1:], "machine": describe_machine(), "software": list_versions(), "vllm": version}
         content = {**facts, "engines": engines, "differences": differences, "partings": partings, "proven": proven}
         args.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return 0 if proven else 1

@@ -1,9 +1,9 @@
-"""The part of vllm_head.py that runs in vLLM's own Python: no other file of this project can be imported here.
+"""The part of vllm_head.py that runs in vLLM's Python, without the draftwood package.
 
     python vllm_head_worker.py REQUEST.json
 
-Answers on stdout with one JSON object a line: ``{"progress": [label, done, total]}`` now and then, ``{"answer": ...}``
-at the end. Other lines there are the engine's own.
+Writes one JSON object per line to stdout: ``{"progress": [label, done, total]}`` during the run, ``{"answer": ...}`` at
+the end. Other lines are output of the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 COUNTERS = "vllm:spec_decode_num_"
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that its errors are ours
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that errors are raised here
     "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -36,9 +36,9 @@ def start(vllm: Any, request: dict[str, Any]) -> Any:
         max_model_len=request["max_context"],
         max_num_seqs=request["batch"],
         enforce_eager=True,
-        enable_prefix_caching=False,  # every request reads its prompt anew
-        async_scheduling=False,  # no drafts for requests that have ended
-        disable_log_stats=False,  # it counts
+        enable_prefix_caching=False,  # no prompt caching between requests
+        async_scheduling=False,  # no drafts for finished requests
+        disable_log_stats=False,  # enables counters
         seed=0,
         speculative_config={
             "method": "eagle3",
@@ -49,7 +49,7 @@ def start(vllm: Any, request: dict[str, Any]) -> Any:
 
 
 def counters(engine: Any) -> dict[str, Any]:
-    """What it counted of its drafts: ``drafts``, ``draft_tokens``, ``accepted_tokens_per_pos``."""
+    """Read the draft counters: ``drafts``, ``draft_tokens``, ``accepted_tokens_per_pos``."""
     found = {}
     for metric in engine.get_metrics():
         if metric.name.startswith(COUNTERS):

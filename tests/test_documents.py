@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from draftwood.bench.peers import Peer, PeerModel, PeerSpec
-from draftwood.bench.recipes.recipes import load_recipe, recipe_names
+from draftwood.bench.recipes.recipe import list_recipes, load_recipe
 from draftwood.bench.report import text
 from draftwood.cli.main import build_parser
 from tests.tools.documents import DOCUMENTS, WRITTEN, anchors, blocks, command_lines, links, prose
@@ -45,7 +45,7 @@ def test_memory_is_formatted_in_bytes() -> None:
     assert [text.memory(value) for value in (None, 3 << 20, 5 << 29)] == [text.NOTHING, "3 MiB", "2.50 GiB"]
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list_recipes())
 def test_scripts_named_by_recipes_exist(name: str) -> None:
     recipe = load_recipe(name)
     for script in re.findall(r"python (\S+\.py)", f"{recipe.then} {recipe.command}"):

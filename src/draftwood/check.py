@@ -1,10 +1,10 @@
-"""Is it lossless? Speculative against plain greedy decoding, prompt by prompt, and what each difference is.
+"""Checks that speculative decoding is lossless: compares it with plain greedy decoding and explains differences.
 
-In exact arithmetic the two give the same tokens. In floating point a position's logits depend, in their last digits, on
-how many positions were computed beside it. Where two tokens are that close, either is the model's answer: a *numeric
-tie*. To tell ties from errors the text up to the difference is run once more and the two tokens are looked up in the
-model's own distribution. The *gap* is how far the worse of them lies below the best token, in logits. Below
-``TIE_TOLERANCE`` of the dtype it is a tie; anything else is an error in the program.
+In exact arithmetic both give the same tokens. In floating point the last digits of a position's logits depend on how
+many positions are computed in the same pass. If two tokens are that close, either is a correct output: a *numeric tie*.
+To tell ties from errors, the text up to the difference is run again and both tokens are looked up in the model's
+distribution. The *gap* is the logit of the best token minus that of the worse of the two. A gap below
+``TIE_TOLERANCE`` of the dtype is a tie; anything else is a bug.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from draftwood.engine import RequestStats
 from draftwood.errors import OptionError, PromptError
 from draftwood.llm import LLM
 
-# How far two likely tokens may move apart, in logits, when positions are computed in groups of another size. Seen with
-# SmolLM2-135M on the eager decoder (aarch64; steps of 1 against chunks of 8, the five likeliest tokens of a position):
-# at most 7e-5 in float32 (233 positions), 0.044 in float16 and 0.29 in bfloat16 (95 each). The limits lie above that.
-# They are wide in the 16-bit types, so an error can pass for a tie there: float32 is the stricter test. A target that
-# computes every position alike (the fused CPU decoder) has no ties at all. GPUs and larger models were not measured.
+# How much the logit difference of two likely tokens may change with the number of positions per pass. Measured with
+# SmolLM2-135M on the eager decoder (aarch64; steps of 1 and chunks of 8, top five tokens of a position): at most 7e-5
+# in float32 (233 positions), 0.044 in float16 and 0.29 in bfloat16 (95 each). The limits are above these. They are wide
+# for 16-bit types, where an error can pass for a tie: float32 is the stricter test. A batch-invariant target (the fused
+# CPU decoder) has no ties. GPUs and larger models were not measured.
 TIE_TOLERANCE = {"float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """The first position where the outputs part. What comes after it follows from it."""
+    """The first position where the outputs differ. Later differences follow from it."""
 
     position: int  # in the output
-    speculative_id: int | None  # None: that output had ended
+    speculative_id: int | None  # None: this output had ended
     plain_id: int | None
-    gap: float | None  # logits between the best token and the worse of the two; None where one output had ended
+    gap: float | None  # None if one output had ended
     tolerance: float
 
     @property
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckRecord:
-    """One prompt's result."""
+    """The result of one prompt."""
 
     index: int
     positions: int  # of the plain output
@@ -74,7 +74,7 @@ class CheckSummary:
     identical: int
     ties: int
     errors: int
-    acceptance_length: float  # over all prompts: tokens by cycles
+    acceptance_length: float  # over all prompts: tokens per cycle
 
     @classmethod
     def of(cls, records: Sequence[CheckRecord]) -> CheckSummary:
@@ -91,7 +91,7 @@ class CheckSummary:
 
 
 def check(llm: LLM, prompts: Iterable[Sequence[int]], params: SamplingParams | None = None) -> Iterator[CheckRecord]:
-    """A record per prompt (token ids), as they are done."""
+    """Check prompts (token ids); yield a record per prompt."""
     params = params or SamplingParams()
     if not params.is_greedy or params.has_penalties or params.n != 1:
         raise OptionError(
@@ -116,7 +116,7 @@ def check(llm: LLM, prompts: Iterable[Sequence[int]], params: SamplingParams | N
 
 
 def explain(llm: LLM, prompt: Sequence[int], speculative: Sequence[int], plain: Sequence[int]) -> Difference | None:
-    """The first difference between two greedy outputs and how much it weighs; None if they are the same."""
+    """Return the first difference of two greedy outputs with its gap; None if they are equal."""
     position = first_difference(speculative, plain)
     if position is None:
         return None

@@ -1,4 +1,4 @@
-"""Speculative against plain decoding of one request: side by side, in one process, on one loaded model."""
+"""Compares speculative with plain decoding of one request, in one process on one loaded model."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ WARM_UP_TOKENS = 8
 REPEATS = 2
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     token_ids: Sequence[int]
     stats: RequestStats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The best run of each kind."""
+    """The fastest run of each kind."""
 
-    speculative: Run
-    plain: Run
-    same_draws: bool  # whether the two had to give the same tokens: greedy decoding
+    speculative: TimedRun
+    plain: TimedRun
+    is_greedy: bool  # both must give the same tokens
 
     @property
     def speedup(self) -> float:
-        """Tokens per second over those of plain decoding, prefill left out on both sides."""
+        """Decoding speed relative to plain decoding, without prefill."""
         plain = self.plain.stats.tokens_per_second
         return self.speculative.stats.tokens_per_second / plain if plain else 0.0
 
     @property
     def first_difference(self) -> int | None:
-        """The first position with different tokens; None if there is none, or where sampling lets them differ."""
-        if not self.same_draws:
+        """The first position with different tokens; None if there is none, or if the outputs are sampled."""
+        if not self.is_greedy:
             return None
         return first_difference(self.speculative.token_ids, self.plain.token_ids)
 
     @property
     def identical(self) -> bool | None:
-        """Whether both gave the same tokens; None where they are draws, which share their distribution only."""
-        return self.first_difference is None if self.same_draws else None
+        """Whether both gave the same tokens; None for sampled outputs, which agree only in distribution."""
+        return self.first_difference is None if self.is_greedy else None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -59,15 +59,15 @@ class Comparison:
 
 
 def check_params(params: SamplingParams) -> None:
-    """Refuses what cannot be compared; needs no model."""
+    """Raise if the request cannot be compared. Needs no model."""
     if params.n != 1:
-        raise OptionError("A comparison is made with one sample", got=f"n={params.n}", allowed=1)
+        raise OptionError("A comparison needs exactly one sample", got=f"n={params.n}", allowed=1)
     if not params.is_greedy and params.seed is None:
-        raise OptionError("A comparison of sampled output needs a seed", next_step="Give one, for instance seed 0.")
+        raise OptionError("A comparison of sampled output needs a seed", next_step="Set one, for example seed 0.")
 
 
 def warm_up(llm: LLM, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-    """Both kinds once, briefly. The prompt is turned round, so that no drafter learns anything about the real one."""
+    """Run both kinds briefly on the reversed prompt, so that drafters learn nothing about the real one."""
     check_params(params)
     brief = replace(params, max_tokens=min(WARM_UP_TOKENS, params.max_tokens))
     for drafter in (None, PLAIN):
@@ -78,43 +78,43 @@ def compare(
     llm: LLM,
     prompt_ids: Sequence[int],
     params: SamplingParams,
-    first: Run | None = None,
+    first: TimedRun | None = None,
     progress: Progress | None = None,
     *,
     prediction: str | None = None,
 ) -> Comparison:
-    """Runs both kinds in turns. ``first`` is a speculative run that was made already, after ``warm_up``.
-    ``prediction`` is what drafters are told to expect.
+    """Run both kinds alternately. ``first`` is an earlier speculative run, after ``warm_up``. ``prediction`` is the
+    predicted output for drafters.
 
-    A drafter that remembers earlier requests would find the answer in its memory when it sees the prompt again; repeats
-    that need other cycles than the first run do not count.
+    A drafter that remembers earlier requests finds the output in its memory in a repeat. So repeats count only if they
+    take as many cycles as the first run.
     """
     check_params(params)
-    runs: dict[str | None, list[Run]] = {None: [] if first is None else [first], PLAIN: []}
+    runs: dict[str | None, list[TimedRun]] = {None: [] if first is None else [first], PLAIN: []}
     for done in range(len(runs[None]), 2 * REPEATS):
         report(progress, "comparing with plain decoding", done, 2 * REPEATS)
         drafter = PLAIN if done % 2 else None
         runs[drafter].append(_run(llm, prompt_ids, params, drafter, prediction))
     report(progress, "comparing with plain decoding", 1, 1)
-    drafted = runs[None]
-    fair = [run for run in drafted if run.stats.cycles == drafted[0].stats.cycles]
-    return Comparison(speculative=_best(fair), plain=_best(runs[PLAIN]), same_draws=params.is_greedy)
+    speculative_runs = runs[None]
+    comparable = [run for run in speculative_runs if run.stats.cycles == speculative_runs[0].stats.cycles]
+    return Comparison(speculative=_fastest(comparable), plain=_fastest(runs[PLAIN]), is_greedy=params.is_greedy)
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    """The first position where two token sequences differ, or end apart."""
+    """Return the first position where two token sequences differ, or one of them ends."""
     if list(left) == list(right):
         return None
-    together = zip(left, right, strict=False)
-    return next((i for i, (a, b) in enumerate(together) if a != b), min(len(left), len(right)))
+    pairs = zip(left, right, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def _run(
     llm: LLM, prompt_ids: Sequence[int], params: SamplingParams, drafter: str | None, prediction: str | None
-) -> Run:
+) -> TimedRun:
     (completion,) = llm.generate(list(prompt_ids), params, drafter=drafter, prediction=prediction)
-    return Run(completion.token_ids, completion.stats)
+    return TimedRun(completion.token_ids, completion.stats)
 
 
-def _best(runs: Sequence[Run]) -> Run:
+def _fastest(runs: Sequence[TimedRun]) -> TimedRun:
     return max(runs, key=lambda run: run.stats.tokens_per_second)

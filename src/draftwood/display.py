@@ -1,15 +1,15 @@
-"""Numbers as people like to read them."""
+"""Formats numbers for people."""
 
 from __future__ import annotations
 
 import math
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-_LEAST_SPAN = 1e-9  # ticks have ten digits behind the point
+_MIN_SPAN = 1e-9  # ticks are rounded to ten decimals
 
 
 def duration(seconds: float) -> str:
-    """A time for people: 42 s, 3 min, 1 h 20 min."""
+    """Format a time, as 42 s, 3 min or 1 h 20 min."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -17,9 +17,9 @@ def duration(seconds: float) -> str:
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers within bounds, about as many as wanted."""
+    """Choose about ``wanted`` round numbers within bounds."""
     span = high - low
-    if not (math.isfinite(span) and span > _LEAST_SPAN):
+    if not (math.isfinite(span) and span > _MIN_SPAN):
         return [low] if math.isfinite(low) else [0.0]
     size = 10.0 ** math.floor(math.log10(span / wanted))
     step = next(size * factor for factor in _STEPS if span / (size * factor) <= wanted)

@@ -1,4 +1,4 @@
-"""Progress reporting: one callback that anything slow may be given."""
+"""Progress reporting: a callback for slow functions."""
 
 from __future__ import annotations
 

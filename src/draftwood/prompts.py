@@ -1,4 +1,4 @@
-"""Prompts from text and files, the way a person means them: a request to the model, not a text to be continued."""
+"""Prompts from text and files, as requests to the model rather than text to continue."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Conversation = Sequence[Message]
 
 
 def prompt_ids(codec: TextCodec, prompt: str | Conversation, *, raw: bool = False) -> list[int]:
-    """The ids of a request: through the chat template if the model has one, or as it is with ``raw``."""
-    messages = _user(prompt) if isinstance(prompt, str) else list(prompt)
+    """Encode a request: with the chat template if the model has one, or unchanged with ``raw``."""
+    messages = _user_message(prompt) if isinstance(prompt, str) else list(prompt)
     as_chat = codec.has_chat and not raw
-    # White space asks nothing, but it can be continued.
+    # White space is an empty chat message, but a valid text to continue.
     if not any(message["content"].strip() if as_chat else message["content"] for message in messages):
         raise PromptError("The prompt is empty", next_step="Give at least one word.")
     if as_chat:
@@ -27,20 +27,20 @@ def prompt_ids(codec: TextCodec, prompt: str | Conversation, *, raw: bool = Fals
 
 
 def read_text(path: str | Path) -> str:
-    """A text file as it is."""
+    """Read a UTF-8 text file."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise PromptError(f"{path} cannot be read", got=error.strerror or error) from error
     except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is no UTF-8 text", got=error.reason) from error
+        raise PromptError(f"{path} is not valid UTF-8", got=error.reason) from error
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Conversation]:
-    """The prompts of a file, empty lines left out.
+    """Read the prompts of a file; empty lines are skipped.
 
-    A ``.jsonl`` file has one object a line with ``messages``, ``prompt`` or ``turns``; of several turns only the first
-    is used, since the others need an answer in between. Any other file is text with one prompt a line.
+    A ``.jsonl`` file has one object per line with ``messages``, ``prompt`` or ``turns``. Only the first turn is used,
+    since the others depend on an answer. Any other file is text with one prompt per line.
     """
     if limit is not None and limit < 1:
         raise OptionError("The limit on prompts is out of range", got=limit, allowed="1 or more")
@@ -48,17 +48,17 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Conversatio
     prompts: list[Conversation] = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip() and (limit is None or len(prompts) < limit):
-            prompts.append(_from_json(line, f"{path}, line {number}") if is_json else _user(line.strip()))
+            prompts.append(_parse_line(line, f"{path}, line {number}") if is_json else _user_message(line.strip()))
     if not prompts:
-        raise PromptError(f"{path} has no prompts", allowed="one prompt a line")
+        raise PromptError(f"{path} has no prompts", allowed="one prompt per line")
     return prompts
 
 
-def _user(text: str) -> list[Message]:
+def _user_message(text: str) -> list[Message]:
     return [{"role": "user", "content": text}]
 
 
-def _from_json(line: str, place: str) -> Conversation:
+def _parse_line(line: str, place: str) -> Conversation:
     shape = "an object with 'messages', 'prompt' or 'turns'"
     try:
         entry: Any = json.loads(line)
@@ -68,7 +68,7 @@ def _from_json(line: str, place: str) -> Conversation:
         turns = entry.get("turns")
         text = entry.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
         if isinstance(text, str):
-            return _user(text)
+            return _user_message(text)
         messages = entry.get("messages")
         if isinstance(messages, list) and messages and all(_is_message(message) for message in messages):
             return messages

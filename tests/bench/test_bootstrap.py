@@ -17,8 +17,8 @@ from draftwood.bench.figures.bootstrap import (
     paired_speedup,
     quotient,
     ratio_of_sums,
-    resampled_medians,
-    resampled_sums,
+    resample_medians,
+    resample_sums,
 )
 from draftwood.bench.figures.summary import Interval
 
@@ -100,12 +100,12 @@ def test_strata_count_alike_and_move_apart() -> None:
 
 
 def test_medians_by_hand() -> None:
-    draws = resampled_medians(table((1, 10), (2, 20), (90, 900)))
+    draws = resample_medians(table((1, 10), (2, 20), (90, 900)))
     assert draws[0].tolist() == [2.0, 20.0]
     assert set(draws[1:, 0]) == {1.0, 1.5, 2.0, 45.5, 46.0, 90.0}  # of two that were drawn
     assert (draws[:, 1] == 10 * draws[:, 0]).all()
     # The median is the smallest where that was drawn twice: 1 of 9.
-    many = resampled_medians(table((1,), (2,), (90,)), resamples=20_000)
+    many = resample_medians(table((1,), (2,), (90,)), resamples=20_000)
     assert (many[1:, 0] == 1.0).mean() == pytest.approx(1 / 9, abs=0.015)
 
 
@@ -141,7 +141,7 @@ def test_requests_of_one_prompt_are_no_evidence_of_their_own() -> None:
 
 def test_many_clusters_go_in_blocks() -> None:
     data = np.ones((30_000, 2))
-    sums = resampled_sums(data, resamples=50)
+    sums = resample_sums(data, resamples=50)
     assert sums.shape == (51, 2)
     assert (sums[0] == 30_000.0).all()
     assert (sums[1:] == 29_999.0).all()
@@ -205,7 +205,7 @@ def test_draws_are_the_same_every_time_and_others_for_another_task() -> None:
 
 
 def test_quotients_of_draws_are_draws_of_quotients() -> None:
-    sums = resampled_sums(table((4, 1), (6, 2), (9, 2)))
+    sums = resample_sums(table((4, 1), (6, 2), (9, 2)))
     assert (quotient(sums[:, 0], sums[:, 1]) == ratio_of_sums(table((4, 1), (6, 2), (9, 2)))).all()
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.bench.records.files import read_manifest, read_records
-from draftwood.bench.records.settings import Settings
+from draftwood.bench.records.run_folder import read_manifest, read_records
+from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.replay import load_recording
 from draftwood.disk.files import check_place
 from draftwood.errors import DraftwoodError, OptionError
@@ -34,15 +34,15 @@ def test_an_interrupted_recording_leaves_the_older_one(
     path = tmp_path / "a.recording"
     assert draftwood_command(*RECORD, "--drafters", "goose", "--out", str(path)).code == 0
     before = path.read_bytes()
-    from draftwood.bench.replay import study
+    from draftwood.bench.replay import commands
 
-    whole = study.record
+    whole = commands.record
 
     def interrupted(*args: object) -> None:
         whole(*args)  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study, "record", interrupted)
+    monkeypatch.setattr(commands, "record", interrupted)
     result = draftwood_command(*RECORD, "--drafters", "goose", "--out", str(path), "--force")
     assert result.code == 130
     assert path.read_bytes() == before
@@ -51,12 +51,12 @@ def test_an_interrupted_recording_leaves_the_older_one(
 
 
 def test_nothing_recorded_is_said(draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftwood.bench.replay import study
+    from draftwood.bench.replay import commands
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study, "record", interrupted)
+    monkeypatch.setattr(commands, "record", interrupted)
     result = draftwood_command(*RECORD, "--drafters", "goose", "--out", str(tmp_path / "a.recording"))
     assert "Nothing was recorded" in result.err
     assert not (tmp_path / "a.recording").exists()
@@ -105,7 +105,7 @@ def test_check_names_the_prompt_that_does_not_fit(draftwood_command: Command, tm
 )
 def test_settings_name_what_is_wrong(wrong: dict[str, object], word: str) -> None:
     with pytest.raises(OptionError, match=word):
-        Settings(**wrong)  # type: ignore[arg-type]
+        BenchSettings(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("line", [("--tasks", ""), ("--tasks", "code,,chat"), ("--budget", "8,")])
@@ -134,7 +134,7 @@ def test_a_file_is_no_folder_for_results(draftwood_command: Command, tmp_path: P
     for line in ((*bench, "--out", str(letter)), ("bench", "report", str(run), "--out", str(letter))):
         result = draftwood_command(*line)
         assert result.code == 2
-        assert "this is a file" in result.err
+        assert "is a file" in result.err
     assert letter.read_text() == "dear"
 
 

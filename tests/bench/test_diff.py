@@ -11,8 +11,8 @@ import pytest
 
 from draftwood.bench.figures.diff import FLOOR, Change, diff_runs, judge
 from draftwood.bench.figures.summary import ALL_TASKS, Interval
-from draftwood.bench.records.files import ERROR, IDENTICAL, TIE, Lossless, RequestRecord, Run
-from draftwood.bench.report.changes import change_note, change_rows
+from draftwood.bench.records.run_folder import ERROR, IDENTICAL, TIE, BenchRun, LosslessVerdict, RequestRecord
+from draftwood.bench.report.diff_table import format_changes, summarize_hidden_changes
 from tests.tools.metrics import GOOSE, MACHINE, PLAIN, change, manifest, measured, record, run
 
 
@@ -68,7 +68,7 @@ def test_a_slow_hour_is_no_change_of_the_method() -> None:
     for task in ("a", "b", ALL_TASKS):
         found = change(changes, "goose", task, "tokens_per_second")
         assert found.verdict == "slower"
-        assert found.note.startswith("machine may differ: plain moved too, x0.6")
+        assert found.note.startswith("machine may differ: plain changed too, x0.6")
     assert change(changes, "plain", "a", "tokens_per_second").note == ""
 
 
@@ -157,7 +157,7 @@ def test_only_common_requests_count() -> None:
     changes = diff_runs(before, after)
     assert verdicts(changes) == {"same within noise"}
     notes = {task: change(changes, "goose", task, "speedup").note for task in ("a", "b", ALL_TASKS)}
-    told = "the prompts differ: only common ids compared"
+    told = "prompts differ: only common ids are compared"
     assert notes == {"a": told, "b": "", ALL_TASKS: told}
 
 
@@ -173,10 +173,10 @@ def test_what_only_one_run_has_is_listed() -> None:
     changes = diff_runs(before, after)
     lonely = {(c.method, c.task): c.note for c in changes if c.metric == "present"}
     assert lonely == {
-        ("*", "a"): "only in the run before",
-        ("*", "c"): "only in the run after",
-        ("pld", ALL_TASKS): "only in the run before",
-        ("sam", ALL_TASKS): "only in the run after",
+        ("*", "a"): "only in the first run",
+        ("*", "c"): "only in the second run",
+        ("pld", ALL_TASKS): "only in the first run",
+        ("sam", ALL_TASKS): "only in the second run",
     }
     assert {c.task for c in changes if c.metric == "speedup"} == {"b"}
     assert all(c.verdict == "cannot be compared" for c in changes if c.metric == "present")
@@ -185,7 +185,7 @@ def test_what_only_one_run_has_is_listed() -> None:
 def test_a_method_that_lost_a_task_and_one_without_common_requests() -> None:
     before = run(measured({"plain": 0.2, "goose": 0.1}))
     after = run([r for r in before.records if r.method == "plain" or r.task == "a"], "two")
-    assert change(diff_runs(before, after), "goose", "b", "present").note == "only in the run before"
+    assert change(diff_runs(before, after), "goose", "b", "present").note == "only in the first run"
     other = run([replace(r, prompt=f"new {r.prompt}") for r in before.records], "two")
     assert change(diff_runs(before, other), "goose", ALL_TASKS, "present").note == "no request in common"
 
@@ -195,17 +195,17 @@ def test_runs_that_measured_something_else_are_told_apart() -> None:
     after = run(before.records, "two", settings={"max_tokens": 64}, methods=[PLAIN, {**GOOSE, "budget": 16}])
     changes = diff_runs(before, after)
     assert change(changes, "*", ALL_TASKS, "settings").note == "max_tokens 128 -> 64"
-    assert change(changes, "goose", "a", "tau").note == "the method's options differ: budget auto -> 16"
+    assert change(changes, "goose", "a", "tau").note == "options of the method differ: budget auto -> 16"
     assert change(changes, "plain", "a", "tau").note == ""
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-def judged(*found: str) -> Run:
+def judged(*found: str) -> BenchRun:
     records = measured({"goose": 0.1}, tasks="a", prompts=len(found))
     pairs = zip(records, found, strict=True)
-    return run([replace(r, lossless=Lossless(verdict=verdict)) for r, verdict in pairs])
+    return run([replace(r, lossless=LosslessVerdict(verdict=verdict)) for r, verdict in pairs])
 
 
 def test_outputs_that_got_worse_are_a_change_of_their_own() -> None:
@@ -230,7 +230,7 @@ def test_a_method_that_fails_now() -> None:
     changes = diff_runs(before, after)
     found = change(changes, "goose", ALL_TASKS, "failed")
     assert (found.verdict, found.before, found.after) == ("worse", 0, 20)
-    assert change(changes, "goose", ALL_TASKS, "present").note == "only in the run before"
+    assert change(changes, "goose", ALL_TASKS, "present").note == "only in the first run"
     assert "failed" not in {c.metric for c in diff_runs(after, before)}
 
 
@@ -240,17 +240,17 @@ def test_a_method_that_fails_now() -> None:
 def telling() -> list[Change]:
     before = run(measured({"plain": 0.2, "goose": 0.1, "pld": 0.1, "sam": 0.1}))
     records = measured({"plain": 0.2, "goose": 0.05, "pld": 0.2, "new": 0.1}, seed=1)
-    wrong = replace(records[1], lossless=Lossless(verdict=ERROR))
-    fine = replace(before.records[1], lossless=Lossless(verdict=IDENTICAL))
+    wrong = replace(records[1], lossless=LosslessVerdict(verdict=ERROR))
+    fine = replace(before.records[1], lossless=LosslessVerdict(verdict=IDENTICAL))
     return diff_runs(replace_first(before, fine), replace_first(run(records, "two", settings={"max_tokens": 9}), wrong))
 
 
-def replace_first(whole: Run, better: RequestRecord) -> Run:
+def replace_first(whole: BenchRun, better: RequestRecord) -> BenchRun:
     return whole._replace(records=[better if r.key == better.key else r for r in whole.records])
 
 
 def test_rows_have_the_most_important_first() -> None:
-    rows = change_rows(telling())
+    rows = format_changes(telling())
     assert rows[0] == ("method", "task", "figure", "change", "before", "after", "ratio", "99%", "note")
     assert rows[1][:4] == ("goose", "all tasks", "lossless", "worse")
     assert "max_tokens 128 -> 9" in rows[2][-1]
@@ -265,22 +265,22 @@ def test_rows_have_the_most_important_first() -> None:
 
 def test_what_is_left_out_is_counted() -> None:
     changes = telling()
-    note = change_note(changes)
+    note = summarize_hidden_changes(changes)
     assert note is not None
     assert note.endswith("more figures of single tasks: same within noise, or too few prompts")
-    assert int(note.split()[0]) + len(change_rows(changes)) - 1 == len(changes)
+    assert int(note.split()[0]) + len(format_changes(changes)) - 1 == len(changes)
 
 
 def test_a_single_task_is_shown_though_nothing_changed() -> None:
     one = run(measured({"plain": 0.2, "goose": 0.1}, tasks="a"))
-    assert len(change_rows(diff_runs(one, one))) == 1 + 4 + 3
-    assert change_note(diff_runs(one, one)) is None
+    assert len(format_changes(diff_runs(one, one))) == 1 + 4 + 3
+    assert summarize_hidden_changes(diff_runs(one, one)) is None
 
 
 def test_nothing_in_common() -> None:
-    empty = Run("one", manifest(), [])
+    empty = BenchRun("one", manifest(), [])
     assert diff_runs(empty, empty) == []
-    assert change_note([]) == "The runs have nothing in common."
+    assert summarize_hidden_changes([]) == "The runs have nothing in common."
 
 
 def test_changes_go_into_json() -> None:

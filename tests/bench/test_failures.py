@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from draftwood import SamplingParams
-from draftwood.bench.records.settings import Settings
-from draftwood.bench.run.engines import OwnEngine
-from draftwood.bench.run.runner import FAILURES_ALLOWED, Request, run_bench
+from draftwood.bench.records.settings import BenchSettings
+from draftwood.bench.run.engines import DrafterEngine
+from draftwood.bench.run.runner import MAX_FAILURES, RunSpec, run_bench
 from draftwood.errors import DraftwoodError
 from tests.tools.bench import BASE, Spy, bench, conversations
 
@@ -24,11 +24,11 @@ def test_one_failing_method_does_not_lose_the_others(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(PromptLookupDrafter, "propose", broken)
     notes: list[str] = []
-    request = Request(settings=Settings(**{**BASE, "limit": 4}), folder=tmp_path / "a")
+    request = RunSpec(settings=BenchSettings(**{**BASE, "limit": 4}), folder=tmp_path / "a")
     run = run_bench(request, note=notes.append)
     failed = [record for record in run.records if record.error]
     assert {record.method for record in failed} == {"pld"}
-    assert len(failed) == FAILURES_ALLOWED
+    assert len(failed) == MAX_FAILURES
     assert "a broken drafter" in run.manifest.failed["pld"]
     assert any("pld" in note for note in notes)
     good = Counter(record.method for record in run.records if not record.error)
@@ -41,16 +41,16 @@ def test_one_failing_method_does_not_lose_the_others(tmp_path: Path, monkeypatch
 
 
 def test_a_wrong_output_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = OwnEngine.answer
+    answer = DrafterEngine.generate
 
-    def wrong(self: OwnEngine, prompts: Any, params: SamplingParams) -> Any:
+    def wrong(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         answers = answer(self, prompts, params)
         if self.llm.drafter == "goose":
             ids = answers[0][0].token_ids
             answers[0][0] = answers[0][0]._replace(token_ids=[(ids[0] + 1) % 256, *ids[1:]])
         return answers
 
-    monkeypatch.setattr(OwnEngine, "answer", wrong)
+    monkeypatch.setattr(DrafterEngine, "generate", wrong)
     run = bench(tmp_path / "a", dtype="float32", tasks=("code",), limit=1)
     verdicts = {record.method: record.lossless for record in run.records}
     assert verdicts["goose"] is not None
@@ -79,14 +79,14 @@ def test_all_are_asked_the_same_whoever_failed_and_when(tmp_path: Path, monkeypa
 
 def test_the_first_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = iter(["it died of hunger", "it is gone", "it is gone", "it is gone"])
-    answer = OwnEngine.answer
+    answer = DrafterEngine.generate
 
-    def dying(self: OwnEngine, prompts: Any, params: SamplingParams) -> Any:
+    def dying(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         if self.llm.drafter == "pld":
             raise DraftwoodError(next(reasons))
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(OwnEngine, "answer", dying)
+    monkeypatch.setattr(DrafterEngine, "generate", dying)
     run = bench(tmp_path / "a", limit=4)
     assert run.manifest.failed == {"pld": "it died of hunger"}
 
@@ -95,8 +95,8 @@ def test_prompts_that_are_too_long_are_nobodys_failure(tmp_path: Path) -> None:
     conversations(tmp_path / "data", *[("much too long " * 2000,)] * 4, name="long")
     data = conversations(tmp_path / "data", ("short",), name="short")
     notes: list[str] = []
-    settings = Settings(**{**BASE, "data": data, "tasks": ("long", "short"), "limit": None})
-    run = run_bench(Request(settings=settings, folder=tmp_path / "a"), note=notes.append)
+    settings = BenchSettings(**{**BASE, "data": data, "tasks": ("long", "short"), "limit": None})
+    run = run_bench(RunSpec(settings=settings, folder=tmp_path / "a"), note=notes.append)
     assert run.manifest.failed == {}
     assert notes == []  # warmed up, too
     failed = Counter((r.method, r.task) for r in run.records if r.error and "longer than the context" in r.error)
@@ -108,7 +108,7 @@ def test_a_failure_leaves_the_cache_to_the_others(tmp_path: Path, monkeypatch: p
     from draftwood.drafters.pld import PromptLookupDrafter
 
     targets: list[Any] = []
-    answer, propose = OwnEngine.answer, PromptLookupDrafter.propose
+    answer, propose = DrafterEngine.generate, PromptLookupDrafter.propose
     proposed = 0
 
     def broken(self: Any, budget: int) -> Any:
@@ -118,14 +118,14 @@ def test_a_failure_leaves_the_cache_to_the_others(tmp_path: Path, monkeypatch: p
             raise RuntimeError("a broken drafter")
         return propose(self, budget)
 
-    def spied(self: OwnEngine, prompts: Any, params: SamplingParams) -> Any:
+    def spied(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         target = self._loaded.target
         targets.append(target)
         assert target.can_open(target.num_slots)
         return answer(self, prompts, params)
 
     monkeypatch.setattr(PromptLookupDrafter, "propose", broken)
-    monkeypatch.setattr(OwnEngine, "answer", spied)
+    monkeypatch.setattr(DrafterEngine, "generate", spied)
     run = bench(tmp_path / "a", temperature=0.8, trajectories=(3,), tasks=("code",))
     assert targets
     assert Counter(r.method for r in run.records if r.error is None) == {"plain": 6, "goose": 6}
@@ -133,15 +133,15 @@ def test_a_failure_leaves_the_cache_to_the_others(tmp_path: Path, monkeypatch: p
 
 
 def test_a_check_that_fails_loses_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = OwnEngine.answer
+    answer = DrafterEngine.generate
 
-    def strange(self: OwnEngine, prompts: Any, params: SamplingParams) -> Any:
+    def strange(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         answers = answer(self, prompts, params)
         if self.llm.drafter == "goose":
             answers[0][0] = answers[0][0]._replace(token_ids=[*answers[0][0].token_ids[:2], 10**6])
         return answers
 
-    monkeypatch.setattr(OwnEngine, "answer", strange)
+    monkeypatch.setattr(DrafterEngine, "generate", strange)
     run = bench(tmp_path / "a", tasks=("code",), drafters=("goose", "plain"))  # judged at once, and at the end
     found = {r.lossless for r in run.records if r.method == "goose" and r.error is None and r.lossless}
     assert {(one.verdict, one.position, one.gap) for one in found} == {("error", 2, None)}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from draftwood.bench.tasks.hub import SETS, HubSet, choose, named_set
-from draftwood.bench.tasks.tasks import ORIGINALS, load_tasks
+from draftwood.bench.tasks.hub import SETS, HubDataset, choose_files, parse_hub_name
+from draftwood.bench.tasks.load import ORIGINALS, load_tasks
 from draftwood.errors import DraftwoodError, MissingExtraError, OptionError, PromptError
 
 COMMIT = "0123abc"
@@ -116,7 +116,7 @@ def test_every_set_of_the_table_is_a_task_we_know() -> None:
 
 def test_a_set_that_is_not_on_the_hub(hub: FakeHub) -> None:
     with pytest.raises(
-        OptionError, match=r"no such task in the hub\n  got: spec_bench\n  allowed: aime24, .*\n.*not on the hub"
+        OptionError, match=r"Unknown task in the hub\n  got: spec_bench\n  allowed: aime24, .*\n.*not on the hub"
     ):
         load_tasks(["gsm8k", "spec_bench"], "hub", None)
     with pytest.raises(OptionError, match="Did you mean 'gsm8k'"):
@@ -130,21 +130,21 @@ def test_a_set_that_is_not_on_the_hub(hub: FakeHub) -> None:
 @pytest.mark.parametrize(
     ("data", "task", "expected"),
     [
-        ("hub:org/my-set", "my-set", HubSet(repo="org/my-set")),
-        ("hub:org/set@v1.0", "set", HubSet(repo="org/set", revision="v1.0")),
-        ("hub:org/set/sub/test.jsonl", "set", HubSet(repo="org/set", files="sub/test.jsonl")),
-        ("hub:org/set@abc/d/*.json", "set", HubSet(repo="org/set", files="d/*.json", revision="abc")),
-        ("hub:openai/gsm8k", "gsm8k", HubSet(repo="openai/gsm8k", files="main/test-*.parquet")),
-        ("hub:openai/gsm8k@r1/socratic/*", "gsm8k", HubSet(repo="openai/gsm8k", files="socratic/*", revision="r1")),
+        ("hub:org/my-set", "my-set", HubDataset(repo="org/my-set")),
+        ("hub:org/set@v1.0", "set", HubDataset(repo="org/set", revision="v1.0")),
+        ("hub:org/set/sub/test.jsonl", "set", HubDataset(repo="org/set", files="sub/test.jsonl")),
+        ("hub:org/set@abc/d/*.json", "set", HubDataset(repo="org/set", files="d/*.json", revision="abc")),
+        ("hub:openai/gsm8k", "gsm8k", HubDataset(repo="openai/gsm8k", files="main/test-*.parquet")),
+        ("hub:openai/gsm8k@r1/socratic/*", "gsm8k", HubDataset(repo="openai/gsm8k", files="socratic/*", revision="r1")),
     ],
 )
-def test_names_of_sets(data: str, task: str, expected: HubSet) -> None:
-    assert named_set(data) == (task, expected)
+def test_names_of_sets(data: str, task: str, expected: HubDataset) -> None:
+    assert parse_hub_name(data) == (task, expected)
 
 
 @pytest.mark.parametrize("data", ["hub:", "hub:name", "hub:/name", "hub:org/", "hub:or g/x"])
 def test_names_of_no_set(data: str) -> None:
-    with pytest.raises(OptionError, match="names no data set"):
+    with pytest.raises(OptionError, match="Not a valid hub data set name"):
         load_tasks((), data, None)
 
 
@@ -177,21 +177,23 @@ def test_shards_are_read_one_after_another(hub: FakeHub) -> None:
     ],
 )
 def test_the_test_split_is_preferred(names: list[str], chosen: list[str]) -> None:
-    assert choose(HubSet(repo="org/x"), names) == chosen
+    assert choose_files(HubDataset(repo="org/x"), names) == chosen
 
 
 def test_several_tables_are_not_mixed() -> None:
     names = ["main/test-00000-of-00001.parquet", "socratic/test-00000-of-00001.parquet"]
-    with pytest.raises(DraftwoodError, match=r"several files.*\n.*\n.*hub:org/x/main/test-00000-of-00001\.parquet"):
-        choose(HubSet(repo="org/x"), names)
-    assert choose(HubSet(repo="org/x", files="socratic/*"), names) == names[1:]
+    with pytest.raises(
+        DraftwoodError, match=r"several prompt files.*\n.*\n.*hub:org/x/main/test-00000-of-00001\.parquet"
+    ):
+        choose_files(HubDataset(repo="org/x"), names)
+    assert choose_files(HubDataset(repo="org/x", files="socratic/*"), names) == names[1:]
 
 
 def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(DraftwoodError, match=r"no such file of prompts\n  got: b\.jsonl\n  allowed: a\.jsonl"):
-        choose(HubSet(repo="org/x", files="b.jsonl"), ["a.jsonl", "README.md"])
-    with pytest.raises(DraftwoodError, match="no such file of prompts"):
-        choose(HubSet(repo="org/x"), ["README.md"])
+    with pytest.raises(DraftwoodError, match=r"no matching prompt file\n  got: b\.jsonl\n  allowed: a\.jsonl"):
+        choose_files(HubDataset(repo="org/x", files="b.jsonl"), ["a.jsonl", "README.md"])
+    with pytest.raises(DraftwoodError, match="no matching prompt file"):
+        choose_files(HubDataset(repo="org/x"), ["README.md"])
 
 
 # Failures

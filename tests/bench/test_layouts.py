@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.bench.tasks.layouts import MBPP_TEST, prompts_of
+from draftwood.bench.tasks.layouts import MBPP_TEST, parse_prompts
 
 
 def turns_of(row: dict[str, Any]) -> tuple[str, ...]:
-    (prompt,) = prompts_of([("here", row)], "some")
+    (prompt,) = parse_prompts([("here", row)], "some")
     return prompt.turns
 
 
@@ -57,7 +57,7 @@ def test_mbpp_is_asked_with_its_tests(field: str) -> None:
 
 def test_livecodebench_with_and_without_code_to_start_from() -> None:
     row = {"question_id": "abc1_a", "question_content": "Add two numbers.", "starter_code": "", "difficulty": "easy"}
-    (prompt,) = prompts_of([("here", row)], "livecodebench")
+    (prompt,) = parse_prompts([("here", row)], "livecodebench")
     assert (prompt.id, prompt.category) == ("abc1_a", "easy")
     assert "Add two numbers." in prompt.turns[0]
     assert "standard input" in prompt.turns[0]
@@ -79,15 +79,15 @@ def mbpp_rows(ids: Iterable[int]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_of_the_whole_mbpp_the_test_split_is_taken() -> None:
-    prompts = prompts_of(mbpp_rows(range(1, 975)), "mbpp")
+    prompts = parse_prompts(mbpp_rows(range(1, 975)), "mbpp")
     assert [prompt.id for prompt in prompts] == [f"mbpp/{number}" for number in range(11, 511)]
     sanitized = [number for number in range(2, 975) if number % 2 == 0]
-    assert len(prompts_of(mbpp_rows(sanitized), "mbpp")) == sum(number in MBPP_TEST for number in sanitized) == 250
+    assert len(parse_prompts(mbpp_rows(sanitized), "mbpp")) == sum(number in MBPP_TEST for number in sanitized) == 250
 
 
 @pytest.mark.parametrize("ids", [range(601, 975), range(11, 511), [3, 700]], ids=["train", "test", "chosen"])
 def test_any_other_part_of_mbpp_stays_as_it_is(ids: Iterable[int]) -> None:
-    assert len(prompts_of(mbpp_rows(ids), "mbpp")) == len(list(ids))
+    assert len(parse_prompts(mbpp_rows(ids), "mbpp")) == len(list(ids))
 
 
 # Ids
@@ -95,20 +95,20 @@ def test_any_other_part_of_mbpp_stays_as_it_is(ids: Iterable[int]) -> None:
 
 def test_ids_are_the_rows_own_or_made_from_the_task() -> None:
     rows = [{"question_id": 81}, {"task_id": "HumanEval/3"}, {"id": "7"}, {}, {"id": ""}, {"id": None, "task_id": 2}]
-    prompts = prompts_of([("here", row | {"prompt": "Hi"}) for row in rows], "some")
+    prompts = parse_prompts([("here", row | {"prompt": "Hi"}) for row in rows], "some")
     assert [prompt.id for prompt in prompts] == ["some/81", "HumanEval/3", "some/7", "some/3", "some/4", "some/2"]
 
 
 def test_a_second_prompt_of_one_id_gets_a_suffix() -> None:
     rows = [("here", {"id": name, "prompt": "Hi"}) for name in ["a", "a", "a#2", "a"]]
-    assert [prompt.id for prompt in prompts_of(rows, "some")] == ["a", "a#2", "a#2#2", "a#3"]
+    assert [prompt.id for prompt in parse_prompts(rows, "some")] == ["a", "a#2", "a#2#2", "a#3"]
 
 
 @given(st.lists(st.one_of(st.integers(0, 3), st.sampled_from(["a", "a#2", "a#2#2", "1", "t/1", ""])), max_size=12))
 def test_ids_are_unique_and_do_not_depend_on_what_follows(ids: list[int | str]) -> None:
     rows = [("here", {"id": name, "prompt": f"Prompt {index}"}) for index, name in enumerate(ids)]
-    prompts = prompts_of(rows, "t")
+    prompts = parse_prompts(rows, "t")
     assert len({prompt.id for prompt in prompts}) == len(ids)
     assert [prompt.turns for prompt in prompts] == [(f"Prompt {index}",) for index in range(len(ids))]
     for length in range(len(ids)):
-        assert prompts_of(rows[:length], "t") == prompts[:length]
+        assert parse_prompts(rows[:length], "t") == prompts[:length]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval
-from draftwood.bench.records.files import ERROR, IDENTICAL, TIE, Lossless
+from draftwood.bench.records.run_folder import ERROR, IDENTICAL, TIE, LosslessVerdict
 from draftwood.tree import DraftTree
 from tests.tools.metrics import GOOSE, PEER, PLAIN, record, run, spine_tree, summary, traced, two_tasks, value
 
@@ -158,7 +158,7 @@ def test_trajectories() -> None:
 def test_verdicts_are_counted() -> None:
     verdicts = [IDENTICAL, IDENTICAL, TIE, ERROR, None]
     records = [
-        record("goose", task, str(i), 10, 1.0, lossless=None if verdict is None else Lossless(verdict=verdict))
+        record("goose", task, str(i), 10, 1.0, lossless=None if verdict is None else LosslessVerdict(verdict=verdict))
         for task in "ab"
         for i, verdict in enumerate(verdicts)
     ]

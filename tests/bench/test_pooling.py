@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from draftwood.bench.figures.metrics import summarise
+from draftwood.bench.figures.metrics import summarize
 from draftwood.bench.figures.summary import ALL_TASKS, Cell
-from draftwood.bench.records.files import RequestRecord, Run
+from draftwood.bench.records.run_folder import BenchRun, RequestRecord
 from tests.tools.metrics import (
     GOOSE,
     MACHINE,
@@ -51,10 +51,10 @@ def test_the_order_of_records_makes_no_difference() -> None:
 def test_pooled_runs_are_one_run_with_all_records() -> None:
     records = many(3)
     halves = [[r for r in records if int(r.prompt) % 2 == rest] for rest in (0, 1)]
-    pooled = summary(run(halves[0]), run(halves[1], "two"))
-    assert pooled.runs == ["one", "two"]
-    assert pooled.cells == summary(run(records)).cells
-    assert summary(run(halves[1], "two"), run(halves[0])).cells == pooled.cells
+    group_runs = summary(run(halves[0]), run(halves[1], "two"))
+    assert group_runs.runs == ["one", "two"]
+    assert group_runs.cells == summary(run(records)).cells
+    assert summary(run(halves[1], "two"), run(halves[0])).cells == group_runs.cells
 
 
 def test_runs_of_the_same_name_are_two_runs_and_a_run_given_twice_is_one() -> None:
@@ -92,7 +92,7 @@ def test_answers_to_one_prompt_are_drawn_together() -> None:
     ],
 )
 def test_runs_that_measured_something_else_stay_apart(other: dict[str, Any], title: str) -> None:
-    first, second = summarise([run(two_tasks()), run(two_tasks(), "two", **other)])
+    first, second = summarize([run(two_tasks()), run(two_tasks(), "two", **other)])
     assert (first.runs, second.runs) == (["one"], ["two"])
     assert second.title == title
     assert first.title != second.title
@@ -101,15 +101,15 @@ def test_runs_that_measured_something_else_stay_apart(other: dict[str, Any], tit
 
 def test_what_changes_no_figure_keeps_no_runs_apart() -> None:
     settings = {"seed": 7, "limit": 3, "drafters": ("plain",), "repeats": 2}
-    pooled = summary(run(two_tasks()), run(many(6), "two", settings=settings))
-    assert pooled.title == "tiny, float32, Some CPU, temperature 0"
-    assert pooled.manifest["settings"]["seed"] == 0
+    group_runs = summary(run(two_tasks()), run(many(6), "two", settings=settings))
+    assert group_runs.title == "tiny, float32, Some CPU, temperature 0"
+    assert group_runs.manifest["settings"]["seed"] == 0
 
 
 def test_settings_read_from_a_file_are_the_same_settings() -> None:
     kept = json.loads(json.dumps(manifest().settings))
     assert kept != manifest().settings  # lists and tuples
-    summary(run(two_tasks()), Run("two", replace(manifest(), settings=kept), many(7)))
+    summary(run(two_tasks()), BenchRun("two", replace(manifest(), settings=kept), many(7)))
 
 
 def test_a_label_that_means_something_else_is_not_pooled() -> None:
@@ -139,4 +139,4 @@ def test_records_that_the_manifest_does_not_know_are_kept() -> None:
 
 
 def test_nothing_gives_nothing() -> None:
-    assert summarise([]) == []
+    assert summarize([]) == []

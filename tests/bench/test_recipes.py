@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from draftwood.bench.recipes.recipes import ANALYSIS, FOLDER, Recipe, load_recipe, recipe_names
+from draftwood.bench.recipes.recipe import ANALYSIS, FOLDER, Recipe, list_recipes, load_recipe
 from draftwood.bench.records.methods import parse_methods
 from draftwood.errors import DraftwoodError, OptionError
 
@@ -60,10 +60,10 @@ def load(tmp_path: Path, text: str, **params: str) -> Recipe:
 
 
 def test_every_table_and_figure_has_its_recipe() -> None:
-    assert set(recipe_names()) >= ASKED_FOR
+    assert set(list_recipes()) >= ASKED_FOR
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", list_recipes())
 def test_recipe_is_sound(name: str) -> None:
     recipe = load_recipe(name)
     paper, item = name.split("-")
@@ -91,7 +91,7 @@ def test_recipe_is_sound(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(RUNS_TODAY))
 def test_recipe_of_drafters_that_exist_can_run(name: str) -> None:
     recipe = load_recipe(name)
-    assert recipe.missing() == []
+    assert recipe.list_missing() == []
     recipe.check()
     for run in recipe.runs:
         settings = recipe.settings_for(run)
@@ -101,7 +101,7 @@ def test_recipe_of_drafters_that_exist_can_run(name: str) -> None:
 
 
 def test_all_claims_have_a_recipe() -> None:
-    covered = {claim for name in recipe_names() for claim in load_recipe(name).claims}
+    covered = {claim for name in list_recipes() for claim in load_recipe(name).claims}
     assert covered == set(range(1, 35))
 
 
@@ -148,14 +148,14 @@ def test_means_of_the_paper_are_those_of_its_cells(name: str) -> None:
 
 def test_heads_are_asked_for_once_each() -> None:
     recipe = load_recipe("salf-table4")
-    (missing,) = recipe.missing()
+    (missing,) = recipe.list_missing()
     assert missing.startswith("pass --param head=PATH, a trained draft head")
     with pytest.raises(OptionError, match=r"salf-table4 \(SALF/TALF, Table 4\) cannot run\n.*--param head=PATH"):
         recipe.check()
 
 
 def test_an_analysis_is_no_run() -> None:
-    with pytest.raises(OptionError, match=r"no benchmark run.*drawn_or_chosen"):
+    with pytest.raises(OptionError, match=r"not a benchmark run.*drawn_or_chosen"):
         load_recipe("stand-figure3").check()
 
 
@@ -163,13 +163,13 @@ def test_optional_methods_join_when_they_can(tmp_path: Path) -> None:
     recipe = load_recipe("stand-table4")
     (run,) = recipe.runs
     assert "stand:harvest=emitted,tree={tree}" not in recipe.settings_for(run).drafters
-    assert len(recipe.left_out()) == 1
-    assert "--param tree=PATH, a static tree" in recipe.left_out()[0]
+    assert len(recipe.list_skipped()) == 1
+    assert "--param tree=PATH, a static tree" in recipe.list_skipped()[0]
     given = load_recipe("stand-table4", {"tree": "heuristic"})
     assert given.settings_for(given.runs[0]).drafters[-1] == "stand:harvest=emitted,tree=heuristic"
-    assert given.left_out() == []
+    assert given.list_skipped() == []
     absent = load_recipe("stand-table4", {"tree": str(tmp_path / "none.json")})
-    assert "none.json" in absent.left_out()[0]
+    assert "none.json" in absent.list_skipped()[0]
 
 
 # reading a file
@@ -212,12 +212,12 @@ def test_params_fill_methods_and_figures(tmp_path: Path) -> None:
     )
     bare = load(tmp_path, text)
     assert bare.params == ["datastore"]
-    assert bare.missing() == ["pass --param datastore=PATH, a file of `draftwood datastore build`"]
-    assert bare.missing({"drafters": ["plain"]}) == []
+    assert bare.list_missing() == ["pass --param datastore=PATH, a file written by `draftwood datastore build`"]
+    assert bare.list_missing({"drafters": ["plain"]}) == []
     filled = load(tmp_path, text, datastore="some/file.ds")
     (run,) = filled.runs
     assert filled.params == []
-    assert filled.missing() == []
+    assert filled.list_missing() == []
     assert filled.settings_for(run).drafters == ("plain", "rest:datastore=some/file.ds")
     assert run.figures[0]["method"] == "rest:datastore=some/file.ds"
     with pytest.raises(OptionError, match=r"no parameter 'head'\n.*datastore"):
@@ -236,11 +236,11 @@ def test_labels_of_several_budgets_are_known(tmp_path: Path) -> None:
 
 def test_options_that_a_drafter_does_not_have_are_missing(tmp_path: Path) -> None:
     recipe = load(tmp_path, SMALL + RUN.replace('"pld"', '"pld:speed=9"'))
-    assert len(recipe.missing()) == 1
-    assert "pld:speed=9" in recipe.missing()[0]
-    assert "'speed'" in recipe.missing()[0]
+    assert len(recipe.list_missing()) == 1
+    assert "pld:speed=9" in recipe.list_missing()[0]
+    assert "'speed'" in recipe.list_missing()[0]
     recipe = load(tmp_path, SMALL + RUN.replace('"pld"', '"pld:memory=elephant"'))
-    assert "elephant" in recipe.missing()[0]
+    assert "elephant" in recipe.list_missing()[0]
 
 
 FIGURE = '[[figure]]\nmethod = "pld"\ntask = "gsm8k"\nmetric = "tau"\nvalue = 2.0\nmodel = "M"\n'
@@ -255,28 +255,28 @@ FIGURE = '[[figure]]\nmethod = "pld"\ntask = "gsm8k"\nmetric = "tau"\nvalue = 2.
         (SMALL + RUN + 'folder = "x"\n', r"\[\[run\]\] has no key 'folder'"),
         (SMALL + RUN + '[run.settings]\ndata = "x"\n', r"\[run.settings\] has no key 'data'"),
         (SMALL + RUN + FIGURE + "page = 1\n", r"\[\[figure\]\] has no key 'page'"),
-        (SMALL + RUN + FIGURE.replace("value = 2.0", 'value = "2"'), "not complete"),
-        (SMALL + RUN + FIGURE.replace("tau", "joy"), r"metric is unknown\n.*'joy'\n.*tau, speedup"),
+        (SMALL + RUN + FIGURE.replace("value = 2.0", 'value = "2"'), "incomplete"),
+        (SMALL + RUN + FIGURE.replace("tau", "joy"), r"unknown metric of a figure\n.*'joy'\n.*tau, speedup"),
         (SMALL + RUN + FIGURE.replace('"pld"', '"sam"'), "belongs to no run"),
         (SMALL + RUN + FIGURE.replace("gsm8k", "qa"), "belongs to no run"),
         (SMALL + RUN + FIGURE + 'run = "other"\n', "belongs to no run"),
         (SMALL + RUN + FIGURE + "trajectories = 4\n", "by_trajectories"),
-        (SMALL + RUN + '[[run]]\nname = "main"\n', "name of its own"),
-        (SMALL + RUN.replace('"main"', '"../main"'), "name of its own"),
-        (SMALL + RUN.replace("[60]", "60"), r"'budget' is a list\n.*60"),
+        (SMALL + RUN + '[[run]]\nname = "main"\n', "unique name"),
+        (SMALL + RUN.replace('"main"', '"../main"'), "unique name"),
+        (SMALL + RUN.replace("[60]", "60"), r"'budget' must be a list\n.*60"),
         (SMALL + RUN.replace("limit = 10", "limit = 0"), "limit must be a whole number"),
         (SMALL + RUN.replace('"pld"', '"pld:"') + FIGURE, "belongs to no run"),
-        (SMALL + RUN.replace('"pld"', '"pld:x"'), "drafter's name and its options"),
-        (SMALL + 'kind = "guess"\n' + RUN, "kind is unknown"),
+        (SMALL + RUN.replace('"pld"', '"pld:x"'), "drafter name with options"),
+        (SMALL + 'kind = "guess"\n' + RUN, "unknown kind"),
         (SMALL + 'kind = "analysis"\n' + RUN, "a command and no runs"),
         (SMALL, "runs and no command"),
-        (SMALL + 'needs = ["luck"]\n' + RUN, r"need is unknown\n.*'luck'"),
-        (SMALL + 'needs = ["head"]\n' + RUN, "places in methods differ"),
-        (SMALL + RUN.replace('"pld"', '"eagle2:head={head}"'), "places in methods differ"),
-        (SMALL.replace("[1]", '["1"]') + RUN, "'claims' is a list"),
+        (SMALL + 'needs = ["luck"]\n' + RUN, r"unknown entry of needs\n.*'luck'"),
+        (SMALL + 'needs = ["head"]\n' + RUN, "placeholders of the methods differ"),
+        (SMALL + RUN.replace('"pld"', '"eagle2:head={head}"'), "placeholders of the methods differ"),
+        (SMALL.replace("[1]", '["1"]') + RUN, "'claims' must be a list"),
         (SMALL.replace('title = "Two methods"', "") + RUN, "'title' is missing"),
-        (SMALL.replace('"Two methods"', '" "') + RUN, "'title' is a text"),
-        (SMALL + "settings = 3\n", "'settings' is a table"),
+        (SMALL.replace('"Two methods"', '" "') + RUN, "'title' must be a string"),
+        (SMALL + "settings = 3\n", "'settings' must be a table"),
     ],
 )
 def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, complaint: str) -> None:
@@ -286,7 +286,7 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, complaint: str)
 
 
 def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"(?s)no recipe of that name.*Did you mean 'goose-table1'"):
+    with pytest.raises(OptionError, match=r"(?s)Unknown recipe.*Did you mean 'goose-table1'"):
         load_recipe("goose-tabel1")
     with pytest.raises(OptionError, match="no such recipe"):
         load_recipe(tmp_path / "none.toml")

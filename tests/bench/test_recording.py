@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from draftwood.bench.replay import Recording, figures_of, load_recording, replay, save_recording
-from draftwood.bench.replay.dense import DenseRows, heights
-from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowBook
+from draftwood.bench.replay import Recording, compute_figures, load_recording, replay, save_recording
+from draftwood.bench.replay.dense_rows import DenseRows, heights
+from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowStore
 from draftwood.errors import DraftwoodError
 from draftwood.targets.find_top import top_rows
 from tests.tools.replay import goose, method_of, recorded, target  # noqa: F401 - goose and target are fixtures
@@ -31,7 +31,7 @@ def test_dense_rows_give_back_what_was_recorded(seed: int, width: int, vocab_siz
     logits[0] = logits[0].round()  # ties
     top = top_rows(logits, width)
     above = heights(top.logits - top.log_total[:, None], vocab_size)
-    again = top_rows(DenseRows(vocab_size).lend(top.ids, above), width)
+    again = top_rows(DenseRows(vocab_size).fill(top.ids, above), width)
     assert (again.ids == top.ids).all()
     np.testing.assert_allclose(again.probs(), top.probs(), rtol=2e-5, atol=2e-5)
 
@@ -39,20 +39,20 @@ def test_dense_rows_give_back_what_was_recorded(seed: int, width: int, vocab_siz
 def test_equal_and_nearly_equal_tokens_keep_their_order() -> None:
     logprobs = np.array([[-1.0, -1.0, np.nextafter(np.float32(-1.0), np.float32(-2.0))]], np.float32)
     ids = np.array([[7, 3, 1]], np.int32)  # against the order of ids
-    assert top_rows(DenseRows(50).lend(ids, heights(logprobs, 50)), 3).ids.tolist() == [[7, 3, 1]]
+    assert top_rows(DenseRows(50).fill(ids, heights(logprobs, 50)), 3).ids.tolist() == [[7, 3, 1]]
     sure = np.array([[0.0, -60.0, -61.0]], np.float32)
-    again = top_rows(DenseRows(50).lend(ids, heights(sure, 50)), 3)
+    again = top_rows(DenseRows(50).fill(ids, heights(sure, 50)), 3)
     assert again.ids.tolist() == [[7, 3, 1]]
     assert again.probs()[0, 0] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_lent_rows_hold_nothing_of_earlier_ones() -> None:
     dense = DenseRows(20)
-    dense.lend(np.array([[1, 2], [3, 4]], np.int32), np.full((2, 2), 5.0, np.float32))
-    later = dense.lend(np.array([[7, 8]], np.int32), np.array([[3.0, 2.0]], np.float32))
+    dense.fill(np.array([[1, 2], [3, 4]], np.int32), np.full((2, 2), 5.0, np.float32))
+    later = dense.fill(np.array([[7, 8]], np.int32), np.array([[3.0, 2.0]], np.float32))
     assert later.shape == (1, 20)
     assert later.nonzero().tolist() == [[0, 7], [0, 8]]
-    both = dense.lend(np.array([[0, 1], [5, 6]], np.int32), np.ones((2, 2), np.float32))
+    both = dense.fill(np.array([[0, 1], [5, 6]], np.int32), np.ones((2, 2), np.float32))
     assert both.nonzero().tolist() == [[0, 0], [0, 1], [1, 5], [1, 6]]
 
 
@@ -65,8 +65,8 @@ def test_uniting_books_keeps_every_context_once(first: list[list[int]], second: 
     def number(run: Sequence[int]) -> int:
         return int("1" + "".join(map(str, run)))
 
-    def book_of(runs: list[list[int]]) -> RowBook:
-        book = RowBook(1)
+    def book_of(runs: list[list[int]]) -> RowStore:
+        book = RowStore(1)
         book.add([(ON_TEXT, 0)], np.array([[number([])]], np.int32), np.zeros((1, 1), np.float32))
         for run in runs:
             parent = 0
@@ -75,12 +75,12 @@ def test_uniting_books_keeps_every_context_once(first: list[list[int]], second: 
                 (parent,) = book.add([(parent, token)], row, np.zeros((1, 1), np.float32))
         return book
 
-    united = book_of(first)
-    united.unite(book_of(second))
-    arrays = united.arrays()
+    merge_manifests = book_of(first)
+    merge_manifests.merge(book_of(second))
+    arrays = merge_manifests.arrays()
     expected = {number(run[:end]) for run in [[], *first, *second] for end in range(len(run) + 1)}
     assert sorted(arrays.ids[:, 0].tolist()) == sorted(expected)
-    again = RowBook.of(arrays)
+    again = RowStore.of(arrays)
     for run in [*first, *second]:
         row = again.find(ON_TEXT, 0)
         for end, token in enumerate(run, start=1):
@@ -103,7 +103,10 @@ def test_a_recording_comes_back_from_its_file(goose: Recording, tmp_path: Path) 
         for name in RowArrays._fields:
             np.testing.assert_array_equal(getattr(ours.rows.arrays(), name), getattr(theirs.rows.arrays(), name))
     method = method_of("goose")
-    assert figures_of(again, method, replay(again, method)).tau == figures_of(goose, method, replay(goose, method)).tau
+    assert (
+        compute_figures(again, method, replay(again, method)).tau
+        == compute_figures(goose, method, replay(goose, method)).tau
+    )
     assert [entry.name for entry in path.parent.iterdir()] == ["a.recording"]  # nothing half written
 
 
@@ -123,7 +126,7 @@ def rewrite(path: Path, about: dict[str, str] | None = None, **arrays: Any) -> N
 def test_files_that_are_no_recordings_are_refused(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no recording")
     save_file({"a": np.zeros(1)}, tmp_path / "other")
-    for name, what in (("absent", "cannot be read"), ("text", "cannot be read"), ("other", "is no recording")):
+    for name, what in (("absent", "cannot be read"), ("text", "cannot be read"), ("other", "is not a recording")):
         with pytest.raises(DraftwoodError, match=what):
             load_recording(tmp_path / name)
     with pytest.raises(DraftwoodError, match="cannot be read"):

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from draftwood.bench.records.files import held, read_run
-from draftwood.bench.records.methods import labelled, parse_methods
-from draftwood.bench.records.settings import Settings
+from draftwood.bench.records.methods import list_labels, parse_methods
+from draftwood.bench.records.run_folder import lock_run, read_run
+from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.run import runner
-from draftwood.bench.run.engines import OwnEngine
-from draftwood.bench.run.runner import FAILURES_ALLOWED, Request, run_bench
-from draftwood.bench.tasks.tasks import load_tasks
+from draftwood.bench.run.engines import DrafterEngine
+from draftwood.bench.run.runner import MAX_FAILURES, RunSpec, run_bench
+from draftwood.bench.tasks.load import load_tasks
 from draftwood.cli.console.terminal import _KNOWN
 from draftwood.config import SamplingParams
 from draftwood.disk.store import DiskFullError
@@ -36,12 +36,12 @@ LONG = "much too long " * 2000
 @pytest.fixture(autouse=True)
 def locks_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path_factory.mktemp("home")
-    monkeypatch.setattr("draftwood.bench.records.files.cache_home", lambda: home)
+    monkeypatch.setattr("draftwood.bench.records.run_folder.cache_home", lambda: home)
     return home
 
 
 def bench(folder: Path, **settings: Any) -> Any:
-    return run_bench(Request(settings=Settings(**{**BASE, **settings}), folder=folder))
+    return run_bench(RunSpec(settings=BenchSettings(**{**BASE, **settings}), folder=folder))
 
 
 def talk(folder: Path, *prompts: tuple[str, ...]) -> dict[str, Any]:
@@ -58,11 +58,11 @@ def test_a_second_process_on_one_folder_is_refused_at_once(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = (*LINE, "--drafters", "plain,pld", "--out", str(tmp_path / "a"))
-    with held(tmp_path / "x" / ".." / "a"), monkeypatch.context() as patch:  # the same place by another name
+    with lock_run(tmp_path / "x" / ".." / "a"), monkeypatch.context() as patch:  # the same place by another name
         patch.setattr(runner, "load_target", lambda *_, **__: pytest.fail("a model was loaded"))
         result = draftwood_command(*line)
         assert result.code == 2
-        assert f"Another process is writing to the folder of the results\n  got: {tmp_path / 'a'}\n" in result.err
+        assert f"Another process is writing to the results folder\n  got: {tmp_path / 'a'}\n" in result.err
         assert "new folder" in result.err
         assert not (tmp_path / "a").exists()
     assert draftwood_command(*line).code == 0  # it is free again, and so it is after a run
@@ -70,7 +70,7 @@ def test_a_second_process_on_one_folder_is_refused_at_once(
 
 
 def test_another_folder_is_free_and_locks_do_not_pile_up(tmp_path: Path, locks_home: Path) -> None:
-    with held(tmp_path / "a"):
+    with lock_run(tmp_path / "a"):
         assert bench(tmp_path / "b", tasks=("code",), limit=1).records
     assert list((locks_home / "locks").iterdir()) == []
 
@@ -106,15 +106,15 @@ def test_a_turn_that_does_not_fit_keeps_the_turns_before_it(tmp_path: Path) -> N
 
 
 def test_a_prompt_that_does_not_fit_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = OwnEngine.answer
+    answer = DrafterEngine.generate
 
-    def failing(self: OwnEngine, prompts: Any, params: SamplingParams) -> Any:
+    def failing(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         if self.llm.drafter == "pld":
             raise RuntimeError("no")
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(OwnEngine, "answer", failing)
-    run = bench(tmp_path / "a", **talk(tmp_path / "data", *[("short",), (LONG,)] * FAILURES_ALLOWED))
+    monkeypatch.setattr(DrafterEngine, "generate", failing)
+    run = bench(tmp_path / "a", **talk(tmp_path / "data", *[("short",), (LONG,)] * MAX_FAILURES))
     assert run.manifest.failed == {"pld": "RuntimeError: no"}
 
 
@@ -122,7 +122,7 @@ def test_a_prompt_that_does_not_fit_is_no_success(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("own", "word"), [('memory = "process"\nrepeats = 2', "asked again"), ("limit = 1", "something else")]
+    ("own", "word"), [('memory = "process"\nrepeats = 2', "asked again"), ("limit = 1", "contains other files")]
 )
 def test_what_the_last_run_would_refuse_is_refused_before_the_first(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, word: str
@@ -133,7 +133,7 @@ def test_what_the_last_run_would_refuse_is_refused_before_the_first(
         '[settings]\ndrafters = ["plain", "pld"]\ntasks = ["code"]\nbudget = [8]\n'
         f'[[run]]\nname = "one"\n[[run]]\nname = "two"\n[run.settings]\n{own}\n'
     )
-    if word == "something else":
+    if word == "contains other files":
         (tmp_path / "a" / "two").mkdir(parents=True)
         (tmp_path / "a" / "two" / "thesis.tex").touch()
     monkeypatch.setattr(runner, "load_target", lambda *_, **__: pytest.fail("the first run was started"))
@@ -163,7 +163,7 @@ def test_the_manifest_has_the_command_that_was_given(
 @pytest.mark.parametrize("budgets", [[8], [8, 16]])
 def test_labels_are_those_of_the_methods(text: str, budgets: list[int | str]) -> None:
     methods = parse_methods([text], "prompt", budgets)
-    assert [(method.label, method.budget) for method in methods] == labelled(text, budgets)
+    assert [(method.label, method.budget) for method in methods] == list_labels(text, budgets)
 
 
 def test_a_budget_that_is_none_is_refused() -> None:

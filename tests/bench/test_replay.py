@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from draftwood import LLM, SamplingParams
 from draftwood.bench.replay import (
     RecordedRequest,
+    Recorder,
     Recording,
-    Tape,
-    figure_rows,
-    figures_of,
+    compute_figures,
+    format_figures,
     load_recording,
-    recording_drafter,
+    make_recording_drafter,
     replay,
     replay_methods,
     save_recording,
 )
-from draftwood.bench.replay.likeness import Likeness
-from draftwood.bench.replay.replayer import Script, path_of, places
-from draftwood.bench.replay.rows import ON_TEXT, RowBook
+from draftwood.bench.replay.nearest_rows import NearestRows
+from draftwood.bench.replay.replayer import ReplayScript, find_path, locate_nodes
+from draftwood.bench.replay.rows import ON_TEXT, RowStore
 from draftwood.drafters import Drafter, DraftRequest, VerifiedTree, drafter_class
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
@@ -59,7 +59,7 @@ def test_the_recorded_method_is_replayed_exactly(target: NativeTarget, name: str
     assert [counts(result.stats) for result in replays] == [
         counts(stats) for stats in really_run(target, method, GREEDY)
     ]
-    assert all(result.beside_known == result.beside for result in replays)
+    assert all(result.off_text_known == result.off_text for result in replays)
 
 
 @pytest.mark.parametrize("name", ["goose", "recycling", "stand", "stand:draw=multinomial"])
@@ -97,7 +97,7 @@ def test_sampled_stops_inside_a_block_are_replayed_exactly(target: NativeTarget,
     params = SamplingParams(max_tokens=48, temperature=0.4, seed=0, n=4, stop_token_ids=stops)
     method = method_of(name, memory="process")
     recording = recorded(target, [method], params)
-    assert any(request.behind for request in recording.requests)
+    assert any(request.accepted_after_stop for request in recording.requests)
     save_recording(tmp_path / "a.recording", recording)
     replays = replay(load_recording(tmp_path / "a.recording"), method)
     assert [counts(result.stats) for result in replays] == [
@@ -181,17 +181,17 @@ def test_the_tree_that_is_told_has_the_known_nodes_and_no_others() -> None:
     assert first.choices == [0, 12, 4, 16, 20]  # the first id of each row, in the order of hand_made
     assert first.logits.argmax(-1).tolist() == first.choices
     # 5 guesses beside the text (the limit of 3 tokens leaves depth 2, which cuts 2-9-8-1 and 2-9-6-1): 9, 8, 6, 7
-    assert (result.beside, result.beside_known) == (4, 3)
+    assert (result.off_text, result.off_text_known) == (4, 3)
     assert result.stats.cycles == 2  # 3 and the bonus 4; then 5
     assert result.stats.drafted_nodes == 5
     assert result.stats.tried_by_depth == {1: 1, 2: 1}
     assert result.stats.accepted_by_depth == {1: 1}
-    assert figures_of(recording, method_of("pld"), [result]).tau == 1.5
-    assert figures_of(recording, method_of("pld"), [result]).coverage == 0.75
+    assert compute_figures(recording, method_of("pld"), [result]).tau == 1.5
+    assert compute_figures(recording, method_of("pld"), [result]).coverage == 0.75
 
 
 def test_an_estimate_comes_from_the_nearest_context_that_ends_alike_and_never_from_the_text_ahead() -> None:
-    likeness = Likeness(hand_made().requests[0])  # 1 2 | 3 4 5, beside it 2-9, 2-9-8 and 3-7; rows as in hand_made
+    likeness = NearestRows(hand_made().requests[0])  # 1 2 | 3 4 5, beside it 2-9, 2-9-8 and 3-7; rows as in hand_made
     assert likeness.nearest(9, 8, root=1) == 4  # the pair
     assert likeness.nearest(6, 8, root=1) == 4  # the last token
     assert likeness.nearest(6, 7, root=1) == 5  # beside the text, further on
@@ -203,7 +203,7 @@ def test_an_estimate_comes_from_the_nearest_context_that_ends_alike_and_never_fr
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(0, 2), st.integers(0, 4))
 def test_the_nearest_context_is_the_nearest_of_all(beside: list[tuple[int, int]], token: int, root: int) -> None:
     """Against a search through everything, over one guess each beside places 0 to 2 of the text 5 5 5 5."""
-    book = RowBook(1)
+    book = RowStore(1)
     number = np.zeros((1, 1), np.int32)
     for position in range(3):
         book.add([(ON_TEXT, position)], number, np.zeros((1, 1), np.float32))
@@ -212,7 +212,7 @@ def test_the_nearest_context_is_the_nearest_of_all(beside: list[tuple[int, int]]
     request = RecordedRequest(
         **{**vars(hand_made().requests[0]), "prompt_ids": (5, 5), "output_ids": (5, 5), "rows": book}
     )
-    found = Likeness(request).nearest(5, token, root)
+    found = NearestRows(request).nearest(5, token, root)
     distances = [abs(position - root) for position, guess in beside if guess == token]
     if not distances:
         assert found is None
@@ -226,29 +226,29 @@ def test_estimates_fill_in_what_is_unknown_and_change_nothing_that_is_known(goos
     method = method_of("goose")
     exact, estimated = replay(goose, method), replay(goose, method, estimate=True)
     assert [counts(result.stats) for result in exact] == [counts(result.stats) for result in estimated]
-    assert all(result.beside_estimated == 0 for result in estimated)
+    assert all(result.off_text_estimated == 0 for result in estimated)
     (line,) = replay_methods(goose, [method_of("iso5")], estimate=True)
     assert line.coverage is not None
     assert line.estimated is not None
     assert 0.0 < line.estimated <= 1.0 - line.coverage
-    assert "estimated" in figure_rows([line])[0]
+    assert "estimated" in format_figures([line])[0]
 
 
 def test_the_path_goes_on_behind_a_stop_as_the_engine_does_where_that_is_known() -> None:
     request = hand_made().requests[0]
     tree = DraftTree.chain([2, 3, 4, 5, 6, 7], "x")
     choices = [3, 4, 5, 6, 9, 0]  # behind the last token 5 the target says 6, then 9
-    assert path_of(tree, (3, 4, 5), choices, request) == [0, 1, 2, 3, 4]
-    assert path_of(tree, (3, 4), choices, request) == [0, 1, 2, 3, 4]
+    assert find_path(tree, (3, 4, 5), choices, request) == [0, 1, 2, 3, 4]
+    assert find_path(tree, (3, 4), choices, request) == [0, 1, 2, 3, 4]
     warm = RecordedRequest(**{**vars(request), "params": SamplingParams(max_tokens=3, temperature=1.0)})
-    assert path_of(tree, (3, 4, 5), choices, warm) == [0, 1, 2, 3]
-    assert path_of(tree, (3, 4, 5), choices, replace(warm, behind=(6, 7))) == [0, 1, 2, 3, 4, 5]
-    assert path_of(tree, (3, 4, 5), choices, replace(warm, behind=(6, 8))) == [0, 1, 2, 3, 4]
+    assert find_path(tree, (3, 4, 5), choices, warm) == [0, 1, 2, 3]
+    assert find_path(tree, (3, 4, 5), choices, replace(warm, accepted_after_stop=(6, 7))) == [0, 1, 2, 3, 4, 5]
+    assert find_path(tree, (3, 4, 5), choices, replace(warm, accepted_after_stop=(6, 8))) == [0, 1, 2, 3, 4]
 
 
 def test_places_follow_the_text_from_any_root() -> None:
-    script = Script(hand_made().requests[0], 258)
-    on_text, rows = places(DraftTree.chain([3, 4, 5, 6], "x"), script, root=2)
+    script = ReplayScript(hand_made().requests[0], 258)
+    on_text, rows = locate_nodes(DraftTree.chain([3, 4, 5, 6], "x"), script, root=2)
     assert on_text == [2, 3, 4, None]
     assert rows == [1, 2, None, None]  # nothing is known behind the last token
 
@@ -259,10 +259,10 @@ def test_methods_that_record_the_same_texts_are_united(target: NativeTarget, goo
     assert both.num_rows > goose.num_rows
     assert both.num_left_out == 0
     for name in ("goose", "recycling"):
-        figures = figures_of(both, method_of(name), replay(both, method_of(name)))
+        figures = compute_figures(both, method_of(name), replay(both, method_of(name)))
         assert figures.tau == figures.recorded_tau
         assert figures.coverage == 1.0
-    alone = figures_of(goose, method_of("recycling"), replay(goose, method_of("recycling")))
+    alone = compute_figures(goose, method_of("recycling"), replay(goose, method_of("recycling")))
     assert alone.recorded_tau is None
     assert alone.coverage is not None
     assert alone.coverage < 1.0
@@ -273,8 +273,8 @@ def test_a_run_with_other_texts_is_not_held_against_the_replay(target: NativeTar
     both = recorded(target, [first, second], SAMPLED)
     assert [entry["left_out"] for entry in both.methods] == [0, both.num_left_out]
     assert both.num_left_out > 0  # drawn guesses give other texts of the same distribution
-    assert figures_of(both, first, replay(both, first)).recorded_tau is not None
-    assert figures_of(both, second, replay(both, second)).recorded_tau is None
+    assert compute_figures(both, first, replay(both, first)).recorded_tau is not None
+    assert compute_figures(both, second, replay(both, second)).recorded_tau is None
 
 
 def test_another_output_of_the_same_request_is_left_out() -> None:
@@ -296,17 +296,17 @@ def test_recording_changes_nothing(target: NativeTarget) -> None:
 
 
 def test_a_recording_drafter_is_a_drafter_like_any_other(target: NativeTarget) -> None:
-    tape = Tape(8)
-    cls = recording_drafter(drafter_class("stand"), tape)
+    recorder = Recorder(8)
+    cls = make_recording_drafter(drafter_class("stand"), recorder)
     assert cls.name == "stand"
     with LLM.from_target(target, ByteTokenizer(), drafter=cls, drafter_options={"top_k": 5}, budget=8) as llm:
         completions = llm.generate("abc abc", SamplingParams(max_tokens=6, temperature=1.0, seed=1, n=2))
-    requests = tape.take(completions, "t", "p")
+    requests = recorder.take(completions, "t", "p")
     assert [request.sample for request in requests] == [0, 1]
     assert [list(request.output_ids) for request in requests] == [c.token_ids for c in completions]
     assert requests[0].rows.find(ON_TEXT, 0) is not None  # the prompt was read once
     assert requests[1].rows.find(ON_TEXT, 0) is None
-    assert tape.take([], "t", "p") == []
+    assert recorder.take([], "t", "p") == []
 
 
 def test_every_turn_of_a_conversation_is_a_request(target: NativeTarget) -> None:

@@ -12,32 +12,40 @@ import numpy as np
 import pytest
 
 from draftwood import LLM, SamplingParams
-from draftwood.bench.records.methods import Method
+from draftwood.bench.records.methods import BenchMethod
 from draftwood.bench.replay import (
     Recording,
-    context_study,
-    figure_notes,
-    figure_rows,
-    figures_of,
+    compute_figures,
+    format_figures,
+    list_warnings,
     load_recording,
     replay,
     replay_methods,
-    trajectory_study,
+    study_contexts,
+    study_trajectories,
 )
 from draftwood.bench.replay.rows import ON_TEXT
-from draftwood.bench.replay.scale import Filler
+from draftwood.bench.replay.studies import ContextFiller
 from draftwood.cli.main import build_parser
 from draftwood.drafters import Drafter, DraftRequest, PromptRows, VerifiedTree
 from draftwood.errors import OptionError
 from draftwood.targets.native.target import NativeTarget
 from draftwood.tree import DraftTree
-from tests.tools.replay import SAMPLED, TEXTS, goose, method_of, really_run, recorded, target  # noqa: F401 - fixtures
+from tests.tools.replay import (
+    SAMPLED,
+    TEXTS,
+    goose,  # noqa: F401 - a fixture
+    method_of,
+    really_run,
+    recorded,
+    target,  # noqa: F401 - a fixture
+)
 
 # -- what cannot be replayed -----------------------------------------------------------------------------------------
 
 
 def test_methods_that_a_recording_cannot_tell_about_are_refused(goose: Recording) -> None:
-    with pytest.raises(OptionError, match="depends on what passes cost"):
+    with pytest.raises(OptionError, match="depends on the cost of passes"):
         replay(goose, method_of("goose", budget="auto"))
     with pytest.raises(OptionError, match=r"top_k 40\n.*at most 16\n.*--width 40"):
         replay(goose, method_of("goose:top_k=40"))
@@ -49,7 +57,7 @@ def test_methods_that_a_recording_cannot_tell_about_are_refused(goose: Recording
 
 
 def test_long_contexts_are_other_prompts_texts_with_their_rows(goose: Recording) -> None:
-    filler = Filler(goose)
+    filler = ContextFiller(goose)
     own, *others = goose.requests
     text = filler.before(0, 300)
     assert text is not None
@@ -66,7 +74,7 @@ def test_long_contexts_are_other_prompts_texts_with_their_rows(goose: Recording)
 
 def test_a_conversation_is_no_context_for_itself(target: NativeTarget) -> None:
     recording = recorded(target, [method_of("pld")], SamplingParams(max_tokens=6), ["ab ab", "cd cd"], turns=2)
-    text = Filler(recording).before(0, 400)
+    text = ContextFiller(recording).before(0, 400)
     assert text is not None
     others = recording.requests[2].text + recording.requests[3].text
     assert text.tokens == (others * 9)[: len(text.tokens)]
@@ -94,11 +102,11 @@ def test_a_drafter_reads_the_whole_context_but_what_is_unknown(goose: Recording)
             self.last = verified.emitted[-1]
 
     one = Recording(target=goose.target, requests=goose.requests[:1], methods=goose.methods)
-    text = Filler(goose).before(0, 500)
+    text = ContextFiller(goose).before(0, 500)
     assert text is not None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftwood.drafters.registry.drafter_class", lambda name: Reader)
-        replay(one, Method(label="r", drafter="reader", memory="prompt", budget=4), before=lambda number: text)
+        replay(one, BenchMethod(label="r", drafter="reader", memory="prompt", budget=4), before=lambda number: text)
     assert prompts == [[*text.tokens, *goose.requests[0].prompt_ids]]
     unknown = np.flatnonzero(~text.known).tolist()
     assert unknown
@@ -106,21 +114,21 @@ def test_a_drafter_reads_the_whole_context_but_what_is_unknown(goose: Recording)
 
 
 def test_context_study_has_a_line_for_each_length(goose: Recording) -> None:
-    lines = context_study(goose, method_of("goose"), [1, 700])
+    lines = study_contexts(goose, method_of("goose"), [1, 700])
     assert [line.context for line in lines] == [1, 700]
-    plain = figures_of(goose, method_of("goose"), replay(goose, method_of("goose")))
+    plain = compute_figures(goose, method_of("goose"), replay(goose, method_of("goose")))
     assert (lines[0].tau, lines[0].cycles) == (plain.tau, plain.cycles)  # every prompt is longer than one token
     assert {line.tokens for line in lines} == {plain.tokens}
     one = Recording(target=goose.target, requests=goose.requests[:1])
-    with pytest.raises(OptionError, match="there are none"):
-        context_study(one, method_of("goose"), [700])
+    with pytest.raises(OptionError, match="only one"):
+        study_contexts(one, method_of("goose"), [700])
 
 
 def test_trajectory_study_counts_the_first_samples(target: NativeTarget) -> None:
     method = method_of("stand")
     recording = recorded(target, [method], SAMPLED)
     stats = really_run(target, method, SAMPLED)  # 3 samples of each prompt
-    lines = trajectory_study(recording, method, [1, 2, 3])
+    lines = study_trajectories(recording, method, [1, 2, 3])
     for line, count in zip(lines, (1, 2, 3), strict=True):
         first = [each for number, each in enumerate(stats) if number % 3 < count]
         assert line.trajectories == count
@@ -129,7 +137,7 @@ def test_trajectory_study_counts_the_first_samples(target: NativeTarget) -> None
         assert line.cycles == sum(each.cycles for each in first)
     with pytest.raises(OptionError, match=r"allowed: 1 to 3\n.*--samples 64"):
         replay_methods(recording, [method], trajectories=[1, 64])
-    with pytest.raises(OptionError, match="One study at a time"):
+    with pytest.raises(OptionError, match="Only one study at a time"):
         replay_methods(recording, [method], trajectories=[1], contexts=[64])
     with pytest.raises(OptionError, match=r"got: .*auto"):
         replay_methods(recording, [method], contexts=["auto"])  # type: ignore[list-item]
@@ -137,12 +145,12 @@ def test_trajectory_study_counts_the_first_samples(target: NativeTarget) -> None
 
 def test_tables_show_columns_that_have_something_in_them(goose: Recording) -> None:
     lines = replay_methods(goose, [method_of("goose"), method_of("plain", 1)])
-    header, first, second = figure_rows(lines)
+    header, first, second = format_figures(lines)
     assert "context" not in header
     assert first[header.index("recorded")] == first[header.index("tau")]
-    assert figure_notes(lines) == []
-    assert "for goose:" in figure_notes([replace(lines[0], coverage=0.0)])[0]
-    assert figure_notes([replace(lines[0], coverage=0.2, estimated=0.4)]) == []
+    assert list_warnings(lines) == []
+    assert "for goose:" in list_warnings([replace(lines[0], coverage=0.0)])[0]
+    assert list_warnings([replace(lines[0], coverage=0.2, estimated=0.4)]) == []
     assert (second[header.index("known")], second[header.index("tau")]) == ("", "1.000")
 
 
@@ -217,7 +225,7 @@ def test_a_recording_does_not_replace_a_folder(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftwood.bench.replay.study.load_target", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("draftwood.bench.replay.commands.load_target", lambda *_, **__: pytest.fail("too late"))
     (tmp_path / "file").touch()
     args = command("record", "--model", "tiny", "--out", str(tmp_path / "file" / "a.recording"))
     with pytest.raises(OptionError, match=r"a\.recording cannot be written"):

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.bench.figures.metrics import summarise
+from draftwood.bench.figures.metrics import summarize
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval
-from draftwood.bench.records.files import MANIFEST, REQUESTS, Lossless, Manifest, RequestRecord, Run
-from draftwood.bench.report import html_report, markdown_report, result_rows, troubles, write_report
+from draftwood.bench.records.run_folder import MANIFEST, REQUESTS, BenchRun, LosslessVerdict, RequestRecord, RunManifest
+from draftwood.bench.report import format_results, html_report, list_problems, markdown_report, write_report
 from draftwood.bench.report.bars import Bar, bars
 from draftwood.bench.report.facts import headline, warnings
 from draftwood.bench.report.lines import Line, lines
@@ -95,7 +95,7 @@ def test_empty_sections_are_left_out():
     cells = {key: Cell(method="plain", task=key[1], tokens_per_second=Interval(1, 1, 1)) for key in bare.cells}
     bare = replace(bare, cells=cells)
     headings = re.findall(r"^## (.*)$", markdown_report([bare]), re.M)
-    assert headings == ["What ran", "Speed"]
+    assert headings == ["Setup", "Speed"]
     page = html_report([bare])
     for key in ("tau", "cycle", "sources", "depth", "latency", "trajectories", "budget", "paper", "missing"):
         assert f'id="s1-{key}"' not in page
@@ -147,7 +147,7 @@ def test_failures_are_told_with_their_reasons():
     ]
     assert "**22 identical, 3 ERROR**" in report
     told = warnings(summary)
-    assert told[0].startswith("goose: 3 of 25 outputs are not what plain decoding gives")
+    assert told[0].startswith("goose: 3 of 25 outputs are not identical to plain decoding")
     assert told[1:] == ["pld failed: no room", "goose: 2 requests failed."]
     page = html_report([summary])
     assert all(html.escape(one) in page for one in told)
@@ -163,7 +163,7 @@ def test_headline():
     peer = make(["plain", "pld", "other"], peers=["other"])
     assert headline(peer).startswith("pld decodes 1.50x")
     assert headline(make(["goose"])) == "goose decodes 40.0 (39.0-41.0) tokens/s, 24 of 25 outputs identical, 1 tie."
-    assert headline(replace(make(), cells={})) == "There are no finished requests yet."
+    assert headline(replace(make(), cells={})) == "No request has finished yet."
 
 
 def test_peers_are_told_about():
@@ -189,8 +189,8 @@ def test_peers_are_told_about():
 
 def test_a_run_that_goes_on_says_so():
     summary = make(manifest={"finished": None, "settings": {"raw": True, "ignore_eos": True}})
-    assert warnings(summary) == ["The run is not finished: these are figures of what was measured until now."]
-    assert troubles(summary) == []
+    assert warnings(summary) == ["The run is not finished: figures cover the requests so far."]
+    assert list_problems(summary) == []
     lines = markdown_report([summary]).splitlines()
     assert {"- finished: not yet", "- raw: yes: no chat template", "- ignore_eos: yes"} <= set(lines)
     assert warnings(make()) == []
@@ -203,15 +203,15 @@ def test_rows_for_a_terminal():
     summary = make(["plain", "pld", "vllm"], peers=["vllm"], manifest={"failed": {"pld": "no room"}})
     for label in ("plain", "vllm"):
         summary = changed(summary, label, prompts=5)
-    assert result_rows(summary) == [
+    assert format_results(summary) == [
         ("method", "speed-up", "95%", "tau", "tokens/s", "nodes", "output"),
         ("plain", "1.00x", "1.00-1.00", "1.00", "40.0", "1.0", "24 identical, 1 tie"),
         ("pld", "1.50x", "", "2.00", "60.0", "11.0", "24 identical, 1 tie, FAILED"),
         ("vllm", "2.00x", "1.90-2.10", "", "80.0", "", "24 identical, 1 tie"),
     ]
     alone = changed(make(["goose"]), "goose", prompts=5, lossless={}, tau=None)
-    assert result_rows(alone) == [("method", "tokens/s", "95%", "nodes"), ("goose", "40.0", "39.0-41.0", "1.0")]
-    assert result_rows(replace(make(["plain"]), cells={})) == [("method", "speed-up"), ("plain", "")]
+    assert format_results(alone) == [("method", "tokens/s", "95%", "nodes"), ("goose", "40.0", "39.0-41.0", "1.0")]
+    assert format_results(replace(make(["plain"]), cells={})) == [("method", "speed-up"), ("plain", "")]
 
 
 # --- others' text -----------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ def small_run():
         {"label": label, "kind": "drafter", "drafter": label, "options": {}, "budget": 1, "family": label}
         for label in ("plain", "goose")
     ]
-    manifest = Manifest(
+    manifest = RunManifest(
         settings={"temperature": 0.0, "trajectories": [1], "batch": 1},
         methods=methods,
         tasks={"own": {"prompts": 2}},
@@ -286,16 +286,16 @@ def small_run():
             decode_tokens=8,
             decode_seconds=seconds,
             total_seconds=seconds,
-            lossless=Lossless(verdict="identical"),
+            lossless=LosslessVerdict(verdict="identical"),
         )
         for label, seconds in (("plain", 1.0), ("goose", 0.5))
         for prompt in ("1", "2")
     ]
-    return Run("run", manifest, records)
+    return BenchRun("run", manifest, records)
 
 
 def test_report_of_a_run_is_written_whole(tmp_path):
-    written = write_report(tmp_path, summarise([small_run()]))
+    written = write_report(tmp_path, summarize([small_run()]))
     assert [path.name for path in written] == ["report.md", "report.html", "summary.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in written)
     assert "| goose | 2.00x | 2.00x (2.00-2.00) |" in (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -307,7 +307,7 @@ def test_report_of_a_run_is_written_whole(tmp_path):
     assert 'href="requests.jsonl"' not in (tmp_path / "report.html").read_text(encoding="utf-8")  # not beside it
     for name in (MANIFEST, REQUESTS):
         (tmp_path / name).touch()
-    write_report(tmp_path, summarise([small_run()]))
+    write_report(tmp_path, summarize([small_run()]))
     assert 'href="requests.jsonl"' in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 

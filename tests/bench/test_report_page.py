@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from draftwood.bench.figures.summary import ALL_TASKS, Interval
 from draftwood.bench.report import html_report, markdown_report, svg
 from draftwood.bench.report.bars import Bar, Stack, bars, stacks
+from draftwood.bench.report.files import format_summary_json
 from draftwood.bench.report.lines import Line, lines
 from draftwood.bench.report.marks import marks
 from draftwood.bench.report.sections import sections
-from draftwood.bench.report.write import summary_json
 from draftwood.display import ticks
 from tests.tools.bench_report import MANY, SVG, TASKS, Tables, changed, drawings, make, rows_of, share
 
@@ -109,7 +109,7 @@ def test_what_is_no_number_is_a_dash(bad):
     for drawing in drawings(page):
         assert not re.search(r'"(nan|-?inf)', ElementTree.tostring(drawing, encoding="unicode"))
     assert not re.search(r'data-value="(nan|inf)"', page)
-    kept = json.loads(summary_json([summary]))["summaries"][0]["cells"]["goose"][ALL_TASKS]
+    kept = json.loads(format_summary_json([summary]))["summaries"][0]["cells"]["goose"][ALL_TASKS]
     assert kept["speedup"] == {"value": None, "low": None, "high": None}
     assert kept["by_depth"] == [0.5, None, 0.25]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from draftwood import SamplingParams
-from draftwood.bench.records.files import read_records, read_run
-from draftwood.bench.records.machine import software_facts
+from draftwood.bench.records.machine import list_versions
+from draftwood.bench.records.run_folder import read_records, read_run
 from draftwood.bench.run import runner
-from draftwood.bench.run.engines import OwnEngine
+from draftwood.bench.run.engines import DrafterEngine
 from draftwood.errors import DraftwoodError
 from tests.tools.bench import Spy, bench, conversations
 from tests.tools.cli import Command, draftwood_command  # noqa: F401 - a fixture
@@ -24,27 +24,27 @@ from tests.tools.cli import Command, draftwood_command  # noqa: F401 - a fixture
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = bench(tmp_path / "a")
-    monkeypatch.setattr(OwnEngine, "answer", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(DrafterEngine, "generate", lambda *_: pytest.fail("asked again"))
     assert bench(tmp_path / "a").records == first.records
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
-    answer = OwnEngine.answer
+    answer = DrafterEngine.generate
 
-    def interrupted(self: OwnEngine, prompts: Any, params: SamplingParams) -> Any:
+    def interrupted(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         nonlocal asked
         asked += 1
         if asked == 6:
             raise KeyboardInterrupt
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(OwnEngine, "answer", interrupted)
+    monkeypatch.setattr(DrafterEngine, "generate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench(tmp_path / "a", dtype="float32")
     kept = read_records(tmp_path / "a")
     assert kept
-    monkeypatch.setattr(OwnEngine, "answer", answer)
+    monkeypatch.setattr(DrafterEngine, "generate", answer)
     whole = bench(tmp_path / "a", dtype="float32")
     unbroken = bench(tmp_path / "b", dtype="float32")
     assert {r.key: r.token_ids for r in whole.records} == {r.key: r.token_ids for r in unbroken.records}
@@ -56,17 +56,17 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from draftwood.bench.engines import OwnEngine
+from draftwood.bench.run.engines import DrafterEngine
 from draftwood.cli.main import main
 
-answer, requests = OwnEngine.answer, Path(sys.argv[-1], "requests.jsonl")
+answer, requests = DrafterEngine.generate, Path(sys.argv[-1], "requests.jsonl")
 
 def killed(self, prompts, params):
     if requests.exists() and requests.read_bytes().count(b"\\n") == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return answer(self, prompts, params)
 
-OwnEngine.answer = killed
+DrafterEngine.generate = killed
 main(sys.argv[1:])
 """
 
@@ -113,22 +113,22 @@ def test_a_run_is_not_continued_with_other_settings(tmp_path: Path) -> None:
         bench(tmp_path / "a", limit=1, tasks=("code",), max_tokens=13)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "letter.txt").write_text("dear")
-    with pytest.raises(DraftwoodError, match="something else"):
+    with pytest.raises(DraftwoodError, match="contains other files"):
         bench(tmp_path / "b")
 
 
 def test_a_run_is_not_continued_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"tasks": ("code",), "limit": 1}
     bench(tmp_path / "a", **settings)
-    more = {**software_facts(), "new": "1"}
+    more = {**list_versions(), "new": "1"}
     with monkeypatch.context() as changed:
-        changed.setattr(runner, "software_facts", lambda: more)
+        changed.setattr(runner, "list_versions", lambda: more)
         bench(tmp_path / "a", **settings)  # what was not there before changes nothing
     with monkeypatch.context() as changed:
-        changed.setattr(runner, "software_facts", lambda: {**more, "torch": "0.1"})
+        changed.setattr(runner, "list_versions", lambda: {**more, "torch": "0.1"})
         with pytest.raises(DraftwoodError, match="torch"):
             bench(tmp_path / "a", **settings)
-    monkeypatch.setattr(runner, "machine_facts", lambda: {"processor": "another"})
+    monkeypatch.setattr(runner, "describe_machine", lambda: {"processor": "another"})
     with pytest.raises(DraftwoodError, match="another machine"):
         bench(tmp_path / "a", **settings)
 
@@ -138,5 +138,5 @@ def test_a_kill_before_the_first_file_leaves_a_folder_to_begin_in(tmp_path: Path
     (tmp_path / "a" / ".run.json.partial-0123").write_text("{")
     assert bench(tmp_path / "a", tasks=("code",), limit=1).records
     (tmp_path / "b").write_text("a file")
-    with pytest.raises(DraftwoodError, match="something else"):
+    with pytest.raises(DraftwoodError, match="contains other files"):
         bench(tmp_path / "b")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from draftwood import LLM, SamplingParams
-from draftwood.bench.records.files import read_run
-from draftwood.bench.run.engines import OwnEngine
-from draftwood.bench.tasks.tasks import load_tasks
+from draftwood.bench.records.run_folder import read_run
+from draftwood.bench.run.engines import DrafterEngine
+from draftwood.bench.tasks.load import load_tasks
 from tests.tools.bench import BASE, Spy, bench, conversations
 
 # --- what is asked and written down -----------------------------------------------------------------------------------
@@ -95,14 +95,14 @@ def test_the_manifest_says_what_ran(tmp_path: Path) -> None:
 
 
 def test_warming_up_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = OwnEngine.answer
+    answer = DrafterEngine.generate
     known: list[object] = []
 
-    def spied(self: OwnEngine, prompts: Any, params: SamplingParams) -> Any:
+    def spied(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
         known.append(self.llm._default.memory._of_process)
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(OwnEngine, "answer", spied)
+    monkeypatch.setattr(DrafterEngine, "generate", spied)
     bench(tmp_path / "a", drafters=("recycling:memory=process",), tasks=("code",))
     assert known[0] is None
     assert known[1] is not None

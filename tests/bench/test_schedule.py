@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from draftwood.bench.records.methods import check_memories, parse_methods, split_methods
-from draftwood.bench.records.settings import Settings
-from draftwood.bench.run.schedule import order, schedule
-from draftwood.bench.tasks.tasks import load_tasks
+from draftwood.bench.records.settings import BenchSettings
+from draftwood.bench.run.schedule import method_order, schedule
+from draftwood.bench.tasks.load import load_tasks
 from draftwood.errors import OptionError
 
 # --- the order of jobs ------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def test_methods_take_turns_and_nobody_always_begins() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])
 def test_everybody_follows_everybody_equally_often(count: int) -> None:
-    rounds = [order(number, count) for number in range(2 * count)]
+    rounds = [method_order(number, count) for number in range(2 * count)]
     assert all(sorted(places) == list(range(count)) for places in rounds)
     follows = Counter(pair for places in rounds for pair in pairwise(places))
     assert follows == {(a, b): 2 for a in range(count) for b in range(count) if a != b}
@@ -88,7 +88,7 @@ def test_methods_are_read_as_they_are_typed() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
-        Settings(**wrong)
+        BenchSettings(**wrong)
 
 
 def test_memories_that_falsify_are_refused(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_memories_that_falsify_are_refused(tmp_path: Path) -> None:
     check_memories(parse_methods(["plain", "goose:memory=process"], "request", [8]), 1)
     check_memories(parse_methods(["plain", "goose", "recycling"], "prompt", [8]), 2)
     check_memories(parse_methods(["plain", "goose"], str(file), [8]), 1)  # plain decoding keeps nothing
-    with pytest.raises(OptionError, match="finds its own answers"):
+    with pytest.raises(OptionError, match="copy its own answers"):
         check_memories(parse_methods(["plain", "goose:memory=process"], "request", [8]), 2)
     with pytest.raises(OptionError, match="in one file"):
         check_memories(parse_methods(["goose", "recycling"], str(file), [8]), 1)

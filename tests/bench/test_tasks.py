@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.bench.tasks.formats import stem_of
+from draftwood.bench.tasks.formats import file_stem
 from draftwood.bench.tasks.layouts import MBPP_TEST, TaskPrompt
-from draftwood.bench.tasks.tasks import ORIGINALS, checksum, find_files, load_tasks
+from draftwood.bench.tasks.load import ORIGINALS, checksum, find_files, load_tasks
 from draftwood.errors import MissingExtraError, OptionError, PromptError
 from tests.tools.task import ONE, TWO, lines, put
 
@@ -219,7 +219,7 @@ def test_no_name_stands_for_two_tasks() -> None:
     [("a.jsonl", "a"), ("a.b.json.gz", "a.b"), ("A.JSONL.GZ", "A"), ("a.gz", ""), ("a.csv", ""), ("jsonl", "")],
 )
 def test_stems(name: str, stem: str) -> None:
-    assert stem_of(name) == stem
+    assert file_stem(name) == stem
 
 
 # What is wrong
@@ -230,7 +230,7 @@ def test_an_unknown_task_is_answered_with_those_there_are(tmp_path: Path) -> Non
         OptionError, match=r"got: maths\n  allowed: chat, code, edit, math, summary\n  Did you mean 'math'\?"
     ):
         load_tasks(["maths"], None, None)
-    with pytest.raises(OptionError, match="do not come with the package"):
+    with pytest.raises(OptionError, match="is not bundled"):
         load_tasks(["humaneval"], None, None)
     put(tmp_path / "humaneval.jsonl", lines([ONE]))
     with pytest.raises(OptionError, match="Did you mean 'humaneval'"):
@@ -240,7 +240,7 @@ def test_an_unknown_task_is_answered_with_those_there_are(tmp_path: Path) -> Non
 
 
 def test_places_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"no prompts to be found\n  got: .*nowhere"):
+    with pytest.raises(OptionError, match=r"No prompts found\n  got: .*nowhere"):
         load_tasks((), str(tmp_path / "nowhere"), None)
     with pytest.raises(PromptError, match="no prompt files"):
         load_tasks((), str(tmp_path), None)
@@ -253,15 +253,15 @@ def test_places_that_are_not_there(tmp_path: Path) -> None:
     [
         ("a.jsonl", lines([ONE]) + "\n{broken\n", r"a\.jsonl, line 3 is not valid JSON"),
         ("a.jsonl.gz", lines([ONE]) + "{broken\n", r"a\.jsonl\.gz, line 2 is not valid JSON"),
-        ("a.jsonl", lines([ONE, ["x"]]), r"a\.jsonl, line 2 is no object"),
+        ("a.jsonl", lines([ONE, ["x"]]), r"a\.jsonl, line 2 is not an object"),
         ("a.jsonl", lines([ONE, {"answer": 1, "n": 2}]), r"line 2 has no known layout\n  got: the fields answer, n\n"),
-        ("a.jsonl", lines([{"turns": []}]), r"line 1 asks nothing"),
-        ("a.jsonl", lines([{"turns": ["Hi", "  "]}]), r"line 1 asks nothing"),
+        ("a.jsonl", lines([{"turns": []}]), r"line 1 has an empty prompt"),
+        ("a.jsonl", lines([{"turns": ["Hi", "  "]}]), r"line 1 has an empty prompt"),
         ("a.jsonl", lines([{"turns": "Hi"}]), r"line 1 has no known layout"),
-        ("a.jsonl", lines([{"messages": [{"role": "assistant", "content": "Hi"}]}]), r"line 1 asks nothing"),
+        ("a.jsonl", lines([{"messages": [{"role": "assistant", "content": "Hi"}]}]), r"line 1 has an empty prompt"),
         ("a.jsonl", '{"turns": ["\\ud83d"]}', r"line 1 is not valid Unicode\n  got: .*ud83d"),
-        ("a.jsonl", lines([ONE]) + "[" * 100_000, r"a\.jsonl, line 2 is no sensible JSON"),
-        ("a.json", "[" * 100_000, r"a\.json, line 1 is no sensible JSON"),
+        ("a.jsonl", lines([ONE]) + "[" * 100_000, r"a\.jsonl, line 2 cannot be parsed as JSON"),
+        ("a.json", "[" * 100_000, r"a\.json, line 1 cannot be parsed as JSON"),
         ("a.json", json.dumps([ONE, {}]), r"a\.json, entry 2 has no known layout\n  got: the fields \(none\)"),
         ("a.json", "[\n{},\n{broken}\n]", r"a\.json is not valid JSON\n  got: .*line 3"),
         ("a.json", "7", r"a\.json has no rows"),
@@ -278,12 +278,12 @@ def test_broken_files_are_named_with_the_place(name: str, content: str, message:
 
 def test_files_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe{}")
-    with pytest.raises(PromptError, match=r"a\.jsonl is no UTF-8 text"):
+    with pytest.raises(PromptError, match=r"a\.jsonl is not valid UTF-8"):
         load_tasks((), str(tmp_path), None)
     packed = gzip.compress(lines([ONE] * 50).encode())
     for content in (b"no gzip", packed[:-12], packed[:20] + b"\0" * 30 + packed[50:]):
         (tmp_path / "b.jsonl.gz").write_bytes(content)
-        with pytest.raises(PromptError, match=r"b\.jsonl\.gz (cannot be read|.*not valid JSON|is no UTF-8)"):
+        with pytest.raises(PromptError, match=r"b\.jsonl\.gz (cannot be read|.*not valid JSON|is not valid UTF-8)"):
             load_tasks(["b"], str(tmp_path), None)
 
 

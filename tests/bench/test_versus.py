@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from draftwood.bench.figures.diff import diff_runs
+from draftwood.bench.figures.pairs import MethodPair, find_pairs
 from draftwood.bench.figures.summary import ALL_TASKS, Interval
-from draftwood.bench.figures.versus import Versus, find_pairs
-from draftwood.bench.records.files import Run
+from draftwood.bench.records.run_folder import BenchRun
 from draftwood.errors import OptionError
 from tests.tools.metrics import MACHINE, PLAIN, change, measured, record, run
 
 HASS, TALF = "eagle2:head=r/hass/head,budget=60", "eagle2:head=r/talf/head,budget=60"
-HEADS = Versus(HASS, TALF)
+HEADS = MethodPair(HASS, TALF)
 
 
 def eagle(label: str, **values: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def eagle(label: str, **values: Any) -> dict[str, Any]:
     return {**fixed, "options": {"head": label}, **values}
 
 
-def two_runs(after: float = 0.08, plain: float = 0.2, **values: Any) -> tuple[Run, Run]:
+def two_runs(after: float = 0.08, plain: float = 0.2, **values: Any) -> tuple[BenchRun, BenchRun]:
     """The one with a HASS head, the other with a TALF head and something else."""
     old = measured({"plain": 0.2, HASS: 0.1})
     new = measured({"plain": plain, TALF: after, "pld": 0.3}, seed=1)
@@ -31,7 +31,7 @@ def two_runs(after: float = 0.08, plain: float = 0.2, **values: Any) -> tuple[Ru
     return run(old, methods=[PLAIN, eagle(HASS)]), run(new, "two", **{**fixed, **values})
 
 
-def one_run() -> Run:
+def one_run() -> BenchRun:
     records = measured({"plain": 0.2, HASS: 0.1, TALF: 0.08, "pld": 0.16})
     return run(records, methods=[PLAIN, eagle(HASS), eagle(TALF)])
 
@@ -51,7 +51,8 @@ def test_two_heads_of_two_runs() -> None:
     assert found.after == pytest.approx(2.5, rel=0.02)
     assert change(changes, HEADS.label, "a", "first_token_ms").after == pytest.approx(80.0)
     assert (
-        change(diff_runs(after, before, [Versus(TALF, HASS)]), f"{TALF} -> {HASS}", "a", "speedup").verdict == "slower"
+        change(diff_runs(after, before, [MethodPair(TALF, HASS)]), f"{TALF} -> {HASS}", "a", "speedup").verdict
+        == "slower"
     )
 
 
@@ -68,7 +69,7 @@ def test_a_pair_has_the_figures_of_one_method_that_changed() -> None:
 
 def test_methods_of_one_run() -> None:
     one = one_run()
-    pairs = [HEADS, Versus(TALF, "pld"), Versus("plain", TALF)]
+    pairs = [HEADS, MethodPair(TALF, "pld"), MethodPair("plain", TALF)]
     changes = diff_runs(one, one, pairs)
     assert {found.method for found in changes} == {pair.label for pair in pairs}
     speeds = [
@@ -84,14 +85,14 @@ def test_methods_of_one_run() -> None:
 
 def test_methods_of_one_run_without_plain_had_the_same_hour() -> None:
     one = run(measured({"goose": 0.1, "pld": 0.2}), methods=[])
-    changes = diff_runs(one, one, [Versus("pld", "goose")])
+    changes = diff_runs(one, one, [MethodPair("pld", "goose")])
     assert {found.metric for found in changes} == {"tokens_per_second", "tau", "first_token_ms"}
     assert {found.note for found in changes} == {""}
 
 
 def test_a_pair_of_one_label_is_that_label() -> None:
     before, after = two_runs()
-    same = [Versus("plain", "plain")]
+    same = [MethodPair("plain", "plain")]
     expected = [found for found in diff_runs(before, after) if found.method == "plain" and found.metric != "present"]
     assert diff_runs(before, after, same) == expected
     assert len(expected) == 3 * 3
@@ -104,11 +105,11 @@ def test_only_prompts_that_both_methods_have_count() -> None:
     new = [record("goose", "a", str(i), 20, 1.0, stats={"cycles": 5}) for i in range(7)]
     new = [replace(r, error="no memory") if r.prompt in "01" else r for r in new]
     one = run([*old, *new])
-    found = change(diff_runs(one, one, [Versus("pld", "goose")]), "pld -> goose", "a", "tau")
+    found = change(diff_runs(one, one, [MethodPair("pld", "goose")]), "pld -> goose", "a", "tau")
     assert (found.before, found.after, found.ratio) == (2.0, 4.0, Interval(2.0, 2.0, 2.0))
     assert found.verdict == "higher"
     fewer = run([*old, *new[:6]])
-    found = change(diff_runs(fewer, fewer, [Versus("pld", "goose")]), "pld -> goose", "a", "tau")
+    found = change(diff_runs(fewer, fewer, [MethodPair("pld", "goose")]), "pld -> goose", "a", "tau")
     assert (found.verdict, found.note) == ("cannot be compared", "too few prompts: 4 of 5")
 
 
@@ -118,7 +119,9 @@ def test_only_prompts_that_both_methods_have_count() -> None:
 def test_what_makes_two_runs_different_is_said_of_a_pair() -> None:
     changes = diff_runs(*two_runs(plain=0.3, after=0.15, settings={"max_tokens": 64}), [HEADS])
     assert change(changes, "*", ALL_TASKS, "settings").note == "max_tokens 128 -> 64"
-    assert change(changes, HEADS.label, "a", "tokens_per_second").note.startswith("machine may differ: plain moved too")
+    assert change(changes, HEADS.label, "a", "tokens_per_second").note.startswith(
+        "machine may differ: plain changed too"
+    )
     assert change(changes, HEADS.label, "a", "speedup").verdict == "same within noise"
     other = diff_runs(*two_runs(machine={**MACHINE, "cores": 8}), [HEADS])
     assert change(other, HEADS.label, "a", "tokens_per_second").note == "machine may differ"
@@ -127,8 +130,8 @@ def test_what_makes_two_runs_different_is_said_of_a_pair() -> None:
 def test_another_budget_is_said_and_another_head_is_not() -> None:
     methods = [PLAIN, eagle(TALF, budget=16, memory="request")]
     found = change(diff_runs(*two_runs(methods=methods), [HEADS]), HEADS.label, "a", "tau")
-    assert found.note == "the method's options differ: budget 60 -> 16, memory prompt -> request"
-    plain = change(diff_runs(*two_runs(), [Versus("plain", TALF)]), f"plain -> {TALF}", "a", "tau")
+    assert found.note == "options of the method differ: budget 60 -> 16, memory prompt -> request"
+    plain = change(diff_runs(*two_runs(), [MethodPair("plain", TALF)]), f"plain -> {TALF}", "a", "tau")
     assert plain.note == ""  # plain decoding has neither
 
 

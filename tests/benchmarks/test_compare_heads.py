@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from draftwood.bench.records.files import Manifest, RequestRecord, append_records, write_manifest
+from draftwood.bench.records.run_folder import RequestRecord, RunManifest, append_records, write_manifest
 from draftwood.cli.main import build_parser
 from draftwood.errors import DraftwoodError, OptionError
 from tests.tools.paths import BENCHMARKS
@@ -253,7 +253,7 @@ def recorded(folder: Path, passes: dict[str, list[int]], errors: int = 0) -> Non
          "memory": "prompt", "budget": 60, "note": "", "family": label}
         for growth, label in labels.items()
     ]  # fmt: skip
-    manifest = Manifest(
+    manifest = RunManifest(
         settings={"temperature": 0.0, "batch": 1, "trajectories": [1]}, methods=methods,
         tasks={"gsm8k": {"prompts": 3}, "mt_bench": {"prompts": 3}}, model={"name": "tiny"}, machine={}, software={},
         command="", started="", finished="",

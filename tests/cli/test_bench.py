@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from draftwood.bench.figures.diff import CONFIDENCE, FLOOR, MIN_PROMPTS
-from draftwood.bench.records.files import RequestRecord, append_records
-from draftwood.bench.records.settings import Settings
+from draftwood.bench.records.run_folder import RequestRecord, append_records
+from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.replay.recording import DEFAULT_WIDTH
-from draftwood.bench.run.engines import Answer, OwnEngine
+from draftwood.bench.run.engines import DrafterEngine, SampleResult
 from draftwood.cli.bench.tables import figures_table, prose_table
 from draftwood.cli.console.terminal import CLEAR_LINE, Paint, ProgressBar
 from draftwood.config import SamplingParams
@@ -155,7 +155,7 @@ def test_numbers_that_are_none(draftwood_command: Command) -> None:
     for line in (("--budget", "many"), ("--trajectories", "1,x")):
         result = draftwood_command("bench", *line)
         assert result.code == 2
-        assert f"{line[1]!r} is no list of" in result.err
+        assert f"{line[1]!r} is not a list of" in result.err
 
 
 def test_a_folder_that_is_no_run(draftwood_command: Command, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_folder_that_is_no_run(draftwood_command: Command, tmp_path: Path) -> 
 def test_help_has_the_defaults_of_the_settings(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     lines = draftwood_command("bench", "--help").out.splitlines()
-    for f in fields(Settings):
+    for f in fields(BenchSettings):
         flag = f"  --{f.name.replace('_', '-')} "
         (line,) = [a + b for a, b in pairwise(lines) if a.startswith(flag)]  # with the line behind it
         if isinstance(f.default, tuple) and f.default:
@@ -263,7 +263,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert "not finished" in (folder / "report.md").read_text()
     whole = draftwood_command(*line, "--out", folder.name)
     assert whole.code == 0
-    assert "3 of 8 parts are done already" in whole.err
+    assert "3 of 8 jobs are done" in whole.err
     assert "not finished" not in whole.err
     assert "not finished" not in (folder / "report.md").read_text()
 
@@ -283,14 +283,14 @@ def test_an_interruption_before_anything_was_measured(
 def test_a_failing_method_and_an_absent_peer_are_told(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = OwnEngine.answer
+    answer = DrafterEngine.generate
 
-    def failing(self: OwnEngine, prompts: list[list[int]], params: SamplingParams) -> list[list[Answer]]:
+    def failing(self: DrafterEngine, prompts: list[list[int]], params: SamplingParams) -> list[list[SampleResult]]:
         if self.llm.drafter == "pld":
             raise RuntimeError("out of\nmemory")
         return answer(self, prompts, params)
 
-    monkeypatch.setattr(OwnEngine, "answer", failing)
+    monkeypatch.setattr(DrafterEngine, "generate", failing)
     out = tmp_path / "a"
     result = draftwood_command(*BENCH, "--drafters", "plain,pld", "--out", str(out))
     assert result.code == 1
@@ -362,7 +362,10 @@ def test_figures_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, room: int) -> N
 
 def test_texts_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    rows = [("vllm", "vllm is not installed; get it with: draftwood bench peers --install vllm"), ("b", "there")]
+    rows = [
+        ("vllm", "vllm is not installed; install it with: draftwood bench peers --install vllm"),
+        ("b", "installed"),
+    ]
     lines = prose_table(Paint("never", Terminal()), rows)
     assert max(map(len, lines)) <= 40
     assert " ".join(" ".join(lines).split()) == f"{rows[0][0]} {rows[0][1]} b there"

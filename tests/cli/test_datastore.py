@@ -153,7 +153,7 @@ def test_progress_is_a_bar_on_a_terminal(
     [
         (b"", "The corpus is empty"),
         (b" \n\n", "The corpus is empty"),
-        (b"caf\xe9", "is no UTF-8 text"),
+        (b"caf\xe9", "is not valid UTF-8"),
     ],
 )
 def test_bad_texts_are_refused(content: bytes, expected: str, draftwood_command: Command, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_bad_texts_are_refused(content: bytes, expected: str, draftwood_command:
     [
         (b"{", None, "line 2 is not valid JSON"),
         (b"[" * 100_000, None, "line 2 is not valid JSON"),
-        (b"\xff", None, "line 2 is no UTF-8 text"),
+        (b"\xff", None, "line 2 is not valid UTF-8"),
         (b'{"title": "a", "n": 2}', None, "the fields title, n"),
         (b'{"text": 5}', None, "line 2 has no text"),
         (b'{"turns": ["a", 5]}', None, "line 2 has no text"),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from draftwood import LLM, SamplingParams
-from draftwood.bench.records.machine import model_facts
-from draftwood.bench.records.settings import Settings
+from draftwood.bench.records.machine import describe_model
+from draftwood.bench.records.settings import BenchSettings
 from draftwood.check import check
 from draftwood.config import ModelOptions
 from draftwood.drafters.memory import model_fingerprint
@@ -180,7 +180,7 @@ def test_it_is_a_model_of_its_own(name: str) -> None:
     assert (plain.name, plain.quantize) == ("tiny", None)
     assert (small.name, small.quantize) == (f"tiny ({name})", name)
     assert small.num_parameters == plain.num_parameters
-    for told in (profile_path, successors_path, model_fingerprint, lambda info: model_facts(info)["name"]):
+    for told in (profile_path, successors_path, model_fingerprint, lambda info: describe_model(info)["name"]):
         assert told(plain) != told(small)
 
 
@@ -212,7 +212,7 @@ def test_formats_that_are_not_known(name: Any) -> None:
     with pytest.raises(OptionError, match=r"quantize is unknown[\s\S]*fp8, int8"):
         load_target(ModelOptions(model="tiny", quantize=name, device="cpu"))
     with pytest.raises(OptionError, match="quantize is unknown"):
-        Settings(quantize=name)
+        BenchSettings(quantize=name)
 
 
 def test_other_targets_and_types_are_refused(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

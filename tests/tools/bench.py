@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from draftwood import SamplingParams
-from draftwood.bench.records.files import Run
-from draftwood.bench.records.settings import Settings
-from draftwood.bench.run.engines import OwnEngine
-from draftwood.bench.run.runner import Request, run_bench
+from draftwood.bench.records.run_folder import BenchRun
+from draftwood.bench.records.settings import BenchSettings
+from draftwood.bench.run.engines import DrafterEngine
+from draftwood.bench.run.runner import RunSpec, run_bench
 
 BASE: dict[str, Any] = {
     "model": "tiny",
@@ -24,8 +24,8 @@ BASE: dict[str, Any] = {
 }
 
 
-def bench(folder: Path, **settings: Any) -> Run:
-    return run_bench(Request(settings=Settings(**{**BASE, **settings}), folder=folder))
+def bench(folder: Path, **settings: Any) -> BenchRun:
+    return run_bench(RunSpec(settings=BenchSettings(**{**BASE, **settings}), folder=folder))
 
 
 def conversations(folder: Path, *prompts: tuple[str, ...], name: str = "talk") -> str:
@@ -42,9 +42,9 @@ class Spy:
         self.asked: list[tuple[str, str]] = []  # who, and the prompt's text
         self.failing: dict[str, int] = {}  # by method: the number of its next answer that fails
         self.params: list[SamplingParams] = []
-        answer = OwnEngine.answer
+        answer = DrafterEngine.generate
 
-        def spied(engine: OwnEngine, prompts: Any, params: SamplingParams) -> Any:
+        def spied(engine: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
             who = engine.llm.drafter
             if who in self.failing:
                 self.failing[who] -= 1
@@ -56,7 +56,7 @@ class Spy:
             answers = answer(engine, prompts, params)
             return [[s._replace(text=f"{who} said {len(self.params)}.") for s in samples] for samples in answers]
 
-        monkeypatch.setattr(OwnEngine, "answer", spied)
+        monkeypatch.setattr(DrafterEngine, "generate", spied)
 
     def second_turns(self) -> set[str]:
         return {text for _, text in self.asked if "second" in text}

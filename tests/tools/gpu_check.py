@@ -16,7 +16,7 @@ import random
 import sys
 from collections import Counter
 
-from draftwood.bench.tasks.tasks import load_tasks
+from draftwood.bench.tasks.load import load_tasks
 from draftwood.check import check
 from draftwood.config import SamplingParams
 from draftwood.llm import LLM
@@ -26,7 +26,7 @@ from tests.conftest import path_to, prefill, random_parents
 from tests.tools.cuda import SMALL, copied, error, ids_of, new_target
 
 PROMPT = 70  # wider than what our own products are for
-MOST_NODES = 20
+MAX_NODES = 20
 TOLERANCE = 0.05
 
 
@@ -40,7 +40,7 @@ def run_cycles(cycles: int) -> bool:
     for _ in range(cycles):
         segments = []
         for sequence in sequences:
-            parents = random_parents(rng, rng.randint(1, MOST_NODES))
+            parents = random_parents(rng, rng.randint(1, MAX_NODES))
             segments.append(Segment(sequence, ids_of(target, rng, len(parents)), parents, len(parents)))
         target.forward(segments)
         for text, segment in zip(texts, segments, strict=True):

@@ -7,10 +7,10 @@ import random
 from typing import Any
 
 from draftwood.bench.figures.diff import Change
-from draftwood.bench.figures.metrics import summarise
+from draftwood.bench.figures.metrics import summarize
 from draftwood.bench.figures.summary import Interval, Summary
-from draftwood.bench.records.files import Manifest, RequestRecord, Run
-from draftwood.bench.records.settings import Settings
+from draftwood.bench.records.run_folder import BenchRun, RequestRecord, RunManifest
+from draftwood.bench.records.settings import BenchSettings
 from draftwood.engine.stats import RequestStats
 from draftwood.tree import DraftTree, TreeBuilder
 
@@ -23,8 +23,8 @@ MACHINE = {"processor": "Some CPU", "cores": 2}
 Paces = dict[str, float]  # seconds a token by method
 
 
-def manifest(**values: Any) -> Manifest:
-    settings = Settings(**values.pop("settings", {})).as_dict()
+def manifest(**values: Any) -> RunManifest:
+    settings = BenchSettings(**values.pop("settings", {})).as_dict()
     fixed: dict[str, Any] = {
         "settings": settings,
         "methods": [PLAIN, GOOSE],
@@ -35,7 +35,7 @@ def manifest(**values: Any) -> Manifest:
         "command": "draftwood bench",
         "started": "2025-01-01T00:00:00Z",
     }
-    return Manifest(**{**fixed, **values})
+    return RunManifest(**{**fixed, **values})
 
 
 def record(method: str, task: str, prompt: str, tokens: int, seconds: float, **values: Any) -> RequestRecord:
@@ -73,12 +73,12 @@ def measured(
     ]
 
 
-def run(records: list[RequestRecord], name: str = "one", **values: Any) -> Run:
-    return Run(name, manifest(**values), records)
+def run(records: list[RequestRecord], name: str = "one", **values: Any) -> BenchRun:
+    return BenchRun(name, manifest(**values), records)
 
 
-def summary(*runs: Run) -> Summary:
-    (found,) = summarise(runs)
+def summary(*runs: BenchRun) -> Summary:
+    (found,) = summarize(runs)
     return found
 
 

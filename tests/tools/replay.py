@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from draftwood import LLM, SamplingParams
-from draftwood.bench.records.methods import Method, parse_methods
-from draftwood.bench.replay import RecordedRequest, Recording, Replay, record, replay
-from draftwood.bench.replay.rows import ON_TEXT, RowBook
-from draftwood.bench.tasks.tasks import Task, TaskPrompt
+from draftwood.bench.records.methods import BenchMethod, parse_methods
+from draftwood.bench.replay import RecordedRequest, Recording, ReplayResult, record, replay
+from draftwood.bench.replay.rows import ON_TEXT, RowStore
+from draftwood.bench.tasks.load import Task, TaskPrompt
 from draftwood.drafters import Drafter
 from draftwood.engine import RequestStats
 from draftwood.targets.native.target import NativeTarget
@@ -34,28 +34,28 @@ def goose(target: NativeTarget) -> Recording:
     return recorded(target, [method_of("goose")])
 
 
-def task_of(*texts: str, turns: int = 1) -> Task:
+def make_task(*texts: str, turns: int = 1) -> Task:
     prompts = [TaskPrompt(id=str(n), turns=(text,) * turns, category=None) for n, text in enumerate(texts)]
     return Task(name="letters", prompts=prompts, source="here", sha256="")
 
 
-def method_of(text: str, budget: int | str = 24, memory: str = "prompt") -> Method:
+def method_of(text: str, budget: int | str = 24, memory: str = "prompt") -> BenchMethod:
     return parse_methods([text], memory, [budget])[0]
 
 
 def recorded(
     target: NativeTarget,
-    methods: Sequence[Method],
+    methods: Sequence[BenchMethod],
     params: SamplingParams = GREEDY,
     texts: Sequence[str] = TEXTS,
     **options: int,
 ) -> Recording:
     recording = Recording(target=target.info)
-    record(target, ByteTokenizer(), methods, [task_of(*texts, **options)], params, recording)
+    record(target, ByteTokenizer(), methods, [make_task(*texts, **options)], params, recording)
     return recording
 
 
-def really_run(target: NativeTarget, method: Method, params: SamplingParams) -> list[RequestStats]:
+def really_run(target: NativeTarget, method: BenchMethod, params: SamplingParams) -> list[RequestStats]:
     """Without any recording, each prompt by itself."""
     with LLM.from_target(
         target,
@@ -78,15 +78,15 @@ def counts(stats: RequestStats) -> dict[str, Any]:
     }
 
 
-def replay_with(recording: Recording, drafter: type[Drafter], budget: int) -> list[Replay]:
+def replay_with(recording: Recording, drafter: type[Drafter], budget: int) -> list[ReplayResult]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftwood.drafters.registry.drafter_class", lambda name: drafter)
-        return replay(recording, Method(label=drafter.name, drafter=drafter.name, memory="prompt", budget=budget))
+        return replay(recording, BenchMethod(label=drafter.name, drafter=drafter.name, memory="prompt", budget=budget))
 
 
 def hand_made(width: int = 4, vocab_size: int = 258) -> Recording:
     """The text 1 2 | 3 4 5, whose rows are known; beside it 2-9, 2-9-8 and 3-7."""
-    book = RowBook(width)
+    book = RowStore(width)
     ids = np.arange(6 * width, dtype=np.int32).reshape(6, width)
     places_of = [(ON_TEXT, 1), (ON_TEXT, 2), (ON_TEXT, 3), (-2 - 0, 9), (-2 - 3, 8), (-2 - 1, 7)]
     book.add(places_of, ids, np.log(np.full((6, width), 0.1, np.float32)))

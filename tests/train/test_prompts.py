@@ -60,7 +60,7 @@ def test_a_limit_counts_over_all_files(tmp_path: Path) -> None:
     [
         (b"{", "line 2 is not valid JSON"),
         (b"[" * 100_000, "line 2 is not valid JSON"),
-        (b"\xff", "line 2 is no UTF-8 text"),
+        (b"\xff", "line 2 is not valid UTF-8"),
         (b'{"title": "a"}', "line 2 has no prompt"),
         (b"[1]", "line 2 has no prompt"),
         (b'{"turns": ["a", 5]}', "line 2 has no prompt"),

@@ -1,9 +1,9 @@
-"""Figures computed from the records of a run: means, intervals, differences."""
+"""Figures computed from the records of runs: means, intervals, differences."""
 
 from draftwood.bench.figures.diff import ALL_METHODS, METRICS, OTHER, SAME, UNKNOWN, WORSE, Change, diff_runs
-from draftwood.bench.figures.metrics import summarise
+from draftwood.bench.figures.metrics import summarize
+from draftwood.bench.figures.pairs import find_pairs
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval, Summary
-from draftwood.bench.figures.versus import find_pairs
 
 __all__ = [
     "ALL_METHODS",
@@ -19,5 +19,5 @@ __all__ = [
     "Summary",
     "diff_runs",
     "find_pairs",
-    "summarise",
+    "summarize",
 ]

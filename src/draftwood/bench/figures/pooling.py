@@ -1,4 +1,4 @@
-"""Which runs belong together, what they are called, and what their methods are."""
+"""Groups comparable runs, titles them, and merges their manifests and methods."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from draftwood.bench.records import DRAFTER, PLAIN, Manifest, Run
+from draftwood.bench.records import DRAFTER, PLAIN, BenchRun, RunManifest
 
-# What two runs must agree in to be pooled, beside the machine.
+# What two runs must have in common to be pooled, besides the machine.
 POOLED_MODEL = ("name", "dtype", "backend", "device")
 POOLED_SOFTWARE = ("draftwood", "torch")
 POOLED_SETTINGS = (
@@ -22,14 +22,14 @@ POOLED_SETTINGS = (
     "batch",
     "raw",
 )
-MACHINE = "machine "  # how the facts about the machine begin in ``identity``
+MACHINE = "machine "  # prefix of the machine facts in ``run_identity``
 
 
-def pooled(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs of one model, machine and way of sampling together. The same run given twice counts once."""
-    groups: dict[str, list[Run]] = {}
+def group_runs(runs: Sequence[BenchRun]) -> list[list[BenchRun]]:
+    """Group runs with the same model, machine and sampling. A run given twice counts once."""
+    groups: dict[str, list[BenchRun]] = {}
     for run in runs:
-        group = groups.setdefault(json.dumps(sorted(identity(run.manifest).items()), default=str), [])
+        group = groups.setdefault(json.dumps(sorted(run_identity(run.manifest).items()), default=str), [])
         if run not in group:
             group.append(run)
     return list(groups.values())
@@ -40,14 +40,14 @@ def is_plain(method: Mapping[str, Any]) -> bool:
     return bool(method.get("kind", DRAFTER) == DRAFTER and method.get("drafter") == PLAIN)
 
 
-def definition(method: Mapping[str, Any]) -> str:
-    """What a method is, whatever it is called. Plain decoding has no use for a memory or a budget."""
+def method_definition(method: Mapping[str, Any]) -> str:
+    """Identify a method independent of its label. Plain decoding has no memory and no budget."""
     parts = ("kind", "drafter") if is_plain(method) else ("kind", "drafter", "options", "memory", "budget")
     return json.dumps({part: method.get(part) for part in parts}, sort_keys=True, default=str)
 
 
-def identity(manifest: Manifest) -> dict[str, str]:
-    """What sets a run apart from those it must not be pooled with, by the words a title uses."""
+def run_identity(manifest: RunManifest) -> dict[str, str]:
+    """Return what distinguishes a run from those it must not be pooled with, by names used in titles."""
     parts: dict[str, Any] = {f"model {name}": manifest.model.get(name) for name in POOLED_MODEL}
     parts |= {MACHINE + name: value for name, value in manifest.machine.items()}
     parts |= {name: manifest.software.get(name) for name in POOLED_SOFTWARE}
@@ -55,30 +55,30 @@ def identity(manifest: Manifest) -> dict[str, str]:
     return {name: json.dumps(value, sort_keys=True, default=str) for name, value in parts.items()}
 
 
-def titles(manifests: Sequence[Manifest]) -> list[str]:
-    """A short title each; where two would be the same, followed by what they differ in."""
+def make_titles(manifests: Sequence[RunManifest]) -> list[str]:
+    """Make a short title for each; equal titles are followed by the differences."""
     short = [_title(manifest) for manifest in manifests]
     found = []
     for title, manifest in zip(short, manifests, strict=True):
-        namesakes = [identity(other) for other, same in zip(manifests, short, strict=True) if same == title]
-        apart = [
+        namesakes = [run_identity(other) for other, same in zip(manifests, short, strict=True) if same == title]
+        differences = [
             f", {name} {json.loads(value)}"
-            for name, value in identity(manifest).items()
+            for name, value in run_identity(manifest).items()
             if any(other.get(name) != value for other in namesakes)
         ]
-        found.append(title + "".join(apart))
+        found.append(title + "".join(differences))
     return found
 
 
-def _title(manifest: Manifest) -> str:
-    parts = [manifest.model.get("name"), manifest.model.get("dtype"), _place(manifest)]
+def _title(manifest: RunManifest) -> str:
+    parts = [manifest.model.get("name"), manifest.model.get("dtype"), _device_name(manifest)]
     temperature = manifest.settings.get("temperature")
     named = [str(part) for part in parts if part]
     return ", ".join(named + ([] if temperature is None else [f"temperature {temperature:g}"]))
 
 
-def _place(manifest: Manifest) -> str:
-    """The processor, or the GPU that the model was on: the one of its number, as in cuda:1."""
+def _device_name(manifest: RunManifest) -> str:
+    """Name the processor, or the GPU of the model by its index, as in cuda:1."""
     device = str(manifest.model.get("device") or "cpu")
     if device == "cpu":
         return str(manifest.machine.get("processor") or device)
@@ -88,46 +88,46 @@ def _place(manifest: Manifest) -> str:
     return str(gpus[number]) if number < len(gpus) else device
 
 
-def united(manifests: Sequence[Manifest]) -> dict[str, Any]:
-    """The first manifest with what the others add: tasks, failures, absent peers, papers' figures, commands."""
-    united = asdict(manifests[0])
+def merge_manifests(manifests: Sequence[RunManifest]) -> dict[str, Any]:
+    """Merge manifests: the first one, with the tasks, failures, absent peers, paper figures and commands of all."""
+    merged = asdict(manifests[0])
     for name in ("tasks", "failed", "absent"):
-        united[name] = {key: value for manifest in manifests for key, value in getattr(manifest, name).items()}
+        merged[name] = {key: value for manifest in manifests for key, value in getattr(manifest, name).items()}
     figures = [figure for manifest in manifests for figure in manifest.paper]
-    united["paper"] = [figure for at, figure in enumerate(figures) if figure not in figures[:at]]
-    united["finished"] = (
+    merged["paper"] = [figure for at, figure in enumerate(figures) if figure not in figures[:at]]
+    merged["finished"] = (
         None if any(m.finished is None for m in manifests) else max(m.finished or "" for m in manifests)
     )
-    united["command"] = "\n".join(dict.fromkeys(manifest.command for manifest in manifests))
-    return united
+    merged["command"] = "\n".join(dict.fromkeys(manifest.command for manifest in manifests))
+    return merged
 
 
-def methods_of(run: Run) -> list[dict[str, Any]]:
-    """The methods of a run, with those that have records and are missing in its manifest."""
+def list_methods(run: BenchRun) -> list[dict[str, Any]]:
+    """List the methods of a run, including those that have records but are missing in the manifest."""
     known = [method["label"] for method in run.manifest.methods]
     unknown = sorted({record.method for record in run.records} - set(known))
     return [*run.manifest.methods, *({"label": label, "kind": DRAFTER, "drafter": label} for label in unknown)]
 
 
-def merged_methods(runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """All methods in the order of their first appearance, and for every run the merged label of each of its own.
+def merge_methods(runs: Sequence[BenchRun]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Merge the methods of runs, in order of appearance; return them, and for every run its labels' merged labels.
 
-    A label that stands for something else in a later run is followed by that run's name there.
+    If a label means something else in a later run, that run's name is appended to it.
     """
     methods: dict[str, dict[str, Any]] = {}  # by merged label
     known: dict[tuple[str, str], str] = {}  # merged labels by label and definition
     labels: list[dict[str, str]] = []
     for run in runs:
         labels.append({})
-        for method in methods_of(run):
+        for method in list_methods(run):
             own = str(method["label"])
-            meaning = (own, definition(method))
-            if meaning not in known:
+            key = (own, method_definition(method))
+            if key not in known:
                 suffix = f" ({run.name})" if own in methods else ""
-                while own + suffix in methods:  # runs in two places can have one name
+                while own + suffix in methods:  # runs in different places can have the same name
                     suffix += "'"
-                known[meaning] = own + suffix
+                known[key] = own + suffix
                 family = str(method.get("family", own.split(" @", 1)[0]))
                 methods[own + suffix] = {**method, "label": own + suffix, "family": family + suffix}
-            labels[-1][own] = known[meaning]
+            labels[-1][own] = known[key]
     return list(methods.values()), labels

@@ -1,4 +1,4 @@
-"""The figures of a run: what reports show and comparisons compare. Filled by metrics.py."""
+"""Records of computed figures, built by metrics.py and shown by reports."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One method on one task. None: cannot be known, as a peer's draft time."""
+    """One method on one task. None: unknown, such as a peer's draft time."""
 
     method: str
     task: str  # ALL_TASKS: mean of the tasks' figures; counts are sums
-    prompts: int = 0  # different ones; intervals come from drawing these
+    prompts: int = 0  # distinct prompts; intervals resample these
     requests: int = 0
     errors: int = 0  # requests that failed
     output_tokens: int = 0
     tokens_per_second: Interval | None = None  # decode tokens over decode seconds
-    speedup: Interval | None = None  # tokens_per_second over that of plain decoding, same prompts, same run
-    whole_speedup: Interval | None = None  # the same over whole requests, reading the prompt included
-    tau: Interval | None = None  # tokens a pass
-    nodes: float | None = None  # positions a pass
+    speedup: Interval | None = None  # tokens_per_second relative to plain decoding, same prompts, same run
+    whole_speedup: Interval | None = None  # speed-up of whole requests, prefill included
+    tau: Interval | None = None  # tokens per pass
+    nodes: float | None = None  # positions per pass
     first_token_ms: float | None = None  # median
     p_s: float | None = None
     p_t: float | None = None
-    by_depth: list[float] = field(default_factory=list)  # acceptance at depth 1, 2, ...: of the trees that reach it
-    by_source: dict[str, float] = field(default_factory=dict)  # acceptance of a source's guesses below accepted nodes
+    by_depth: list[float] = field(default_factory=list)  # acceptance at depth 1, 2, ..., among trees that reach it
+    by_source: dict[str, float] = field(default_factory=dict)  # acceptance of a source's nodes below accepted nodes
     routes: dict[str, float] = field(default_factory=dict)  # shares of cycles
-    cycle_ms: dict[str, float] = field(default_factory=dict)  # draft, verify, accept, other: milliseconds a cycle
+    cycle_ms: dict[str, float] = field(default_factory=dict)  # draft, verify, accept, other: milliseconds per cycle
     peak_bytes: int | None = None
     lossless: dict[str, int] = field(default_factory=dict)  # requests by verdict
     by_trajectories: dict[int, float] = field(default_factory=dict)  # tau over the first 1, 4, ... samples of a prompt
@@ -45,10 +45,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """All figures of runs that belong together: same model, machine and sampling."""
+    """All figures of a group of runs with the same model, machine and sampling."""
 
     title: str
-    manifest: dict[str, Any]  # of the first run, with what the others add
+    manifest: dict[str, Any]  # merged manifest of the runs
     runs: list[str]
     baseline: str | None  # the label of plain decoding, if it ran
     methods: list[dict[str, Any]]  # as in the manifest, in its order

@@ -1,25 +1,25 @@
-"""Other engines on the same prompts in the same run: each an optional adapter with a process and a Python of its own.
+"""Other engines on the same prompts in the same run, each in its own process and Python.
 
 A peer is named as ``transformers``, ``llamacpp:lookup`` or, with options, ``transformers:assisted,model=NAME``.
 """
 
-from draftwood.bench.peers.environments import absent
-from draftwood.bench.peers.files import gguf_of
+from draftwood.bench.peers.environments import explain_absence
+from draftwood.bench.peers.gguf import find_gguf
 from draftwood.bench.peers.install import install_peer
-from draftwood.bench.peers.messages import PeerAnswer, PeerModel
+from draftwood.bench.peers.messages import PeerModel, PeerResult
 from draftwood.bench.peers.process import Peer
-from draftwood.bench.peers.specs import ENGINES, PEERS, PeerSpec, find_peer, peer_names
+from draftwood.bench.peers.specs import ENGINES, PEERS, PeerSpec, find_peer, list_peers
 
 __all__ = [
     "ENGINES",
     "PEERS",
     "Peer",
-    "PeerAnswer",
     "PeerModel",
+    "PeerResult",
     "PeerSpec",
-    "absent",
+    "explain_absence",
+    "find_gguf",
     "find_peer",
-    "gguf_of",
     "install_peer",
-    "peer_names",
+    "list_peers",
 ]

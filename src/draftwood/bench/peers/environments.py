@@ -1,8 +1,8 @@
-"""Which Python a peer runs in, and what is missing where there is none.
+"""Finds the Python that runs a peer, or explains what is missing.
 
-1. ``DRAFTWOOD_PEER_<ENGINE>``, the path of a Python;
-2. the environment that ``draftwood bench peers --install ENGINE`` made in the cache folder;
-3. this Python, if it has the engine.
+1. ``DRAFTWOOD_PEER_<ENGINE>``, the path of a Python interpreter;
+2. the environment that ``draftwood bench peers --install ENGINE`` created in the cache folder;
+3. the current interpreter, if it has the engine.
 """
 
 from __future__ import annotations
@@ -18,74 +18,74 @@ from draftwood.bench.peers.messages import PeerModel
 from draftwood.bench.peers.specs import PeerSpec
 from draftwood.disk import cache_home
 
-# Without the folder we are in: a worker does not look there, and a folder there may be called like a package.
+# Without the current folder: a worker does not search it, and it may contain a folder named like a package.
 _PROBE = """
 import importlib.util, sys
 sys.path = [place for place in sys.path if place]
 print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])
 """
 _PROBE_SECONDS = 60.0
-_OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+_PYTHON_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
 
 
 def peer_home(engine: str) -> Path:
-    """Where the environment of an engine is installed."""
+    """Return the folder of an engine's environment."""
     return cache_home() / "peers" / engine
 
 
-def python_in(environment: Path) -> Path:
+def venv_python(environment: Path) -> Path:
     return environment / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
-def variable_of(engine: str) -> str:
+def python_variable(engine: str) -> str:
     return f"DRAFTWOOD_PEER_{engine.upper()}"
 
 
-def own_environment() -> dict[str, str]:
-    """Our variables without those that tell a Python where to look for packages: a peer's Python knows its own."""
-    return {name: value for name, value in os.environ.items() if name not in _OURS}
+def clean_environment() -> dict[str, str]:
+    """Copy the environment without Python's path variables, which are wrong for another interpreter."""
+    return {name: value for name, value in os.environ.items() if name not in _PYTHON_PATHS}
 
 
-def python_of(spec: PeerSpec) -> Path | None:
-    """The Python to run the peer's worker with; None if there is none. Whether it works is for ``absent`` to say."""
-    chosen = os.environ.get(variable_of(spec.engine))
+def find_python(spec: PeerSpec) -> Path | None:
+    """Find the Python for the peer's worker; None if there is none. ``explain_absence`` checks that it works."""
+    chosen = os.environ.get(python_variable(spec.engine))
     if chosen:
         return Path(chosen).expanduser()
-    installed = python_in(peer_home(spec.engine))
+    installed = venv_python(peer_home(spec.engine))
     if installed.exists():
         return installed
     return Path(sys.executable) if importlib.util.find_spec(spec.packages[0]) is not None else None
 
 
-def absent(spec: PeerSpec, model: PeerModel | None = None) -> str | None:
-    """None if the peer can run, else why not and how to get it. With a model also whether the peer can read that."""
-    python = python_of(spec)
-    variable = variable_of(spec.engine)
-    is_chosen = bool(os.environ.get(variable))  # it goes before what is installed
+def explain_absence(spec: PeerSpec, model: PeerModel | None = None) -> str | None:
+    """Explain why the peer cannot run and how to install it; None if it can run, and read ``model`` if given."""
+    python = find_python(spec)
+    variable = python_variable(spec.engine)
+    is_chosen = bool(os.environ.get(variable))  # has priority over an installed environment
     unset = "unset it and " if is_chosen else ""
-    install = f"{unset}get it with: draftwood bench peers --install {spec.engine}"
+    install = f"{unset}install it with: draftwood bench peers --install {spec.engine}"
     if python is None:
         return f"{spec.name} is not installed; {install}"
-    missing = _missing(python, spec.packages)
+    missing = _list_missing(python, spec.packages)
     named = f"{variable} names {python}, which" if is_chosen else python
     if missing is None:
         return f"{spec.name} is absent: {named} does not run; {install}"
     if missing:
-        return f"{spec.name} is absent: {named} has no {' and no '.join(missing)}; {_remedy(missing, python, install)}"
+        return f"{spec.name} is absent: {named} has no {' and no '.join(missing)}; {_advise(missing, python, install)}"
     if model is not None and spec.needs_gguf and model.gguf is None:
-        return f"{spec.name} needs the model as a GGUF file, and there is none; name one, as in --model FILE.gguf"
+        return f"{spec.name} needs the model as a GGUF file; use --model FILE.gguf"
     return None
 
 
-def _missing(python: Path, packages: Sequence[str]) -> list[str] | None:
-    """The packages this Python cannot import; None if it cannot even be asked."""
+def _list_missing(python: Path, packages: Sequence[str]) -> list[str] | None:
+    """List the packages that this Python cannot import; None if it does not run."""
     try:
         done = subprocess.run(
             [str(python), "-c", _PROBE, *packages],
             capture_output=True,
             text=True,
             errors="replace",
-            env=own_environment(),
+            env=clean_environment(),
             timeout=_PROBE_SECONDS,
             check=False,
         )
@@ -94,8 +94,8 @@ def _missing(python: Path, packages: Sequence[str]) -> list[str] | None:
     return done.stdout.split() if done.returncode == 0 else None
 
 
-def _remedy(missing: Sequence[str], python: Path, install: str) -> str:
-    """arctic_inference has no wheels for every machine, so it is the one that an installed environment may lack."""
+def _advise(missing: Sequence[str], python: Path, install: str) -> str:
+    """Advise how to install. An environment may lack arctic_inference, which has no wheels for some machines."""
     if list(missing) == ["arctic_inference"]:
-        return f"get it with: {python} -m pip install --no-deps arctic-inference (it needs a C++ compiler)"
+        return f"install it with: {python} -m pip install --no-deps arctic-inference (it needs a C++ compiler)"
     return install

@@ -1,4 +1,4 @@
-"""What is said to a peer and what it answers, in the terms of our own engine."""
+"""Messages to and from a peer."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from draftwood.errors import CapabilityError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerModel:
-    """The model that peers load, and how."""
+    """The model that a peer loads, and how."""
 
     folder: Path  # in Hugging Face layout
     gguf: Path | None = None  # for llama.cpp
-    dtype: str = "float32"  # float32, bfloat16 or float16; a peer's option dtype goes before it
+    dtype: str = "float32"  # float32, bfloat16 or float16; overridden by the peer's option dtype
     device: str = "cpu"
-    threads: int | None = None  # None: as many as torch takes here, which is what we take
-    max_context: int = 4096  # positions of prompt and output together
-    assistant: Path | None = None  # a folder; None: the peer's option model is looked up
-    seed: int = 0  # for requests that have none
+    threads: int | None = None  # None: torch's number of threads in this process
+    max_context: int = 4096  # prompt and output together
+    assistant: Path | None = None  # a folder; None: use the peer's option model
+    seed: int = 0  # for requests without a seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PeerAnswer:
+class PeerResult:
     """One finished request."""
 
     token_ids: list[int]
     first_token_seconds: float | None
     total_seconds: float
     finish_reason: str  # stop or length
-    stats: dict[str, Any] | None = None  # names as in RequestStats.as_dict(), as far as the engine tells
-    peak_bytes: int | None = None  # of memory, while it ran
-    first_tokens: int = 1  # that came with the first: more where the first pass had guesses
+    stats: dict[str, Any] | None = None  # named as in RequestStats.as_dict(), as far as reported
+    peak_bytes: int | None = None  # peak memory during the request
+    first_tokens: int = 1  # emitted by the first pass: more than one if it verified draft tokens
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens that decode_seconds were spent on."""
+        """Tokens generated during decode_seconds."""
         return len(self.token_ids) - (0 if self.first_token_seconds is None else self.first_tokens)
 
     @property
@@ -47,13 +47,13 @@ class PeerAnswer:
         return self.total_seconds - (self.first_token_seconds or 0.0)
 
 
-def request_of(prompt_ids: list[int], params: SamplingParams, seed: int) -> dict[str, Any]:
-    """The request as a worker reads it. Refuses what not every engine means the same by."""
+def encode_request(prompt_ids: list[int], params: SamplingParams, seed: int) -> dict[str, Any]:
+    """Encode a request for a worker. Rejects options that engines interpret differently."""
     if params.has_penalties or params.stop or params.stop_token_ids or params.logprobs is not None or params.n != 1:
         raise CapabilityError(
-            "Peers know temperature, top_p, top_k, min_p, max_tokens, seed and ignore_eos only",
+            "Peers support only temperature, top_p, top_k, min_p, max_tokens, seed and ignore_eos",
             got=params,
-            next_step="Leave penalties, stops, logprobs and several samples out, or leave peers out.",
+            next_step="Remove penalties, stop conditions, logprobs and multiple samples, or the peers.",
         )
     return {
         "prompt_ids": list(prompt_ids),
@@ -67,29 +67,29 @@ def request_of(prompt_ids: list[int], params: SamplingParams, seed: int) -> dict
     }
 
 
-def answer_of(content: Mapping[str, Any], num_prompt: int) -> PeerAnswer:
-    """A worker's answer, checked. Raises ValueError, TypeError or KeyError for one that makes no sense."""
+def decode_result(content: Mapping[str, Any], num_prompt: int) -> PeerResult:
+    """Decode and check a worker's reply. Raises ValueError, TypeError or KeyError if it is invalid."""
     token_ids = content["token_ids"]
     if not isinstance(token_ids, list) or not all(type(token) is int and token >= 0 for token in token_ids):
-        raise ValueError("token_ids is no list of token ids")
+        raise ValueError("token_ids is not a list of token ids")
     first = content.get("first_token_seconds")
     peak = content.get("peak_bytes")
-    answer = PeerAnswer(
+    result = PeerResult(
         token_ids=token_ids,
         first_token_seconds=None if first is None else float(first),
         total_seconds=float(content["total_seconds"]),
         finish_reason=str(content["finish_reason"]),
-        stats=_stats(content.get("counts"), num_prompt, len(token_ids)),
+        stats=_convert_counts(content.get("counts"), num_prompt, len(token_ids)),
         peak_bytes=None if peak is None else int(peak),
         first_tokens=int(content.get("first_tokens", 1)),
     )
-    if not 0.0 <= (answer.first_token_seconds or 0.0) <= answer.total_seconds:
-        raise ValueError("the first token came after the last")
-    return answer
+    if not 0.0 <= (result.first_token_seconds or 0.0) <= result.total_seconds:
+        raise ValueError("the first token is later than the last")
+    return result
 
 
-def _stats(counts: Mapping[str, Any] | None, num_prompt: int, num_output: int) -> dict[str, Any] | None:
-    """Counts under the names of RequestStats, and accepted_nodes; what the engine does not tell is left out."""
+def _convert_counts(counts: Mapping[str, Any] | None, num_prompt: int, num_output: int) -> dict[str, Any] | None:
+    """Convert counts to the names of RequestStats, plus accepted_nodes; unreported counts are omitted."""
     if not counts or not counts.get("cycles"):
         return None
     cycles = int(counts["cycles"])

@@ -1,4 +1,4 @@
-"""A running peer: a worker process that is asked line by line and sleeps in between."""
+"""A running peer: a worker process that handles one request per line and sleeps in between."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import IO, Any
 
 import torch
 
-from draftwood.bench.peers.environments import absent, own_environment, python_of
-from draftwood.bench.peers.messages import PeerAnswer, PeerModel, answer_of, request_of
+from draftwood.bench.peers.environments import clean_environment, explain_absence, find_python
+from draftwood.bench.peers.messages import PeerModel, PeerResult, decode_result, encode_request
 from draftwood.bench.peers.specs import PeerSpec
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError
 from draftwood.models import resolve
 from draftwood.progress import Progress, report
 
-LOAD_SECONDS = 900.0  # generous: weights may come over a slow disk, and some engines compile first
+LOAD_SECONDS = 900.0  # generous: slow disks, and some engines compile first
 ANSWER_SECONDS, TOKEN_SECONDS = 180.0, 5.0
 CLOSE_SECONDS = 10.0
 _LOG_LINES, _LOG_BYTES, _SHOWN = 8, 8192, 200
 
 
 class Peer:
-    """One engine in a process of its own, with the model loaded. Close it, or use it in a ``with`` statement."""
+    """An engine in its own process, with the model loaded. Close it, or use it in a ``with`` statement."""
 
     def __init__(
         self,
@@ -45,37 +45,37 @@ class Peer:
         self._seed = request.seed
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
-        why = absent(spec, request)
+        why = explain_absence(spec, request)
         if why is not None:
             raise DraftwoodError(why)
         message = _load_message(spec, request, progress)
         report(progress, f"starting {spec.name}", 0, 1)
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the process
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
         self._lines: queue.Queue[bytes | None] = queue.Queue()
-        self._start(python_of(spec), message["threads"])
+        self._start(find_python(spec), message["threads"])
         try:
-            self.facts = self._ask(message, load_seconds)  # version, and the dtype it took
-        except BaseException:  # nobody could close it
+            self.facts = self._ask(message, load_seconds)  # version and dtype
+        except BaseException:  # the caller gets no object to close
             self._kill()
             raise
         report(progress, f"starting {spec.name}", 1, 1)
 
-    def generate(self, prompt_ids: list[int], params: SamplingParams) -> PeerAnswer:
-        """One sample of one prompt."""
-        message = {"op": "generate", **request_of(prompt_ids, params, self._seed)}
+    def generate(self, prompt_ids: list[int], params: SamplingParams) -> PeerResult:
+        """Generate one sample."""
+        message = {"op": "generate", **encode_request(prompt_ids, params, self._seed)}
         content = self._ask(message, ANSWER_SECONDS + TOKEN_SECONDS * params.max_tokens)
         try:
-            return answer_of(content, len(prompt_ids))
+            return decode_result(content, len(prompt_ids))
         except (KeyError, TypeError, ValueError) as error:
             self._kill()
-            raise self._error("answered nonsense", f"{type(error).__name__}: {error}") from error
+            raise self._error("sent an invalid reply", f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
-        """Ends the process; harmless when it is gone already."""
+        """Stop the process. Idempotent."""
         try:
             if self._process is not None:
                 with contextlib.suppress(OSError):
-                    self._pipe(self._process.stdin).close()  # the worker ends at the end of its input
+                    self._pipe(self._process.stdin).close()  # the worker exits at the end of its input
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(CLOSE_SECONDS)
         finally:
@@ -98,7 +98,7 @@ class Peer:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env=_environment(threads),
-                start_new_session=True,  # Ctrl-C is for us: the worker hears of it when its input ends
+                start_new_session=True,  # Ctrl-C goes to this process only; the worker exits when its input ends
             )
         except OSError as error:
             raise self._error("cannot be started", error) from error
@@ -106,7 +106,7 @@ class Peer:
         threading.Thread(target=_read_lines, args=(output, self._lines), daemon=True).start()
 
     def _ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Sends one line and waits for the one that answers it. A worker that fails to is ended."""
+        """Send one line and wait for the reply. A worker that does not reply is killed."""
         if self._process is None:
             raise self._error("is closed", None)
         self._count += 1
@@ -115,32 +115,32 @@ class Peer:
             pipe.write(json.dumps({"id": self._count, **message}).encode() + b"\n")
             pipe.flush()
             line = self._lines.get(timeout=seconds)
-        except OSError:  # it does not read any more
+        except OSError:  # the worker closed its input
             line = None
         except queue.Empty:
             self._kill()
-            raise self._error(f"did not answer within {seconds:.0f} seconds", self._said()) from None
-        except BaseException:  # Ctrl-C: its answer would be taken for that to the next request
+            raise self._error(f"did not reply within {seconds:.0f} seconds", self._read_log()) from None
+        except BaseException:  # Ctrl-C: the reply would be taken for that of the next request
             self._kill()
             raise
         if line is None:
-            raise self._ended()
-        return self._content(line)
+            raise self._describe_exit()
+        return self._parse_reply(line)
 
-    def _content(self, line: bytes) -> dict[str, Any]:
+    def _parse_reply(self, line: bytes) -> dict[str, Any]:
         try:
             content = json.loads(line)
             if not isinstance(content, dict) or content.pop("id", None) != self._count:
                 raise ValueError
         except ValueError as error:
             self._kill()
-            raise self._error("answered nonsense", repr(line[:_SHOWN].decode(errors="replace"))) from error
+            raise self._error("sent an invalid reply", repr(line[:_SHOWN].decode(errors="replace"))) from error
         if "error" in content:
-            raise self._error("could not do it", content["error"])
+            raise self._error("failed", content["error"])
         return content
 
-    def _ended(self) -> DraftwoodError:
-        """It is gone, or as good as gone: says how it ended and the last that it said."""
+    def _describe_exit(self) -> DraftwoodError:
+        """Describe how the worker ended, with the end of its log."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_SECONDS)
@@ -149,20 +149,20 @@ class Peer:
         how = "closed its output" if code is None else f"exit code {code}"
         if code is not None and code < 0:
             how = signal.strsignal(-code) or f"signal {-code}"
-        return self._error("ended without an answer", "\n".join(filter(None, [how, self._said()])))
+        return self._error("exited without a reply", "\n".join(filter(None, [how, self._read_log()])))
 
     def _error(self, what: str, got: object) -> DraftwoodError:
         return DraftwoodError(f"The peer {self.spec.name} {what}", got=got)
 
-    def _said(self) -> str:
-        """The last lines of its log."""
+    def _read_log(self) -> str:
+        """Read the last lines of the log."""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - _LOG_BYTES))
         lines = self._log.read().decode(errors="replace").splitlines()
         return "\n".join([line[:_SHOWN] for line in lines if line.strip()][-_LOG_LINES:])
 
     def _kill(self) -> None:
-        """Ends the process and all that it started."""
+        """Kill the process and its children."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -203,14 +203,14 @@ def _load_message(spec: PeerSpec, request: PeerModel, progress: Progress | None)
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """With threads that sleep soon when idle."""
-    kept = {name: value for name, value in own_environment().items() if name != "OMP_WAIT_POLICY"}
+    """Environment of a worker whose idle threads soon sleep."""
+    kept = {name: value for name, value in clean_environment().items() if name != "OMP_WAIT_POLICY"}
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     return {**kept, **quiet, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1"}
 
 
 def _read_lines(pipe: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
-    """Runs beside: a pipe cannot be waited for with a time limit on every system, a queue can."""
+    """Copy lines to a queue, in a thread: reading a pipe with a timeout is not portable."""
     with pipe:
         for line in pipe:
             lines.put(line)

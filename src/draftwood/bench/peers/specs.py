@@ -1,4 +1,4 @@
-"""The peers by name: what each runs, which options it takes, and what a reader of its figures should know."""
+"""The peers by name, with their options and notes for the report."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from draftwood.errors import OptionError, did_you_mean
 
 WORKERS = Path(__file__).parent / "workers"
 LOOKUP_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-_QUANTISED = "reads a GGUF file, mostly quantised: other weights than the other methods, and other texts"
-_OWN_DTYPE = "float32 on CPUs without bfloat16 units, where that is its faster one"
-_NO_END = "with ignore_eos it may not choose the end token, where the others write it and go on"
+_QUANTIZED = "reads a GGUF file, usually quantized: weights and outputs differ from the other methods"
+_OWN_DTYPE = "float32 on CPUs without bfloat16 support, where it is faster"
+_NO_END = "with ignore_eos it never generates the end token, while the others generate it and continue"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,16 +23,16 @@ class PeerSpec:
 
     name: str  # without options
     engine: str
-    title: str  # for people
-    packages: tuple[str, ...]  # what its Python must be able to import
-    worker: Path  # the script that runs there
-    options: Mapping[str, Any] = field(default_factory=dict)  # all of them, with their values
-    required: tuple[str, ...] = ()  # options that have no default
+    title: str
+    packages: tuple[str, ...]  # that its Python must be able to import
+    worker: Path  # the script to run
+    options: Mapping[str, Any] = field(default_factory=dict)  # with defaults
+    required: tuple[str, ...] = ()  # options without a default
     needs_gguf: bool = False
-    note: str = ""  # what a reader of its figures should know
+    note: str = ""  # caveats shown in the report
 
 
-def _spec(name: str, title: str, package: str, note: str, **more: Any) -> PeerSpec:
+def _make_spec(name: str, title: str, package: str, note: str, **more: Any) -> PeerSpec:
     engine = name.partition(":")[0]
     packages = (package, *more.pop("packages", ()))
     worker = WORKERS / f"{engine}_worker.py"
@@ -40,44 +40,44 @@ def _spec(name: str, title: str, package: str, note: str, **more: Any) -> PeerSp
 
 
 _PEERS = [
-    _spec("transformers", "transformers generate", "transformers", _OWN_DTYPE, options={"dtype": "auto"}),
-    _spec(
+    _make_spec("transformers", "transformers generate", "transformers", _OWN_DTYPE, options={"dtype": "auto"}),
+    _make_spec(
         "transformers:lookup",
         "transformers, prompt lookup",
         "transformers",
-        f"{_OWN_DTYPE}; where it samples, a copied token is kept if the model draws the same one: exact",
+        f"{_OWN_DTYPE}; sampling is exact: a copied token is kept if the model samples the same one",
         options={"dtype": "auto", "tokens": 10, "ngram": 2},
     ),
-    _spec(
+    _make_spec(
         "transformers:assisted",
         "transformers, assistant model",
         "transformers",
-        f"{_OWN_DTYPE}; where it samples, by rejection against the assistant's probabilities: exact",
+        f"{_OWN_DTYPE}; sampling is exact: rejection sampling against the assistant",
         options={"dtype": "auto", "model": ""},
         required=("model",),
     ),
-    _spec("llamacpp", "llama.cpp", "xllamacpp", f"{_QUANTISED}; {_NO_END}", needs_gguf=True),
-    _spec(
+    _make_spec("llamacpp", "llama.cpp", "xllamacpp", f"{_QUANTIZED}; {_NO_END}", needs_gguf=True),
+    _make_spec(
         "llamacpp:lookup",
         "llama.cpp, n-gram lookup",
         "xllamacpp",
-        f"{_QUANTISED}; {_NO_END}",
+        f"{_QUANTIZED}; {_NO_END}",
         options={"kind": "ngram-simple", "ngram": 3, "tokens": 10},
         needs_gguf=True,
     ),
-    _spec("vllm", "vLLM", "vllm", f"{_OWN_DTYPE}; eager on a CPU", options={"dtype": "auto"}),
-    _spec(
+    _make_spec("vllm", "vLLM", "vllm", f"{_OWN_DTYPE}; eager on a CPU", options={"dtype": "auto"}),
+    _make_spec(
         "vllm:ngram",
         "vLLM, n-gram",
         "vllm",
         f"{_OWN_DTYPE}; eager on a CPU",
         options={"dtype": "auto", "tokens": 5, "ngram": 4, "min_ngram": 2},
     ),
-    _spec(
+    _make_spec(
         "vllm:suffix",
         "vLLM, suffix decoding",
         "vllm",
-        f"{_OWN_DTYPE}; eager on a CPU; remembers earlier answers only with the option cached, as in cached=10000",
+        f"{_OWN_DTYPE}; eager on a CPU; uses earlier outputs only with the option cached, as in cached=10000",
         packages=("arctic_inference",),
         options={"dtype": "auto", "tokens": 24, "cached": 0},
     ),
@@ -87,18 +87,18 @@ ENGINES = tuple(dict.fromkeys(spec.engine for spec in _PEERS))
 _MAY_BE_ZERO = ("cached",)
 
 
-def peer_names() -> list[str]:
+def list_peers() -> list[str]:
     return list(PEERS)
 
 
 def find_peer(name: str) -> PeerSpec:
-    """The peer of this name; options follow it, as in ``transformers:assisted,model=NAME``."""
+    """Find a peer by name and options, as in ``transformers:assisted,model=NAME``."""
     known, *pairs = name.split(",")
     if known not in PEERS:
         raise OptionError(
-            "There is no peer of that name",
+            "Unknown peer",
             got=repr(known),
-            allowed=peer_names(),
+            allowed=list_peers(),
             next_step=did_you_mean(known, PEERS),
         )
     spec = PEERS[known]
@@ -107,10 +107,10 @@ def find_peer(name: str) -> PeerSpec:
         key, equals, text = pair.partition("=")
         key = key.strip().replace("-", "_")
         if not equals:
-            raise OptionError("A peer's option has a value", got=pair, allowed=f"as in {known},{key}=VALUE")
+            raise OptionError("A peer's option needs a value", got=pair, allowed=f"as in {known},{key}=VALUE")
         if key not in options:
             raise OptionError(f"The peer {known!r} has no option {key!r}", got=name, allowed=list(options) or "none")
-        options[key] = _checked(key, options[key], text)
+        options[key] = _parse_option(key, options[key], text)
     for key in spec.required:
         if not options[key]:
             raise OptionError(
@@ -119,8 +119,8 @@ def find_peer(name: str) -> PeerSpec:
     return replace(spec, options=options)
 
 
-def _checked(key: str, default: object, text: str) -> object:
-    """The value of an option, of the same kind as its default."""
+def _parse_option(key: str, default: object, text: str) -> object:
+    """Parse the value of an option, of the same type as its default."""
     if not isinstance(default, int):
         if key == "dtype":
             return one_of("dtype", text, DTYPES)

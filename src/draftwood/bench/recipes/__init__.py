@@ -1,5 +1,5 @@
-"""Recipes: tables and figures of the papers as benchmark runs."""
+"""Recipes: tables and figures of papers as benchmark runs."""
 
-from draftwood.bench.recipes.recipes import Recipe, load_recipe, recipe_names
+from draftwood.bench.recipes.recipe import Recipe, list_recipes, load_recipe
 
-__all__ = ["Recipe", "load_recipe", "recipe_names"]
+__all__ = ["Recipe", "list_recipes", "load_recipe"]

@@ -1,4 +1,4 @@
-"""On what a benchmark ran, and how much memory it took."""
+"""The machine a benchmark runs on, and peak memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from draftwood.sizing import processor
 from draftwood.targets import TargetInfo
 
 _PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "transformers", "triton")
-_RESET_PEAK = "5"  # what Linux takes for "start the high-water mark anew"
+_RESET_PEAK = "5"  # written to clear_refs, Linux resets the peak resident set size
 
 
-def machine_facts() -> dict[str, Any]:
-    """What figures depend on beside the program; nothing that names a person or a host."""
+def describe_machine() -> dict[str, Any]:
+    """Hardware facts that affect the figures; nothing that identifies a person or a host."""
     facts: dict[str, Any] = {
         "processor": _processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -39,7 +39,7 @@ def machine_facts() -> dict[str, Any]:
     return facts
 
 
-def software_facts() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     found = {"draftwood": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -49,7 +49,7 @@ def software_facts() -> dict[str, str]:
     return found
 
 
-def model_facts(info: TargetInfo) -> dict[str, Any]:
+def describe_model(info: TargetInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "architecture": info.architecture,
@@ -62,44 +62,44 @@ def model_facts(info: TargetInfo) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Peak:
-    """The most memory that was taken while something ran; None where that cannot be told."""
+class PeakMemory:
+    """Peak memory of a code block; None if unknown."""
 
     num_bytes: int | None = None
 
 
 @contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Of the GPU if the model is there, else of this process, with all that was resident before."""
-    peak = Peak()
+def measure_peak_memory(device: torch.device) -> Iterator[PeakMemory]:
+    """Measure the peak of GPU memory if ``device`` is a GPU, else of this process, earlier allocations included."""
+    peak = PeakMemory()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         yield peak
         peak.num_bytes = torch.cuda.max_memory_allocated(device)
         return
-    _forget_peak()
+    _reset_peak()
     yield peak
-    peak.num_bytes = _process_peak()
+    peak.num_bytes = _read_peak()
 
 
 def _processor_name() -> str:
-    """As lscpu gives it where there is one: ARM kernels know their cores by number only."""
+    """Ask lscpu first: on ARM the kernel reports cores by number only."""
     try:
-        told = subprocess.run(["lscpu"], capture_output=True, text=True, check=True, timeout=10).stdout
+        output = subprocess.run(["lscpu"], capture_output=True, text=True, check=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):
         return processor()
-    names = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("Model name:")]
+    names = [line.partition(":")[2].strip() for line in output.splitlines() if line.startswith("Model name:")]
     return ", ".join(dict.fromkeys(names)) or processor()
 
 
-def _forget_peak() -> None:
+def _reset_peak() -> None:
     try:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     except OSError:
-        return  # the mark then stands for the whole process, which is still an upper bound
+        return  # the peak then covers the whole process, which is still an upper bound
 
 
-def _process_peak() -> int | None:
+def _read_peak() -> int | None:
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -107,7 +107,7 @@ def _process_peak() -> int | None:
     except (OSError, ValueError):
         pass
     try:
-        import resource  # Windows has none
+        import resource  # missing on Windows
     except ImportError:
         return None
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,9 +1,9 @@
-"""Methods by what a user types: a drafter with options, or a peer.
+"""Methods as typed by a user: a drafter with options, or a peer.
 
 goose                                   a drafter
 goose:bypass=copied,extension=levels    with options
-goose:memory=process,budget=16          memory and budget may be its own too
-transformers, llamacpp:lookup           a peer, where one is meant (--peers)
+goose:memory=process,budget=16          with its own memory and budget
+transformers, llamacpp:lookup           a peer (--peers)
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ DRAFTER, PEER = "drafter", "peer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
-    """One column of a benchmark."""
+class BenchMethod:
+    """One method of a benchmark: a drafter or a peer."""
 
     label: str  # unique within a run
     kind: str = DRAFTER
-    drafter: str  # of a peer: its name
+    drafter: str  # for a peer: its name
     options: dict[str, Any] = field(default_factory=dict)
     memory: str = ""
     budget: int | str = 1
-    note: str = ""  # what a reader of its figures should know
+    note: str = ""  # caveats shown in the report
 
     @property
     def is_plain(self) -> bool:
@@ -39,62 +39,62 @@ class Method:
 
     @property
     def family(self) -> str:
-        """The label without its budget: methods that differ in it alone are points of one curve."""
+        """The label without its budget: methods that differ only in budget form one curve."""
         return self.label.split(" @", 1)[0]
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "family": self.family}
 
 
-def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str]) -> list[Method]:
-    """The methods in the order they were named, each with every budget."""
-    methods: list[Method] = []
+def parse_methods(texts: Sequence[str], memory: str, budgets: Sequence[int | str]) -> list[BenchMethod]:
+    """Parse methods in the given order, each with every budget."""
+    methods: list[BenchMethod] = []
     for text in texts:
         name, options = parse_method(text)
         options.pop("budget", None)
-        kept = str(options.pop("memory", memory))
-        kept = DEFAULT_MEMORY if name == PLAIN else kept  # it learns nothing that a file could hold
+        scope = str(options.pop("memory", memory))
+        scope = DEFAULT_MEMORY if name == PLAIN else scope  # plain decoding learns nothing
         check_drafter(name, options)
-        parse_memory(kept)
-        for label, budget in labelled(text, budgets):
-            EngineOptions(budget=budget)  # refuses what is no budget
-            methods.append(Method(label=label, drafter=name, options=options, memory=kept, budget=budget))
+        parse_memory(scope)
+        for label, budget in list_labels(text, budgets):
+            EngineOptions(budget=budget)  # raises if the budget is invalid
+            methods.append(BenchMethod(label=label, drafter=name, options=options, memory=scope, budget=budget))
     labels = [method.label for method in methods]
-    twice = sorted({label for label in labels if labels.count(label) > 1})
-    if twice:
-        raise OptionError("A method is named twice", got=", ".join(twice))
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise OptionError("A method is listed twice", got=", ".join(repeated))
     return methods
 
 
-def labelled(text: str, budgets: Sequence[int | str]) -> list[tuple[str, Any]]:
-    """The labels of a method, each with its budget. One of its own goes before these; plain decoding needs none."""
+def list_labels(text: str, budgets: Sequence[int | str]) -> list[tuple[str, Any]]:
+    """List a method's labels with their budgets. Its own budget overrides ``budgets``; plain decoding needs none."""
     name, options = parse_method(text)
     own = [1] if name == PLAIN else [options["budget"]] if "budget" in options else budgets
     return [(text if len(own) == 1 else f"{text} @{budget}", budget) for budget in own]
 
 
-def check_memories(methods: Sequence[Method], repeats: int) -> None:
-    """Refuses memories that would falsify what is measured."""
+def check_memories(methods: Sequence[BenchMethod], repeats: int) -> None:
+    """Reject memory settings that would distort the measurement."""
     plans = {method.label: parse_memory(method.memory) for method in methods if method.kind == DRAFTER}
     files = Counter(plan.path for plan in plans.values() if plan.path is not None)
     shared = [label for label, plan in plans.items() if plan.path is not None and files[plan.path] > 1]
     if shared:
         raise OptionError(
-            "Two methods keep their memory in one file",
+            "Two methods store their memory in the same file",
             got=shared,
-            next_step="Give each a file of its own, as in goose:memory=FILE.",
+            next_step="Give each its own file, as in goose:memory=FILE.",
         )
-    lasting = [label for label, plan in plans.items() if plan.scope == "process"]
-    if lasting and repeats > 1:
+    persistent = [label for label, plan in plans.items() if plan.scope == "process"]
+    if persistent and repeats > 1:
         raise OptionError(
-            "A method that remembers earlier requests finds its own answers when it is asked again",
-            got=f"{repeats} repeats, {', '.join(lasting)}",
+            "A method that remembers earlier requests would copy its own answers in a repeat",
+            got=f"{repeats} repeats, {', '.join(persistent)}",
             next_step="Leave repeats at 1, or memory at request or prompt.",
         )
 
 
 def split_methods(text: str) -> list[str]:
-    """Names between commas. Options have commas too: what is no name (``KEY=VALUE``) belongs to the method before."""
+    """Split at commas. Options contain commas too: a piece ``KEY=VALUE`` belongs to the method before it."""
     methods: list[str] = []
     for piece in filter(None, (part.strip() for part in text.split(","))):
         if methods and "=" in piece and ":" not in piece.split("=", 1)[0]:
@@ -105,14 +105,14 @@ def split_methods(text: str) -> list[str]:
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """A name and its options."""
+    """Parse ``NAME:KEY=VALUE,...`` into the name and its options."""
     name, _, rest = text.partition(":")
     options: dict[str, Any] = {}
     for pair in rest.split(",") if rest else []:
         key, equals, value = pair.partition("=")
         if not (key and equals):
             raise OptionError(
-                "A method is a drafter's name and its options", got=text, allowed="NAME or NAME:KEY=VALUE,KEY=VALUE"
+                "A method must be a drafter name with options", got=text, allowed="NAME or NAME:KEY=VALUE,KEY=VALUE"
             )
         options[key.strip().replace("-", "_")] = parse_value(value)
     if not name:

@@ -1,4 +1,4 @@
-"""What a benchmark is asked to do: from the command line or a recipe, checked when it is made."""
+"""Settings of a benchmark, from the command line or a recipe, validated on construction."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ DEFAULT_METHODS = ("plain", "pld", "recycling", "goose")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """Everything that decides what a run measures. Two runs with equal settings may be continued and pooled."""
+class BenchSettings:
+    """Everything that determines what a run measures. Runs with equal settings can be resumed and pooled."""
 
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
-    quantize: str | None = None  # the 8-bit format of the weights
+    quantize: str | None = None  # 8-bit weight format
     device: str = "auto"
     target: str = "auto"
-    drafters: tuple[str, ...] = DEFAULT_METHODS  # methods, see methods.py
+    drafters: tuple[str, ...] = DEFAULT_METHODS  # see methods.py
     peers: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()  # empty: all there are
-    data: str | None = None  # a folder of prompt files, "hub", or None: the package's own prompts
-    limit: int | None = None  # prompts of each task
+    tasks: tuple[str, ...] = ()  # empty: all available
+    data: str | None = None  # a folder of prompt files, "hub", or None for the bundled prompts
+    limit: int | None = None  # prompts per task
     budget: tuple[int | str, ...] = ("auto",)
     memory: str = DEFAULT_MEMORY
     max_tokens: int = 128
@@ -33,13 +33,13 @@ class Settings:
     top_k: int = 0
     seed: int = 0
     ignore_eos: bool = False
-    repeats: int = 1  # how often every method answers every prompt
-    trajectories: tuple[int, ...] = (1,)  # samples of each prompt, one after another with one memory
-    batch: int = 1  # prompts that run together
-    raw: bool = False  # prompts are texts to continue: no chat template
+    repeats: int = 1  # runs of every method on every prompt
+    trajectories: tuple[int, ...] = (1,)  # samples per prompt, generated in sequence with one memory
+    batch: int = 1  # prompts per batch
+    raw: bool = False  # continue the prompt as text, without a chat template
 
     def __post_init__(self) -> None:
-        for f in fields(self):  # JSON and TOML have lists
+        for f in fields(self):  # JSON and TOML give lists
             value = getattr(self, f.name)
             if isinstance(value, list):
                 object.__setattr__(self, f.name, tuple(value))
@@ -48,25 +48,25 @@ class Settings:
                 whole(name, getattr(self, name), 1)
         if not self.trajectories or any(type(count) is not int or count < 1 for count in self.trajectories):
             raise OptionError(
-                "trajectories are numbers of samples",
+                "trajectories must be numbers of samples",
                 got=",".join(map(str, self.trajectories)) or "none",
-                allowed="as in 1,4,8,16",
+                allowed="for example 1,4,8,16",
             )
         whole("seed", self.seed, 0)
         if len(set(self.budget)) < len(self.budget):
-            raise OptionError("A budget is named twice", got=",".join(map(str, self.budget)))
+            raise OptionError("A budget is listed twice", got=",".join(map(str, self.budget)))
         if not self.budget:
-            raise OptionError("There is no budget", allowed="positions a pass, or auto, as in 8,16,auto")
+            raise OptionError("A budget is required", allowed="positions per pass, or auto, as in 8,16,auto")
         self.loading()
         self.sampling()
         if max(self.trajectories) > 1 and self.temperature == 0.0:
             raise OptionError(
-                "Several greedy trajectories of one prompt are all the same",
+                "Greedy trajectories of one prompt are all identical",
                 got=f"trajectories {','.join(map(str, self.trajectories))}, temperature 0",
                 next_step="Add --temperature 0.6, for instance.",
             )
         if not self.drafters and not self.peers:
-            raise OptionError("There is nothing to measure", next_step="Name a method, as in --drafters plain,goose.")
+            raise OptionError("There is nothing to measure", next_step="List methods: --drafters plain,goose.")
 
     @property
     def num_samples(self) -> int:
@@ -97,5 +97,5 @@ class Settings:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Settings:
+    def from_dict(cls, values: dict[str, Any]) -> BenchSettings:
         return from_mapping(cls, values, "A benchmark")

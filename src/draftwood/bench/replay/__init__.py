@@ -1,28 +1,35 @@
-"""Runs that were written down once, and drafters tried on them again and again, without a model."""
+"""Records runs once, and replays them with any drafter without a model."""
 
-from draftwood.bench.replay.recorder import Tape, record, recording_drafter
+from draftwood.bench.replay.commands import record_to, replay_methods
+from draftwood.bench.replay.recorder import Recorder, make_recording_drafter, record
 from draftwood.bench.replay.recording import RecordedRequest, Recording, load_recording, save_recording
-from draftwood.bench.replay.replayer import Replay, check_method, replay
-from draftwood.bench.replay.scale import Figures, context_study, figure_notes, figure_rows, figures_of, trajectory_study
-from draftwood.bench.replay.study import record_to, replay_methods
+from draftwood.bench.replay.replayer import ReplayResult, check_method, replay
+from draftwood.bench.replay.studies import (
+    ReplayFigures,
+    compute_figures,
+    format_figures,
+    list_warnings,
+    study_contexts,
+    study_trajectories,
+)
 
 __all__ = [
-    "Figures",
     "RecordedRequest",
+    "Recorder",
     "Recording",
-    "Replay",
-    "Tape",
+    "ReplayFigures",
+    "ReplayResult",
     "check_method",
-    "context_study",
-    "figure_notes",
-    "figure_rows",
-    "figures_of",
+    "compute_figures",
+    "format_figures",
+    "list_warnings",
     "load_recording",
+    "make_recording_drafter",
     "record",
     "record_to",
-    "recording_drafter",
     "replay",
     "replay_methods",
     "save_recording",
-    "trajectory_study",
+    "study_contexts",
+    "study_trajectories",
 ]

@@ -1,8 +1,8 @@
-"""A recording: the texts of real runs with what the target said at every context they visited, in one file.
+"""A recording: the texts of real runs with the target's top tokens at every context they visited, in one file.
 
-It also holds the facts about the model that drafters are built from, so that replaying needs no model, and how many
-cycles each recorded method took, so that a replay of the same method can be held against it. Log-probabilities are
-kept in single precision: drafters compare products of them, and half precision would reorder close guesses.
+It also holds the model facts that drafters need, so that a replay needs no model, and the number of cycles of each
+recorded method, to validate replays. Log-probabilities are float32: drafters compare products of them, and float16
+would reorder close candidates.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowBook
+from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowStore
 from draftwood.config import SamplingParams
 from draftwood.disk import new_file
 from draftwood.errors import DraftwoodError
 from draftwood.targets import TargetInfo
 
 FORMAT, VERSION = "draftwood-recording", "1"
-DEFAULT_WIDTH = 16  # tokens kept of each row
+DEFAULT_WIDTH = 16  # top tokens stored per row
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRequest:
-    """One text, and the rows along it and beside it."""
+    """One text, and the rows on and off it."""
 
     task: str
     prompt: str  # the prompt's id within the task
@@ -44,12 +44,12 @@ class RecordedRequest:
     output_ids: tuple[int, ...]
     params: SamplingParams
     finish_reason: str
-    behind: tuple[int, ...] = ()  # tokens that the last cycle accepted too, behind the one that ended the text
-    rows: RowBook
+    accepted_after_stop: tuple[int, ...] = ()  # accepted by the last cycle after the stop token
+    rows: RowStore
 
     @property
     def group(self) -> tuple[str, str, int]:
-        """The same for the samples of one prompt."""
+        """Equal for the samples of one prompt."""
         return self.task, self.prompt, self.turn
 
     @cached_property
@@ -58,15 +58,15 @@ class RecordedRequest:
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens the engine let it have, as far as that mattered."""
+        """The effective limit of output tokens."""
         return len(self.output_ids) if self.finish_reason == "length" else self.params.max_tokens
 
     def check(self, vocab_size: int) -> None:
-        """Refuses what cannot be replayed: tokens the model does not have, places of the output without a row."""
+        """Raise if the request cannot be replayed: invalid tokens, or output positions without a row."""
         if not self.prompt_ids or not self.output_ids:
             raise ValueError(f"{self.prompt} has no prompt or no output")
         if not 0 <= min(self.text) <= max(self.text) < vocab_size:
-            raise ValueError(f"{self.prompt} has tokens that the model does not have")
+            raise ValueError(f"{self.prompt} has tokens outside the vocabulary")
         for position in range(len(self.prompt_ids) - 1, len(self.text) - 1):
             if self.rows.find(ON_TEXT, position) is None:
                 raise ValueError(f"{self.prompt} has no row at position {position}")
@@ -74,23 +74,23 @@ class RecordedRequest:
 
 @dataclass(kw_only=True)
 class Recording:
-    """Texts in the order they were recorded; of one prompt the samples one after another."""
+    """Recorded texts in order; the samples of a prompt are consecutive."""
 
     target: TargetInfo
     width: int = DEFAULT_WIDTH
     requests: list[RecordedRequest] = field(default_factory=list)
-    methods: list[dict[str, Any]] = field(default_factory=list)  # Method.as_dict() with tokens, cycles, left_out
-    num_left_out: int = 0  # texts that another method told otherwise
+    methods: list[dict[str, Any]] = field(default_factory=list)  # BenchMethod.as_dict() with tokens, cycles, left_out
+    num_left_out: int = 0  # outputs that differ from that of an earlier method
 
     def add(self, request: RecordedRequest) -> None:
-        """A new text, or more rows for one that is there. Of two different outputs of one request the first stays."""
+        """Add a text, or rows to a known text. If outputs of a request differ, the first is kept."""
         key = (*request.group, request.sample)
         known = self._by_key.get(key)
         if known is None:
             self.requests.append(request)
             self._by_key[key] = request
         elif known.text == request.text:
-            known.rows.unite(request.rows)
+            known.rows.merge(request.rows)
         else:
             self.num_left_out += 1
 
@@ -104,22 +104,22 @@ class Recording:
 
     def summary(self) -> str:
         text = f"{len(self.requests)} texts, {self.num_rows} rows"
-        return f"{text}, {self.num_left_out} other outputs left out" if self.num_left_out else text
+        return f"{text}, {self.num_left_out} differing outputs dropped" if self.num_left_out else text
 
 
 def save_recording(path: Path, recording: Recording) -> None:
     if not recording.requests:
-        raise DraftwoodError("Nothing was recorded, so there is nothing to save", got=str(path))
+        raise DraftwoodError("Nothing was recorded", got=str(path))
     rows = [request.rows.arrays() for request in recording.requests]
     arrays: Arrays = {
         "tokens": np.concatenate([np.array(request.text, np.int32) for request in recording.requests]),
         **{name: np.concatenate([getattr(part, name) for part in rows]) for name in RowArrays._fields},
     }
     about = {
-        "target": _facts(recording.target),
+        "target": _describe_target(recording.target),
         "methods": recording.methods,
         "num_left_out": recording.num_left_out,
-        "requests": [_entry(request) for request in recording.requests],
+        "requests": [_describe_request(request) for request in recording.requests],
     }
     metadata = {"format": FORMAT, "version": VERSION, "about": json.dumps(about, ensure_ascii=False)}
     with new_file(path) as temporary:
@@ -127,7 +127,7 @@ def save_recording(path: Path, recording: Recording) -> None:
 
 
 def load_recording(path: str | Path) -> Recording:
-    """Refuses what is no recording, one of another version, and a damaged one."""
+    """Load a recording; raises for other files, other versions and damaged files."""
     if Path(path).is_dir():
         raise DraftwoodError(f"{path} cannot be read as a recording", got="a folder", allowed="a file")
     try:
@@ -136,12 +136,12 @@ def load_recording(path: str | Path) -> Recording:
             _check_kind(path, metadata)
             about = json.loads(metadata["about"])
             arrays = {name: file.get_tensor(name) for name in ("tokens", *RowArrays._fields)}
-        recording = _built(about, arrays)
+        recording = _build(about, arrays)
     except (SafetensorError, OSError, KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
         raise DraftwoodError(
             f"{path} cannot be read as a recording",
             got=error,
-            next_step="Name a file that `draftwood bench record` wrote, or record it again.",
+            next_step="Give a file written by `draftwood bench record`, or record it again.",
         ) from error
     if not recording.requests:
         raise DraftwoodError(f"{path} is an empty recording", next_step="Record some prompts.")
@@ -149,7 +149,7 @@ def load_recording(path: str | Path) -> Recording:
 
 
 def _check_kind(path: str | Path, metadata: Mapping[str, str]) -> None:
-    for what, name, wanted in (("is no recording", "format", FORMAT), ("has another version", "version", VERSION)):
+    for what, name, wanted in (("is not a recording", "format", FORMAT), ("has another version", "version", VERSION)):
         if metadata.get(name) != wanted:
             raise DraftwoodError(
                 f"{path} {what}",
@@ -159,12 +159,12 @@ def _check_kind(path: str | Path, metadata: Mapping[str, str]) -> None:
             )
 
 
-def _facts(info: TargetInfo) -> dict[str, Any]:
+def _describe_target(info: TargetInfo) -> dict[str, Any]:
     return {**asdict(info), "dtype": str(info.dtype).removeprefix("torch."), "device": str(info.device)}
 
 
-def _target(facts: Mapping[str, Any]) -> TargetInfo:
-    """The model's facts as drafters saw them; they replay on the CPU, wherever it ran."""
+def _restore_target(facts: Mapping[str, Any]) -> TargetInfo:
+    """Rebuild the model facts; replays run on the CPU, whatever device was recorded."""
     return TargetInfo(
         **{
             **facts,
@@ -176,14 +176,14 @@ def _target(facts: Mapping[str, Any]) -> TargetInfo:
     )
 
 
-def _entry(request: RecordedRequest) -> dict[str, Any]:
+def _describe_request(request: RecordedRequest) -> dict[str, Any]:
     return {
         "task": request.task,
         "prompt": request.prompt,
         "turn": request.turn,
         "sample": request.sample,
         "finish_reason": request.finish_reason,
-        "behind": request.behind,
+        "behind": request.accepted_after_stop,  # the name in files of version 1
         "params": asdict(request.params),
         "prompt_tokens": len(request.prompt_ids),
         "output_tokens": len(request.output_ids),
@@ -191,11 +191,11 @@ def _entry(request: RecordedRequest) -> dict[str, Any]:
     }
 
 
-def _built(about: Mapping[str, Any], arrays: Arrays) -> Recording:
-    target = _target(about["target"])
+def _build(about: Mapping[str, Any], arrays: Arrays) -> Recording:
+    target = _restore_target(about["target"])
     ids, parents = arrays["ids"], arrays["parents"]
     if not ((ids >= 0) & (ids < target.vocab_size)).all() or not np.isfinite(arrays["logprobs"]).all():
-        raise ValueError("the rows hold tokens that the model does not have, or no numbers")
+        raise ValueError("the rows contain tokens outside the vocabulary, or values that are not finite")
     recording = Recording(
         target=target, width=ids.shape[1], methods=about["methods"], num_left_out=about["num_left_out"]
     )
@@ -204,15 +204,20 @@ def _built(about: Mapping[str, Any], arrays: Arrays) -> Recording:
         start, middle = token, token + entry.pop("prompt_tokens")
         token = middle + entry.pop("output_tokens")
         first, row = row, row + entry.pop("rows")
+        after_stop = tuple(entry.pop("behind", ()))
         if row > len(ids) or token > len(arrays["tokens"]):
-            raise ValueError("it is cut short")
+            raise ValueError("it is truncated")
         if not (parents[first:row] < np.arange(row - first)).all() or (parents[first:row] < ON_TEXT).any():
             raise ValueError("a context comes before its parent")
         request = RecordedRequest(
-            **{**entry, "params": SamplingParams(**entry["params"]), "behind": tuple(entry.get("behind", ()))},
+            **{
+                **entry,
+                "params": SamplingParams(**entry["params"]),
+            },
+            accepted_after_stop=after_stop,
             prompt_ids=tuple(arrays["tokens"][start:middle].tolist()),
             output_ids=tuple(arrays["tokens"][middle:token].tolist()),
-            rows=RowBook.of(RowArrays(*(arrays[name][first:row] for name in RowArrays._fields))),
+            rows=RowStore.of(RowArrays(*(arrays[name][first:row] for name in RowArrays._fields))),
         )
         request.check(target.vocab_size)
         recording.requests.append(request)

@@ -1,12 +1,12 @@
-"""Replaying: a recorded text is drafted again, by any drafter and budget, and no model runs.
+"""Replays a recorded text with any drafter and budget, without a model.
 
-The text says which guesses are right: a child that carries the next token of the text is accepted, as exact
-verification would have it. The rows say what the drafter may learn. Nodes whose context was not recorded are left out
-of the tree that the drafter is told about, as ``budget="auto"`` leaves out what does not pay. They count as drafted.
-What it would have learned from them is missing, so its tau comes out too low where much is left out (likeness.py).
+The text decides which draft tokens are accepted: a child with the next token of the text is, as in exact verification.
+The recorded rows are what the drafter learns from. Nodes whose context was not recorded are removed from the tree that
+the drafter observes, as ``budget="auto"`` removes nodes, but they count as drafted. The drafter cannot learn from them,
+so tau is too low if many are missing (see nearest_rows.py).
 
-Drawn children are taken for right where they carry the recorded token. For the drafter whose run was recorded that is
-what happened; for another it stands in for a draw, since verification would have settled on a token of its own.
+Drawn children are accepted if they carry the recorded token. For the recorded drafter this is what happened. For
+another drafter it is an approximation: real verification would have sampled its own token.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.bench.records import Method
-from draftwood.bench.replay.dense import DenseRows, heights
-from draftwood.bench.replay.likeness import Likeness
+from draftwood.bench.records import BenchMethod
+from draftwood.bench.replay.dense_rows import DenseRows, heights
+from draftwood.bench.replay.nearest_rows import NearestRows
 from draftwood.bench.replay.recording import RecordedRequest, Recording
-from draftwood.bench.replay.rows import ON_TEXT, IdRows, LogprobRows, RowBook
+from draftwood.bench.replay.rows import ON_TEXT, IdRows, LogprobRows, RowStore
 from draftwood.config import PREFILL_CHUNK
 from draftwood.drafters import Drafter, DraftRequest, PromptRows, VerifiedTree, check_drafter, make_factory
 from draftwood.engine import DRAFTER_STREAM, RequestStats
@@ -33,12 +33,12 @@ from draftwood.progress import Progress, report
 from draftwood.tree import DraftTree
 from draftwood.verify import walk
 
-LENT_NUMBERS = 1 << 24  # of logits at most when a prompt is read: 64 MB
+MAX_LOGITS = 1 << 24  # per chunk of a prompt: 64 MB
 OWN_CONTEXTS = ("lookahead",)  # learn from contexts that no other drafter visits
 
 
-class KnownText(NamedTuple):
-    """A text with the rows behind its tokens."""
+class TextRows(NamedTuple):
+    """A text with the target's rows after its tokens."""
 
     tokens: tuple[int, ...]  # [n]
     ids: IdRows  # [n, K]
@@ -46,58 +46,58 @@ class KnownText(NamedTuple):
     known: npt.NDArray[np.bool_]  # [n]
 
 
-class Script:
-    """A recorded request made ready to be replayed."""
+class ReplayScript:
+    """A recorded request prepared for replay."""
 
     def __init__(self, request: RecordedRequest, vocab_size: int) -> None:
         arrays = request.rows.arrays()
         self.request = request
-        self.book: RowBook = request.rows
+        self.book: RowStore = request.rows
         self.ids = arrays.ids
         self.above = heights(arrays.logprobs, vocab_size)
 
     @cached_property
-    def likeness(self) -> Likeness:
-        return Likeness(self.request)
+    def likeness(self) -> NearestRows:
+        return NearestRows(self.request)
 
-    def part(self, end: int) -> KnownText:
-        """The first ``end`` tokens of the text."""
+    def slice(self, end: int) -> TextRows:
+        """Return the first ``end`` tokens of the text with their rows."""
         found = [self.book.find(ON_TEXT, position) for position in range(end)]
         known = np.array([row is not None for row in found], np.bool_)
         rows = [row or 0 for row in found]
-        return KnownText(self.request.text[:end], self.ids[rows], self.above[rows], known)
+        return TextRows(self.request.text[:end], self.ids[rows], self.above[rows], known)
 
 
-class Cycle(NamedTuple):
+class CycleTimes(NamedTuple):
     propose_seconds: float
     observe_seconds: float
 
 
 @dataclass(kw_only=True, slots=True)
-class Replay:
+class ReplayResult:
     """One replayed request."""
 
     request: RecordedRequest
     stats: RequestStats = field(default_factory=RequestStats)
-    cycles: list[Cycle] = field(default_factory=list)
-    read_seconds: float = 0.0  # what the drafter took over the prompt: to begin, and to read its rows
-    beside: int = 0  # drafted nodes that are not on the text
-    beside_known: int = 0  # those of them whose rows were recorded
-    beside_estimated: int = 0  # those that were given the rows of contexts that end alike
+    cycles: list[CycleTimes] = field(default_factory=list)
+    read_seconds: float = 0.0  # drafter time for the prompt: begin and read_prompt
+    off_text: int = 0  # drafted nodes that are not on the text
+    off_text_known: int = 0  # of these, with recorded rows
+    off_text_estimated: int = 0  # of these, with rows of similar contexts
 
 
-def check_method(recording: Recording, method: Method) -> None:
-    """Refuses a method that a recording cannot replay."""
+def check_method(recording: Recording, method: BenchMethod) -> None:
+    """Raise if the recording cannot replay the method."""
     if not isinstance(method.budget, int):
         raise OptionError(
-            f"The budget of {method.label} depends on what passes cost, and here none are made",
+            f"The budget of {method.label} depends on the cost of passes, and a replay runs none",
             got=method.budget,
             allowed="a number of positions, as in --budget 16",
         )
     top_k = getattr(check_drafter(method.drafter, method.options)[1], "top_k", 0)
     if top_k > recording.width:
         raise OptionError(
-            f"{method.label} learns more of each row than was recorded",
+            f"{method.label} uses more tokens per row than were recorded",
             got=f"top_k {top_k}",
             allowed=f"at most {recording.width}",
             next_step=f"Record the runs again with --width {top_k}.",
@@ -105,7 +105,7 @@ def check_method(recording: Recording, method: Method) -> None:
     recorded = {entry["drafter"] for entry in recording.methods}
     if method.drafter in OWN_CONTEXTS and method.drafter not in recorded:
         raise OptionError(
-            f"{method.drafter} learns from guesses that only itself makes, and they were not recorded",
+            f"{method.drafter} learns from its own draft tokens, which were not recorded",
             got=f"a recording of {', '.join(sorted(recorded)) or 'no method'}",
             next_step=f"Record it too: draftwood bench record --drafters {method.drafter},...",
         )
@@ -113,29 +113,29 @@ def check_method(recording: Recording, method: Method) -> None:
 
 def replay(
     recording: Recording,
-    method: Method,
+    method: BenchMethod,
     *,
     estimate: bool = False,
-    before: Callable[[int], KnownText | None] | None = None,
+    before: Callable[[int], TextRows | None] | None = None,
     progress: Progress | None = None,
-) -> list[Replay]:
-    """Every recorded request, in order, with the memory that the method's scope says.
+) -> list[ReplayResult]:
+    """Replay every recorded request, in order, with the method's memory scope.
 
-    ``estimate``: nodes whose rows were not recorded are not left out but get those of a context that ends alike.
-    ``before``: from a request's number to a text that stands before its prompt.
+    ``estimate``: nodes without recorded rows are kept, with the rows of a similar context.
+    ``before``: maps a request's index to a text to put before its prompt.
     """
     check_method(recording, method)
     factory = make_factory(method.drafter, method.options, recording.target, method.memory)
     replayer = _Replayer(recording, int(method.budget), estimate=estimate)
     groups: dict[tuple[str, str, int], int] = {}
-    results: list[Replay] = []
-    held: list[Drafter] = []  # a prompt's first sample: their common memory lasts as long as one of them holds it
+    results: list[ReplayResult] = []
+    first_drafters: list[Drafter] = []  # first sample of a prompt: keeps the memory shared by its samples alive
     for number, request in enumerate(recording.requests):
         report(progress, f"replaying {method.label}", number, len(recording.requests))
         is_first = request.group not in groups
         drafter = factory.new(groups.setdefault(request.group, len(groups)))
         if is_first:
-            held[:] = [drafter]
+            first_drafters[:] = [drafter]
         text = None if before is None else before(number)
         results.append(replayer.run(request, drafter, text, reads_prompt=is_first))
     report(progress, f"replaying {method.label}", len(recording.requests), len(recording.requests))
@@ -148,42 +148,42 @@ class _Replayer:
         self._estimate = estimate
         self._budget = budget
         self._dense = DenseRows(recording.target.vocab_size)
-        self._chunk = max(1, min(PREFILL_CHUNK, LENT_NUMBERS // recording.target.vocab_size))
+        self._chunk = max(1, min(PREFILL_CHUNK, MAX_LOGITS // recording.target.vocab_size))
 
     def run(
-        self, request: RecordedRequest, drafter: Drafter, before: KnownText | None, *, reads_prompt: bool
-    ) -> Replay:
-        """``reads_prompt``: the engine prefills a prompt once, for its first sample."""
-        script = Script(request, self._target.vocab_size)
-        texts = [script.part(len(request.prompt_ids))]
+        self, request: RecordedRequest, drafter: Drafter, before: TextRows | None, *, reads_prompt: bool
+    ) -> ReplayResult:
+        """Replay one request. ``reads_prompt``: the engine prefills a prompt once, for its first sample."""
+        script = ReplayScript(request, self._target.vocab_size)
+        texts = [script.slice(len(request.prompt_ids))]
         if before is not None:
             texts.insert(0, before)
         prompt_ids = [token for text in texts for token in text.tokens]
-        result = Replay(request=request, stats=RequestStats(prompt_tokens=len(prompt_ids)))
+        result = ReplayResult(request=request, stats=RequestStats(prompt_tokens=len(prompt_ids)))
         began = time.perf_counter()
         drafter.begin(DraftRequest(prompt_ids, request.params, _rng(request)))
         result.read_seconds = time.perf_counter() - began
         if reads_prompt and drafter.wants_prompt_logits:
-            result.read_seconds += self._read(drafter, texts)
+            result.read_seconds += self._read_prompt(drafter, texts)
         while result.stats.output_tokens < len(request.output_ids):
-            self._cycle(script, drafter, result)
+            self._run_cycle(script, drafter, result)
         drafter.end()
         return result
 
-    def _read(self, drafter: Drafter, texts: Sequence[KnownText]) -> float:
-        """The drafter is shown the rows of all tokens but the last, which is the first root."""
+    def _read_prompt(self, drafter: Drafter, texts: Sequence[TextRows]) -> float:
+        """Pass the drafter the rows of all tokens but the last, which is the first root."""
         known = np.concatenate([text.known for text in texts])
         known[-1] = False
         ids, above = np.concatenate([text.ids for text in texts]), np.concatenate([text.above for text in texts])
         seconds = 0.0
-        for start, end in _stretches(known, self._chunk):
-            logits = self._dense.lend(ids[start:end], above[start:end])
+        for start, end in _split_runs(known, self._chunk):
+            logits = self._dense.fill(ids[start:end], above[start:end])
             began = time.perf_counter()
             drafter.read_prompt(PromptRows(start, logits))
             seconds += time.perf_counter() - began
         return seconds
 
-    def _cycle(self, script: Script, drafter: Drafter, result: Replay) -> None:
+    def _run_cycle(self, script: ReplayScript, drafter: Drafter, result: ReplayResult) -> None:
         request, stats = script.request, result.stats
         root = len(request.prompt_ids) + stats.output_tokens - 1  # its position in the text
         began = time.perf_counter()
@@ -198,35 +198,40 @@ class _Replayer:
         if len(tree) > 1:
             room = min(request.max_tokens, self._target.context_length - len(request.prompt_ids))
             tree = tree.limit_depth(room - stats.output_tokens - 1)
-        on_text, rows = places(tree, script, root)
+        on_text, rows = locate_nodes(tree, script, root)
         path = [node for node, place in enumerate(on_text) if place is not None]
         emitted = request.output_ids[stats.output_tokens :][: len(path)]
         stats.note_tree(tree, path[1 : len(emitted) + 1], len(emitted))
-        result.beside += len(tree) - len(path)
-        result.beside_known += sum(row is not None and place is None for row, place in zip(rows, on_text, strict=True))
+        result.off_text += len(tree) - len(path)
+        result.off_text_known += sum(
+            row is not None and place is None for row, place in zip(rows, on_text, strict=True)
+        )
         if self._estimate:
-            result.beside_estimated += estimate_rows(tree, script, root, on_text, rows)
-        told = self._told(script, tree, rows, emitted)
+            result.off_text_estimated += estimate_rows(tree, script, root, on_text, rows)
+        verified = self._make_verified(script, tree, rows, emitted)
         observing = time.perf_counter()
-        drafter.observe(told)
-        result.cycles.append(Cycle(proposed - began, time.perf_counter() - observing))
+        drafter.observe(verified)
+        result.cycles.append(CycleTimes(proposed - began, time.perf_counter() - observing))
 
-    def _told(
-        self, script: Script, tree: DraftTree, rows: Sequence[int | None], emitted: Sequence[int]
+    def _make_verified(
+        self, script: ReplayScript, tree: DraftTree, rows: Sequence[int | None], emitted: Sequence[int]
     ) -> VerifiedTree:
-        """What the drafter learns of a cycle: the part of its tree whose rows are known."""
+        """Build what the drafter observes: the part of its tree with known rows."""
         kept = [node for node, row in enumerate(rows) if row is not None]
         if len(kept) < len(tree):
             tree = replace(tree, proposals={}, num_chosen={}).select(kept)
         numbers = [row for row in rows if row is not None]
         ids = script.ids[numbers]
         choices: list[int] = ids[:, 0].tolist()
-        logits = self._dense.lend(ids, script.above[numbers])
-        return VerifiedTree(tree, logits, choices, path_of(tree, emitted, choices, script.request), list(emitted), None)
+        logits = self._dense.fill(ids, script.above[numbers])
+        path = find_path(tree, emitted, choices, script.request)
+        return VerifiedTree(tree, logits, choices, path, list(emitted), None)
+            tree, logits, choices, find_path(tree, emitted, choices, script.request), list(emitted), None
+        )
 
 
-def places(tree: DraftTree, script: Script, root: int) -> tuple[list[int | None], list[int | None]]:
-    """For every node its position in the text, if it is on it, and its row, if it is known.
+def locate_nodes(tree: DraftTree, script: ReplayScript, root: int) -> tuple[list[int | None], list[int | None]]:
+    """Return for every node its position in the text, or None, and its row, or None if it is unknown.
 
     ``root`` is the position of the tree's root.
     """
@@ -245,9 +250,9 @@ def places(tree: DraftTree, script: Script, root: int) -> tuple[list[int | None]
 
 
 def estimate_rows(
-    tree: DraftTree, script: Script, root: int, on_text: Sequence[int | None], rows: list[int | None]
+    tree: DraftTree, script: ReplayScript, root: int, on_text: Sequence[int | None], rows: list[int | None]
 ) -> int:
-    """Puts likely rows where ``rows`` has none, below nodes that have one; returns how many."""
+    """Fill missing rows below nodes with rows from similar contexts; return how many were filled."""
     estimated = 0
     for node in range(1, len(tree)):
         parent = tree.parents[node]
@@ -257,11 +262,11 @@ def estimate_rows(
     return estimated
 
 
-def path_of(tree: DraftTree, emitted: Sequence[int], choices: Sequence[int], request: RecordedRequest) -> list[int]:
-    """The accepted nodes. The engine cuts a block at a stop token only after it accepted all of it, so the path goes on
-    behind the stop: along the target's choices, or along what was accepted there when it was recorded."""
+def find_path(tree: DraftTree, emitted: Sequence[int], choices: Sequence[int], request: RecordedRequest) -> list[int]:
+    """Find the accepted nodes. The engine accepts a block before it truncates at a stop token, so the path continues
+    after the stop: along the target's choices, or along what was accepted when it was recorded."""
     is_choice = request.params.is_greedy and not request.params.has_penalties
-    tokens, depths = (*emitted, *request.behind), tree.depths
+    tokens, depths = (*emitted, *request.accepted_after_stop), tree.depths
 
     def token_after(node: int) -> int:
         if depths[node] >= len(emitted) and is_choice:
@@ -271,8 +276,8 @@ def path_of(tree: DraftTree, emitted: Sequence[int], choices: Sequence[int], req
     return list(walk(tree, token_after).path)
 
 
-def _stretches(known: npt.NDArray[np.bool_], longest: int) -> Iterator[tuple[int, int]]:
-    """The runs of True, none longer than ``longest``: where each starts and ends."""
+def _split_runs(known: npt.NDArray[np.bool_], longest: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the runs of True, split to at most ``longest``."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], known, [False]]).astype(np.int8)))
     for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
         for at in range(start, end, longest):
@@ -280,6 +285,6 @@ def _stretches(known: npt.NDArray[np.bool_], longest: int) -> Iterator[tuple[int
 
 
 def _rng(request: RecordedRequest) -> np.random.Generator:
-    """The draws of the drafter, as the engine seeds them; without a seed they are at least the same in every replay."""
+    """Seed the drafter's random numbers as the engine does; without a seed every replay is the same."""
     key = (request.sample, DRAFTER_STREAM)
     return np.random.default_rng(np.random.SeedSequence(request.params.seed or 0, spawn_key=key))

@@ -1,8 +1,8 @@
-"""What the target said along one text and beside it: the best tokens of every context a run visited.
+"""The target's top tokens at every context that a run visited, on one text and off it.
 
-A *context* is a place of the text, or another context and one token more that the text does not have there: the nodes
-that a target rejected. So the contexts form a tree, and each is known by its parent and a label:
-``(ON_TEXT, position)`` or ``(parent's row, token)``.
+A *context* is a position of the text, or another context extended by a token that the text does not have there (a
+rejected node). The contexts form a tree, and each is identified by its parent and a label: ``(ON_TEXT, position)`` or
+``(parent's row, token)``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-ON_TEXT = -1  # instead of a parent: the label is a position of the text
+ON_TEXT = -1  # as parent: the label is a position of the text
 
 IdRows = npt.NDArray[np.int32]
 LogprobRows = npt.NDArray[np.float32]
@@ -24,12 +24,12 @@ class RowArrays(NamedTuple):
 
     parents: npt.NDArray[np.int32]  # [R] a row, or ON_TEXT
     labels: npt.NDArray[np.int32]  # [R] a token, or a position
-    ids: IdRows  # [R, K] the target's best tokens, best first
+    ids: IdRows  # [R, K] the target's top tokens, best first
     logprobs: LogprobRows  # [R, K]
 
 
-class RowBook:
-    """The contexts of one text, and the target's K best tokens at each."""
+class RowStore:
+    """The contexts of one text with the target's top K tokens."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -38,14 +38,14 @@ class RowBook:
         self._logprobs: list[LogprobRows] = []
 
     @classmethod
-    def of(cls, arrays: RowArrays) -> RowBook:
-        book = cls(arrays.ids.shape[1])
+    def of(cls, arrays: RowArrays) -> RowStore:
+        store = cls(arrays.ids.shape[1])
         keys = zip(arrays.parents.tolist(), arrays.labels.tolist(), strict=True)
-        book._row_of = {key: row for row, key in enumerate(keys)}
-        if len(book._row_of) != len(arrays.ids):
+        store._row_of = {key: row for row, key in enumerate(keys)}
+        if len(store._row_of) != len(arrays.ids):
             raise ValueError("a context has two rows")
-        book._ids, book._logprobs = [arrays.ids], [arrays.logprobs]
-        return book
+        store._ids, store._logprobs = [arrays.ids], [arrays.logprobs]
+        return store
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -54,9 +54,9 @@ class RowBook:
         return self._row_of.get((parent, label))
 
     def add(self, contexts: Sequence[tuple[int, int]], ids: IdRows, logprobs: LogprobRows) -> list[int]:
-        """The rows of these contexts, new or known. Those that are new get what ``ids [n, K]`` and ``logprobs`` say.
+        """Add contexts that are new, with their ``ids [n, K]`` and ``logprobs``; return the rows of all.
 
-        A parent that is among ``contexts`` itself is named as ``-2 - its index`` there, since it has no row yet.
+        A parent that is itself in ``contexts`` is given as ``-2 - index``, since it may have no row yet.
         """
         rows: list[int] = []
         fresh: list[int] = []
@@ -72,8 +72,8 @@ class RowBook:
             self._logprobs.append(np.ascontiguousarray(logprobs[fresh], np.float32))
         return rows
 
-    def unite(self, other: RowBook) -> None:
-        """Takes over the contexts of another book about the same text."""
+    def merge(self, other: RowStore) -> None:
+        """Add the contexts of another store of the same text."""
         arrays = other.arrays()
         contexts = [
             (parent if parent == ON_TEXT else -2 - parent, label)
@@ -82,7 +82,7 @@ class RowBook:
         self.add(contexts, arrays.ids, arrays.logprobs)
 
     def arrays(self) -> RowArrays:
-        """All rows in the order they came."""
+        """Return all rows in order of insertion."""
         keys = np.array(list(self._row_of), np.int32).reshape(-1, 2)
         if len(self._ids) != 1:
             self._ids = [np.concatenate([np.empty((0, self.width), np.int32), *self._ids])]

@@ -1,23 +1,23 @@
-"""Reports of benchmark runs: Markdown, one HTML page, the figures as JSON, and a few rows for a terminal."""
+"""Reports of benchmark runs: Markdown, one HTML page, JSON, and tables for the terminal."""
 
-from draftwood.bench.report.changes import change_note, change_rows
-from draftwood.bench.report.console import remarks, result_rows
-from draftwood.bench.report.facts import troubles
+from draftwood.bench.report.console import format_results, list_remarks
+from draftwood.bench.report.diff_table import format_changes, summarize_hidden_changes
+from draftwood.bench.report.facts import list_problems
+from draftwood.bench.report.files import format_summary_json, to_json_value, write_report
 from draftwood.bench.report.html import html_report
 from draftwood.bench.report.markdown import markdown_report
 from draftwood.bench.report.svg import wrap
-from draftwood.bench.report.write import as_plain, summary_json, write_report
 
 __all__ = [
-    "as_plain",
-    "change_note",
-    "change_rows",
+    "format_changes",
+    "format_results",
+    "format_summary_json",
     "html_report",
+    "list_problems",
+    "list_remarks",
     "markdown_report",
-    "remarks",
-    "result_rows",
-    "summary_json",
-    "troubles",
+    "summarize_hidden_changes",
+    "to_json_value",
     "wrap",
     "write_report",
 ]

@@ -1,4 +1,4 @@
-"""What a report says in words: what ran, the headline in one sentence, and what went wrong."""
+"""The text of a report: setup, headline and warnings."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ class Fact(NamedTuple):
 
 
 def facts(summary: Summary) -> list[Fact]:
-    """What ran, where and how, as far as the manifest tells."""
+    """List the setup, as far as the manifest records it."""
     manifest = summary.manifest
     settings: Mapping[str, Any] = manifest.get("settings") or {}
     model: Mapping[str, Any] = manifest.get("model") or {}
     found = [
-        ("model", _model(model, settings)),
-        ("dtype", _told(model.get("dtype") or settings.get("dtype"))),
-        ("backend", _told(model.get("backend") or settings.get("target"))),
-        ("device", _told(model.get("device") or settings.get("device"))),
-        ("machine", _machine(manifest.get("machine") or {})),
+        ("model", _format_model(model, settings)),
+        ("dtype", _format_value(model.get("dtype") or settings.get("dtype"))),
+        ("backend", _format_value(model.get("backend") or settings.get("target"))),
+        ("device", _format_value(model.get("device") or settings.get("device"))),
+        ("machine", _format_machine(manifest.get("machine") or {})),
         ("versions", ", ".join(f"{name} {version}" for name, version in (manifest.get("software") or {}).items())),
-        ("prompts", _prompts(summary)),
-        ("max_tokens", _told(settings.get("max_tokens"))),
-        ("temperature", _told(settings.get("temperature"))),
-        ("top_p", _told(settings.get("top_p") if settings.get("top_p") != 1.0 else None)),
-        ("top_k", _told(settings.get("top_k") or None)),
-        ("seed", _told(settings.get("seed"))),
-        ("budget", _told(settings.get("budget"))),
-        ("memory", _told(settings.get("memory"))),
-        ("repeats", _unless_one(settings.get("repeats"))),
-        ("trajectories", _unless_one(settings.get("trajectories"))),
-        ("batch", _unless_one(settings.get("batch"))),
+        ("prompts", _format_prompts(summary)),
+        ("max_tokens", _format_value(settings.get("max_tokens"))),
+        ("temperature", _format_value(settings.get("temperature"))),
+        ("top_p", _format_value(settings.get("top_p") if settings.get("top_p") != 1.0 else None)),
+        ("top_k", _format_value(settings.get("top_k") or None)),
+        ("seed", _format_value(settings.get("seed"))),
+        ("budget", _format_value(settings.get("budget"))),
+        ("memory", _format_value(settings.get("memory"))),
+        ("repeats", _format_unless_one(settings.get("repeats"))),
+        ("trajectories", _format_unless_one(settings.get("trajectories"))),
+        ("batch", _format_unless_one(settings.get("batch"))),
         ("ignore_eos", "yes" if settings.get("ignore_eos") else ""),
         ("raw", "yes: no chat template" if settings.get("raw") else ""),
-        ("recipe", _told(manifest.get("recipe"))),
+        ("recipe", _format_value(manifest.get("recipe"))),
         ("runs", ", ".join(summary.runs)),
-        ("started", _told(manifest.get("started"))),
-        ("finished", "not yet" if _unfinished(manifest) else _told(manifest.get("finished"))),
+        ("started", _format_value(manifest.get("started"))),
+        ("finished", "not yet" if _is_unfinished(manifest) else _format_value(manifest.get("finished"))),
     ]
     return [Fact(name, value) for name, value in found if value]
 
@@ -54,16 +54,16 @@ def command(summary: Summary) -> str:
 
 
 def setting(summary: Summary) -> str:
-    """The most important facts in one line."""
-    told = {fact.name: fact.value for fact in facts(summary)}
-    parts = [told[name] for name in ("model", "dtype", "device") if name in told]
+    """Summarize the setup in one line."""
+    by_name = {fact.name: fact.value for fact in facts(summary)}
+    parts = [by_name[name] for name in ("model", "dtype", "device") if name in by_name]
     parts += [prompts_note(summary)] if prompts_note(summary) else []
-    parts += [f"temperature {told['temperature']}"] if "temperature" in told else []
+    parts += [f"temperature {by_name['temperature']}"] if "temperature" in by_name else []
     return " · ".join(parts)
 
 
 def headline(summary: Summary) -> str:
-    """The fastest method in one sentence: one whose outputs are right before others, our own before peers."""
+    """Describe the fastest method: correct methods come before others, drafters before peers."""
     failed = summary.manifest.get("failed") or {}
     peers = {str(method["label"]) for method in summary.methods if is_peer(method)}
 
@@ -77,22 +77,22 @@ def headline(summary: Summary) -> str:
         best = max(ratios, key=_first)[1]
         figure, _, bounds = text.with_interval(best.speedup, 2, "x").partition(" ")
         sure = f" {bounds}" if bounds else ""
-        return f"{best.method} decodes {figure} as fast as plain decoding{sure}{_outputs(best)}."
+        return f"{best.method} decodes {figure} as fast as plain decoding{sure}{_format_outputs(best)}."
     speeds = [(rank(one, speed), one) for one in found if (speed := text.finite(one.tokens_per_second)) is not None]
     if not speeds:
-        return "There are no finished requests yet."
+        return "No request has finished yet."
     best = max(speeds, key=_first)[1]
-    return f"{best.method} decodes {text.with_interval(best.tokens_per_second, 1)} tokens/s{_outputs(best)}."
+    return f"{best.method} decodes {text.with_interval(best.tokens_per_second, 1)} tokens/s{_format_outputs(best)}."
 
 
 def warnings(summary: Summary) -> list[str]:
-    """What a reader must know before any figure."""
-    going_on = "The run is not finished: these are figures of what was measured until now."
-    return [*troubles(summary), *([going_on] if _unfinished(summary.manifest) else [])]
+    """List problems, and whether the run is unfinished."""
+    unfinished = "The run is not finished: figures cover the requests so far."
+    return [*list_problems(summary), *([unfinished] if _is_unfinished(summary.manifest) else [])]
 
 
-def troubles(summary: Summary) -> list[str]:
-    """What went wrong, most important first; nothing where all outputs are right and no request failed."""
+def list_problems(summary: Summary) -> list[str]:
+    """List wrong outputs and failures, most important first; empty if everything is correct."""
     found = []
     for label in labels(summary):
         one = cell(summary, label)
@@ -100,8 +100,8 @@ def troubles(summary: Summary) -> list[str]:
         if wrong:
             found.append(
                 f"{label}: {wrong} of {text.counted(sum(one.lossless.values()), 'output')} "
-                f"{'is' if wrong == 1 else 'are'} not what plain decoding gives. "
-                "Its figures are worth nothing until that is mended."
+                f"{'is' if wrong == 1 else 'are'} not identical to plain decoding. "
+                "Its figures are invalid until this is fixed."
             )
     failed = summary.manifest.get("failed") or {}
     found += [f"{label} failed: {_one_line(reason)}" for label, reason in failed.items()]
@@ -116,7 +116,7 @@ def _first(pair: tuple[tuple[bool, bool, float], Cell]) -> tuple[bool, bool, flo
     return pair[0]
 
 
-def _outputs(best: Cell) -> str:
+def _format_outputs(best: Cell) -> str:
     compared = sum(best.lossless.values())
     if not compared:
         return ""
@@ -126,34 +126,34 @@ def _outputs(best: Cell) -> str:
     return f", {best.lossless.get(IDENTICAL, 0)} of {text.counted(compared, 'output')} identical{more}"
 
 
-def _told(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_told, value))
+        return ", ".join(map(_format_value, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _unless_one(value: Any) -> str:
-    return "" if value in (1, [1], (1,)) else _told(value)
+def _format_unless_one(value: Any) -> str:
+    return "" if value in (1, [1], (1,)) else _format_value(value)
 
 
 def _one_line(reason: object) -> str:
     return " ".join(str(reason).split())
 
 
-def _unfinished(manifest: Mapping[str, Any]) -> bool:
+def _is_unfinished(manifest: Mapping[str, Any]) -> bool:
     return bool(manifest.get("started")) and not manifest.get("finished")
 
 
-def _model(model: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+def _format_model(model: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     name = str(model.get("name") or settings.get("model") or "")
     size = model.get("parameters")
     return f"{name}, {text.large(size)} parameters" if size else name
 
 
-def _machine(machine: Mapping[str, Any]) -> str:
-    """Processor, cores, memory, GPU and system in one line; what is not known is left out."""
+def _format_machine(machine: Mapping[str, Any]) -> str:
+    """Format processor, cores, memory, GPU and system in one line; unknown facts are omitted."""
     parts = []
     for name, value in machine.items():
         if value in (None, "", [], {}):
@@ -163,11 +163,11 @@ def _machine(machine: Mapping[str, Any]) -> str:
         elif name in ("cores", "threads") and isinstance(value, int):
             parts.append(text.counted(value, name[:-1]))
         else:
-            parts.append(_told(value))
+            parts.append(_format_value(value))
     return ", ".join(parts)
 
 
-def _prompts(summary: Summary) -> str:
+def _format_prompts(summary: Summary) -> str:
     counts = {task: num_prompts(summary, task) for task in summary.tasks}
     parts = ", ".join(f"{task} {count or text.NOTHING}" for task, count in counts.items())
     return f"{sum(counts.values())} ({parts})" if all(counts.values()) and counts else parts

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing beside itself: no network, no fonts, no libraries."""
+"""The report as one self-contained HTML page: no network, fonts or libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from draftwood.bench.report.sections import MAX_DEPTH, sections
 from draftwood.bench.report.tables import Section, cell, families, is_peer, labels, stages
 from draftwood.display import ticks
 
-MEAN = "mean of the tasks"
+MEAN = "mean over tasks"
 
 
 class Plot(NamedTuple):
@@ -30,36 +30,36 @@ class Plot(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """Plots that belong together, and what their colours stand for."""
+class PlotGroup:
+    """The plots of a section with their legend."""
 
     caption: str
     plots: list[Plot]
-    marks: list[Mark] = field(default_factory=list)  # a legend: methods
-    parts: list[str] = field(default_factory=list)  # a legend: stages of a cycle
+    marks: list[Mark] = field(default_factory=list)  # legend: methods
+    parts: list[str] = field(default_factory=list)  # legend: stages of a cycle
 
 
-def html_report(summaries: Sequence[Summary], *, requests_beside: bool = True) -> str:
-    """The page. ``requests_beside``: whether the run's own files lie in the same folder and can be linked to."""
+def html_report(summaries: Sequence[Summary], *, link_requests: bool = True) -> str:
+    """Render the page. ``link_requests``: the run's files are in the same folder and can be linked."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["pieces"] = svg.pieces
-    template = environment.from_string(_resource("page.html.j2"))
+    template = environment.from_string(_read_resource("page.html.j2"))
     return template.render(
         title=summaries[0].title if len(summaries) == 1 else "Draftwood benchmark",
-        style=_resource("style.css"),
-        script=_resource("page.js"),
-        articles=[_article(summary, place) for place, summary in enumerate(summaries, start=1)],
-        linked=requests_beside and sum(len(summary.runs) for summary in summaries) == 1,
+        style=_read_resource("style.css"),
+        script=_read_resource("page.js"),
+        articles=[_build_article(summary, place) for place, summary in enumerate(summaries, start=1)],
+        linked=link_requests and sum(len(summary.runs) for summary in summaries) == 1,
     )
 
 
-def _resource(name: str) -> str:
+def _read_resource(name: str) -> str:
     return files("draftwood.bench.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _article(summary: Summary, place: int) -> dict[str, object]:
+def _build_article(summary: Summary, place: int) -> dict[str, object]:
     looks = marks(labels(summary), summary.baseline)
     return {
         "id": f"s{place}",
@@ -72,34 +72,34 @@ def _article(summary: Summary, place: int) -> dict[str, object]:
         "runs": summary.runs,
         "looks": looks,
         "peers": {str(method["label"]) for method in summary.methods if is_peer(method)},
-        "sections": [(section, _figure(section, summary, looks)) for section in sections(summary)],
+        "sections": [(section, _draw_section(section, summary, looks)) for section in sections(summary)],
     }
 
 
-def _figure(section: Section, summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
-    """The plot that goes with a section, where it has one and there is something to draw."""
+def _draw_section(section: Section, summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
+    """Draw the plots of a section; None if it has none."""
     drawers = {
-        "results": _speed,
-        "tau": _tau,
-        "cycle": _cycle,
-        "depth": _depth,
-        "budget": _budget,
-        "trajectories": _trajectories,
+        "results": _draw_speed,
+        "tau": _draw_tau,
+        "cycle": _draw_cycle,
+        "depth": _draw_depth,
+        "budget": _draw_budgets,
+        "trajectories": _draw_trajectories,
     }
     return drawers[section.key](summary, looks) if section.key in drawers else None
 
 
-def _speed(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _draw_speed(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     if summary.baseline is None:
-        return _bars(summary, looks, "tokens_per_second", "Tokens per second", "", None, decimals=1)
-    return _bars(summary, looks, "speedup", "Speed-up over plain decoding", "x", "plain")
+        return _draw_bars(summary, looks, "tokens_per_second", "Tokens per second", "", None, decimals=1)
+    return _draw_bars(summary, looks, "speedup", "Speed-up over plain decoding", "x", "plain")
 
 
-def _tau(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
-    return _bars(summary, looks, "tau", "Tokens a verification pass (tau)", "", "plain")
+def _draw_tau(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
+    return _draw_bars(summary, looks, "tau", "Tokens per verification pass (tau)", "", "plain")
 
 
-def _bars(
+def _draw_bars(
     summary: Summary,
     looks: Mapping[str, Mark],
     attribute: str,
@@ -107,10 +107,10 @@ def _bars(
     unit: str,
     reference: str | None,
     decimals: int = 2,
-) -> Figure | None:
-    """The mean over the tasks, large, then a small plot for each task, all on one scale.
+) -> PlotGroup | None:
+    """Draw the mean over tasks, then a small plot per task, all on one scale.
 
-    Plain decoding is the line at 1 where there is one; methods without any such figure are left out.
+    Plain decoding is the line at 1, if it ran; methods without the figure are omitted.
     """
 
     def value(label: str, place: str) -> Interval | None:
@@ -139,58 +139,58 @@ def _bars(
         return Plot(name, drawn, wide)
 
     drawn = [plot(place, MEAN if place == ALL_TASKS else place, place == ALL_TASKS) for place in places]
-    if len(summary.tasks) == 1:  # the mean of one task is that task
+    if len(summary.tasks) == 1:  # the mean of one task is the task
         drawn = [plot(summary.tasks[0], summary.tasks[0], wide=True)]
     whiskers = "Whiskers: 95% bootstrap intervals over prompts."
     line = f" Dashed line: {summary.baseline or 'plain'} decoding, 1{unit}." if reference else ""
-    return Figure(caption=f"{what}. {whiskers}{line}", plots=drawn, marks=[looks[label] for label in shown])
+    return PlotGroup(caption=f"{what}. {whiskers}{line}", plots=drawn, marks=[looks[label] for label in shown])
 
 
-def _cycle(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _draw_cycle(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     names = stages(summary)
     items = [Stack(mark, cell(summary, label).cycle_ms) for label, mark in looks.items()]
     items = [item for item in items if item.parts]
-    drawn = stacks(items, names, title="Milliseconds a cycle, by stage")
-    return Figure(
-        caption="The stages stand from left to right as listed; the figure at the end is their sum.",
+    drawn = stacks(items, names, title="Milliseconds per cycle, by stage")
+    return PlotGroup(
+        caption="Stages from left to right as listed; the number at the end is their sum.",
         plots=[Plot("", drawn, True)],
         parts=names,
     )
 
 
-def _lines(
+def _draw_lines(
     items: Sequence[Line], what: str, x_name: str, y_name: str, low: float, high: float, logarithmic: bool
-) -> Figure | None:
+) -> PlotGroup | None:
     drawable = [item for item in items if any(written.finite(y) is not None for y in item.points.values())]
     if not drawable:
         return None
     drawn = lines(drawable, title=what, x_name=x_name, y_name=y_name, low=low, high=high, logarithmic=logarithmic)
-    return Figure(
-        caption=f"{what}. Each line's method stands at its right end.",
+    return PlotGroup(
+        caption=f"{what}. Labels are at the right end of each line.",
         plots=[Plot("", drawn, True)],
         marks=[item.mark for item in drawable],
     )
 
 
-def _depth(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _draw_depth(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     items = [
         Line(mark, {float(at): rate for at, rate in enumerate(cell(summary, label).by_depth[:MAX_DEPTH], 1)})
         for label, mark in looks.items()
     ]
     what = "Acceptance by depth"
-    return _lines(items, what, "depth", "share of the trees that reach it", 0.0, 1.0, logarithmic=False)
+    return _draw_lines(items, what, "depth", "share of trees that reach it", 0.0, 1.0, logarithmic=False)
 
 
-def _tau_lines(items: Sequence[Line], what: str, x_name: str) -> Figure | None:
+def _draw_tau_lines(items: Sequence[Line], what: str, x_name: str) -> PlotGroup | None:
     values = [y for item in items for y in item.points.values() if written.finite(y) is not None]
     if not any(len(item.points) > 1 for item in items) or not values:
         return None
     top = ticks(0.0, max(values) * 1.1)[-1]
     low = 1.0 if min(values) >= 1 else 0.0
-    return _lines(items, what, x_name, "tau", low, max(top, max(values)), logarithmic=True)
+    return _draw_lines(items, what, x_name, "tau", low, max(top, max(values)), logarithmic=True)
 
 
-def _budget(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _draw_budgets(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     items = []
     for name, by in families(summary).items():
         points = {
@@ -201,13 +201,13 @@ def _budget(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
         first = looks[next(iter(by.values()))]
         key = name if len(name) <= SHORT else first.key
         items.append(Line(replace(first, label=name, key=key), points))
-    return _tau_lines(items, "Mean tau against the budget of positions a pass", "budget (logarithmic)")
+    return _draw_tau_lines(items, "Mean tau by budget", "budget: positions per pass (logarithmic)")
 
 
-def _trajectories(summary: Summary, looks: Mapping[str, Mark]) -> Figure | None:
+def _draw_trajectories(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None:
     items = [
         Line(mark, {float(count): tau for count, tau in cell(summary, label).by_trajectories.items()})
         for label, mark in looks.items()
     ]
     items = [item for item in items if item.points]
-    return _tau_lines(items, "Mean tau over the first samples of a prompt", "samples (logarithmic)")
+    return _draw_tau_lines(items, "Mean tau over the first samples of a prompt", "samples (logarithmic)")

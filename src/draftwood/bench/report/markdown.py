@@ -1,4 +1,4 @@
-"""The report as Markdown: headings and tables that read well in a terminal and on a code host."""
+"""The report as Markdown."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~])|(?<!\w)(_)|(_)(?!\w)")
 
 
 def markdown_report(summaries: Sequence[Summary]) -> str:
-    """Every summary under a heading of its own."""
+    """Render every summary under its own heading."""
     blocks = [block for summary in summaries for block in _blocks(summary)]
     return "\n\n".join(blocks) + "\n"
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is, on one line: names and messages are not ours."""
+    """Escape text for one line of Markdown: names and messages come from outside."""
     plain = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(lambda found: "\\" + found.group(0), plain)
 
@@ -28,10 +28,10 @@ def escape(text: str) -> str:
 def _blocks(summary: Summary) -> Iterator[str]:
     yield f"# {escape(summary.title)}"
     yield escape(headline(summary))
-    troubles = warnings(summary)
-    if troubles:
-        yield "\n".join(f"- **WARNING** {escape(trouble)}" for trouble in troubles)
-    yield "## What ran"
+    problems = warnings(summary)
+    if problems:
+        yield "\n".join(f"- **WARNING** {escape(problem)}" for problem in problems)
+    yield "## Setup"
     yield "\n".join(f"- {escape(fact.name)}: {escape(fact.value)}" for fact in facts(summary))
     if command(summary):
         yield _code(command(summary))
@@ -61,7 +61,7 @@ def _entry(entry: Entry) -> str:
 
 
 def _code(text: str) -> str:
-    """A code block whose fence is longer than any run of backticks inside it."""
+    """Render a code block with a fence longer than any run of backticks in it."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"

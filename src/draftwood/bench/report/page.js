@@ -1,5 +1,5 @@
 "use strict";
-// The page is complete without this: it only lets a reader hide methods and sort tables.
+// Optional: hides methods and sorts tables.
 (() => {
   const hidden = new Set();
   const show = () => {
@@ -22,11 +22,11 @@
   }
   show();
 
-  const worth = (cell) => (cell.dataset.value === undefined ? NaN : Number(cell.dataset.value));
+  const sortValue = (cell) => (cell.dataset.value === undefined ? NaN : Number(cell.dataset.value));
   const compare = (a, b, sign) => {
-    const [x, y] = [worth(a), worth(b)];
+    const [x, y] = [sortValue(a), sortValue(b)];
     if (Number.isNaN(x) && Number.isNaN(y)) return sign * a.textContent.localeCompare(b.textContent);
-    if (Number.isNaN(x)) return 1; // what is not known comes last either way
+    if (Number.isNaN(x)) return 1; // unknown values come last in both directions
     if (Number.isNaN(y)) return -1;
     return sign * (x - y);
   };

@@ -1,4 +1,4 @@
-"""The sections of a report on a method's own figures, in their order."""
+"""The sections of a report, in order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from draftwood.bench.figures import ALL_TASKS, Cell, Summary
 from draftwood.bench.records import ERROR
 from draftwood.bench.report import text
-from draftwood.bench.report.outside import missing, paper, peers
+from draftwood.bench.report.context_sections import missing, paper, peers
 from draftwood.bench.report.tables import (
     Column,
     Entry,
@@ -30,14 +30,14 @@ MAX_DEPTH = 8
 
 
 def sections(summary: Summary) -> list[Section]:
-    """All that has something to show, in the order of a report."""
+    """Build all sections that have content."""
     builders = (results, tau_by_task, cycle, sources, depth, latency, trajectories, budgets, paper, peers, missing)
     built = (builder(summary) for builder in builders)
     return [section for section in built if any(table.rows for table in section.tables)]
 
 
 def results(summary: Summary) -> Section:
-    """The main table: speed, acceptance length and exactness."""
+    """Build the main table: speed, acceptance length and exactness."""
     fast = summary.baseline is not None
     attribute, decimals, unit = ("speedup", 2, "x") if fast else ("tokens_per_second", 1, "")
     what = "speed-up" if fast else "tokens/s"
@@ -61,14 +61,10 @@ def results(summary: Summary) -> Section:
         row += [figure(mean.tokens_per_second, 1)] if fast else []
         row += [figure(mean.nodes, 1), *([checked[label]] if compared else [])]
         rows.append(row)
-    speed = (
-        f"Speed-up: tokens per second of decoding over those of {summary.baseline}, same prompts, same run. "
-        if fast
-        else ""
-    )
+    speed = f"Speed-up: decoding speed relative to {summary.baseline}, same prompts, same run. " if fast else ""
     note = (
-        f"{speed}Mean: over the tasks. {intervals_note(summary)} tau: tokens a verification pass; nodes: positions "
-        f"a pass. {_outputs_note(summary, compared)}"
+        f"{speed}Mean: over the tasks. {intervals_note(summary)} tau: tokens per verification pass; nodes: positions "
+        f"per pass. {_outputs_note(summary, compared)}"
     )
     title = "Speed and exactness" if compared else "Speed"
     return Section(
@@ -83,18 +79,18 @@ def results(summary: Summary) -> Section:
 def _outputs_note(summary: Summary, compared: bool) -> str:
     if not compared:
         sampled = bool((summary.manifest.get("settings") or {}).get("temperature"))
-        why = "they are sampled" if sampled else "there is none of the same prompts"
-        return f"Outputs were not compared with those of plain decoding: {why}."
+        why = "they are sampled" if sampled else "it did not run on the same prompts"
+        return f"Outputs were not compared with plain decoding: {why}."
     peers = any(is_peer(method) for method in summary.methods)
-    differing = "; different: a peer has its own arithmetic, and often other weights" if peers else ""
+    differing = "; different: a peer computes differently, and often has other weights" if peers else ""
     return (
-        "Outputs: greedy ones beside those of plain decoding; a tie is a first difference between two tokens whose "
-        f"logits are as good as equal{differing}."
+        "Outputs: greedy outputs compared with plain decoding; tie: the first difference is between two tokens with "
+        f"nearly equal logits{differing}."
     )
 
 
 def exactness(summary: Summary, mean: Cell) -> Entry:
-    """How many outputs were those of plain decoding, and whether the method failed."""
+    """Count outputs by verdict, and show whether the method was disabled."""
     if mean.method in (summary.manifest.get("failed") or {}):
         done = "" if not mean.lossless else f"{text.verdicts(mean.lossless)}, "
         return Entry(f"{done}FAILED", None, alert=True)
@@ -109,7 +105,7 @@ def tau_by_task(summary: Summary) -> Section:
         if any(text.finite(cell(summary, label, place).tau) is not None for place in places)
     ]
     columns = [Column("method", False), *(Column(task) for task in summary.tasks), Column("mean")]
-    note = f"Tokens emitted a verification pass (tau); plain decoding has 1. {intervals_note(summary)}"
+    note = f"Tokens per verification pass (tau); plain decoding has 1. {intervals_note(summary)}"
     table = Table(caption="tau by task", columns=columns, rows=rows)
     return Section(key="tau", short="tau", title="Acceptance length by task", note=note, tables=[table])
 
@@ -122,24 +118,24 @@ def cycle(summary: Summary) -> Section:
         if times:
             total = sum(text.finite(time) or 0.0 for time in times.values())
             rows.append([Entry(label), *(figure(times.get(name)) for name in names), figure(total)])
-    columns = [Column("method", False), *(Column(name) for name in names), Column("together")]
-    table = Table(caption="Milliseconds a cycle", columns=columns, rows=rows)
+    columns = [Column("method", False), *(Column(name) for name in names), Column("total")]
+    table = Table(caption="Milliseconds per cycle", columns=columns, rows=rows)
     return Section(
         key="cycle",
         short="Cycle",
-        title="Where the time of a cycle goes",
-        note="Milliseconds a cycle, by stage.",
+        title="Time per cycle",
+        note="Milliseconds per cycle, by stage.",
         tables=[table],
     )
 
 
 def sources(summary: Summary) -> Section:
-    """Acceptance by source with p_s and p_t, the latter by task, and routes."""
+    """Build the tables of acceptance by source, p_s and p_t by task, and routes."""
     named = _shares(summary, "Acceptance by source", lambda found: found.by_source, text.number, _rates)
     routed = _shares(summary, "Routes: shares of cycles", lambda found: found.routes, text.percent)
     note = (
-        "How often a source's guess was right, of those below an accepted node. p_s: copied tokens; p_t: recycled "
-        "ones. A route is how a drafter came to its tree."
+        "Acceptance rate of a source's nodes below accepted nodes. p_s: copied tokens; p_t: recycled tokens. "
+        "A route is the way in which a drafter built its tree."
     )
     tables = [table for table in (named, _rates_by_task(summary), routed) if table.rows]
     return Section(key="sources", short="Sources", title="Acceptance by source", note=note, tables=tables)
@@ -152,7 +148,7 @@ def _shares(
     write: Callable[[Any], str],
     more: Callable[[Summary], tuple[list[Column], dict[str, list[Entry]]]] | None = None,
 ) -> Table:
-    """A row a method that has any of these shares, a column a name, further columns behind."""
+    """Build a table with one row per method and one column per name, followed by the columns of ``more``."""
     names = list(dict.fromkeys(name for label in labels(summary) for name in pick(cell(summary, label))))
     extra_columns, extra = more(summary) if more else ([], {})
     rows = []
@@ -195,12 +191,12 @@ def depth(summary: Summary) -> Section:
     ]
     columns = [Column("method", False), *(Column(str(at + 1)) for at in range(deepest))]
     table = Table(caption="Acceptance at depth", columns=columns, rows=rows)
-    note = "Share of the trees that reach a depth which had a node accepted there."
+    note = "Share of trees with an accepted node at a depth, among trees that reach it."
     return Section(key="depth", short="Depth", title="Acceptance by depth", note=note, tables=[table])
 
 
 def latency(summary: Summary) -> Section:
-    """Time to the first token, whole requests, peak memory: only the columns that somebody has."""
+    """Build the table of time to first token, whole requests and peak memory, without empty columns."""
     columns: list[tuple[Column, Callable[[Cell], Entry]]] = [
         (Column("first token, ms"), lambda one: figure(one.first_token_ms, 1)),
         (Column("speed-up of whole requests"), lambda one: interval(one.whole_speedup, 2, "x")),
@@ -214,9 +210,9 @@ def latency(summary: Summary) -> Section:
         if any(row[at].number is not None for at in used)
     ]
     table = Table(caption="Requests", columns=[Column("method", False), *(columns[at][0] for at in used)], rows=rows)
-    told = ["First token: median over requests.", "Whole requests: reading the prompt included.", ""]
-    note = " ".join(told[at] for at in used).strip()
-    return Section(key="latency", short="Latency", title="First token and memory", note=note, tables=[table])
+    notes = ["First token: median over requests.", "Whole requests: prefill included.", ""]
+    note = " ".join(notes[at] for at in used).strip()
+    return Section(key="latency", short="Latency", title="Latency and memory", note=note, tables=[table])
 
 
 def trajectories(summary: Summary) -> Section:
@@ -227,7 +223,7 @@ def trajectories(summary: Summary) -> Section:
     table = Table(caption="tau over the first samples of a prompt", columns=columns, rows=rows)
     note = "Mean tau over the first samples of a prompt, which share one memory."
     return Section(
-        key="trajectories", short="Trajectories", title="tau against trajectories", note=note, tables=[table]
+        key="trajectories", short="Trajectories", title="tau by number of trajectories", note=note, tables=[table]
     )
 
 
@@ -241,5 +237,5 @@ def budgets(summary: Summary) -> Section:
     ]
     columns = [Column("method", False), *(Column(str(size)) for size in sizes)]
     table = Table(caption="Mean tau by budget", columns=columns, rows=rows)
-    note = "Mean tau by the most positions a pass may have, the root included."
-    return Section(key="budget", short="Budget", title="tau against budget", note=note, tables=[table])
+    note = "Mean tau by budget: the maximum number of positions per pass, root included."
+    return Section(key="budget", short="Budget", title="tau by budget", note=note, tables=[table])

@@ -1,4 +1,4 @@
-"""Tables as data, and how they look up figures: Markdown and HTML show the same ones, so they cannot differ."""
+"""Tables as data, shared by Markdown and HTML, and helpers that look up figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ STAGES = ("draft", "verify", "accept", "other")
 
 
 class Entry(NamedTuple):
-    """What stands in one place of a table."""
+    """A table cell."""
 
     text: str
-    number: float | None = None  # what a column is sorted by
-    alert: bool = False  # something is wrong here
+    number: float | None = None  # sort key
+    alert: bool = False  # highlight an error
 
 
 class Column(NamedTuple):
@@ -27,7 +27,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows under columns; the first entry of a row names it."""
+    """Columns and rows; the first entry of a row is its name."""
 
     caption: str
     columns: list[Column]
@@ -40,11 +40,11 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A heading with the tables below it."""
+    """A heading with tables."""
 
     key: str
     title: str
-    short: str  # for a list of contents
+    short: str  # for the table of contents
     note: str = ""
     tables: list[Table] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ def is_peer(method: dict[str, Any]) -> bool:
 
 
 def cell(summary: Summary, label: str, task: str = ALL_TASKS) -> Cell:
-    """A method's figures; without any where it never ran."""
+    """Return a method's figures; an empty cell if it did not run."""
     return summary.cells.get((label, task)) or Cell(method=label, task=task)
 
 
@@ -71,14 +71,14 @@ def interval(value: Any, decimals: int = 2, unit: str = "") -> Entry:
 
 
 def num_prompts(summary: Summary, task: str) -> int:
-    """Prompts of a task that figures come from: those that were answered, else those that were asked for."""
+    """Count the prompts of a task with results, or, without results, the requested ones."""
     answered = max((cell(summary, label, task).prompts for label in labels(summary)), default=0)
-    told = (summary.manifest.get("tasks") or {}).get(task) or {}
-    return answered or int(told.get("prompts") or 0)
+    task_facts = (summary.manifest.get("tasks") or {}).get(task) or {}
+    return answered or int(task_facts.get("prompts") or 0)
 
 
 def prompts_note(summary: Summary) -> str:
-    """``25 prompts in 5 tasks``; nothing where that is not known for each of them."""
+    """``25 prompts in 5 tasks``; empty if a count is unknown."""
     counts = [num_prompts(summary, task) for task in summary.tasks]
     if not counts or not all(counts):
         return ""
@@ -86,15 +86,15 @@ def prompts_note(summary: Summary) -> str:
 
 
 def intervals_note(summary: Summary) -> str:
-    """How the intervals were made and over how many prompts."""
+    """Describe the intervals and the number of prompts."""
     over = prompts_note(summary)
     size = (summary.manifest.get("settings") or {}).get("batch") or 1
-    shared = f" {size} prompts ran together: of times, whole batches are drawn, and a single one has no width."
+    shared = f" Batches of {size} prompts: times are resampled by batch, and a single batch has zero width."
     return f"Intervals: 95% bootstrap over prompts{f' ({over})' if over else ''}.{shared if size > 1 else ''}"
 
 
 def stages(summary: Summary) -> list[str]:
-    """The parts of a cycle that were timed, the known ones first."""
+    """List the timed stages of a cycle, the standard ones first."""
     found = {name for label in labels(summary) for name in cell(summary, label).cycle_ms}
     return [name for name in STAGES if name in found] + sorted(found - set(STAGES))
 
@@ -105,7 +105,7 @@ def p_ratio(found: Cell) -> float | None:
 
 
 def families(summary: Summary) -> dict[str, dict[int | str, str]]:
-    """Methods that differ in their budget alone: label by budget, smallest first, of every family with several."""
+    """Group methods that differ only in budget: labels by budget, smallest first, for families of several."""
     found: dict[str, dict[int | str, str]] = {}
     for method in summary.methods:
         label = str(method["label"])

@@ -1,4 +1,4 @@
-"""How a report writes figures: one way for each kind, the same in Markdown and HTML."""
+"""Formats numbers for reports, the same in Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from draftwood.bench.figures import Interval
 from draftwood.bench.records import DIFFERENT, ERROR, IDENTICAL, TIE
 
-NOTHING = "–"  # noqa: RUF001 - a dash that reads as an empty cell
+NOTHING = "–"  # noqa: RUF001 - en dash for an empty cell
 _VERDICTS = ((IDENTICAL, "identical", "identical"), (TIE, "tie", "ties"), (DIFFERENT, "different", "different"))
 
 
 def finite(value: Any) -> float | None:
-    """The number, or None where it is none: missing, NaN, infinite."""
+    """Return the number; None if it is missing, NaN or infinite."""
     if value is None or isinstance(value, (bool, str)):
         return None
     number = float(value.value if isinstance(value, Interval) else value)
@@ -21,7 +21,7 @@ def finite(value: Any) -> float | None:
 
 
 def whole_interval(value: Interval | None) -> Interval | None:
-    """The interval with bounds that can be drawn and written; bounds that are no numbers become the value itself."""
+    """Replace non-finite bounds by the value; None if the value is not finite."""
     middle = finite(value)
     if value is None or middle is None:
         return None
@@ -30,13 +30,13 @@ def whole_interval(value: Interval | None) -> Interval | None:
 
 
 def number(value: Any, decimals: int = 2, unit: str = "") -> str:
-    """``2.02x``: a number with its unit; a dash where there is none."""
+    """Format a number with its unit, as ``2.02x``; a dash if it is missing."""
     figure = finite(value)
     return NOTHING if figure is None else f"{figure:.{decimals}f}{unit}"
 
 
 def with_interval(value: Interval | None, decimals: int = 2, unit: str = "") -> str:
-    """``1.84x (1.71-1.97)``"""
+    """Format a number with its interval, as ``1.84x (1.71-1.97)``."""
     if finite(value) is None or value is None:
         return NOTHING
     if finite(value.low) is None or finite(value.high) is None:
@@ -50,7 +50,7 @@ def percent(value: Any) -> str:
 
 
 def memory(value: Any) -> str:
-    """Bytes as people read them."""
+    """Format a number of bytes."""
     figure = finite(value)
     if figure is None:
         return NOTHING
@@ -58,7 +58,7 @@ def memory(value: Any) -> str:
 
 
 def large(value: Any) -> str:
-    """A count of parameters: 135M, 1.5B."""
+    """Format a number of parameters, as 135M or 1.5B."""
     figure = finite(value)
     if figure is None:
         return str(value)
@@ -69,7 +69,7 @@ def large(value: Any) -> str:
 
 
 def verdicts(lossless: dict[str, int]) -> str:
-    """``24 identical, 1 tie``; an error is written in capitals."""
+    """Format verdict counts, as ``24 identical, 1 tie``; errors are in capitals."""
     parts = [
         f"{lossless[name]} {one if lossless[name] == 1 else many}"
         for name, one, many in _VERDICTS

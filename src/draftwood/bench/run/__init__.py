@@ -1,6 +1,6 @@
-"""Running a benchmark: plan, schedule, engines, and the check that outputs are identical."""
+"""Runs benchmarks: plan, schedule, engines, and the comparison of outputs."""
 
-from draftwood.bench.run.plan import Plan, absent_peers, check_plan, make_plan
+from draftwood.bench.run.plan import BenchPlan, check_plan, list_absent_peers, make_plan
 from draftwood.bench.run.runner import run_bench
 
-__all__ = ["Plan", "absent_peers", "check_plan", "make_plan", "run_bench"]
+__all__ = ["BenchPlan", "check_plan", "list_absent_peers", "make_plan", "run_bench"]

@@ -1,4 +1,4 @@
-"""Who answers: one of our drafters, or a peer in a process of its own. To a benchmark they look the same."""
+"""The engine interface of a benchmark, and its implementation for Draftwood's drafters."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from draftwood.bench.records import Method, peak_memory
+from draftwood.bench.records import BenchMethod, measure_peak_memory
 from draftwood.config import SamplingParams
 from draftwood.llm import LLM, Completion
 from draftwood.targets import Loaded
 
 
-class Answer(NamedTuple):
-    """One sample, with what a record needs."""
+class SampleResult(NamedTuple):
+    """One generated sample with its measurements."""
 
     token_ids: list[int]
     text: str
@@ -27,40 +27,40 @@ class Answer(NamedTuple):
     stats: dict[str, Any] | None
 
 
-class Answering(Protocol):
-    """Answers prompts that run together; the samples of each come in order."""
+class BenchEngine(Protocol):
+    """Generates for a batch of prompts; the samples of each prompt are in order."""
 
     def warm_up(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
-        """Answers once without learning anything that a later answer could profit from."""
+        """Generate once, without learning anything that later requests could use."""
 
-    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]: ...
+    def generate(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[SampleResult]]: ...
 
 
-class OwnEngine:
-    """A drafter of ours on the target that all of them share."""
+class DrafterEngine:
+    """A Draftwood drafter on the target shared by all drafters."""
 
-    def __init__(self, method: Method, loaded: Loaded, batch: int) -> None:
+    def __init__(self, method: BenchMethod, loaded: Loaded, batch: int) -> None:
         self._method, self._loaded, self._batch = method, loaded, batch
         self.llm = self._new_llm(method.memory)
 
     def warm_up(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
-        """By a twin: neither the memory nor what is known about the sizes of trees is that of the run."""
-        with self._new_llm("request") as twin:
-            twin.generate(list(prompts), params)
+        """Use a separate LLM, so that the run's memory and tree-size estimates stay untouched."""
+        with self._new_llm("request") as llm:
+            llm.generate(list(prompts), params)
 
-    def answer(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[Answer]]:
-        with peak_memory(self.llm.info.device) as peak:
+    def generate(self, prompts: Sequence[list[int]], params: SamplingParams) -> list[list[SampleResult]]:
+        with measure_peak_memory(self.llm.info.device) as peak:
             started = time.perf_counter()
             try:
                 completions = self.llm.generate(list(prompts), params)
             except BaseException:
-                self.llm.close()  # the cache is everyone's: no prefix of ours may stay in it while others answer
+                self.llm.close()  # the cache is shared: leave no prefix in it for other methods
                 raise
             wall = time.perf_counter() - started
-        answers: list[list[Answer]] = [[] for _ in prompts]
+        results: list[list[SampleResult]] = [[] for _ in prompts]
         for completion in completions:
-            answers[completion.prompt_index].append(_answer(completion, peak.num_bytes))
-        return answers if self._batch == 1 else _shared(answers, completions, wall)
+            results[completion.prompt_index].append(_to_sample(completion, peak.num_bytes))
+        return results if self._batch == 1 else _share_time(results, completions, wall)
 
     def close(self) -> None:
         self.llm.close()
@@ -77,21 +77,23 @@ class OwnEngine:
         )
 
 
-def _shared(answers: list[list[Answer]], completions: Sequence[Completion], wall: float) -> list[list[Answer]]:
-    """Seconds by tokens: what runs together has one speed, that of the batch."""
+def _share_time(
+    results: list[list[SampleResult]], completions: Sequence[Completion], wall: float
+) -> list[list[SampleResult]]:
+    """Split the batch's time by tokens, so that every request has the speed of the batch."""
     decoding = wall - sum(completion.stats.prefill_seconds for completion in completions)
     tokens = sum(completion.stats.output_tokens for completion in completions)
 
-    def share(answer: Answer) -> Answer:
-        part = answer.decode_tokens / max(tokens, 1)
-        return answer._replace(decode_seconds=decoding * part, total_seconds=wall * part)
+    def share(sample: SampleResult) -> SampleResult:
+        part = sample.decode_tokens / max(tokens, 1)
+        return sample._replace(decode_seconds=decoding * part, total_seconds=wall * part)
 
-    return [[share(answer) for answer in samples] for samples in answers]
+    return [[share(sample) for sample in samples] for samples in results]
 
 
-def _answer(completion: Completion, peak_bytes: int | None) -> Answer:
+def _to_sample(completion: Completion, peak_bytes: int | None) -> SampleResult:
     stats = completion.stats
-    return Answer(
+    return SampleResult(
         token_ids=completion.token_ids,
         text=completion.text,
         finish_reason=completion.finish_reason,

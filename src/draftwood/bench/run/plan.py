@@ -1,4 +1,4 @@
-"""The runs that a user asks for: one, or those of a recipe. Refused as a whole, before the first of them starts."""
+"""The runs of a command: one, or those of a recipe. All are validated before the first one starts."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftwood.bench.peers import absent, find_peer
+from draftwood.bench.peers import explain_absence, find_peer
 from draftwood.bench.recipes import Recipe, load_recipe
-from draftwood.bench.records import MANIFEST, Settings
-from draftwood.bench.run.runner import Request, prepare
+from draftwood.bench.records import MANIFEST, BenchSettings
+from draftwood.bench.run.runner import RunSpec, prepare
 from draftwood.errors import OptionError
 from draftwood.progress import Progress
 
 
-class Plan(NamedTuple):
-    requests: list[Request]
+class BenchPlan(NamedTuple):
+    runs: list[RunSpec]
     recipe: Recipe | None = None
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is something on disk to go on with."""
-        return any((request.folder / MANIFEST).exists() for request in self.requests)
+        """Whether a run on disk can be resumed."""
+        return any((run.folder / MANIFEST).exists() for run in self.runs)
 
 
 def make_plan(
     typed: Mapping[str, Any], out: Path, command: str, recipe: str | None = None, params: Sequence[str] = ()
-) -> Plan:
-    """What is ``typed``, by the names of Settings, goes before what the recipe says; ``params`` are KEY=VALUE."""
+) -> BenchPlan:
+    """Plan the runs. ``typed`` settings override those of the recipe; ``params`` are ``KEY=VALUE``."""
     if recipe is None:
         if params:
-            raise OptionError("A parameter is for a recipe", got=params[0], next_step="Add --recipe NAME.")
-        return Plan([Request(settings=Settings.from_dict(dict(typed)), folder=out, command=command)])
-    found = load_recipe(recipe, dict(map(_pair, params)))
+            raise OptionError("--param needs a recipe", got=params[0], next_step="Add --recipe NAME.")
+        return BenchPlan([RunSpec(settings=BenchSettings.from_dict(dict(typed)), folder=out, command=command)])
+    found = load_recipe(recipe, dict(map(_parse_param, params)))
     found.check(typed)
-    requests = [
-        Request(
+    runs = [
+        RunSpec(
             settings=found.settings_for(part, typed),
             folder=out / part.name if len(found.runs) > 1 else out,
             command=command,
@@ -44,23 +44,23 @@ def make_plan(
         )
         for part in found.runs
     ]
-    return Plan(requests, found)
+    return BenchPlan(runs, found)
 
 
-def check_plan(plan: Plan, progress: Progress | None = None) -> None:
-    """What a run would refuse when it starts: the last of several may start hours after the first."""
-    for request in plan.requests:
-        prepare(request, progress)
+def check_plan(plan: BenchPlan, progress: Progress | None = None) -> None:
+    """Validate every run now: the last one may start hours after the first."""
+    for run in plan.runs:
+        prepare(run, progress)
 
 
-def absent_peers(plan: Plan) -> list[str]:
-    """Why peers that were asked for will not run, as far as that can be told without the model."""
-    names = dict.fromkeys(name for request in plan.requests for name in request.settings.peers)
-    return [why for name in names if (why := absent(find_peer(name))) is not None]
+def list_absent_peers(plan: BenchPlan) -> list[str]:
+    """List why requested peers cannot run, as far as that is known without the model."""
+    names = dict.fromkeys(name for run in plan.runs for name in run.settings.peers)
+    return [why for name in names if (why := explain_absence(find_peer(name))) is not None]
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_param(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise OptionError("A parameter is a name and a value", got=repr(text), allowed="KEY=VALUE")
+        raise OptionError("A parameter must be a name and a value", got=repr(text), allowed="KEY=VALUE")
     return key.strip(), value

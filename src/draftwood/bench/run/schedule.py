@@ -1,7 +1,7 @@
-"""Who runs when. Methods take turns prompt by prompt, so that a machine that slows down or warms up hits all alike.
+"""The order of the jobs. Methods alternate prompt by prompt, so that drifting machine speed affects all equally.
 
-Prompts go round the tasks: a run that is stopped early has something of each. Who begins moves on by one with every
-prompt, and the order changes with it: what a method leaves behind, a hot processor or a full cache, hits all alike too.
+Prompts alternate between tasks, so that a run stopped early has results for each task. The order of the methods changes
+with every prompt, so that effects on the next method, such as a hot processor or a full cache, are balanced too.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from draftwood.bench.records import Key, Method
+from draftwood.bench.records import BenchMethod, RequestKey
 from draftwood.bench.tasks import Task, TaskPrompt
 
 
-class Job(NamedTuple):
-    """One method answers one prompt, or a batch of them: all turns, all samples."""
+class BenchJob(NamedTuple):
+    """One method on one prompt or batch of prompts: all turns, all samples."""
 
-    method: Method
+    method: BenchMethod
     task: str
     prompts: tuple[TaskPrompt, ...]
     repeat: int
 
-    def keys(self, num_samples: int) -> list[Key]:
-        """The records it leaves. Several samples are made of first turns only."""
+    def keys(self, num_samples: int) -> list[RequestKey]:
+        """Keys of the job's records. With several samples only first turns are run."""
         return [
-            Key(self.method.label, self.task, prompt.id, turn, sample, self.repeat)
+            RequestKey(self.method.label, self.task, prompt.id, turn, sample, self.repeat)
             for prompt in self.prompts
             for turn in range(1 if num_samples > 1 else len(prompt.turns))
             for sample in range(num_samples)
         ]
 
 
-def schedule(tasks: Sequence[Task], methods: Sequence[Method], batch: int, repeats: int) -> list[Job]:
+def schedule(tasks: Sequence[Task], methods: Sequence[BenchMethod], batch: int, repeats: int) -> list[BenchJob]:
     groups = [
         [(task.name, tuple(task.prompts[at : at + batch])) for at in range(0, len(task.prompts), batch)]
         for task in tasks
     ]
     rounds = [group for row in zip_longest(*groups) for group in row if group is not None]
     return [
-        Job(methods[place], task, prompts, repeat)
+        BenchJob(methods[place], task, prompts, repeat)
         for repeat in range(repeats)
         for number, (task, prompts) in enumerate(rounds)
-        for place in order(number + repeat, len(methods))
+        for place in method_order(number + repeat, len(methods))
     ]
 
 
-def order(number: int, count: int) -> list[int]:
-    """Who runs first, second, ... in a round. In ``2 * count`` rounds everybody follows everybody else equally often.
+def method_order(number: int, count: int) -> list[int]:
+    """Order of the methods in a round. In ``2 * count`` rounds each method follows every other equally often.
 
-    The first round goes inwards from both ends (0, 3, 1, 2), the next ones add one to every place (1, 0, 2, 3; ...).
-    The steps between neighbours are all different, so each pair comes once; with an odd count they are not, and the
-    same rounds backwards make up for it.
+    The first round goes inwards from both ends (0, 3, 1, 2), each further round adds one to every index (1, 0, 2, 3).
+    With an even count the steps between neighbours are all different, so each pair occurs once. With an odd count they
+    are not, so the same rounds are repeated in reverse.
     """
     inwards = [step // 2 if step % 2 == 0 else count - 1 - step // 2 for step in range(count)]
     places = [(place + number) % count for place in inwards]

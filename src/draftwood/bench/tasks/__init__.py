@@ -1,5 +1,5 @@
-"""Benchmark prompts, from the package, from files or from the hub."""
+"""Benchmark prompts: bundled, from files, or from the hub."""
 
-from draftwood.bench.tasks.tasks import Task, TaskPrompt, load_tasks
+from draftwood.bench.tasks.load import Task, TaskPrompt, load_tasks
 
 __all__ = ["Task", "TaskPrompt", "load_tasks"]

@@ -1,4 +1,4 @@
-"""draftwood bench."""
+"""The command ``draftwood bench``."""
 
 from draftwood.cli.bench.options import words
 

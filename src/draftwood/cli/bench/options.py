@@ -1,4 +1,4 @@
-"""What the benchmark commands take: options whose defaults are those of ``Settings``, and lists as they are typed."""
+"""Options of the benchmark commands: defaults come from ``BenchSettings``, lists are comma-separated."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from draftwood.bench.records import Settings
+from draftwood.bench.records import BenchSettings
 
-DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Settings)}
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(BenchSettings)}
 
 
 def add_setting(
@@ -21,23 +21,23 @@ def add_setting(
     nothing: str = "none",
     **more: Any,
 ) -> None:
-    """One field of Settings as an option. ``nothing``: what its default means where that is no value.
+    """Add an option for a field of BenchSettings. ``nothing`` describes an empty default.
 
-    What is not typed is None, so that a recipe can tell what the user chose; ``more`` may say otherwise.
+    An option that is not given is None, so that a recipe can set it; ``more`` may override this.
     """
-    told = _written(DEFAULTS[name]) or nothing
+    default = _format_default(DEFAULTS[name]) or nothing
     flag = "--" + name.replace("_", "-")
-    parser.add_argument(flag, type=kind, metavar=metavar, help=f"{text} (default: {told})", **more)
+    parser.add_argument(flag, type=kind, metavar=metavar, help=f"{text} (default: {default})", **more)
 
 
 def add_prompt_settings(parser: argparse._ActionsContainer) -> None:
-    add_setting(parser, "tasks", words, "LIST", "tasks between commas", "all there are")
-    add_setting(parser, "data", str, "PLACE", "prompts: a folder, a file, hub or hub:ORG/NAME", "the package's own")
-    add_setting(parser, "limit", int, "N", "prompts of each task", "all")
+    add_setting(parser, "tasks", words, "LIST", "comma-separated tasks", "all")
+    add_setting(parser, "data", str, "PLACE", "prompts: a folder, a file, hub or hub:ORG/NAME", "bundled")
+    add_setting(parser, "limit", int, "N", "prompts per task", "all")
 
 
 def typed_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the user gave, by the names of Settings."""
+    """Return the options that the user gave, by field of BenchSettings."""
     given = {name: getattr(args, name, None) for name in DEFAULTS}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -45,12 +45,12 @@ def typed_settings(args: argparse.Namespace) -> dict[str, Any]:
 def words(text: str) -> list[str]:
     found = [word.strip() for word in text.split(",")]
     if not all(found):
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty place between its commas")
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty item")
     return found
 
 
 def methods(text: str) -> list[str]:
-    from draftwood.bench.records import split_methods  # knows drafters, and waits for torch
+    from draftwood.bench.records import split_methods  # imports torch, which is slow
 
     return split_methods(text)
 
@@ -59,17 +59,17 @@ def numbers(text: str) -> list[int]:
     try:
         return [int(word) for word in words(text)]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, as in 1,4,8,16") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers, as in 1,4,8,16") from None
 
 
 def budgets(text: str) -> list[int | str]:
     try:
         return [word if word == "auto" else int(word) for word in words(text)]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of budgets, as in auto or 8,16,60") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of budgets, as in auto or 8,16,60") from None
 
 
-def _written(value: Any) -> str:
+def _format_default(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

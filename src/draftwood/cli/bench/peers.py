@@ -1,4 +1,4 @@
-"""``draftwood bench peers``: other engines, whether they are there, and how to get them."""
+"""``draftwood bench peers``: lists other engines and installs them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ def register(commands: Subparsers[Any]) -> None:
         commands,
         "peers",
         run,
-        "List other engines and whether they are there, or install one",
+        "List other engines and whether they are installed, or install one",
         "draftwood bench peers",
         "draftwood bench peers --install llamacpp",
         "draftwood bench --peers transformers:lookup,tokens=10 --limit 2",
-        details="Each runs in a Python of its own: one that --install makes, one that DRAFTWOOD_PEER_ENGINE names\n"
-        "(DRAFTWOOD_PEER_VLLM=/path/to/python), or this one if it has the engine.",
+        details="Each runs in its own Python: one created by --install, one set by DRAFTWOOD_PEER_ENGINE\n"
+        "(DRAFTWOOD_PEER_VLLM=/path/to/python), or the current one if it has the engine.",
     )
-    parser.add_argument("--install", metavar="ENGINE", help="make an environment of its own for it")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--install", metavar="ENGINE", help="install this engine into its own environment")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.bench.peers import PEERS, absent, install_peer
+    from draftwood.bench.peers import PEERS, explain_absence, install_peer
 
     screen = Screen(args.color)
     if args.install:
         place = install_peer(args.install, screen.progress)
-        screen.note(f"{args.install} is in {place}")
-    states = {name: absent(spec) or "there" for name, spec in PEERS.items()}
+        screen.note(f"installed {args.install}: {place}")
+    states = {name: explain_absence(spec) or "installed" for name, spec in PEERS.items()}
     return show(args, {"peers": states}, prose_table(screen.out, [*states.items()]))

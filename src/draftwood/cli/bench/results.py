@@ -1,4 +1,4 @@
-"""What came of a benchmark: the table at its end, ``bench report`` and ``bench diff``."""
+"""Results of a benchmark: the final table, ``bench report`` and ``bench diff``."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.bench.tables import figures_table, tell
+from draftwood.cli.bench.tables import figures_table, print_note
 from draftwood.cli.console import BOLD, RED, Screen, Subparsers, add_command, show
 from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftwood.bench.records import Run
+    from draftwood.bench.records import BenchRun
 
-_NOISE = """\
-Compared are the prompts that both runs have. A change counts if its 99%
-interval leaves out 1, it is more than 1%, and there are at least 5 prompts.
-Speed-ups over plain travel from one day to another, tokens per second do not.
+_DIFF_DETAILS = """\
+Compares the prompts that both runs have. A change is significant if its 99%
+interval excludes 1, it is more than 1%, and there are at least 5 prompts.
+Speed-ups over plain are comparable between days, tokens per second are not.
 
-Methods are compared that have the same label in both runs. --pair compares two
-with different labels: two heads, say, or two methods of one and the same run."""
+Methods with the same label in both runs are compared. --pair compares methods
+with different labels, such as two heads, or two methods of the same run."""
 
 
 def register(commands: Subparsers[Any]) -> None:
@@ -28,80 +28,80 @@ def register(commands: Subparsers[Any]) -> None:
         commands,
         "report",
         run_report,
-        "Write the report of one or several runs, finished or not",
+        "Write the report of one or more runs, finished or not",
         "draftwood bench report runs/a",
         "draftwood bench report runs/a runs/b --out merged",
-        details="Runs of one model, machine and way of sampling are pooled; others get a chapter each.",
+        details="Runs with the same model, machine and sampling are pooled; others get a chapter each.",
     )
-    report.add_argument("runs", nargs="+", metavar="RUN", help="a folder that bench made, or a folder of such")
-    report.add_argument("--out", metavar="DIR", help="where the report goes (default: the folder, if it is one)")
-    report.add_argument("--json", action="store_true", help="the figures as one JSON object on stdout")
+    report.add_argument("runs", nargs="+", metavar="RUN", help="a run folder, or a folder of runs")
+    report.add_argument("--out", metavar="DIR", help="folder of the report (default: the run folder, if there is one)")
+    report.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     diff = add_command(
         commands,
         "diff",
         run_diff,
-        "What got faster or slower from one run to another, and whether that is more than noise",
+        "Compare two runs: what got faster or slower, and whether it is significant",
         "draftwood bench diff runs/before runs/after",
         "draftwood bench diff runs/a runs/b --pair eagle2:head=r/hass/head,budget=60 eagle2:head=r/talf/head,budget=60",
         "draftwood bench diff runs/a runs/a --pair hass talf --pair pld talf",
-        details=_NOISE,
+        details=_DIFF_DETAILS,
     )
-    diff.add_argument("before", metavar="BEFORE", help="a folder that bench made")
-    diff.add_argument("after", metavar="AFTER", help="another; the same to compare two of its methods")
+    diff.add_argument("before", metavar="BEFORE", help="a run folder")
+    diff.add_argument("after", metavar="AFTER", help="another run folder, or the same to compare two of its methods")
     diff.add_argument(
         "--pair",
         nargs=2,
         metavar=("OLD", "NEW"),
         action="append",
         default=[],
-        help="compare method OLD of BEFORE with method NEW of AFTER, and only these: labels, their beginnings, or a "
-        "part that one label alone has; repeatable",
+        help="compare only method OLD of BEFORE with method NEW of AFTER: labels, their beginnings, or unique parts; "
+        "repeatable",
     )
-    diff.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    diff.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run_report(args: argparse.Namespace) -> int:
     if len(args.runs) > 1 and not args.out:
-        raise OptionError("A report of several folders needs a place of its own", next_step="Add --out DIR.")
+        raise OptionError("A report of several folders needs an output folder", next_step="Add --out DIR.")
     from draftwood.bench.records import read_runs
 
     return conclude(args, Screen(args.color), Path(args.out or args.runs[0]), read_runs(args.runs))
 
 
-def conclude(args: argparse.Namespace, screen: Screen, out: Path, runs: Sequence[Run]) -> int:
-    """Writes the report and shows its main figures; 1 if an output was wrong or something failed."""
-    from draftwood.bench.figures import summarise
-    from draftwood.bench.report import remarks, result_rows, summary_json, troubles, write_report
+def conclude(args: argparse.Namespace, screen: Screen, out: Path, runs: Sequence[BenchRun]) -> int:
+    """Write the report and print its main figures; return 1 if an output was wrong or a request failed."""
+    from draftwood.bench.figures import summarize
+    from draftwood.bench.report import format_results, format_summary_json, list_problems, list_remarks, write_report
 
-    summaries = summarise(runs)
+    summaries = summarize(runs)
     paths = write_report(out, summaries)
     if args.json:
-        print(summary_json(summaries), end="")
+        print(format_summary_json(summaries), end="")
     else:
         for summary in summaries:
-            print("\n".join([screen.out(summary.title, BOLD), *figures_table(screen.out, result_rows(summary)), ""]))
+            print("\n".join([screen.out(summary.title, BOLD), *figures_table(screen.out, format_results(summary)), ""]))
     for path in paths:
-        tell(screen, f"wrote {path}")
-    for remark in remarks(runs):
-        tell(screen, remark)
-    found = [trouble for summary in summaries for trouble in troubles(summary)]
-    for trouble in found:
-        screen.err.write(screen.err(trouble, RED) + "\n")
+        print_note(screen, f"wrote {path}")
+    for remark in list_remarks(runs):
+        print_note(screen, remark)
+    found = [problem for summary in summaries for problem in list_problems(summary)]
+    for problem in found:
+        screen.err.write(screen.err(problem, RED) + "\n")
     return 1 if found else 0
 
 
 def run_diff(args: argparse.Namespace) -> int:
     from draftwood.bench.figures import diff_runs, find_pairs
     from draftwood.bench.records import read_run
-    from draftwood.bench.report import as_plain, change_note, change_rows
+    from draftwood.bench.report import format_changes, summarize_hidden_changes, to_json_value
 
     before, after = read_run(args.before), read_run(args.after)
     pairs = find_pairs(before, after, args.pair)
     changes = diff_runs(before, after, pairs)
-    lines = figures_table(Screen(args.color).out, change_rows(changes)) if changes else []
-    note = change_note(changes)
+    lines = figures_table(Screen(args.color).out, format_changes(changes)) if changes else []
+    note = summarize_hidden_changes(changes)
     content = {
-        "changes": as_plain(changes),
+        "changes": to_json_value(changes),
         "pairs": [{"method": pair.label, **pair._asdict()} for pair in pairs],
     }
     return show(args, content, [*lines, *([note] if note else [])])

@@ -1,4 +1,4 @@
-"""Tables and paragraphs that fit a terminal. In a file or a pipe a row stays one line, however long it is."""
+"""Tables and paragraphs that fit the terminal. In a file or pipe every row is one line."""
 
 from __future__ import annotations
 
@@ -8,42 +8,44 @@ from collections.abc import Callable, Iterator, Sequence
 from draftwood.cli.console import Paint, Screen, columns, table
 
 GAP = 2  # between columns
-LEAST = 16  # of a column whose text is broken
+MIN_WIDTH = 16  # of a wrapped column
 
 Row = tuple[str, ...]
 Wrap = Callable[[str, int], list[str]]
 
 
 def figures_table(paint: Paint, rows: Sequence[Row]) -> list[str]:
-    """Figures behind names that may be long. Columns that do not fit go into a second table below the first."""
+    """Format figures after long names. Columns that do not fit go into another table below."""
     from draftwood.bench.report import wrap
 
-    room = _room(paint)
+    room = _max_width(paint)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if room is None or _total(widths) <= room:
+    if room is None or _total_width(widths) <= room:
         return table(paint, rows)
-    spare = room - _total(widths[1:]) - GAP
-    name = min(widths[0], spare if spare >= LEAST else max(LEAST, room // 2))
+    spare = room - _total_width(widths[1:]) - GAP
+    name = min(widths[0], spare if spare >= MIN_WIDTH else max(MIN_WIDTH, room // 2))
     blocks = []
-    for chosen in _blocks(widths, name, room):
+    for chosen in _split_columns(widths, name, room):
         short = [(row[0], *(row[at] for at in chosen)) for row in rows]
-        blocks.append("\n".join(table(paint, list(_broken(short, 0, name, wrap)))))
+        blocks.append("\n".join(table(paint, list(_wrap_rows(short, 0, name, wrap)))))
     return "\n\n".join(blocks).split("\n")
 
 
 def prose_table(paint: Paint, rows: Sequence[Row]) -> list[str]:
-    """Rows whose last column is a text."""
-    room = _room(paint)
+    """Format rows whose last column is prose."""
+    room = _max_width(paint)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if room is None or _total(widths) <= room:
+    if room is None or _total_width(widths) <= room:
         return table(paint, rows)
     last = len(widths) - 1
-    return table(paint, list(_broken(rows, last, max(LEAST, room - _total(widths[:-1]) - GAP), textwrap.wrap)))
+    return table(
+        paint, list(_wrap_rows(rows, last, max(MIN_WIDTH, room - _total_width(widths[:-1]) - GAP), textwrap.wrap))
+    )
 
 
-def tell(screen: Screen, text: str, indent: str = "") -> None:
-    """A note beside the answer, in lines that fit; a progress bar makes room for it."""
-    room = _room(screen.err)
+def print_note(screen: Screen, text: str, indent: str = "") -> None:
+    """Print a wrapped note to stderr; clears the progress bar."""
+    room = _max_width(screen.err)
     lines = text.split("\n")
     if room is not None:
         lines = [part for line in lines for part in textwrap.wrap(line, room - len(indent), break_on_hyphens=False)]
@@ -51,26 +53,26 @@ def tell(screen: Screen, text: str, indent: str = "") -> None:
     screen.note("\n".join(indent + line for line in lines))
 
 
-def _room(paint: Paint) -> int | None:
+def _max_width(paint: Paint) -> int | None:
     return columns() if paint.is_terminal else None
 
 
-def _total(widths: Sequence[int]) -> int:
+def _total_width(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def _blocks(widths: Sequence[int], name: int, room: int) -> list[list[int]]:
-    """The columns behind the name, as many to a block as there is room for."""
+def _split_columns(widths: Sequence[int], name: int, room: int) -> list[list[int]]:
+    """Split the columns after the name into blocks that fit."""
     blocks: list[list[int]] = [[]]
     for at in range(1, len(widths)):
-        if blocks[-1] and _total([name, *(widths[other] for other in blocks[-1]), widths[at]]) > room:
+        if blocks[-1] and _total_width([name, *(widths[other] for other in blocks[-1]), widths[at]]) > room:
             blocks.append([])
         blocks[-1].append(at)
     return blocks
 
 
-def _broken(rows: Sequence[Row], at: int, width: int, wrap: Wrap) -> Iterator[Row]:
-    """The rows with the text of one column over several lines."""
+def _wrap_rows(rows: Sequence[Row], at: int, width: int, wrap: Wrap) -> Iterator[Row]:
+    """Wrap one column of the rows."""
     for row in rows:
         for number, piece in enumerate(wrap(row[at], width) or [""]):
             rest = row if number == 0 else ("",) * len(row)

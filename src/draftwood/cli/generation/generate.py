@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     prediction = _prediction(args.prediction)
     screen = Screen(args.color)
     with load_llm(args, screen, max_batch=params.n) as llm:
-        from draftwood.compare import Run, compare, warm_up
+        from draftwood.compare import TimedRun, compare, warm_up
         from draftwood.prompts import prompt_ids
 
         ids = prompt_ids(llm.tokenizer, prompt, raw=args.raw)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             warm_up(llm, ids, params)
         streams = not args.json and params.n == 1 and (screen.out.is_terminal if args.stream is None else args.stream)
         answers = all_answers(llm, ids, params, screen if streams else None, prediction)
-        first = Run(answers[0].token_ids, answers[0].stats)
+        first = TimedRun(answers[0].token_ids, answers[0].stats)
         comparison = None
         if args.compare:
             comparison = compare(llm, ids, params, first, screen.progress, prediction=prediction)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftwood.corpus import has_half_letters
+from draftwood.corpus import has_lone_surrogate
 from draftwood.disk import sha256_of
 from draftwood.errors import PromptError
 from draftwood.text import Message
@@ -126,7 +126,7 @@ def _message(entry: Any, speaker: str, text: str, place: str) -> Message:
 
 def _checked(prompt: Prompt) -> Prompt:
     for message in prompt.messages:
-        if has_half_letters(message["content"]):
+        if has_lone_surrogate(message["content"]):
             raise PromptError(f"{prompt.place} is not valid Unicode", got=ascii(message["content"])[:80])
     return prompt
 

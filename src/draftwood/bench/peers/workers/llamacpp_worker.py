@@ -1,4 +1,4 @@
-"""llama.cpp as a peer, through the server inside the ``xllamacpp`` wheel: plain, or with its own n-gram lookup."""
+"""llama.cpp as a peer, through the server in the ``xllamacpp`` wheel: plain, or with n-gram lookup."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draftwood.bench.peers.workers.peer_protocol import Generate, Message, peak_bytes, reset_peak, serve
-else:  # it runs as a script in another Python, where this file lies beside it and nothing else of Draftwood is there
+else:  # runs as a script in another Python, without the draftwood package
     from peer_protocol import Generate, Message, peak_bytes, reset_peak, serve
 
 _SETTINGS = {
     "ngram-simple": "ngram_simple",
     "ngram-map-k": "ngram_map_k",
     "ngram-map-k4v": "ngram_map_k4v",
-}  # the kinds with a length of n-gram and of draft; the others have settings of their own
+}  # kinds with n-gram and draft lengths; the others have their own settings
 
 
 def load(model: Message) -> tuple[Generate, Message]:
@@ -27,34 +27,34 @@ def load(model: Message) -> tuple[Generate, Message]:
     params.model.path = model["gguf"]
     params.n_ctx = model["max_context"]
     params.n_parallel = 1
-    params.cache_ram_mib = 0  # every request reads its prompt anew
+    params.cache_ram_mib = 0  # no prompt caching between requests
     params.verbosity = 1  # errors
     if model["device"] == "cpu":
         params.n_gpu_layers = 0
     elif not any("GPU" in str(device["type"]) for device in xllamacpp.get_device_info()):
-        raise RuntimeError("this build of xllamacpp knows no GPU: it would run on the CPU")
+        raise RuntimeError("this build of xllamacpp has no GPU support")
     for threads in (params.cpuparams, params.cpuparams_batch):
         threads.n_threads = model["threads"]
     if model["variant"] == "lookup":
-        _look_up(xllamacpp, params, model["options"])
+        _configure_lookup(xllamacpp, params, model["options"])
     server = xllamacpp.Server(params)
 
     def generate(request: Message) -> Message:
         reset_peak()
         started = time.perf_counter()
-        answer = _post(server.listening_address, "/completion", _completion(request))
+        answer = _post(server.listening_address, "/completion", _build_request(request))
         seconds = time.perf_counter() - started
-        told = answer["timings"]
+        timings = answer["timings"]
         token_ids = answer["tokens"]
-        accepted = told.get("draft_n_accepted", 0)
+        accepted = timings.get("draft_n_accepted", 0)
         return {
             "token_ids": token_ids,
-            "first_token_seconds": max(0.0, seconds - told["predicted_ms"] / 1000),
+            "first_token_seconds": max(0.0, seconds - timings["predicted_ms"] / 1000),
             "total_seconds": seconds,
             "finish_reason": "length" if answer["stop_type"] == "limit" else "stop",
             "counts": {
                 "cycles": max(1, len(token_ids) - accepted),
-                "drafted": told.get("draft_n", 0),
+                "drafted": timings.get("draft_n", 0),
                 "accepted": accepted,
             },
             "peak_bytes": peak_bytes(),
@@ -63,7 +63,7 @@ def load(model: Message) -> tuple[Generate, Message]:
     return generate, {"version": xllamacpp.__version__, "dtype": "gguf"}
 
 
-def _look_up(xllamacpp: Any, params: Any, options: Message) -> None:
+def _configure_lookup(xllamacpp: Any, params: Any, options: Message) -> None:
     kind = str(options["kind"])
     name = "COMMON_SPECULATIVE_TYPE_" + kind.upper().replace("-", "_")
     params.speculative.types = [getattr(xllamacpp.common_speculative_type, name)]
@@ -72,8 +72,8 @@ def _look_up(xllamacpp: Any, params: Any, options: Message) -> None:
         settings.size_n, settings.size_m = options["ngram"], options["tokens"]
 
 
-def _completion(request: Message) -> Message:
-    """The request to the server; samplers in the order of transformers, and no others than were asked for."""
+def _build_request(request: Message) -> Message:
+    """Build the server request; samplers in the order of transformers, and no others."""
     common = {
         "prompt": request["prompt_ids"],
         "n_predict": request["max_tokens"],
@@ -89,7 +89,7 @@ def _completion(request: Message) -> Message:
 
 
 def _post(address: str, path: str, content: Message) -> Message:
-    """Asks the server inside this process: only this way it tells token ids."""
+    """Post to the server in this process; only its HTTP API returns token ids."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"))
     try:
         connection.request("POST", path, json.dumps(content), {"Content-Type": "application/json"})

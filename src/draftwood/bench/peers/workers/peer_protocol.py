@@ -1,7 +1,7 @@
-"""What the workers of peers share: one JSON object a line in, one out.
+"""The protocol of peer workers: one JSON object per line in, one per line out.
 
-Workers run in another Python than Draftwood's and import nothing of it. Each is started with nothing, told to load a
-model, and then asked for one answer at a time; it ends when its input does.
+Workers run in another Python and import nothing of Draftwood. The first message loads a model, each further message
+requests one generation. A worker exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from typing import Any
 
 Message = dict[str, Any]
 Generate = Callable[[Message], Message]
-Load = Callable[[Message], tuple[Generate, Message]]  # the model -> how it answers, and facts about it
+Load = Callable[[Message], tuple[Generate, Message]]  # model -> generate function, version and dtype
 
 _STATUS, _REFERENCES = "/proc/self/status", "/proc/self/clear_refs"
 
 
 def serve(load: Load) -> None:
-    """Answers until the input ends.
+    """Handle requests until the input ends.
 
-    Whatever libraries print goes to the log, never between the answers; and whoever reads the standard input, a child
-    for instance, finds nothing there instead of the next question.
+    Standard output is redirected to the log, so that library output cannot mix with replies. Standard input is empty,
+    so that child processes cannot consume requests.
     """
-    questions, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     generate: Generate | None = None
-    for line in questions:
+    for line in requests:
         message = json.loads(line)
         try:
             if message["op"] == "load":
-                generate, answer = load(message)
+                generate, reply = load(message)
             else:
-                assert generate is not None, "there is no model yet"
-                answer = generate(message)
-        except Exception as error:  # noqa: BLE001  whatever it is, the other side should read it
+                assert generate is not None, "no model is loaded"
+                reply = generate(message)
+        except Exception as error:  # noqa: BLE001 - report any error to the parent
             traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps({"id": message["id"], **answer}) + "\n")
-        answers.flush()
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps({"id": message["id"], **reply}) + "\n")
+        replies.flush()
 
 
 def reset_peak() -> None:
-    """Starts counting the process's highest memory anew, where the system can."""
+    """Reset the process's peak memory, if the system supports it."""
     try:
         with open(_REFERENCES, "w") as handle:  # noqa: PTH123
             handle.write("5")
@@ -58,7 +58,7 @@ def reset_peak() -> None:
 
 
 def peak_bytes() -> int | None:
-    """The process's highest memory since the reset; since its start where the system cannot reset."""
+    """Read the process's peak memory since the reset, or since its start if a reset is not supported."""
     try:
         with open(_STATUS) as handle:  # noqa: PTH123
             found = [line.split()[1] for line in handle if line.startswith("VmHWM:")]
@@ -73,8 +73,8 @@ def peak_bytes() -> int | None:
     return int(peak) if sys.platform == "darwin" else int(peak) * 1024
 
 
-def fitting_dtype(model: Message) -> str:
-    """The dtype to load: that which was asked for, but float32 on a CPU that would have to imitate a shorter one."""
+def choose_dtype(model: Message) -> str:
+    """Choose the dtype: as requested, but float32 on a CPU that would emulate a 16-bit type."""
     dtype = str(model["dtype"])
     if not model["dtype_is_free"] or model["device"] != "cpu" or dtype == "float32":
         return dtype
@@ -83,7 +83,7 @@ def fitting_dtype(model: Message) -> str:
 
 
 def cpu_flags() -> set[str] | None:
-    """What the processor can do, where the system tells."""
+    """Read the processor's feature flags; None if unknown."""
     try:
         with open("/proc/cpuinfo") as handle:  # noqa: PTH123
             lines = [line for line in handle if line.lower().startswith(("flags", "features"))]

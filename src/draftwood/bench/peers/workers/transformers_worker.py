@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from draftwood.bench.peers.workers.peer_protocol import (
         Generate,
         Message,
-        fitting_dtype,
+        choose_dtype,
         peak_bytes,
         reset_peak,
         serve,
     )
-else:  # it runs as a script in another Python, where this file lies beside it and nothing else of Draftwood is there
-    from peer_protocol import Generate, Message, fitting_dtype, peak_bytes, reset_peak, serve
+else:  # runs as a script in another Python, without the draftwood package
+    from peer_protocol import Generate, Message, choose_dtype, peak_bytes, reset_peak, serve
 
 
-class Watch:
-    """Notes every pass of the model and everything that ``generate`` gives out: a hook and a streamer in one."""
+class PassCounter:
+    """Counts passes and emitted tokens of ``generate``, as a forward hook and a streamer."""
 
     def __init__(self) -> None:
-        self.positions: list[int] = []  # of each pass
-        self.emitted: list[int] = []  # tokens after each pass
-        self.first = 0.0  # when the first ones came
+        self.positions: list[int] = []  # per pass
+        self.emitted: list[int] = []  # tokens per pass
+        self.first = 0.0  # time of the first tokens
         self._is_prompt = True
 
     def hook(self, module: object, args: tuple[Any, ...], kwargs: Message) -> None:
@@ -35,7 +35,7 @@ class Watch:
         self.positions.append(ids.shape[-1])
 
     def put(self, tokens: Any) -> None:
-        if self._is_prompt:  # generate shows the prompt first
+        if self._is_prompt:  # generate streams the prompt first
             self._is_prompt = False
             return
         self.first = self.first or time.perf_counter()
@@ -45,7 +45,7 @@ class Watch:
         pass
 
     def counts(self, num_prompt: int) -> Message:
-        """Cycles, guesses and how many held, by depth too where every pass gave tokens out."""
+        """Count cycles, drafted and accepted tokens; by depth too if every pass emitted tokens."""
         if len(self.positions) != len(self.emitted):
             return {"cycles": len(self.positions)}
         first, *others = self.positions
@@ -67,17 +67,17 @@ def load(model: Message) -> tuple[Generate, Message]:
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(model["threads"])
-    device, dtype = model["device"], fitting_dtype(model)
-    target = _model(transformers, model["folder"], getattr(torch, dtype), device)
+    device, dtype = model["device"], choose_dtype(model)
+    target = _load_model(transformers, model["folder"], getattr(torch, dtype), device)
     ends = end_ids(Path(model["folder"]))
-    mode = _mode(transformers, model, getattr(torch, dtype))
+    mode = _speculation(transformers, model, getattr(torch, dtype))
     on_gpu = device.startswith("cuda")
 
     def generate(request: Message) -> Message:
         prompt = torch.tensor([request["prompt_ids"]], device=device)
         own_ends = [] if request["ignore_eos"] else ends
-        watch = Watch()
-        handle = target.register_forward_pre_hook(watch.hook, with_kwargs=True)
+        counter = PassCounter()
+        handle = target.register_forward_pre_hook(counter.hook, with_kwargs=True)
         torch.manual_seed(request["seed"])
         torch.cuda.reset_peak_memory_stats() if on_gpu else reset_peak()
         started = time.perf_counter()
@@ -89,8 +89,8 @@ def load(model: Message) -> tuple[Generate, Message]:
                     max_new_tokens=request["max_tokens"],
                     eos_token_id=own_ends or None,
                     pad_token_id=ends[0] if ends else 0,
-                    streamer=watch,
-                    **_sampling(request),
+                    streamer=counter,
+                    **_sampling_arguments(request),
                     **mode,
                 )
             token_ids = output[0, prompt.shape[1] :].tolist()
@@ -99,11 +99,11 @@ def load(model: Message) -> tuple[Generate, Message]:
             handle.remove()
         return {
             "token_ids": token_ids,
-            "first_token_seconds": watch.first - started,
-            "first_tokens": watch.emitted[0],
+            "first_token_seconds": counter.first - started,
+            "first_tokens": counter.emitted[0],
             "total_seconds": finished - started,
             "finish_reason": "stop" if token_ids[-1] in own_ends else "length",
-            "counts": watch.counts(prompt.shape[1]),
+            "counts": counter.counts(prompt.shape[1]),
             "peak_bytes": torch.cuda.max_memory_allocated() if on_gpu else peak_bytes(),
         }
 
@@ -111,7 +111,7 @@ def load(model: Message) -> tuple[Generate, Message]:
 
 
 def end_ids(folder: Path) -> list[int]:
-    """Every id that the folder's files call an end."""
+    """Read all end-of-sequence ids of the model folder."""
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         path = folder / name
@@ -120,24 +120,24 @@ def end_ids(folder: Path) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _model(transformers: Any, folder: str, dtype: Any, device: str) -> Any:
-    """The model, without the sampling that its authors recommend: only what is asked for applies."""
+def _load_model(transformers: Any, folder: str, dtype: Any, device: str) -> Any:
+    """Load the model without its recommended sampling settings: only those of the request apply."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
     model.generation_config = transformers.GenerationConfig()
     return model
 
 
-def _mode(transformers: Any, model: Message, dtype: Any) -> Message:
-    """What makes ``generate`` speculate."""
+def _speculation(transformers: Any, model: Message, dtype: Any) -> Message:
+    """Return the arguments that make ``generate`` speculate."""
     if model["variant"] == "lookup":
         options = model["options"]
         return {"prompt_lookup_num_tokens": options["tokens"], "max_matching_ngram_size": options["ngram"]}
     if model["variant"] == "assisted":
-        return {"assistant_model": _model(transformers, model["assistant"], dtype, model["device"])}
+        return {"assistant_model": _load_model(transformers, model["assistant"], dtype, model["device"])}
     return {}
 
 
-def _sampling(request: Message) -> Message:
+def _sampling_arguments(request: Message) -> Message:
     if request["temperature"] == 0.0:
         return {"do_sample": False}
     chosen = {name: request[name] for name in ("temperature", "top_p", "top_k")}

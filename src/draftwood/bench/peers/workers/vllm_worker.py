@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from draftwood.bench.peers.workers.peer_protocol import (
         Generate,
         Message,
-        fitting_dtype,
+        choose_dtype,
         peak_bytes,
         reset_peak,
         serve,
     )
-else:  # it runs as a script in another Python, where this file lies beside it and nothing else of Draftwood is there
-    from peer_protocol import Generate, Message, fitting_dtype, peak_bytes, reset_peak, serve
+else:  # runs as a script in another Python, without the draftwood package
+    from peer_protocol import Generate, Message, choose_dtype, peak_bytes, reset_peak, serve
 
 _DRAFTS = "vllm:spec_decode_num_"
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: it sleeps when we do
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run the engine in this process: idle when no request runs
     "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other engines use the same cores
     "VLLM_NO_USAGE_STATS": "1",
@@ -33,7 +33,7 @@ def load(model: Message) -> tuple[Generate, Message]:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     vllm: Any = importlib.import_module("vllm")
-    dtype = fitting_dtype(model)
+    dtype = choose_dtype(model)
     speculation = _speculation(model["variant"], model["options"])
     engine = vllm.LLM(
         model=model["folder"],
@@ -41,14 +41,14 @@ def load(model: Message) -> tuple[Generate, Message]:
         max_model_len=model["max_context"],
         max_num_seqs=1,
         seed=model["seed"],
-        enforce_eager=model["device"] == "cpu",  # else it compiles, which needs a C++ compiler
-        enable_prefix_caching=False,  # every request reads its prompt anew
+        enforce_eager=model["device"] == "cpu",  # compiling needs a C++ compiler
+        enable_prefix_caching=False,  # no prompt caching between requests
         disable_log_stats=False,  # counts and times
         **({"speculative_config": speculation} if speculation else {}),
     )
 
     def generate(request: Message) -> Message:
-        before = _drafts(engine)
+        before = _read_counters(engine)
         params = vllm.SamplingParams(
             max_tokens=request["max_tokens"],
             temperature=request["temperature"],
@@ -65,7 +65,7 @@ def load(model: Message) -> tuple[Generate, Message]:
         seconds = time.perf_counter() - started
         [sample] = output.outputs
         token_ids = list(sample.token_ids)
-        counts = _difference(before, _drafts(engine))
+        counts = _subtract_counters(before, _read_counters(engine))
         return {
             "token_ids": token_ids,
             "first_token_seconds": first_token_seconds(output.metrics, seconds),
@@ -79,7 +79,7 @@ def load(model: Message) -> tuple[Generate, Message]:
 
 
 def first_token_seconds(metrics: Any, seconds: float) -> float | None:
-    """From the request to its first token: all of it but what lies between the first token and the last."""
+    """Time to the first token: the total without the time between first and last token."""
     first, last = getattr(metrics, "first_token_ts", None), getattr(metrics, "last_token_ts", None)
     return max(0.0, seconds - (last - first)) if first and last else None
 
@@ -102,8 +102,8 @@ def _speculation(variant: str, options: Message) -> Message | None:
     return None
 
 
-def _drafts(engine: Any) -> Message:
-    """The engine's counters of drafts so far: drafts, draft_tokens, accepted_tokens, accepted_tokens_per_pos."""
+def _read_counters(engine: Any) -> Message:
+    """Read the counters: drafts, draft_tokens, accepted_tokens, accepted_tokens_per_pos."""
     found: Message = {}
     for metric in engine.get_metrics():
         if metric.name.startswith(_DRAFTS):
@@ -111,8 +111,8 @@ def _drafts(engine: Any) -> Message:
     return found
 
 
-def _difference(before: Message, after: Message) -> Message:
-    """What one request added. By depth only where all drafts had full length: shorter ones are not told apart."""
+def _subtract_counters(before: Message, after: Message) -> Message:
+    """Subtract counters. By depth only if all drafts had full length: vLLM does not count shorter ones separately."""
 
     def added(name: str) -> int:
         return int(after.get(name, 0) - before.get(name, 0))
@@ -128,7 +128,7 @@ def _difference(before: Message, after: Message) -> Message:
 
 
 def _gpu_peak() -> int:
-    """Memory that vLLM holds; it takes its share at the start and keeps it."""
+    """Memory reserved by vLLM, which allocates its share at the start."""
     torch: Any = importlib.import_module("torch")
     return int(torch.cuda.max_memory_reserved())
 

@@ -1,4 +1,4 @@
-"""The report of runs as files: each whole or not there."""
+"""Writes the report files, each atomically."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ MARKDOWN, PAGE, SUMMARY = "report.md", "report.html", "summary.json"
 
 
 def write_report(folder: Path, summaries: Sequence[Summary]) -> list[Path]:
-    """Writes report.md, report.html and summary.json into the folder; says where they are."""
+    """Write report.md, report.html and summary.json into the folder; return their paths."""
     if not summaries:
-        raise DraftwoodError("There is nothing to report on", next_step="Name a folder that --out made.")
+        raise DraftwoodError(
+            "There is nothing to report", next_step="Give a folder that draftwood bench --out created."
+        )
     if folder.is_file():
-        raise DraftwoodError("A report goes into a folder, and this is a file", got=str(folder))
-    beside = all((folder / name).exists() for name in (MANIFEST, REQUESTS))
+        raise DraftwoodError("The report folder is a file", got=str(folder))
+    has_requests = all((folder / name).exists() for name in (MANIFEST, REQUESTS))
     contents = {
         MARKDOWN: markdown_report(summaries),
-        PAGE: html_report(summaries, requests_beside=beside),
-        SUMMARY: summary_json(summaries),
+        PAGE: html_report(summaries, link_requests=has_requests),
+        SUMMARY: format_summary_json(summaries),
     }
     written = []
     for name, content in contents.items():
@@ -39,31 +41,33 @@ def write_report(folder: Path, summaries: Sequence[Summary]) -> list[Path]:
     return written
 
 
-def summary_json(summaries: Sequence[Summary]) -> str:
-    """The figures for programs; what is no number (NaN, infinite) is null."""
+def format_summary_json(summaries: Sequence[Summary]) -> str:
+    """Format the figures as JSON; NaN and infinity become null."""
     content = {"format": f"{FORMAT}-summary", "version": VERSION, "summaries": [_summary(one) for one in summaries]}
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _summary(summary: Summary) -> dict[str, Any]:
-    plain = {f.name: as_plain(getattr(summary, f.name)) for f in fields(Summary) if f.name != "cells"}
+    plain = {f.name: to_json_value(getattr(summary, f.name)) for f in fields(Summary) if f.name != "cells"}
     cells: dict[str, dict[str, Any]] = {}
     for (method, task), cell in summary.cells.items():
-        figures = {f.name: as_plain(getattr(cell, f.name)) for f in fields(Cell) if f.name not in ("method", "task")}
+        figures = {
+            f.name: to_json_value(getattr(cell, f.name)) for f in fields(Cell) if f.name not in ("method", "task")
+        }
         cells.setdefault(method, {})[task] = figures
     return {**plain, "cells": cells}
 
 
-def as_plain(value: Any) -> Any:
-    """Records, intervals and lists as JSON has them; what is no number (NaN, infinite) is None."""
+def to_json_value(value: Any) -> Any:
+    """Convert records, intervals and lists to JSON values; NaN and infinity become None."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: as_plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: to_json_value(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Interval):
-        return {name: as_plain(figure) for name, figure in value._asdict().items()}
+        return {name: to_json_value(figure) for name, figure in value._asdict().items()}
     if isinstance(value, Mapping):
-        return {str(name): as_plain(inner) for name, inner in value.items()}
+        return {str(name): to_json_value(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple, set)):
-        return [as_plain(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

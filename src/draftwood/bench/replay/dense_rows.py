@@ -1,9 +1,8 @@
-"""Rows of logits made of recorded ones: what drafters are used to being shown.
+"""Dense logits from recorded rows, as drafters expect them.
 
-Of a row the K best tokens are known. What is left of the probability is spread evenly over all other tokens, so that
-the softmax of the row gives the recorded probabilities, to about 1e-6. Softmax does not mind an offset: every row is
-moved so that the other tokens stand at 0. One piece of memory then serves all rows, and only K entries of each are
-written.
+The top K tokens of a row are known. The remaining probability is spread evenly over all other tokens, so that the
+softmax of the row gives the recorded probabilities, to about 1e-6. Softmax is invariant to an offset, so the other
+tokens get logit 0. One buffer then serves all rows, and only K entries per row are written.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import torch
 
 from draftwood.bench.replay.rows import IdRows, LogprobRows
 
-LEAST_REST = 1e-7  # probability that the other tokens have together at least
+MIN_REST = 1e-7  # minimum total probability of the other tokens
 
 
 def heights(logprobs: LogprobRows, vocab_size: int) -> LogprobRows:
-    """How far each known token stands above the unknown ones, [n, K]: falling along a row, and never 0.
+    """Compute the logits of known tokens relative to the others, [n, K]: strictly decreasing, never 0.
 
-    Rounding must not make equals of two tokens: their order would then be that of their ids.
+    Rounding must not make two logits equal: the order would then depend on token ids.
     """
     exact = logprobs.astype(np.float64)
-    rest = np.maximum(1.0 - np.exp(exact).sum(axis=1, keepdims=True), LEAST_REST)  # [n, 1]
+    rest = np.maximum(1.0 - np.exp(exact).sum(axis=1, keepdims=True), MIN_REST)  # [n, 1]
     above: LogprobRows = (exact - np.log(rest / max(vocab_size - logprobs.shape[1], 1))).astype(np.float32)
     lowest = np.zeros(len(above), np.float32)
     for column in range(above.shape[1] - 1, -1, -1):
@@ -32,15 +31,15 @@ def heights(logprobs: LogprobRows, vocab_size: int) -> LogprobRows:
 
 
 class DenseRows:
-    """A tensor [n, V] that is lent out, and filled anew each time."""
+    """A reused tensor of logits [n, V]."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._logits = torch.zeros(0, vocab_size)
         self._written: tuple[npt.NDArray[np.int64], IdRows] | None = None  # where: rows, columns
 
-    def lend(self, ids: IdRows, above: LogprobRows) -> torch.Tensor:
-        """Logits [n, V] with these heights; whoever had the last ones must be done with them."""
+    def fill(self, ids: IdRows, above: LogprobRows) -> torch.Tensor:
+        """Return logits [n, V] with these values. Overwrites the tensor returned before."""
         if len(ids) > len(self._logits):
             self._logits = torch.zeros(len(ids), self._vocab_size)
             self._written = None

@@ -1,21 +1,21 @@
-"""What the commands do: a recording from a model's name to a file, and all methods over a recording."""
+"""The work of ``bench record`` and ``bench replay``: record to a file, replay methods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from draftwood.bench.records import Method
+from draftwood.bench.records import BenchMethod
 from draftwood.bench.replay.recorder import record
 from draftwood.bench.replay.recording import DEFAULT_WIDTH, Recording, save_recording
 from draftwood.bench.replay.replayer import check_method, replay
-from draftwood.bench.replay.scale import (
-    Figures,
+from draftwood.bench.replay.studies import (
+    ReplayFigures,
     check_contexts,
     check_trajectories,
-    context_study,
-    figures_of,
-    trajectory_study,
+    compute_figures,
+    study_contexts,
+    study_trajectories,
 )
 from draftwood.bench.tasks import Task
 from draftwood.config import ModelOptions, SamplingParams
@@ -28,7 +28,7 @@ from draftwood.targets import load_target
 def record_to(
     path: Path,
     model: ModelOptions,
-    methods: Sequence[Method],
+    methods: Sequence[BenchMethod],
     tasks: Sequence[Task],
     params: SamplingParams,
     *,
@@ -37,13 +37,13 @@ def record_to(
     progress: Progress | None = None,
     note: Callable[[str], None] = print,
 ) -> Recording:
-    """Runs the prompts with every method and writes the file; ``force`` replaces one that is there.
+    """Record every method on the prompts and write the file; ``force`` replaces an existing file.
 
-    Of a run that is interrupted it keeps what is whole, beside an older file and not in its place.
+    An interrupted recording keeps its complete requests, in a separate file if there is an older one.
     """
     check_place(path, force=force)
     if width < 1:
-        raise OptionError("Of a row some tokens are kept", got=f"width {width}", allowed="1 or more")
+        raise OptionError("The width must be positive", got=f"width {width}", allowed="1 or more")
     loaded = load_target(model, progress)
     info = loaded.target.info
     recording = Recording(target=info, width=min(width, info.vocab_size))
@@ -53,9 +53,9 @@ def record_to(
         if recording.requests:
             place = path.with_name(f"partial-{path.name}") if path.exists() else path
             save_recording(place, recording)
-            note(f"It ended early. {place} has what was recorded until then.")
+            note(f"The recording was interrupted. {place} holds the requests recorded so far.")
         else:
-            note("It ended early. Nothing was recorded.")
+            note("The recording was interrupted. Nothing was recorded.")
         raise
     save_recording(path, recording)
     return recording
@@ -63,19 +63,19 @@ def record_to(
 
 def replay_methods(
     recording: Recording,
-    methods: Sequence[Method],
+    methods: Sequence[BenchMethod],
     *,
     contexts: Sequence[int] = (),
     trajectories: Sequence[int] = (),
     estimate: bool = False,
     progress: Progress | None = None,
-) -> list[Figures]:
-    """The figures of every method: plainly, against the length of the context, or against the number of trajectories.
+) -> list[ReplayFigures]:
+    """Compute the figures of every method: plain, by context length, or by number of trajectories.
 
-    Everything is checked before the first replay begins.
+    All arguments are checked before the first replay.
     """
     if contexts and trajectories:
-        raise OptionError("One study at a time", got="context and trajectories", next_step="Give two commands.")
+        raise OptionError("Only one study at a time", got="context and trajectories", next_step="Run two commands.")
     for method in methods:
         check_method(recording, method)
     if contexts:
@@ -83,11 +83,11 @@ def replay_methods(
     if trajectories:
         check_trajectories(recording, trajectories)
 
-    def lines(method: Method) -> list[Figures]:
+    def replay_method(method: BenchMethod) -> list[ReplayFigures]:
         if contexts:
-            return context_study(recording, method, contexts, estimate=estimate, progress=progress)
+            return study_contexts(recording, method, contexts, estimate=estimate, progress=progress)
         if trajectories:
-            return trajectory_study(recording, method, trajectories, estimate=estimate, progress=progress)
-        return [figures_of(recording, method, replay(recording, method, estimate=estimate, progress=progress))]
+            return study_trajectories(recording, method, trajectories, estimate=estimate, progress=progress)
+        return [compute_figures(recording, method, replay(recording, method, estimate=estimate, progress=progress))]
 
-    return [line for method in methods for line in lines(method)]
+    return [line for method in methods for line in replay_method(method)]

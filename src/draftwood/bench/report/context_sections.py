@@ -1,4 +1,4 @@
-"""The sections of a report on what a run alone does not tell: published figures, and what did not run."""
+"""Report sections on published figures, peers, and methods that did not run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ BY_TRAJECTORIES = "by_trajectories"
 
 
 def paper(summary: Summary) -> Section:
-    """A recipe's published figures beside those of this run."""
+    """Compare a recipe's published figures with this run."""
     rows = []
     for entry in summary.manifest.get("paper") or []:
         name, metric = str(entry.get("method", "")), str(entry.get("metric", ""))
         task = str(entry.get("task") or ALL_TASKS)
         place = ALL_TASKS if task in ("mean", "all") else task
-        label = _measured_as(summary, name)
+        label = _find_method(summary, name)
         decimals, unit = (
             (2, "x") if metric in ("speedup", "whole_speedup") else (1 if metric == "tokens_per_second" else 2, "")
         )
         count = entry.get("trajectories")
-        ours = measured(cell(summary, label, place), metric, count) if label is not None else None
-        told = interval(ours, decimals, unit) if isinstance(ours, Interval) else figure(ours, decimals, unit)
-        shown = Entry("not measured") if told.number is None else told
+        ours = get_figure(cell(summary, label, place), metric, count) if label is not None else None
+        measured = interval(ours, decimals, unit) if isinstance(ours, Interval) else figure(ours, decimals, unit)
+        shown = Entry("not get_figure") if measured.number is None else measured
         what = (
             f"tau, {text.counted(count, 'trajectory', 'trajectories')}"
             if metric == BY_TRAJECTORIES and count
@@ -38,17 +38,17 @@ def paper(summary: Summary) -> Section:
                 Entry(name),
                 Entry(where),
                 Entry(f"{what} ({whose})" if whose else what),
-                _published(entry.get("value"), decimals, unit),
+                _format_published(entry.get("value"), decimals, unit),
                 shown,
             ]
         )
     columns = [Column("method", False), Column("task", False), Column("figure", False), Column("paper"), Column("here")]
-    table = Table(caption="Published and measured", columns=columns, rows=rows)
-    note = "Published figures come from the paper's models and hardware; those of this run from what is named above."
-    return Section(key="paper", short="Paper", title="Beside the paper", note=note, tables=[table])
+    table = Table(caption="Published and get_figure", columns=columns, rows=rows)
+    note = "Published figures are from the paper's models and hardware, get_figure ones from this run."
+    return Section(key="paper", short="Paper", title="Comparison with the paper", note=note, tables=[table])
 
 
-def _published(value: Any, decimals: int, unit: str) -> Entry:
+def _format_published(value: Any, decimals: int, unit: str) -> Entry:
     return (
         figure(value, decimals, unit)
         if text.finite(value) is not None
@@ -56,16 +56,16 @@ def _published(value: Any, decimals: int, unit: str) -> Entry:
     )
 
 
-def _measured_as(summary: Summary, name: str) -> str | None:
-    """The label of what a paper calls so: the label itself, or the only method of that family."""
+def _find_method(summary: Summary, name: str) -> str | None:
+    """Find the method with this label, or the only method of this family."""
     if name in labels(summary):
         return name
-    kin = [str(method["label"]) for method in summary.methods if method.get("family") == name]
-    return kin[0] if len(kin) == 1 else None
+    relatives = [str(method["label"]) for method in summary.methods if method.get("family") == name]
+    return relatives[0] if len(relatives) == 1 else None
 
 
-def measured(found: Cell, metric: str, count: int | None = None) -> Any:
-    """A figure of a cell by its name in a recipe; ``count``: over the first so many trajectories."""
+def get_figure(found: Cell, metric: str, count: int | None = None) -> Any:
+    """Get a figure of a cell by its name in a recipe; ``count``: number of trajectories."""
     if metric == BY_TRAJECTORIES:
         return found.by_trajectories.get(count) if count is not None else None
     if metric == "p_ratio":
@@ -75,21 +75,21 @@ def measured(found: Cell, metric: str, count: int | None = None) -> Any:
 
 
 def peers(summary: Summary) -> Section:
-    """What a reader of the peers' figures should know: versions, number formats, other weights."""
+    """List notes on peers: versions, dtypes, other weights."""
     noted = [(str(method["label"]), str(method["note"])) for method in summary.methods if method.get("note")]
     columns = [Column("peer", False), Column("note", False)]
     table = Table(caption="Peers", columns=columns, rows=[[Entry(label), Entry(note)] for label, note in noted])
-    return Section(key="peers", short="Peers", title="About the peers", tables=[table])
+    return Section(key="peers", short="Peers", title="Notes on peers", tables=[table])
 
 
 def missing(summary: Summary) -> Section:
-    """Methods that were given up, requests that failed and peers that are not there, each with its reason."""
+    """List disabled methods, failed requests and absent peers, each with the reason."""
     given_up = summary.manifest.get("failed") or {}
     rows = [[Entry(label), Entry("failed", None, alert=True), Entry(reason)] for label, reason in given_up.items()]
     for label in labels(summary):
         found = cell(summary, label)
         if found.errors:
-            reason = f"{text.counted(found.errors, 'request')} failed; requests.jsonl has the messages"
+            reason = f"{text.counted(found.errors, 'request')} failed; see the errors in requests.jsonl"
             rows.append([Entry(label), Entry("requests failed", None, alert=True), Entry(reason)])
     absent = summary.manifest.get("absent") or {}
     rows += [[Entry(label), Entry("absent"), Entry(reason)] for label, reason in absent.items()]

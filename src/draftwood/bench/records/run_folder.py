@@ -1,8 +1,7 @@
-"""What a benchmark writes down: one line of JSON a request, and one manifest a run.
+"""The folder of a benchmark run: a manifest, and one line of JSON per request.
 
-A *run* is a folder. ``run.json`` says what was asked for, on which machine, with which versions; ``requests.jsonl`` has
-a line for every finished request, appended as they finish, so a run that was killed keeps what it had. Everything a
-report shows is computed from these two files.
+``run.json`` holds the settings, the machine and the versions. ``requests.jsonl`` gets one line per finished request,
+appended as it finishes, so a killed run keeps its results. Reports are computed from these two files alone.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ MANIFEST, REQUESTS = "run.json", "requests.jsonl"
 IDENTICAL, TIE, ERROR, DIFFERENT = "identical", "tie", "error", "different"
 
 
-class Key(NamedTuple):
-    """Which request of a run a record is about."""
+class RequestKey(NamedTuple):
+    """Identifies a request within a run."""
 
     method: str
     task: str
@@ -39,43 +38,43 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lossless:
-    """A greedy output beside that of plain decoding of the same prompt."""
+class LosslessVerdict:
+    """Comparison of a greedy output with plain decoding of the same prompt."""
 
-    # identical; tie: two tokens as good as equal; error: ours is wrong; different: a peer has arithmetic of its own
+    # identical; tie: the two tokens have nearly equal logits; error: our output is wrong; different: a peer's output
     verdict: str
-    position: int | None = None  # of the first difference
-    gap: float | None = None  # logits between the best token and the worse of the two
+    position: int | None = None  # first difference
+    gap: float | None = None  # logit of the best token minus that of the worse of the two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestRecord:
     """One finished request, or one that failed (``error``)."""
 
-    method: str  # its label, as in the manifest
+    method: str  # label, as in the manifest
     task: str
     prompt: str  # the prompt's id within the task
-    turn: int = 0  # of a conversation
-    sample: int = 0  # which trajectory of the prompt
-    repeat: int = 0  # which time round
-    batch: str = ""  # the first of the prompts it ran together with, in any of its turns; empty where it ran alone
+    turn: int = 0  # turn of the conversation
+    sample: int = 0  # index of the trajectory
+    repeat: int = 0  # index of the repetition
+    batch: str = ""  # id of the first prompt of its batch; empty if it ran alone
     prompt_tokens: int = 0
     output_tokens: int = 0
-    decode_tokens: int = 0  # what decode_seconds were spent on: speed is the one over the other
-    decode_seconds: float = 0.0  # without reading the prompt; in a batch the request's share
-    total_seconds: float = 0.0  # from the request to its last token; in a batch the request's share
+    decode_tokens: int = 0  # tokens generated during decode_seconds; speed is their ratio
+    decode_seconds: float = 0.0  # without prefill; in a batch the request's share
+    total_seconds: float = 0.0  # from submission to the last token; in a batch the request's share
     first_token_seconds: float | None = None
-    peak_bytes: int | None = None  # of memory, while it ran: the GPU's if there is one, else the process's
+    peak_bytes: int | None = None  # peak memory during the request: of the GPU if used, else of the process
     finish_reason: str = ""
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    lossless: Lossless | None = None  # None: sampled, or there was nothing to compare with
-    stats: dict[str, Any] | None = None  # RequestStats.as_dict(); of a peer what it tells, or None
+    lossless: LosslessVerdict | None = None  # None: sampled, or plain decoding did not run
+    stats: dict[str, Any] | None = None  # RequestStats.as_dict(); for a peer what it reports, or None
     error: str | None = None
 
     @property
-    def key(self) -> Key:
-        return Key(self.method, self.task, self.prompt, self.turn, self.sample, self.repeat)
+    def key(self) -> RequestKey:
+        return RequestKey(self.method, self.task, self.prompt, self.turn, self.sample, self.repeat)
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), ensure_ascii=False)
@@ -86,39 +85,38 @@ class RequestRecord:
         known = {f.name for f in fields(cls)}
         values = {name: value for name, value in content.items() if name in known}  # a later version may write more
         if values.get("lossless") is not None:
-            values["lossless"] = Lossless(**values["lossless"])
+            values["lossless"] = LosslessVerdict(**values["lossless"])
         return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
-    """What a run is. It may be continued with the same settings, prompts, machine and versions; the rest is for people
-    and reports."""
+class RunManifest:
+    """Description of a run. A run resumes only with equal settings, prompts, machine and versions."""
 
-    settings: dict[str, Any]  # Settings.as_dict()
-    methods: list[dict[str, Any]]  # Method.as_dict()
-    tasks: dict[str, dict[str, Any]]  # by name: prompts (count), source, sha256 of the prompts
-    model: dict[str, Any]  # machine.model_facts
-    machine: dict[str, Any]  # machine.machine_facts
+    settings: dict[str, Any]  # BenchSettings.as_dict()
+    methods: list[dict[str, Any]]  # BenchMethod.as_dict()
+    tasks: dict[str, dict[str, Any]]  # by name: number of prompts, source, sha256 of the prompts
+    model: dict[str, Any]  # describe_model()
+    machine: dict[str, Any]  # describe_machine()
     software: dict[str, str]  # versions
     command: str
     started: str  # UTC, ISO 8601
     finished: str | None = None
-    failed: dict[str, str] = field(default_factory=dict)  # methods that were given up, and why
-    absent: dict[str, str] = field(default_factory=dict)  # peers that are not there, and how to get them
+    failed: dict[str, str] = field(default_factory=dict)  # disabled methods and the reason
+    absent: dict[str, str] = field(default_factory=dict)  # unavailable peers and how to install them
     recipe: str | None = None
-    paper: list[dict[str, Any]] = field(default_factory=list)  # a recipe's figures: method, task, metric, value
+    paper: list[dict[str, Any]] = field(default_factory=list)  # figures of the paper: method, task, metric, value
 
 
-class Run(NamedTuple):
+class BenchRun(NamedTuple):
     name: str
-    manifest: Manifest
+    manifest: RunManifest
     records: list[RequestRecord]
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keeps others from writing to a run. The lock lies in the cache: a run's folder has results and nothing else."""
+def lock_run(folder: Path) -> Iterator[None]:
+    """Lock a run against other writers. The lock file is in the cache, so the run folder holds only results."""
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     path = cache_home() / "locks" / f"bench-{name}.lock"
     lock = FileLock(path)
@@ -127,52 +125,52 @@ def held(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise DraftwoodError(
-            "Another process is writing to the folder of the results",
+            "Another process is writing to the results folder",
             got=str(folder),
-            next_step="Wait until it has ended, or name a new folder.",
+            next_step="Wait until it ends, or choose a new folder.",
         ) from error
     except OSError as error:
         raise DraftwoodError(
             f"{path} cannot be written",
             got=error,
-            next_step="Set DRAFTWOOD_HOME to a folder that you may write to.",
+            next_step="Set DRAFTWOOD_HOME to a writable folder.",
         ) from error
     try:
         yield
     finally:
-        with suppress(OSError):  # nobody waits for it, and every run has one of its own: they would pile up
+        with suppress(OSError):  # lock files would accumulate: each run has its own
             path.unlink()
         lock.release()
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: RunManifest) -> None:
     write_json(folder / MANIFEST, {"format": FORMAT, "version": VERSION, **asdict(manifest)})
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> RunManifest:
     path = folder / MANIFEST
     try:
         content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or content["version"] != VERSION:
             raise ValueError(f"{content['format']} {content['version']}")
-        return Manifest(**{f.name: content[f.name] for f in fields(Manifest) if f.name in content})
+        return RunManifest(**{f.name: content[f.name] for f in fields(RunManifest) if f.name in content})
     except FileNotFoundError as error:
         raise DraftwoodError(
-            f"{folder} is no benchmark run",
-            got=f"no {MANIFEST} there",
-            next_step="Name a folder that --out made.",
+            f"{folder} is not a benchmark run",
+            got=f"no {MANIFEST} in it",
+            next_step="Give a folder that draftwood bench --out created.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DraftwoodError(
             f"{path} cannot be read",
             got=error,
             allowed=f"{FORMAT} {VERSION}",
-            next_step="It is damaged or of another version: begin a run in a new folder.",
+            next_step="The file is damaged or from another version: start a run in a new folder.",
         ) from error
 
 
 def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
-    """Adds lines to the run and makes sure that they are on disk."""
+    """Append lines to requests.jsonl and flush them to disk."""
     lines = "".join(record.as_json() + "\n" for record in records)
     try:
         with (folder / REQUESTS).open("a", encoding="utf-8") as handle:
@@ -183,18 +181,18 @@ def append_records(folder: Path, records: Iterable[RequestRecord]) -> None:
         raise DraftwoodError(
             f"{folder / REQUESTS} cannot be written",
             got=error,
-            next_step="Make room, then give the same command again: it goes on from here.",
+            next_step="Free some space, then run the same command again: it resumes here.",
         ) from error
 
 
 def write_records(folder: Path, records: Iterable[RequestRecord]) -> None:
-    """Puts these lines in the place of all there were."""
+    """Replace requests.jsonl."""
     with new_file(folder / REQUESTS) as temporary:
         temporary.write_text("".join(record.as_json() + "\n" for record in records), encoding="utf-8")
 
 
 def read_records(folder: Path) -> list[RequestRecord]:
-    """All records of a run. A last line that a kill cut short is left out; any other damage is an error."""
+    """Read all records of a run. An incomplete last line is ignored; any other damage is an error."""
     path = folder / REQUESTS
     if not path.exists():
         return []
@@ -209,35 +207,35 @@ def read_records(folder: Path) -> list[RequestRecord]:
         try:
             records.append(RequestRecord.from_json(line.decode("utf-8")))
         except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines):  # no newline behind it: it was never finished
+            if number == len(lines):  # no newline after it: writing was interrupted
                 break
             raise DraftwoodError(
-                f"{path}, line {number} is no record",
+                f"{path}, line {number} is not a valid record",
                 got=error,
-                next_step="Delete that line: the run's own command measures it again.",
+                next_step="Delete that line and run the same command again: it repeats the request.",
             ) from error
     return records
 
 
-def mend(folder: Path) -> None:
-    """Cuts off a last line that was never finished, so that new ones can follow."""
+def drop_partial_line(folder: Path) -> None:
+    """Remove an incomplete last line, so that new lines can be appended."""
     path = folder / REQUESTS
     if path.exists():
         content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
+        complete = content[: content.rfind(b"\n") + 1]
+        if complete != content:
             with new_file(path) as temporary:
-                temporary.write_bytes(whole)
+                temporary.write_bytes(complete)
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path) -> BenchRun:
     place = Path(folder)
-    return Run(place.resolve().name, read_manifest(place), read_records(place))
+    return BenchRun(place.resolve().name, read_manifest(place), read_records(place))
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """The runs in these folders; a folder of runs (a recipe's) stands for all of them."""
-    found: list[Run] = []
+def read_runs(folders: Sequence[str | Path]) -> list[BenchRun]:
+    """Read the runs in these folders; a folder of runs, such as a recipe's, stands for all of them."""
+    found: list[BenchRun] = []
     for folder in map(Path, folders):
         inside = [] if (folder / MANIFEST).exists() else sorted(p.parent for p in folder.glob(f"*/{MANIFEST}"))
         found += [read_run(place) for place in inside or [folder]]

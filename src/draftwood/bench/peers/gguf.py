@@ -1,4 +1,4 @@
-"""The files that peers read beside a model's folder: GGUF for llama.cpp."""
+"""Finds the GGUF file of a model, for llama.cpp."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from draftwood.progress import Progress
 _FILE = "model.gguf"
 
 
-def gguf_of(model: str, progress: Progress | None = None) -> Path | None:
-    """The GGUF file of a model: the file itself, one inside its folder, or that of a known model, fetched once.
+def find_gguf(model: str, progress: Progress | None = None) -> Path | None:
+    """Find the GGUF file of a model: the file itself, one in its folder, or a download for a known model.
 
-    None if there is none, or if it cannot be fetched now.
+    None if there is none, or if the download fails.
     """
     if model in KNOWN:
-        return _known(model, KNOWN[model], progress)
+        return _download_known(model, KNOWN[model], progress)
     try:
         path = Path(model).expanduser()
         if path.is_file():
             return path.absolute() if path.suffix == ".gguf" else None
         found = sorted(path.glob("*.gguf")) if path.is_dir() else []
-    except (OSError, RuntimeError, ValueError):  # no name that a disk could hold
+    except (OSError, RuntimeError, ValueError):  # not a valid path
         return None
     return found[0].absolute() if len(found) == 1 else None
 
 
-def _known(name: str, model: KnownModel, progress: Progress | None) -> Path | None:
-    """Kept apart from the converted model, which takes its weights out of the same file."""
+def _download_known(name: str, model: KnownModel, progress: Progress | None) -> Path | None:
+    """Download the file once. It is stored separately from the model converted from it."""
     final = cache_home() / "gguf" / name
     try:
         with locked(f"gguf-{name}", progress):
