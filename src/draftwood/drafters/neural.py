@@ -26,7 +26,7 @@ from draftwood.errors import CapabilityError
 from draftwood.growth import make_draw
 from draftwood.growth.neural import GROWTHS, Frontier, GrowthOptions, make_growth
 from draftwood.sources.neural import DraftModel, DraftSegment
-from draftwood.targets import KERNEL_MOST, Segment, TargetInfo, TopRows, chain_parents
+from draftwood.targets import MAX_TOP_K, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # tokens of a text that one pass reads
@@ -47,7 +47,7 @@ class NeuralOptions:
     def __post_init__(self) -> None:
         check_choice(self, "growth", GROWTHS)
         check_whole(self, 0, "depth", high=MOST_NODES)
-        check_whole(self, 1, "top_k", "batch", "support", high=KERNEL_MOST)
+        check_whole(self, 1, "top_k", "batch", "support", high=MAX_TOP_K)
         check_share(self, "threshold")
         check_flag(self, "draw")
         static_tree(self.tree)

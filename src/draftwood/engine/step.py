@@ -20,7 +20,7 @@ from draftwood.engine.draws import draw_together
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.session import Session
 from draftwood.sizing import ALONE, Load, beside
-from draftwood.targets import Flight, ForwardOutput, Segment, Target
+from draftwood.targets import ForwardOutput, PendingPass, Segment, Target
 
 PREFILL_ROWS = 8192  # positions of prompts in one pass, about: what a pass takes of memory grows with them
 
@@ -29,7 +29,7 @@ class Round(NamedTuple):
     """A pass under way, and whose it is."""
 
     running: Sequence[tuple[Session, Segment]]
-    flight: Flight
+    flight: PendingPass
     taps: Sequence[int]  # the hidden states that come with it
     seconds: float  # that the host took to launch it
 

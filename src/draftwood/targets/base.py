@@ -35,7 +35,7 @@ from draftwood.models import ModelConfig
 from draftwood.progress import Progress
 from draftwood.targets.toprows import TopRows
 
-USUAL_TOP = 10  # best entries of a row that drafters learn from, where nothing else is said
+DEFAULT_TOP_K = 10  # best entries of a row that drafters learn from, where nothing else is said
 
 
 class Segment(NamedTuple):
@@ -76,7 +76,7 @@ class ForwardOutput(NamedTuple):
         return list(map(ForwardOutput, *views, taps, top))
 
 
-class Flight(ABC):
+class PendingPass(ABC):
     """A pass under way."""
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Flight(ABC):
         copied then."""
 
 
-class Landed(Flight):
+class FinishedPass(PendingPass):
     """A pass that has ended already."""
 
     def __init__(self, output: ForwardOutput) -> None:
@@ -182,13 +182,13 @@ class Target(ABC):
         Raises CapabilityError if a segment goes on after more nodes than are pending.
         """
 
-    def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
+    def launch(self, segments: Sequence[Segment], lane: int = 0) -> PendingPass:
         """Starts a pass and goes on; the passes of ``num_lanes`` lanes may be under way at once, one each.
 
         They run one after the other, in the order they were launched in, and what other calls do to the cache comes
         behind them; no sequence may be in two of them.
         """
-        return Landed(self.forward(segments))
+        return FinishedPass(self.forward(segments))
 
     @abstractmethod
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:

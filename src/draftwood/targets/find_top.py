@@ -17,7 +17,7 @@ import torch
 
 from draftwood.errors import OptionError
 from draftwood.targets.native.cpu import load_kernel
-from draftwood.targets.toprows import KERNEL_MOST, TopRows
+from draftwood.targets.toprows import MAX_TOP_K, TopRows
 
 
 def top_rows(logits: torch.Tensor, k: int, rows: Sequence[int] | None = None) -> TopRows:
@@ -35,12 +35,12 @@ def top_rows(logits: torch.Tensor, k: int, rows: Sequence[int] | None = None) ->
         raise IndexError(f"rows {min(rows)} to {max(rows)} of {len(logits)}")
     if logits.dtype != torch.float32:
         logits = logits.to(torch.float32)
-    if logits.is_cpu and num_rows and k <= KERNEL_MOST:
+    if logits.is_cpu and num_rows and k <= MAX_TOP_K:
         kernel = load_kernel()
         if kernel is not None:
             return _top_by_kernel(_entry(kernel), logits, k, rows)
     words_of = _words_on(logits.device)
-    if words_of is not None and num_rows and k <= KERNEL_MOST:
+    if words_of is not None and num_rows and k <= MAX_TOP_K:
         found = _top_by_triton(words_of, logits.detach(), k)
         return found if rows is None else found.at(list(rows))
     return _top_by_torch(logits.detach() if rows is None else logits.detach()[list(rows)], k)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-KERNEL_MOST = 64  # MOST_LEADERS in toprows.h: the kernels look for one entry after the other, which is for small k
+MAX_TOP_K = 64  # MOST_LEADERS in toprows.h: the kernels look for one entry after the other, which is for small k
 
 
 class TopRows(NamedTuple):

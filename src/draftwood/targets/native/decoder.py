@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from draftwood.targets.base import Flight, ForwardOutput, Landed, Segment, depths_of
+from draftwood.targets.base import FinishedPass, ForwardOutput, PendingPass, Segment, depths_of
 from draftwood.targets.cache import KVCache
 
 
@@ -66,9 +66,9 @@ class Decoder(ABC):
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         """Writes keys and values of all rows, returns logits of the wanted ones, and the taps."""
 
-    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> Flight:
+    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> PendingPass:
         """As ``Target.launch``, for decoders with several lanes."""
-        return Landed(self.forward(batch, tap_layers))
+        return FinishedPass(self.forward(batch, tap_layers))
 
     @abstractmethod
     def move_rows(self, sources: list[int], first: int) -> None:

@@ -15,7 +15,7 @@ from draftwood.models import ModelConfig
 from draftwood.targets.base import Attend, ForwardOutput, depths_of
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.decoder import Decoder, PackedBatch, PackedSegment
-from draftwood.targets.native.quantize import dense
+from draftwood.targets.native.quantize import to_dense
 from draftwood.targets.native.rope import inverse_frequencies
 from draftwood.targets.native.weights import LayerWeights, Weights
 from draftwood.tree import ancestor_mask
@@ -53,7 +53,7 @@ class EagerLayers:
         """Behind last states ``[R, H]``. Float32 from weights of any type: half-precision logits tie where the model
         does not."""
         normed = self._norm(hidden, self._weights.norm)  # [R, H]
-        head = dense(self._weights.head, normed.dtype)
+        head = to_dense(self._weights.head, normed.dtype)
         if head.dtype == torch.float32:
             return F.linear(normed, head)
         if head.is_cuda:
@@ -64,13 +64,13 @@ class EagerLayers:
     def _attention(
         self, index: int, layer: LayerWeights, normed: torch.Tensor, rotation: Turns, attend: Attend
     ) -> torch.Tensor:
-        qkv = F.linear(normed, dense(layer.qkv, normed.dtype), layer.qkv_bias)
+        qkv = F.linear(normed, to_dense(layer.qkv, normed.dtype), layer.qkv_bias)
         mixed = attend(index, *self._turn(layer, qkv, rotation))
-        return F.linear(mixed.flatten(-2), dense(layer.o, mixed.dtype), layer.o_bias)
+        return F.linear(mixed.flatten(-2), to_dense(layer.o, mixed.dtype), layer.o_bias)
 
     def _feed_forward(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
-        gate_up = F.linear(normed, dense(layer.gate_up, normed.dtype))
-        return F.linear(self._gate(gate_up), dense(layer.down, normed.dtype))
+        gate_up = F.linear(normed, to_dense(layer.gate_up, normed.dtype))
+        return F.linear(self._gate(gate_up), to_dense(layer.down, normed.dtype))
 
     def _rotation(self, positions: torch.Tensor) -> Turns:
         angles = positions.float()[..., None] * self._inverse_frequencies  # [..., N, D/2]

@@ -32,7 +32,7 @@ class Format(NamedTuple):
 FORMATS = {"fp8": Format(torch.float8_e4m3fn, 448.0), "int8": Format(torch.int8, 127.0)}
 
 
-def quantized(weight: torch.Tensor, name: str) -> Quantized:
+def quantize_matrix(weight: torch.Tensor, name: str) -> Quantized:
     """``weight [out, in]`` in the format of this name, each weight rounded to the nearest."""
     dtype, largest = FORMATS[name]
     values = torch.empty(weight.shape, dtype=dtype, device=weight.device)
@@ -48,21 +48,21 @@ def quantized(weight: torch.Tensor, name: str) -> Quantized:
     return Quantized(values, scales)
 
 
-def dense(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+def to_dense(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
     """The matrix as a tensor: itself, or what its 8 bits stand for, rounded to ``dtype``."""
     if isinstance(matrix, torch.Tensor):
         return matrix
     return (matrix.values.float() * matrix.scales[:, None]).to(dtype)
 
 
-def stored(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor | None]:
+def storage_of(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What lies in memory: the weights, and their scales where they have some."""
     return (matrix, None) if isinstance(matrix, torch.Tensor) else matrix
 
 
 def format_of(matrix: Matrix) -> str | None:
     """The name of its format; None if it is in no format of 8 bits."""
-    dtype = stored(matrix)[0].dtype
+    dtype = storage_of(matrix)[0].dtype
     return next((name for name, kind in FORMATS.items() if kind.dtype == dtype), None)
 
 

@@ -17,10 +17,10 @@ from draftwood.errors import CapabilityError, OptionError
 from draftwood.models import ModelConfig
 from draftwood.progress import Progress, report
 from draftwood.targets.base import (
-    USUAL_TOP,
-    Flight,
+    DEFAULT_TOP_K,
     ForwardOutput,
     Layers,
+    PendingPass,
     Segment,
     Target,
     TargetInfo,
@@ -32,9 +32,9 @@ from draftwood.targets.native import cuda
 from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.native.decoder import Decoder, pack
 from draftwood.targets.native.eager import EagerDecoder, EagerLayers
-from draftwood.targets.native.quantize import Matrix, dense, format_of
+from draftwood.targets.native.quantize import Matrix, format_of, to_dense
 from draftwood.targets.native.weights import LayersRead, Weights, load_parts, load_weights
-from draftwood.targets.toprows import KERNEL_MOST
+from draftwood.targets.toprows import MAX_TOP_K
 
 
 class NativeTarget(Target):
@@ -118,7 +118,7 @@ class NativeTarget(Target):
     def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
         return self._decoder.forward(pack(segments, self._cache), self._taps)
 
-    def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
+    def launch(self, segments: Sequence[Segment], lane: int = 0) -> PendingPass:
         if self.num_lanes == 1:
             return super().launch(segments)
         return self._decoder.launch(pack(segments, self._cache), self._taps, lane)
@@ -145,7 +145,7 @@ class NativeTarget(Target):
         return None if self.config.sliding_window else self._layers
 
     def set_top(self, k: int) -> None:
-        self._decoder.num_best = k if k <= min(KERNEL_MOST, self.info.vocab_size) else 0
+        self._decoder.num_best = k if k <= min(MAX_TOP_K, self.info.vocab_size) else 0
 
     def prepare(self, largest: int, progress: Progress | None = None) -> None:
         sizes = self.info.pass_sizes
@@ -153,7 +153,7 @@ class NativeTarget(Target):
         if not sizes or not self.can_open(sizes[-1]):
             return
         sequence = self.open(sizes[-1])
-        self.set_top(USUAL_TOP)
+        self.set_top(DEFAULT_TOP_K)
         try:
             for number, size in enumerate(sizes):
                 report(progress, "preparing the GPU", number, len(sizes))
@@ -164,7 +164,7 @@ class NativeTarget(Target):
 
 
 def _parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps: float) -> TargetParts:
-    return TargetParts(embed, norm, dense(head, embed.dtype), norm_eps)
+    return TargetParts(embed, norm, to_dense(head, embed.dtype), norm_eps)
 
 
 def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:

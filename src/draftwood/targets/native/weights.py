@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from draftwood.errors import ModelError
 from draftwood.models import ModelConfig, tensor_shapes
 from draftwood.targets.base import TargetParts
-from draftwood.targets.native.quantize import Matrix, quantized, stored
+from draftwood.targets.native.quantize import Matrix, quantize_matrix, storage_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LayersRead = Callable[[int, int], None]  # so many, of so many
@@ -53,7 +53,7 @@ class Weights:
         matrices = [self.embed, self.norm, *(m for layer in self.layers for m in _matrices(layer))]
         if not self.tied:
             matrices.append(self.head)
-        return sum(stored(matrix)[0].numel() for matrix in matrices)
+        return sum(storage_of(matrix)[0].numel() for matrix in matrices)
 
 
 def load_weights(
@@ -93,7 +93,7 @@ def assemble(
     """Joins named Hugging Face tensors into :class:`Weights`. ``quantize``: the 8-bit format of its matrices."""
 
     def store(tensor: torch.Tensor) -> Matrix:
-        return tensor if quantize is None else quantized(tensor, quantize)
+        return tensor if quantize is None else quantize_matrix(tensor, quantize)
 
     checked = _shape_checked(config, get)
     embed = checked("model.embed_tokens.weight")

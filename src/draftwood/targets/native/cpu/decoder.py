@@ -21,7 +21,7 @@ from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cpu import build
 from draftwood.targets.native.cpu.records import Batch, Layer, Matrix, Model, Segment
 from draftwood.targets.native.decoder import Decoder, PackedBatch
-from draftwood.targets.native.quantize import Quantized, dense
+from draftwood.targets.native.quantize import Quantized, to_dense
 from draftwood.targets.native.rope import inverse_frequencies
 from draftwood.targets.native.weights import LayerWeights, Weights
 
@@ -216,7 +216,7 @@ class CpuDecoder(Decoder):
 
     def _pack(self, weight: torch.Tensor | Quantized, *, joined: bool = False) -> Matrix:
         """Packs ``weight [outputs, inputs]`` into the arena; ``joined``: the rows are gates, then as many ups."""
-        weight = dense(weight, self._dtype).contiguous()
+        weight = to_dense(weight, self._dtype).contiguous()
         outputs, inputs = weight.shape
         start = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT + self._used
         matrix = Matrix(start, outputs // 2 if joined else outputs, inputs, int(joined))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from draftwood.models import ModelConfig
-from draftwood.targets.base import Flight, ForwardOutput
+from draftwood.targets.base import ForwardOutput, PendingPass
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cuda.attention import LEAST_WORDS, WORD_BITS, bits_needed
 from draftwood.targets.native.cuda.device import (
@@ -73,7 +73,7 @@ class Captured(NamedTuple):
     done: torch.cuda.Event | None = None  # has happened when the answer is on the host; None: at once
 
 
-class CudaFlight(Flight):
+class CudaFlight(PendingPass):
     def __init__(self, captured: Captured, batch: PackedBatch, num_wanted: int, with_best: bool) -> None:
         self._captured = captured
         self._batch = batch
@@ -135,7 +135,7 @@ class CudaDecoder(Decoder):
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         return self.launch(batch, tap_layers, 0).wait()
 
-    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> Flight:
+    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> PendingPass:
         if lane in self._latest:
             self._latest.pop(lane).put_aside()
         num_wanted = sum([segment.num_logits for segment in batch.segments])

@@ -20,7 +20,7 @@ from draftwood.targets.native.cuda.inputs import Inputs
 from draftwood.targets.native.cuda.kernels import block_size, launch_top_rows, new_scratch, new_words, rows
 from draftwood.targets.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Gpu, Heads, Kind, Product, Rotation, Turned
 from draftwood.targets.native.cuda.workspace import Workspace
-from draftwood.targets.native.quantize import Matrix, Quantized, row_blocks, stored
+from draftwood.targets.native.quantize import Matrix, Quantized, row_blocks, storage_of
 from draftwood.targets.native.weights import LayerWeights, Weights
 from draftwood.targets.toprows import TopRows
 
@@ -159,7 +159,7 @@ class NarrowPass(Pass):
     def _prepare(self) -> tuple[int, int]:
         config, shape, weights = self._model.config, self._shape, self._model.weights
         width, inner = config.hidden_size, config.intermediate_size
-        weight_bytes = stored(weights.head)[0].itemsize
+        weight_bytes = storage_of(weights.head)[0].itemsize
 
         def product(num_in: int, num_out: int, kind: Kind = Kind.PLAIN, heads: Heads | None = None) -> Product:
             return Product(

@@ -32,10 +32,10 @@ from draftwood.targets.native.cuda.passes import Model, Shape
 from draftwood.targets.native.cuda.products import MOST_ROWS
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.decoder import PackedBatch
-from draftwood.targets.toprows import KERNEL_MOST, TopRows
+from draftwood.targets.toprows import MAX_TOP_K, TopRows
 
 ROWS = (16, 32, 64, 128, MOST_FEATURES)  # that passes are made for
-BEST = (1, 10, 32, KERNEL_MOST)  # entries of a row that passes find: those of chains, of trees, of drawn trees
+BEST = (1, 10, 32, MAX_TOP_K)  # entries of a row that passes find: those of chains, of trees, of drawn trees
 KEPT_PASSES = 48
 GIVEN = -1  # instead of a slot: the feature is made of what was given
 

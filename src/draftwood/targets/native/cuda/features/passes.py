@@ -18,7 +18,7 @@ from draftwood.targets.native.cuda.kernels import block_size, launch_top_rows, r
 from draftwood.targets.native.cuda.passes import Model, NarrowPass, Pass, Shape, WidePass
 from draftwood.targets.native.cuda.products import HEAD_BLOCK, MOST_ROWS, Heads, Kind, Product
 from draftwood.targets.native.cuda.workspace import Workspace
-from draftwood.targets.native.quantize import dense
+from draftwood.targets.native.quantize import to_dense
 
 
 class FeatureModel(NamedTuple):
@@ -127,7 +127,7 @@ class WideFeaturePass(FeaturePass, WidePass):
         if how.fc is not None:
             x = self._buffers.hidden.states
             _multiply(self._joined, how.fc, how.fc_bias, x)
-        _multiply(x, dense(first.qkv, x.dtype), first.qkv_bias, self._buffers.qkv)
+        _multiply(x, to_dense(first.qkv, x.dtype), first.qkv_bias, self._buffers.qkv)
 
     def _head(self) -> bool:
         how, weights, states, normed = self._how, self._model.weights, self._buffers.hidden.states, self._buffers.normed
@@ -135,7 +135,7 @@ class WideFeaturePass(FeaturePass, WidePass):
             rows.norm_rows(states, weights.norm, normed, how.norm_eps, pdl=False)
         index = self.inputs.wanted[: self._shape.num_logits]
         torch.index_select(normed if how.has_norm else states, 0, index, out=self._wanted)
-        head = dense(weights.head, states.dtype)
+        head = to_dense(weights.head, states.dtype)
         if head.is_cuda:
             torch.mm(self._wanted, head.t(), out_dtype=torch.float32, out=self.logits)
         else:

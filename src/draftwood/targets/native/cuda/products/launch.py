@@ -28,7 +28,7 @@ import torch
 import triton
 
 from draftwood.targets.native.cuda.products.kernel import product_kernel
-from draftwood.targets.native.quantize import Matrix, stored
+from draftwood.targets.native.quantize import Matrix, storage_of
 
 MOST_ROWS = 64  # beyond that the vendor's library is faster
 MOST_SHARED = 512  # features of a block times programs that share it: the last one has all their sums at hand
@@ -222,7 +222,7 @@ class Product:
         ``peaks``, see ``block_peaks`` in common.py. ``turned`` goes with ``heads``: then ``out`` gets the queries.
         """
         assert (turned is not None) == (self._constants["D"] > 0), "heads turn, and nothing else does"
-        values, scales = stored(weight)
+        values, scales = storage_of(weight)
         _, scaled, block_squares = hidden or (None, None, None)
         if turned is not None:
             assert turned.keys.is_contiguous()
