@@ -177,6 +177,23 @@ def test_bfloat16_weights_are_computed_in_float32(variant: str) -> None:
         torch.testing.assert_close(outputs[1], outputs[0], atol=1e-4, rtol=1e-4)
 
 
+def test_the_matrices_of_a_model_may_differ_in_format() -> None:
+    """Every matrix carries its own format, also the embeddings and the head."""
+    config = replace(BASE, tied_embeddings=False)
+    halves = random_weights(config, torch.bfloat16)
+    rounded = widened(halves, config)
+    halves.layers[0].gate_up = rounded.layers[0].gate_up
+    halves.layers[1].o = rounded.layers[1].o
+    halves.head = rounded.head
+    ids, tree = random_ids(config, 40, seed=3), random_parents(40, seed=2)
+    outputs = []
+    for kind, weights in ((EagerDecoder, rounded), (CpuDecoder, halves)):
+        model = Model(kind, config, weights, torch.float32)
+        outputs.append(model.run(Segment(model.open(), ids, tree, 40)).logits)
+    tolerance = 0.02 if CpuDecoder.instructions() == "AMX" else 1e-5
+    assert (outputs[1] - outputs[0]).norm() / outputs[0].norm() < tolerance
+
+
 def widened(weights: Weights, config: ModelConfig) -> Weights:
     """The same numbers in float32."""
     wide = copy.deepcopy(weights)

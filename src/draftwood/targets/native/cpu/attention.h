@@ -54,7 +54,9 @@ INLINE long unit_queries(const Model *m) { return unit_rows(m) * (m->heads / m->
 INLINE long partial_size(const Model *m) { return padded_head(m) + ALIGN_FLOATS; } /* values, then maximum and sum */
 
 /* Whether scores and values are multiplied in tiles. */
-INLINE int attends_in_tiles(const Model *m) { return in_tiles(m->cache_type) && m->head_dim % WIDE_COLUMNS == 0; }
+INLINE int attends_in_tiles(const Model *m) {
+    return m->cache_type == BFLOAT16 && amx_granted() && m->head_dim % WIDE_COLUMNS == 0;
+}
 
 /* The order of dimensions in the workspace: as in the cache, or in bfloat16 the even ones of a panel first. */
 INLINE long dim_order(const Model *m) { return attends_in_tiles(m) ? FLOAT32 : m->cache_type; }
@@ -154,7 +156,7 @@ static Tile gather_block(const Attention *job, const Workspace *w, const char *k
                          const Context *context, long first, long count) {
     const Model *m = job->model;
     if (attends_in_tiles(m)) return pack_tiles(job, w, keys, values, context, first, count);
-    const long head = padded_head(m), bytes = m->head_dim * type_size(m->cache_type);
+    const long head = padded_head(m), bytes = m->head_dim * cache_item_bytes(m);
     for (long i = 0; i < count; i++) {
         const long slot = slot_at(context, first + i);
         if (m->cache_type == BFLOAT16) {
@@ -316,7 +318,7 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
     const Model *m = job->model;
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m), first = block * BLOCK;
     if (block + 1 < unit->end_block) { /* the next block is on its way while this one is computed */
-        const long bytes = BLOCK * m->head_dim * type_size(m->cache_type);
+        const long bytes = BLOCK * m->head_dim * cache_item_bytes(m);
         for (long line = 0; line < bytes; line += 64) {
             __builtin_prefetch(keys + (block + 1) * bytes + line, 0, 2);
             __builtin_prefetch(values + (block + 1) * bytes + line, 0, 2);
@@ -336,7 +338,7 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
     Tile tile = {0};
     const long fewest = sharing == unit->rows ? unit->rows : 1;
     if (shared_end == first + BLOCK && in_place(job, unit, block, fewest)) {
-        const long bytes = first * m->head_dim * type_size(m->cache_type);
+        const long bytes = first * m->head_dim * cache_item_bytes(m);
         tile = (Tile){keys + bytes, values + bytes, m->cache_type, BLOCK};
     } else if (shared_end > first) {
         tile = gather_block(job, w, keys, values, longest, first, shared_end - first);
@@ -445,7 +447,7 @@ static void attention_item(void *context, long item, int thread) {
     const long end = unit->first_block + blocks * (part + 1) / job->split;
     if (begin == end) return;
     const long queries = unit->rows * (m->heads / m->kv_heads), head = padded_head(m), size = partial_size(m);
-    const long plane = (kv_head * m->slots + job->segment[unit->segment].base) * m->head_dim * type_size(m->cache_type);
+    const long plane = (kv_head * m->slots + job->segment[unit->segment].base) * m->head_dim * cache_item_bytes(m);
     const Workspace w = workspace(job, thread);
     if (attends_in_tiles(m)) amx_configure();
     load_queries(job, &w, unit, kv_head);

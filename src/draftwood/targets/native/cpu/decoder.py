@@ -19,13 +19,13 @@ from draftwood.models import ModelConfig
 from draftwood.targets.base import ForwardOutput
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cpu import build
-from draftwood.targets.native.cpu.records import Batch, Layer, Matrix, Model, Segment
+from draftwood.targets.native.cpu.records import CACHE_TYPES, FORMATS, Batch, Layer, Matrix, Model, Segment
 from draftwood.targets.native.decoder import Decoder, PackedBatch
-from draftwood.targets.native.quantize import Quantized, to_dense
+from draftwood.targets.native.quantize import Matrix as Weight
+from draftwood.targets.native.quantize import storage_of, to_dense
 from draftwood.targets.native.rope import inverse_frequencies
 from draftwood.targets.native.weights import LayerWeights, Weights
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as in model.h
 VECTOR_PADDING = 64  # norms and biases are padded with zeros to a multiple of this
 ALIGNMENT = 64
 KEPT_LOGITS = 64  # rows whose memory is used again and again: as many as a tree usually has
@@ -39,11 +39,11 @@ class CpuDecoder(Decoder):
         """Packs the weights and consumes them: ``weights`` is empty afterwards, so memory does not double."""
         kernel = build.load_kernel()
         dtype = weights.embed.dtype
-        if kernel is None or not self.supports(config, dtype) or cache.keys.dtype not in TYPES:
+        if kernel is None or not self.supports(config, dtype) or cache.keys.dtype not in CACHE_TYPES:
             raise CapabilityError(
                 "The fused CPU decoder cannot run this model",
                 got=self.why_unavailable() or f"{dtype}, cache in {cache.keys.dtype}",
-                allowed=list(TYPES),
+                allowed=list(FORMATS),
                 next_step="Use the eager decoder.",
             )
         self._kernel = kernel
@@ -52,7 +52,7 @@ class CpuDecoder(Decoder):
         self._cache = cache  # keeps alive what the model record points to, as do the following
         self._vectors: list[torch.Tensor] = []
         self._embed: torch.Tensor | None = None if config.tied_embeddings else weights.embed.contiguous()
-        self._arena = self._new_arena(config)
+        self._arena = self._allocate_arena(weights)
         self._used = 0
         # Fresh memory for every forward would cost more than all that happens between two of them.
         self._logits = torch.empty(KEPT_LOGITS, config.vocab_size)
@@ -81,7 +81,7 @@ class CpuDecoder(Decoder):
     @staticmethod
     def supports(config: ModelConfig, dtype: torch.dtype) -> bool:
         return (
-            dtype in TYPES
+            dtype in FORMATS
             and config.head_dim % 2 == 0
             and config.num_heads % config.num_kv_heads == 0
             and build.load_kernel() is not None
@@ -161,14 +161,13 @@ class CpuDecoder(Decoder):
             head_dim=config.head_dim,
             vocab=config.vocab_size,
             window=config.sliding_window or 0,
-            weight_type=TYPES[self._dtype],
-            cache_type=TYPES[cache.keys.dtype],
+            cache_type=CACHE_TYPES[cache.keys.dtype],
             slots=cache.keys.shape[2],
             norm_eps=config.norm_eps,
             layer=ctypes.addressof(self._layers),
             norm=self._vector(weights.norm),
             inverse_frequencies=self._vector(inverse_frequencies(config.rope, config.head_dim)),
-            embed=None if self._embed is None else self._embed.data_ptr(),
+            embed=Matrix() if self._embed is None else self._record(self._embed, self._embed.data_ptr()),
             head=self._pack(head),
             keys=cache.keys.data_ptr(),
             values=cache.values.data_ptr(),
@@ -196,34 +195,34 @@ class CpuDecoder(Decoder):
         self._vectors.append(padded)
         return padded.data_ptr()
 
-    def _new_arena(self, config: ModelConfig) -> torch.Tensor:
-        """Room for all packed matrices in one piece, so that huge pages fit; untouched pages cost nothing yet."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        layer = (
-            self._packed_bytes(Matrix(None, config.q_size + 2 * config.kv_size, hidden, 0)),
-            self._packed_bytes(Matrix(None, hidden, config.q_size, 0)),
-            self._packed_bytes(Matrix(None, inner, hidden, 1)),
-            self._packed_bytes(Matrix(None, hidden, inner, 0)),
-        )
-        head = self._packed_bytes(Matrix(None, config.vocab_size, hidden, 0))
-        arena = torch.empty(config.num_layers * sum(layer) + head + ALIGNMENT + OVERREAD, dtype=torch.uint8)
+    def _allocate_arena(self, weights: Weights) -> torch.Tensor:
+        """Allocates all packed matrices in one piece, so that huge pages fit. Untouched pages cost nothing yet."""
+        size = self._packed_bytes(self._record(weights.head))
+        for layer in weights.layers:
+            matrices = [self._record(matrix) for matrix in (layer.qkv, layer.o, layer.down)]
+            size += sum(map(self._packed_bytes, [*matrices, self._record(layer.gate_up, joined=True)]))
+        arena = torch.empty(size + ALIGNMENT + OVERREAD, dtype=torch.uint8)
         self._call("draftwood_advise", None)(arena.data_ptr(), arena.numel())
         return arena
 
+    def _record(self, weight: Weight, data: int | None = None, *, joined: bool = False) -> Matrix:
+        """Describes ``weight [outputs, inputs]``; ``joined``: its rows are the gates, then as many ups."""
+        values, scales = storage_of(weight)
+        outputs, inputs = values.shape
+        dtype = values.dtype if scales is None else self._dtype  # 8-bit weights are expanded before they are packed
+        return Matrix(data, outputs // 2 if joined else outputs, inputs, int(joined), FORMATS[dtype])
+
     def _packed_bytes(self, matrix: Matrix) -> int:
-        size = self._call("draftwood_packed_bytes", ctypes.c_int64)(ctypes.byref(matrix), TYPES[self._dtype])
+        size = self._call("draftwood_packed_bytes", ctypes.c_int64)(ctypes.byref(matrix))
         return -(-int(size) // ALIGNMENT) * ALIGNMENT
 
-    def _pack(self, weight: torch.Tensor | Quantized, *, joined: bool = False) -> Matrix:
-        """Packs ``weight [outputs, inputs]`` into the arena; ``joined``: the rows are gates, then as many ups."""
-        weight = to_dense(weight, self._dtype).contiguous()
-        outputs, inputs = weight.shape
+    def _pack(self, weight: Weight, *, joined: bool = False) -> Matrix:
+        """Packs ``weight`` into the arena."""
         start = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT + self._used
-        matrix = Matrix(start, outputs // 2 if joined else outputs, inputs, int(joined))
+        matrix = self._record(weight, start, joined=joined)
         self._used += self._packed_bytes(matrix)
-        self._call("draftwood_pack", None)(
-            ctypes.byref(matrix), weight.data_ptr(), TYPES[self._dtype], torch.get_num_threads()
-        )
+        rows = to_dense(weight, self._dtype).contiguous()
+        self._call("draftwood_pack", None)(ctypes.byref(matrix), rows.data_ptr(), torch.get_num_threads())
         return matrix
 
     def _call(self, name: str, result: type[ctypes.c_int64] | None) -> Callable[..., int]:
@@ -236,6 +235,6 @@ class CpuDecoder(Decoder):
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {
     "draftwood_advise": (_POINTER, _INT64),
-    "draftwood_packed_bytes": (_POINTER, _INT64),
-    "draftwood_pack": (_POINTER, _POINTER, _INT64, ctypes.c_int),
+    "draftwood_packed_bytes": (_POINTER,),
+    "draftwood_pack": (_POINTER, _POINTER, ctypes.c_int),
 }

@@ -16,7 +16,6 @@
 #include "contexts.h"
 #include "matmul.h"
 #include "model.h"
-#include "pack.h"
 #include "pool.h"
 #include "rows.h"
 #include "run.h"
@@ -26,16 +25,16 @@
 
 static void multiply(Run *run, const Matrix *matrix, const float *input, long input_stride, long rows, int ending,
                      const float *bias, float *out, long out_stride) {
-    Product job = {.matrix = matrix, .type = run->model->weight_type, .input = input, .input_stride = input_stride,
+    Product job = {.matrix = matrix, .input = input, .input_stride = input_stride,
                    .rows = rows, .ending = ending, .bias = bias, .out = out, .out_stride = out_stride,
                    .scratch = run->scratch, .scratch_stride = run->scratch_stride, .best = run->best,
-                   .narrowed = run->narrowed, .narrowed_stride = run->narrowed_stride};
+                   .prepared = run->prepared};
     run_product(&job);
 }
 
 static void attend(Run *run) {
     const Model *m = run->model;
-    const long plane = run->layer * m->kv_heads * m->slots * m->head_dim * type_size(m->cache_type);
+    const long plane = run->layer * m->kv_heads * m->slots * m->head_dim * cache_item_bytes(m);
     Attention job = {.model = m, .segment = run->batch->segment, .unit = run->unit,
                      .keys = (const char *)m->keys + plane, .values = (const char *)m->values + plane,
                      .qkv = run->qkv, .qkv_stride = row_stride((m->heads + 2 * m->kv_heads) * m->head_dim),
@@ -88,6 +87,11 @@ static void run_head(Run *run) {
     }
 }
 
+static void fit_product(Run *run, const Matrix *matrix) {
+    run->scratch_stride = max_long(run->scratch_stride, product_scratch(matrix));
+    run->prepared_bytes = max_long(run->prepared_bytes, prepared_bytes(matrix));
+}
+
 static int prepare(Run *run) {
     const Model *m = run->model;
     Cursor cursor = {0};
@@ -95,9 +99,14 @@ static int prepare(Run *run) {
     run->hidden_stride = row_stride(m->hidden);
     run->half = m->head_dim / 2;
     run->units = count_units(m, run->batch);
-    const long inputs = max_long(max_long(m->hidden, m->inner), m->heads * m->head_dim);
-    run->narrowed_stride = round_up(inputs, TILE_INPUTS) + TILE_INPUTS;
-    run->scratch_stride = round_up(max_long(product_scratch(inputs), attention_scratch(m)), ALIGN_FLOATS);
+    run->scratch_stride = attention_scratch(m);
+    run->prepared_bytes = 0;
+    fit_product(run, &m->head);
+    for (long i = 0; i < m->layers; i++) {
+        const Matrix *const matrices[] = {&m->layer[i].qkv, &m->layer[i].o, &m->layer[i].gate_up, &m->layer[i].down};
+        for (int j = 0; j < 4; j++) fit_product(run, matrices[j]);
+    }
+    run->scratch_stride = round_up(run->scratch_stride, ALIGN_FLOATS);
     lay_out(run, &cursor); /* measures */
     if (!arena_grow(cursor.used + SPLIT_BYTES)) return 0;
     cursor = (Cursor){arena.base, 0};
@@ -122,6 +131,19 @@ static void run_all(Run *run) {
     run_head(run);
 }
 
+/* ---- packing weights ---- */
+
+typedef struct {
+    const Matrix *to;
+    const void *from;
+} Packing;
+
+static void pack_item(void *context, long group, int thread) {
+    (void)thread;
+    const Packing *job = context;
+    format_of(job->to)->pack(job->to, job->from, group);
+}
+
 /* ---- what Python calls ---- */
 
 /* Returns 0, or 1 when memory ran out. */
@@ -136,8 +158,9 @@ int draftwood_forward(const Model *model, const Batch *batch, int threads) {
     return !ready;
 }
 
-int64_t draftwood_packed_bytes(const Matrix *matrix, int64_t type) {
-    return num_groups(matrix) * GROUP * padded_inputs(matrix, type) * PANEL * type_size(type);
+int64_t draftwood_packed_bytes(const Matrix *matrix) {
+    const Format *format = format_of(matrix);
+    return num_groups(matrix) * format->group_bytes(padded_inputs(format, matrix));
 }
 
 /* Asks for huge pages, where the system has them, before the memory is first touched. */
@@ -152,10 +175,10 @@ void draftwood_advise(void *memory, int64_t bytes) {
 #endif
 }
 
-void draftwood_pack(const Matrix *to, const void *from, int64_t type, int threads) {
-    Packing job = {to, from, type};
+void draftwood_pack(const Matrix *to, const void *from, int threads) {
+    Packing job = {to, from};
     pool_begin(threads);
-    pool_run(pack_group, &job, num_groups(to));
+    pool_run(pack_item, &job, num_groups(to));
     pool_end();
 }
 
@@ -190,7 +213,7 @@ void draftwood_top_rows(const float *logits, const int64_t *chosen, int64_t rows
 }
 
 const char *draftwood_describe(void) {
-    if (in_tiles(BFLOAT16)) return "AMX";
+    if (amx_granted()) return "AMX";
 #if defined(__AVX512F__)
     return "AVX-512";
 #elif defined(__AVX__)

@@ -1,12 +1,26 @@
-"""The records of model.h, field by field. Pointers are plain addresses: who owns the memory keeps it alive."""
+"""The records of model.h, field by field, and the weight formats of formats.h.
+
+Pointers are plain addresses: the owner of the memory must keep it alive.
+"""
 
 from __future__ import annotations
 
 from ctypes import Structure, c_double, c_int64, c_void_p
 
+import torch
+
+FORMATS = {torch.float32: 0, torch.bfloat16: 1}  # storage of a matrix -> index into FORMATS of formats.h
+CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as in model.h
+
 
 class Matrix(Structure):
-    _fields_ = (("data", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("joined", c_int64))
+    _fields_ = (
+        ("data", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+        ("joined", c_int64),
+        ("format", c_int64),
+    )
 
 
 class Layer(Structure):
@@ -34,14 +48,13 @@ class Model(Structure):
         ("head_dim", c_int64),
         ("vocab", c_int64),
         ("window", c_int64),
-        ("weight_type", c_int64),
         ("cache_type", c_int64),
         ("slots", c_int64),
         ("norm_eps", c_double),
         ("layer", c_void_p),
         ("norm", c_void_p),
         ("inverse_frequencies", c_void_p),
-        ("embed", c_void_p),
+        ("embed", Matrix),
         ("head", Matrix),
         ("keys", c_void_p),
         ("values", c_void_p),

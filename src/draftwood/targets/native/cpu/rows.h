@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "pack.h"
+#include "formats.h"
 #include "pool.h"
 #include "run.h"
 
@@ -47,12 +47,10 @@ static void embed_row(Run *run, long row) {
     const Model *m = run->model;
     const long token = run->batch->token_ids[row];
     float *to = run->hidden + row * run->hidden_stride;
-    if (!m->embed)
-        unpack_row(&m->head, m->weight_type, token, to);
-    else if (m->weight_type == BFLOAT16)
-        for (long i = 0; i < m->hidden; i++) to[i] = from_bf16(((const bf16 *)m->embed)[token * m->hidden + i]);
+    if (m->embed.data)
+        format_of(&m->embed)->load_row(&m->embed, token, to);
     else
-        memcpy(to, (const float *)m->embed + token * m->hidden, (size_t)m->hidden * sizeof(float));
+        format_of(&m->head)->unpack_row(&m->head, token, to);
     /* What stands behind the real columns meets padded weights, which are zero: it must be finite. */
     memset(to + m->hidden, 0, (size_t)(run->hidden_stride - m->hidden) * sizeof(float));
     memset(run->normed + row * run->hidden_stride, 0, (size_t)run->hidden_stride * sizeof(float));

@@ -26,8 +26,8 @@ typedef struct {
     long units, split, partial_count;
     float *partials, *scratch;
     long scratch_stride;
-    bf16 *narrowed; /* [rows + MAX_CHUNK][narrowed stride]: the input of a product in tiles */
-    long narrowed_stride;
+    char *prepared; /* [rows + MAX_CHUNK][prepared bytes]: inputs of a product as its format reads them */
+    long prepared_bytes;
     Best *best; /* [threads][wanted] */
     long layer; /* the row-wise phases' layer */
     const float *norm_weight;
@@ -65,8 +65,7 @@ static void lay_out(Run *run, Cursor *cursor) {
     run->bends = take(cursor, (size_t)run->num_bends * sizeof(int32_t));
     run->unit = take(cursor, (size_t)run->units * sizeof(Unit));
     run->scratch = take_floats(cursor, run->threads * run->scratch_stride);
-    if (in_tiles(m->weight_type))
-        run->narrowed = take(cursor, (size_t)((rows + MAX_CHUNK) * run->narrowed_stride) * sizeof(bf16));
+    run->prepared = take(cursor, (size_t)((rows + MAX_CHUNK) * run->prepared_bytes));
     run->best = take(cursor, (size_t)(run->threads * run->batch->wanted) * sizeof(Best));
 }
 
