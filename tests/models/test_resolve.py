@@ -66,7 +66,7 @@ def test_an_odd_configuration_cannot_be_described(toy: Path, change: dict[str, o
     folder = resolve(str(toy)).path
     config, _ = read_json_config(folder)
     (folder / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(ModelError, match=rf"impossible {words}"):
+    with pytest.raises(ModelError, match=rf"invalid {words}"):
         catalog.describe(folder)
 
 

@@ -332,8 +332,8 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
 
 
 def test_half_precision_of_the_other_kind_is_not_supported() -> None:
-    assert CpuDecoder.supports(BASE, torch.bfloat16)
-    assert not CpuDecoder.supports(BASE, torch.float16)
+    assert CpuDecoder.why_declined(BASE, torch.bfloat16, CPU) == ""
+    assert "not in float16" in CpuDecoder.why_declined(BASE, torch.float16, CPU)
 
 
 def _forward_in_child(model: Model, sequence: int, results: Any) -> None:
@@ -364,7 +364,7 @@ class TestBuild:
         self.fresh(monkeypatch, tmp_path)
         monkeypatch.setenv("DRAFTWOOD_NO_KERNEL", "1")
         assert not CpuDecoder.is_available()
-        assert not CpuDecoder.supports(BASE, torch.float32)
+        assert CpuDecoder.why_declined(BASE, torch.float32, CPU)
         assert "DRAFTWOOD_NO_KERNEL" in CpuDecoder.why_unavailable()
 
     def test_a_missing_compiler_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,7 +1,16 @@
 """From a model name to a model folder: known names, folders, the hub, GGUF files; its configuration."""
 
 from draftwood.models.catalog import ModelDescription, describe, list_models, model_path, remove_model
-from draftwood.models.config import ModelConfig, Rope, architecture_of, is_native, parse_config, whole_number
+from draftwood.models.config import (
+    LayerStyle,
+    ModelConfig,
+    Rope,
+    architecture_of,
+    is_native,
+    parse_config,
+    read_count,
+    why_not_native,
+)
 from draftwood.models.fetch import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off, is_offline, wheel_gguf
 from draftwood.models.find import BUILT_IN, KNOWN, KnownModel, ModelFolder, is_entry_name, read_json_config, resolve
 from draftwood.models.tensors import tensor_shapes
@@ -11,6 +20,7 @@ __all__ = [
     "HUB_TIMEOUT",
     "KNOWN",
     "KnownModel",
+    "LayerStyle",
     "ModelConfig",
     "ModelDescription",
     "ModelFolder",
@@ -26,10 +36,11 @@ __all__ = [
     "list_models",
     "model_path",
     "parse_config",
+    "read_count",
     "read_json_config",
     "remove_model",
     "resolve",
     "tensor_shapes",
     "wheel_gguf",
-    "whole_number",
+    "why_not_native",
 ]

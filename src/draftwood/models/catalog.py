@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwood.disk import locked, models_home, remove_folder
 from draftwood.errors import ModelError
-from draftwood.models.config import architecture_of, is_native, parse_config, whole_number
+from draftwood.models.config import architecture_of, is_native, parse_config, read_count
 from draftwood.models.find import (
     BUILT_IN,
     KNOWN,
@@ -152,7 +152,7 @@ def _sizes(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, int]
         }
 
     def first(*keys: str) -> int:
-        return next((whole_number(config, key) for key in keys if config.get(key)), 0)
+        return next((read_count(config, key) for key in keys if config.get(key)), 0)
 
     hidden, heads = first("hidden_size", "n_embd"), first("num_attention_heads", "n_head")
     return {

@@ -54,7 +54,7 @@ class NativeTarget(Target):
         # For draft heads. A decoder may take the weights apart, so they are held here, or read again when needed.
         self._parts = read_parts or partial(_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
-        self._decoder = _decoder(config, weights, self._cache, backend)
+        self._decoder = _new_decoder(config, weights, self._cache, backend)
         self._layers = _layers(config, weights, self._decoder)
         self._taps: tuple[int, ...] = ()
         self.num_lanes = self._decoder.num_lanes
@@ -139,7 +139,7 @@ class NativeTarget(Target):
         self._taps = tuple(layers)
 
     def parts(self) -> TargetParts:
-        return self._parts()
+        return super().parts() if self.config.scales_ends else self._parts()
 
     def layers(self) -> Layers | None:
         return None if self.config.sliding_window else self._layers
@@ -167,29 +167,33 @@ def _parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps: floa
     return TargetParts(embed, norm, to_dense(head, embed.dtype), norm_eps)
 
 
-def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:
-    """The fastest there is for the model on its device, or the one that was asked for."""
+def _new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:
+    """Builds the fastest decoder that does not decline the model, or the one that was asked for."""
     device, dtype = weights.embed.device, weights.embed.dtype
-    if backend in ("auto", "fused-cpu"):
-        if device.type == "cpu" and CpuDecoder.supports(config, dtype):
-            return CpuDecoder(config, weights, cache)
-        if backend == "fused-cpu":
-            raise CapabilityError(
-                "The fused CPU decoder cannot run here",
-                got=f"{device.type}, {dtype}: {CpuDecoder.why_unavailable()}",
-                next_step="Install a C compiler, or let the backend be 'auto' or 'eager'.",
-            )
-    if backend in ("auto", "fused-cuda"):
-        why = cuda.why_unavailable(config, dtype, device, format_of(weights.head))
-        if not why:
-            return cuda.new_decoder(config, weights, cache)
-        if backend == "fused-cuda":
-            raise CapabilityError(
-                "The fused GPU decoder cannot run here",
-                got=f"{device.type}, {dtype}: {why}",
-                next_step="Let the backend be 'auto' or 'eager'.",
-            )
-    return EagerDecoder(config, weights, cache, device)
+    candidates: dict[str, tuple[Callable[[], str], Callable[[], Decoder]]] = {
+        "fused-cpu": (
+            lambda: CpuDecoder.why_declined(config, dtype, device),
+            lambda: CpuDecoder(config, weights, cache),
+        ),
+        "fused-cuda": (
+            lambda: cuda.why_unavailable(config, dtype, device, format_of(weights.head)),
+            lambda: cuda.new_decoder(config, weights, cache),
+        ),
+        "eager": (
+            lambda: EagerDecoder.why_declined(config),
+            lambda: EagerDecoder(config, weights, cache, device),
+        ),
+    }
+    wanted = list(candidates) if backend == "auto" else [backend]
+    for name in wanted:
+        why_declined, build = candidates[name]
+        if not (why := why_declined()):
+            return build()
+    raise CapabilityError(
+        f"The decoder {wanted[-1]!r} cannot run this model here",
+        got=why,
+        next_step="Let the backend be 'auto', or run the model through transformers (target 'hf').",
+    )
 
 
 def _layers(config: ModelConfig, weights: Weights, decoder: Decoder) -> Layers | None:

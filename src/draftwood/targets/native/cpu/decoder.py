@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.models import ModelConfig
+from draftwood.models import ModelConfig, why_not_native
 from draftwood.targets.base import ForwardOutput
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cpu import build
@@ -39,11 +39,11 @@ class CpuDecoder(Decoder):
         """Packs the weights and consumes them: ``weights`` is empty afterwards, so memory does not double."""
         kernel = build.load_kernel()
         dtype = weights.embed.dtype
-        if kernel is None or not self.supports(config, dtype) or cache.keys.dtype not in CACHE_TYPES:
+        why = self.why_declined(config, dtype, weights.embed.device)
+        if kernel is None or why or cache.keys.dtype not in CACHE_TYPES:
             raise CapabilityError(
                 "The fused CPU decoder cannot run this model",
-                got=self.why_unavailable() or f"{dtype}, cache in {cache.keys.dtype}",
-                allowed=list(FORMATS),
+                got=why or f"a cache in {_dtype_name(cache.keys.dtype)}",
                 next_step="Use the eager decoder.",
             )
         self._kernel = kernel
@@ -79,13 +79,15 @@ class CpuDecoder(Decoder):
         return str(describe().decode())
 
     @staticmethod
-    def supports(config: ModelConfig, dtype: torch.dtype) -> bool:
-        return (
-            dtype in FORMATS
-            and config.head_dim % 2 == 0
-            and config.num_heads % config.num_kv_heads == 0
-            and build.load_kernel() is not None
-        )
+    def why_declined(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
+        """Why this decoder cannot run a model; empty if it can."""
+        if device.type != "cpu":
+            return "it runs on CPUs only"
+        if dtype not in FORMATS:
+            return f"it computes in {' or '.join(map(_dtype_name, FORMATS))}, not in {_dtype_name(dtype)}"
+        if extras := config.list_extras():
+            return f"the model has {' and '.join(extras)}"
+        return why_not_native(config) or build.why_unavailable()
 
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         config = self._config
@@ -230,6 +232,10 @@ class CpuDecoder(Decoder):
         function.restype = result
         function.argtypes = _ARGUMENTS[name]
         return function  # type: ignore[no-any-return]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
