@@ -1,4 +1,4 @@
-"""From a model name to a model folder: known names, folders, the hub, GGUF files; its configuration."""
+"""Model folders by name (known names, folders, hub ids, GGUF files), and model configurations."""
 
 from draftwood.models.catalog import ModelDescription, describe, list_models, model_path, remove_model
 from draftwood.models.config import (

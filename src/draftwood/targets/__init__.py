@@ -1,4 +1,4 @@
-"""Targets: the contract, the native decoder, the transformers adapter, and loading."""
+"""Targets: the contract, the native decoders, the transformers adapter, and loading."""
 
 from draftwood.targets.base import (
     DEFAULT_TOP_K,

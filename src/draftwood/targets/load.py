@@ -1,4 +1,4 @@
-"""From a model's name to a target that runs and the tokenizer that speaks to it."""
+"""Loads a model by name: the target that runs it, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_target(
     cache_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
-    """Finds, loads and places a model. ``tiny`` is the built-in random one.
+    """Finds and loads a model. ``tiny`` is the built-in random one.
 
     ``target``: "native" is our own decoder; "hf" is transformers; "hf-plain" is transformers, plain decoding allowed
     where the model cannot run trees; "auto" is native where it can be, else "hf". ``quantize``: "fp8" or "int8" hold

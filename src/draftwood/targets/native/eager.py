@@ -129,7 +129,7 @@ class EagerDecoder(Decoder):
 
     @staticmethod
     def why_declined(config: ModelConfig) -> str:
-        """Why this decoder cannot run a model; empty if it can."""
+        """Returns why this decoder cannot run a model; empty if it can."""
         return why_not_native(config)
 
     @torch.inference_mode()

@@ -1,7 +1,7 @@
-"""The native target: our own decoder for the Llama family over a preallocated cache.
+"""The native target: our own decoders for the Llama family over a preallocated cache.
 
-It packs segments, lets a decoder compute them and keeps the books of the cache. Which decoder runs is decided once,
-when the target is built: a fused one on a CPU with a C compiler and on a GPU with Triton, the eager one elsewhere.
+It packs segments, runs them through a decoder and manages the cache. The decoder is chosen once, when the target is
+built: a fused one on a CPU with a C compiler and on a GPU with Triton, otherwise the eager one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.native.decoder import Decoder, pack
 from draftwood.targets.native.eager import EagerDecoder, EagerLayers
 from draftwood.targets.native.quantize import Matrix, format_of, to_dense
-from draftwood.targets.native.weights import LayersRead, Weights, load_parts, load_weights
+from draftwood.targets.native.weights import LoadProgress, Weights, load_parts, load_weights
 from draftwood.targets.toprows import MAX_TOP_K
 
 
@@ -48,19 +48,19 @@ class NativeTarget(Target):
         backend: str = "auto",
         read_parts: Callable[[], TargetParts] | None = None,
     ) -> None:
-        """``read_parts``: where embeddings and head can be had again, so that they need not be kept."""
+        """``read_parts``: reads embeddings and head again, so that they need not be kept in memory."""
         dtype, device = weights.embed.dtype, weights.embed.device
         num_parameters, quantize = weights.num_parameters(), format_of(weights.head)
-        # For draft heads. A decoder may take the weights apart, so they are held here, or read again when needed.
-        self._parts = read_parts or partial(_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
+        # For draft heads. A decoder may consume the weights, so the parts are held here, or read again when needed.
+        self._parts = read_parts or partial(_make_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
         self._decoder = _new_decoder(config, weights, self._cache, backend)
-        self._layers = _layers(config, weights, self._decoder)
+        self._layers = _share_layers(config, weights, self._decoder)
         self._taps: tuple[int, ...] = ()
         self.num_lanes = self._decoder.num_lanes
         self.config = config
         self.info = TargetInfo(
-            name=name if quantize is None else f"{name} ({quantize})",  # another model than the one it was made from
+            name=name if quantize is None else f"{name} ({quantize})",  # a quantised model is a different model
             architecture=config.architecture,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -87,12 +87,13 @@ class NativeTarget(Target):
         device: torch.device,
         cache_tokens: int,
         backend: str = "auto",
-        progress: LayersRead | None = None,
+        progress: LoadProgress | None = None,
         quantize: str | None = None,
     ) -> NativeTarget:
         weights = load_weights(folder, config, dtype, device, progress, quantize)
-        packs = device.type == "cpu"  # that decoder does
-        read_parts = partial(load_parts, folder, config, dtype, device) if packs else None
+        read_parts = None
+        if device.type == "cpu":  # its decoder packs the weights
+            read_parts = partial(load_parts, folder, config, dtype, device)
         return cls(name, config, weights, cache_tokens, backend=backend, read_parts=read_parts)
 
     @property
@@ -163,7 +164,7 @@ class NativeTarget(Target):
         report(progress, "preparing the GPU", len(sizes), len(sizes))
 
 
-def _parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps: float) -> TargetParts:
+def _make_parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps: float) -> TargetParts:
     return TargetParts(embed, norm, to_dense(head, embed.dtype), norm_eps)
 
 
@@ -196,8 +197,8 @@ def _new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend:
     )
 
 
-def _layers(config: ModelConfig, weights: Weights, decoder: Decoder) -> Layers | None:
-    """What is lent, as fast as the decoder; None if that has packed the weights for itself."""
+def _share_layers(config: ModelConfig, weights: Weights, decoder: Decoder) -> Layers | None:
+    """Returns layers as fast as the decoder; None if the decoder consumed the weights."""
     if not weights.layers:
         return None
     return cuda.new_layers(config, weights) if decoder.name == "fused-cuda" else EagerLayers(config, weights)

@@ -1,8 +1,8 @@
-"""The fused decoder for CPUs: a forward is one call into C, from token ids to logits.
+"""The fused CPU decoder: a forward is one call into C, from token ids to logits.
 
-It is *batch invariant*: a node's logits are the same to the last bit whether its context came as single steps, as
-prompt chunks of any size or as a path through a tree, and whatever else was in the batch. So speculative decoding
-emits exactly what plain decoding emits, in every number type.
+It is *batch-invariant*: the logits of a node are bit-identical whether its context was computed in single steps, in
+prompt chunks of any size or as a path through a tree, and whatever else is in the batch. So speculative decoding emits
+exactly what plain decoding emits, in every dtype.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from draftwood.targets.native.weights import LayerWeights, Weights
 
 VECTOR_PADDING = 64  # norms and biases are padded with zeros to a multiple of this
 ALIGNMENT = 64
-KEPT_LOGITS = 64  # rows whose memory is used again and again: as many as a tree usually has
-OVERREAD = 256  # bytes: a product loads one row of weights ahead
+KEPT_LOGITS = 64  # rows of logits whose memory is reused: as many as a tree usually has
+OVERREAD = 256  # bytes read past the end: a product loads one row of weights ahead
 
 
 class CpuDecoder(Decoder):
     name = "fused-cpu"
 
     def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache) -> None:
-        """Packs the weights and consumes them: ``weights`` is empty afterwards, so memory does not double."""
+        """Packs the weights and empties ``weights`` at the same time, so that memory does not double."""
         kernel = build.load_kernel()
         dtype = weights.embed.dtype
         why = self.why_declined(config, dtype, weights.embed.device)
@@ -49,19 +49,19 @@ class CpuDecoder(Decoder):
         self._kernel = kernel
         self._config = config
         self._dtype = dtype
-        self._cache = cache  # keeps alive what the model record points to, as do the following
+        self._cache = cache  # keep alive what the model record points to: this and the next
         self._vectors: list[torch.Tensor] = []
         self._embed: torch.Tensor | None = None if config.tied_embeddings else weights.embed.contiguous()
         self._arena = self._allocate_arena(weights)
         self._used = 0
-        # Fresh memory for every forward would cost more than all that happens between two of them.
+        # Allocating logits in every forward would cost more than all other work between two forwards.
         self._logits = torch.empty(KEPT_LOGITS, config.vocab_size)
         self._layers = (Layer * config.num_layers)()
-        self._model = self._consume(weights)
+        self._model = self._pack_model(weights)
 
     @staticmethod
     def is_available() -> bool:
-        """Whether this machine has the kernel, or can compile it."""
+        """Whether this machine has the kernel or can compile it."""
         return build.load_kernel() is not None
 
     @staticmethod
@@ -70,7 +70,7 @@ class CpuDecoder(Decoder):
 
     @staticmethod
     def instructions() -> str:
-        """What the kernel computes with on this machine: "NEON", "AVX2", "AVX-512", "AMX", ..."""
+        """Returns the instruction set that the kernel uses here: "NEON", "AVX2", "AVX-512", "AMX", ..."""
         kernel = build.load_kernel()
         if kernel is None:
             return "none"
@@ -80,7 +80,7 @@ class CpuDecoder(Decoder):
 
     @staticmethod
     def why_declined(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
-        """Why this decoder cannot run a model; empty if it can."""
+        """Returns why this decoder cannot run a model; empty if it can."""
         if device.type != "cpu":
             return "it runs on CPUs only"
         if dtype not in FORMATS:
@@ -103,7 +103,7 @@ class CpuDecoder(Decoder):
         taps = np.array(tap_layers, dtype=np.int64)
         if rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < config.vocab_size:
             raise OptionError(
-                "A token id lies outside the vocabulary",
+                "A token id is outside the vocabulary",
                 got=f"ids from {token_ids.min()} to {token_ids.max()}",
                 allowed=f"0 to {config.vocab_size - 1}",
             )
@@ -129,11 +129,11 @@ class CpuDecoder(Decoder):
             tapped=tapped.data_ptr(),
         )
         if self._kernel.draftwood_forward(ctypes.byref(self._model), ctypes.byref(record), torch.get_num_threads()):
-            raise MemoryError(f"no memory for a forward of {rows} positions")
+            raise MemoryError(f"not enough memory for a forward of {rows} positions")
         return ForwardOutput(logits, greedy_ids, tapped.to(self._dtype) if tap_layers else None)
 
     def move_rows(self, sources: list[int], first: int) -> None:
-        """See ``KVCache``: there are a few rows to move after every cycle."""
+        """Like ``KVCache.move_rows``: every cycle moves a few rows."""
         keys = self._cache.keys  # [layers, kv_heads, slots, head_dim]
         row_bytes = keys.shape[3] * keys.itemsize
         index = (ctypes.c_int64 * len(sources))(*sources)
@@ -148,7 +148,7 @@ class CpuDecoder(Decoder):
                 ctypes.c_int64(len(sources)),
             )
 
-    def _consume(self, weights: Weights) -> Model:
+    def _pack_model(self, weights: Weights) -> Model:
         config, cache = self._config, self._cache
         for index in range(config.num_layers):
             self._layers[index] = self._pack_layer(weights.layers.pop(0))
@@ -167,8 +167,8 @@ class CpuDecoder(Decoder):
             slots=cache.keys.shape[2],
             norm_eps=config.norm_eps,
             layer=ctypes.addressof(self._layers),
-            norm=self._vector(weights.norm),
-            inverse_frequencies=self._vector(inverse_frequencies(config.rope, config.head_dim)),
+            norm=self._pad_vector(weights.norm),
+            inverse_frequencies=self._pad_vector(inverse_frequencies(config.rope, config.head_dim)),
             embed=Matrix() if self._embed is None else self._record(self._embed, self._embed.data_ptr()),
             head=self._pack(head),
             keys=cache.keys.data_ptr(),
@@ -177,19 +177,19 @@ class CpuDecoder(Decoder):
 
     def _pack_layer(self, layer: LayerWeights) -> Layer:
         return Layer(
-            input_norm=self._vector(layer.input_norm),
-            post_norm=self._vector(layer.post_norm),
-            qkv_bias=self._vector(layer.qkv_bias),
-            o_bias=self._vector(layer.o_bias),
-            q_norm=self._vector(layer.q_norm),
-            k_norm=self._vector(layer.k_norm),
+            input_norm=self._pad_vector(layer.input_norm),
+            post_norm=self._pad_vector(layer.post_norm),
+            qkv_bias=self._pad_vector(layer.qkv_bias),
+            o_bias=self._pad_vector(layer.o_bias),
+            q_norm=self._pad_vector(layer.q_norm),
+            k_norm=self._pad_vector(layer.k_norm),
             qkv=self._pack(layer.qkv),
             o=self._pack(layer.o),
             gate_up=self._pack(layer.gate_up, joined=True),
             down=self._pack(layer.down),
         )
 
-    def _vector(self, values: torch.Tensor | None) -> int | None:
+    def _pad_vector(self, values: torch.Tensor | None) -> int | None:
         if values is None:
             return None
         padded = torch.zeros(-(-values.numel() // VECTOR_PADDING) * VECTOR_PADDING)
@@ -204,7 +204,7 @@ class CpuDecoder(Decoder):
             matrices = [self._record(matrix) for matrix in (layer.qkv, layer.o, layer.down)]
             size += sum(map(self._packed_bytes, [*matrices, self._record(layer.gate_up, joined=True)]))
         arena = torch.empty(size + ALIGNMENT + OVERREAD, dtype=torch.uint8)
-        self._call("draftwood_advise", None)(arena.data_ptr(), arena.numel())
+        self._function("draftwood_advise", None)(arena.data_ptr(), arena.numel())
         return arena
 
     def _record(self, weight: Weight, data: int | None = None, *, joined: bool = False) -> Matrix:
@@ -215,7 +215,7 @@ class CpuDecoder(Decoder):
         return Matrix(data, outputs // 2 if joined else outputs, inputs, int(joined), FORMATS[dtype])
 
     def _packed_bytes(self, matrix: Matrix) -> int:
-        size = self._call("draftwood_packed_bytes", ctypes.c_int64)(ctypes.byref(matrix))
+        size = self._function("draftwood_packed_bytes", ctypes.c_int64)(ctypes.byref(matrix))
         return -(-int(size) // ALIGNMENT) * ALIGNMENT
 
     def _pack(self, weight: Weight, *, joined: bool = False) -> Matrix:
@@ -224,10 +224,10 @@ class CpuDecoder(Decoder):
         matrix = self._record(weight, start, joined=joined)
         self._used += self._packed_bytes(matrix)
         rows = to_dense(weight, self._dtype).contiguous()
-        self._call("draftwood_pack", None)(ctypes.byref(matrix), rows.data_ptr(), torch.get_num_threads())
+        self._function("draftwood_pack", None)(ctypes.byref(matrix), rows.data_ptr(), torch.get_num_threads())
         return matrix
 
-    def _call(self, name: str, result: type[ctypes.c_int64] | None) -> Callable[..., int]:
+    def _function(self, name: str, result: type[ctypes.c_int64] | None) -> Callable[..., int]:
         function = getattr(self._kernel, name)
         function.restype = result
         function.argtypes = _ARGUMENTS[name]
