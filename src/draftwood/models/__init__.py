@@ -1,16 +1,7 @@
 """Model folders by name (known names, folders, hub ids, GGUF files), and model configurations."""
 
 from draftwood.models.catalog import ModelDescription, describe, list_models, model_path, remove_model
-from draftwood.models.config import (
-    LayerStyle,
-    ModelConfig,
-    Rope,
-    architecture_of,
-    is_native,
-    parse_config,
-    read_count,
-    why_not_native,
-)
+from draftwood.models.config import ModelConfig, Rope, architecture_of, is_native, parse_config, read_count
 from draftwood.models.fetch import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off, is_offline, wheel_gguf
 from draftwood.models.find import BUILT_IN, KNOWN, KnownModel, ModelFolder, is_entry_name, read_json_config, resolve
 from draftwood.models.tensors import tensor_shapes
@@ -20,7 +11,6 @@ __all__ = [
     "HUB_TIMEOUT",
     "KNOWN",
     "KnownModel",
-    "LayerStyle",
     "ModelConfig",
     "ModelDescription",
     "ModelFolder",
@@ -42,5 +32,4 @@ __all__ = [
     "resolve",
     "tensor_shapes",
     "wheel_gguf",
-    "why_not_native",
 ]

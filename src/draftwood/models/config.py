@@ -1,7 +1,7 @@
 """The shape of a model and how its layers compute, read from its ``config.json``.
 
 A new architecture is one row of ``ARCHITECTURES``: it maps the fields of config.json to those of ``LayerStyle`` that
-differ from Llama. A style that no decoder implements yet is declined by ``why_not_native``, never computed wrongly.
+differ from Llama. A style that no decoder implements yet is declined by its ``why_not_native``, never computed wrongly.
 """
 
 from __future__ import annotations
@@ -71,6 +71,17 @@ class LayerStyle:
         }
         return [feature for feature, is_used in found.items() if is_used]
 
+    def why_not_native(self) -> str:
+        """Returns why no native decoder computes this style; empty if the eager one does, which implements the most."""
+        ropes = {self.rope.kind, *(layer.rope.kind for layer in self.layer_kinds)} - {*ROPE_KINDS, "none"}
+        unknown = {
+            f"norm {self.norm}": self.norm != "rms",
+            f"activation {self.activation}": self.activation != "silu",
+            "biases in the feed-forward layers": self.mlp_bias,
+            f"rope variant {', '.join(sorted(ropes))}": bool(ropes),
+        }
+        return "; ".join(feature for feature, is_used in unknown.items() if is_used)
+
     @property
     def scales_ends(self) -> bool:
         """Whether embeddings or logits are scaled: draft heads, which share them, do not know about that."""
@@ -117,18 +128,6 @@ ARCHITECTURES: dict[str, Callable[[Fields], dict[str, Any]]] = {
 def is_native(config: Fields) -> bool:
     """Whether a native decoder runs the model of this config.json exactly."""
     return not _list_obstacles(config)
-
-
-def why_not_native(style: LayerStyle) -> str:
-    """Why no native decoder computes this style; empty if the eager decoder, which implements the most, does."""
-    ropes = {style.rope.kind, *(layer.rope.kind for layer in style.layer_kinds)} - {*ROPE_KINDS, "none"}
-    unknown = {
-        f"norm {style.norm}": style.norm != "rms",
-        f"activation {style.activation}": style.activation != "silu",
-        "biases in the feed-forward layers": style.mlp_bias,
-        f"rope variant {', '.join(sorted(ropes))}": bool(ropes),
-    }
-    return "; ".join(feature for feature, is_used in unknown.items() if is_used)
 
 
 def parse_config(config: Fields, generation: Fields | None = None) -> ModelConfig:
@@ -215,7 +214,7 @@ def _list_obstacles(config: Fields) -> list[str]:
     found = ["weights quantised by another library"] if config.get("quantization_config") else []
     other_types = set(_read_layer_types(config)) - {"full_attention", "sliding_attention"}
     found += [f"layers of type {name}" for name in sorted(map(str, other_types))]
-    why = "" if other_types else why_not_native(LayerStyle(**_read_style(config)))
+    why = "" if other_types else LayerStyle(**_read_style(config)).why_not_native()
     return found + ([why] if why else [])
 
 

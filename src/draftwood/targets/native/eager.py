@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from draftwood.models import ModelConfig, why_not_native
+from draftwood.models import ModelConfig
 from draftwood.targets.base import Attend, ForwardOutput, depths_of
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.decoder import Decoder, PackedBatch, PackedSegment
@@ -130,7 +130,7 @@ class EagerDecoder(Decoder):
     @staticmethod
     def why_declined(config: ModelConfig) -> str:
         """Returns why this decoder cannot run a model; empty if it can."""
-        return why_not_native(config)
+        return config.why_not_native()
 
     @torch.inference_mode()
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:

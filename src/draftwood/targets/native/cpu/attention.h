@@ -1,8 +1,8 @@
 /* Attention of tree nodes over their own contexts.
  *
  * The context of a node is a list of positions j = 0, 1, ...: the prefix, its ancestors, itself. It is split into
- * blocks of BLOCK positions by j alone. Each block gives a partial result (maximum, sum, weighted values), and the partial
- * results of a node are merged in ascending order. The result does not depend on slots or on other nodes.
+ * blocks of BLOCK positions by j alone. Each block gives a partial result (maximum, sum, weighted values). Those of a
+ * node are merged in ascending order. The result does not depend on slots or on other nodes.
  *
  * A *unit* is work that shares keys: one segment, one key head, some neighbouring rows with all query heads of the key
  * head. If there are few units, they are split by blocks, and the partial results are merged in a separate phase. */

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.models import ModelConfig, why_not_native
+from draftwood.models import ModelConfig
 from draftwood.targets.base import ForwardOutput
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cpu import build
@@ -87,7 +87,7 @@ class CpuDecoder(Decoder):
             return f"it computes in {' or '.join(map(_dtype_name, FORMATS))}, not in {_dtype_name(dtype)}"
         if extras := config.list_extras():
             return f"the model has {' and '.join(extras)}"
-        return why_not_native(config) or build.why_unavailable()
+        return config.why_not_native() or build.why_unavailable()
 
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         config = self._config

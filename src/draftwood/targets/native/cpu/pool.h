@@ -1,8 +1,8 @@
 /* A thread pool for the phases of a forward.
  *
  * A phase is a number of independent items. Threads take items one by one, so a preempted thread delays only its
- * current item. A phase ends when all items are done; it does not wait for idle threads. Workers spin while a forward runs and
- * sleep between forwards. */
+ * current item. A phase ends when all items are done; it does not wait for idle threads. Workers spin while a forward
+ * runs and sleep between forwards. */
 #ifndef DRAFTWOOD_POOL_H
 #define DRAFTWOOD_POOL_H
 
