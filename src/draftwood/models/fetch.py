@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from draftwood.disk import DiskFullError
 from draftwood.errors import DraftwoodError, MissingExtraError, ModelError
@@ -59,37 +60,24 @@ def hub_revision(hub_id: str) -> str:
 
 def download_from_hub(hub_id: str, revision: str, folder: Path, progress: Progress | None) -> None:
     """Downloads the files of one commit into ``folder``."""
-    import huggingface_hub
-
-    report(progress, f"downloading {hub_id}", 0, 1)
-    with hub_errors(hub_id, _INSTEAD):
-        huggingface_hub.snapshot_download(
-            hub_id,
-            revision=revision,
-            local_dir=folder,
-            allow_patterns=_WANTED,
-            ignore_patterns=_UNWANTED,
-            etag_timeout=HUB_TIMEOUT,
-        )
+    _download(hub_id, progress, revision=revision, local_dir=folder)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # bookkeeping of the hub library
-    report(progress, f"downloading {hub_id}", 1, 1)
 
 
 def hub_snapshot(hub_id: str, progress: Progress | None) -> Path:
     """Returns a model's folder in the cache of the hub library, which other programs share; downloads it if missing."""
     if not hub_is_installed():
         raise MissingExtraError(f"Fetching {hub_id} from the hub", "huggingface_hub", "hub")
+    return _download(hub_id, progress, local_files_only=hub_is_off())
+
+
+def _download(hub_id: str, progress: Progress | None, **options: Any) -> Path:
     import huggingface_hub
 
     report(progress, f"downloading {hub_id}", 0, 1)
+    options |= {"allow_patterns": _WANTED, "ignore_patterns": _UNWANTED, "etag_timeout": HUB_TIMEOUT}
     with hub_errors(hub_id, _INSTEAD):
-        path = huggingface_hub.snapshot_download(
-            hub_id,
-            allow_patterns=_WANTED,
-            ignore_patterns=_UNWANTED,
-            etag_timeout=HUB_TIMEOUT,
-            local_files_only=hub_is_off(),
-        )
+        path = huggingface_hub.snapshot_download(hub_id, **options)
     report(progress, f"downloading {hub_id}", 1, 1)
     return Path(path)
 

@@ -258,7 +258,7 @@ def _checked(folder: Path) -> Path:
             "The model folder has no weights",
             got=folder,
             allowed="model.safetensors, or model.safetensors.index.json with its shards",
-            next_step="Save the model with save_pretrained(..., safe_serialization=True), or give another folder.",
+            next_step="Save the model as safetensors, or give another folder.",
         )
     return folder
 

@@ -21,9 +21,6 @@ TINY_CONFIG = ModelConfig(
     context_length=1024,
     rope=Rope(),
     tied_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    qk_norm=False,
     eos_token_ids=ByteTokenizer.eos_token_ids,
 )
 

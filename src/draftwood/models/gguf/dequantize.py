@@ -188,24 +188,6 @@ FORMATS: dict[int, BlockFormat] = {
 }
 
 # Formats that are not supported: their names make the error message readable.
-_OTHER_NAMES = {
-    9: "Q8_1",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-}
+_IQ_NAMES = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS")
+_OTHER_NAMES = dict(enumerate((*_IQ_NAMES, "I8", "I16", "I32", "I64", "F64", "IQ1_M"), 16))
+_OTHER_NAMES |= {9: "Q8_1", 15: "Q8_K", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}

@@ -130,7 +130,7 @@ class GgufFile:
         if not all(shape) or shape[-1] % layout.elements:
             raise _damaged(self.path, f"the tensor {name} has the shape {list(shape)} in {layout.name}")
         if offset % alignment:
-            raise _damaged(self.path, f"the tensor {name} lies at {offset}, not at a multiple of {alignment}")
+            raise _damaged(self.path, f"the tensor {name} is at {offset}, which is not a multiple of {alignment}")
         num_elements = 1
         for size in shape:
             num_elements *= size

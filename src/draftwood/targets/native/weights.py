@@ -165,7 +165,7 @@ def _shards(folder: Path) -> Iterator[Path]:
             "The model folder has no weights",
             got=folder,
             allowed=f"{SINGLE}, or {INDEX} with its shards",
-            next_step="Save the model with save_pretrained(..., safe_serialization=True), or give another folder.",
+            next_step="Save the model as safetensors, or give another folder.",
         )
 
 

@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 import numpy as np
 import torch
 
-from draftwood.errors import CapabilityError, OptionError
+from draftwood.errors import OptionError
 from draftwood.models import ModelConfig
 from draftwood.targets.base import ForwardOutput
 from draftwood.targets.cache import KVCache
@@ -38,17 +38,10 @@ class CpuDecoder(Decoder):
     def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache) -> None:
         """Packs the weights and empties ``weights`` at the same time, so that memory does not double."""
         kernel = build.load_kernel()
-        dtype = weights.embed.dtype
-        why = self.why_declined(config, dtype, weights.embed.device)
-        if kernel is None or why or cache.keys.dtype not in CACHE_TYPES:
-            raise CapabilityError(
-                "The fused CPU decoder cannot run this model",
-                got=why or f"a cache in {_dtype_name(cache.keys.dtype)}",
-                next_step="Use the eager decoder.",
-            )
+        assert kernel is not None, "why_declined() comes first"
         self._kernel = kernel
         self._config = config
-        self._dtype = dtype
+        self._dtype = weights.embed.dtype
         self._cache = cache  # keep alive what the model record points to: this and the next
         self._vectors: list[torch.Tensor] = []
         self._embed: torch.Tensor | None = None if config.tied_embeddings else weights.embed.contiguous()
