@@ -99,7 +99,7 @@ def hub_errors(what: str, instead: str, kind: type[DraftwoodError] = ModelError)
         off = " The hub is switched off (DRAFTWOOD_OFFLINE or HF_HUB_OFFLINE is set)." if hub_is_off() else ""
         raise kind(
             f"{what} could not be fetched from the hub",
-            got=reason[0] or type(error).__name__,
+            got=f"{type(error).__name__}: {reason[0]}",
             next_step=f"Check the name and the connection, or give {instead}.{off}",
         ) from error
 

@@ -59,7 +59,7 @@ def render_chat(
     except Exception as error:
         raise PromptError(
             "The chat template of the model failed",
-            got=str(error) or type(error).__name__,
+            got=f"{type(error).__name__}: {error}",
             next_step="Check the messages, or generate from a plain prompt instead.",
         ) from error
 
