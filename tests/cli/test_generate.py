@@ -79,7 +79,7 @@ def test_the_closing_line_tells_the_trees_that_were_built(draftwood_command: Com
 def test_the_slow_decoder_is_told_once_and_beside_the_answer(
     dtype: str, why: str, advice: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CpuDecoder, "supports", lambda *_: False)
+    monkeypatch.setattr(CpuDecoder, "why_declined", lambda *_: "declined")
     monkeypatch.setattr(CpuDecoder, "why_unavailable", lambda: why)
     monkeypatch.setattr("draftwood.cli.console.loading._slow_on_cpu", lambda info: info.backend == "eager")
     result = draftwood_command("generate", "abab", "--json", "--device", "cpu", "--dtype", dtype, *SHORT)

@@ -15,7 +15,7 @@ from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, VerifiedTree, make_factory
 from draftwood.engine import Engine, GenerationRequest, TokenEvent
 from draftwood.sizing.sizer import Load, loads_of_others
-from draftwood.targets.base import Flight, ForwardOutput, Segment
+from draftwood.targets.base import ForwardOutput, PendingPass, Segment
 from draftwood.targets.load import Loaded
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import tiny_target
@@ -213,7 +213,7 @@ def test_new_prompts_share_passes_that_stay_small(monkeypatch: pytest.MonkeyPatc
         sizes: list[int] = []
         launch = llm.engine.target.launch
 
-        def noted(segments: Sequence[Segment], lane: int = 0) -> Flight:
+        def noted(segments: Sequence[Segment], lane: int = 0) -> PendingPass:
             sizes.append(sum(len(each.token_ids) for each in segments if len(each.token_ids) > llm.budget))
             return launch(segments, lane)
 

@@ -13,7 +13,7 @@ from draftwood.drafters import make_factory
 from draftwood.engine import Engine, GenerationRequest
 from draftwood.engine.engine import MIN_IN_TURNS
 from draftwood.errors import CapabilityError
-from draftwood.targets.base import Flight, ForwardOutput, Segment
+from draftwood.targets.base import ForwardOutput, PendingPass, Segment
 from draftwood.targets.native.decoder import pack
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import tiny_target
@@ -22,7 +22,7 @@ from draftwood.text.bytes import ByteTokenizer
 PROMPTS = [f"abab{'xyz'[n % 3]}abab{n}" * (1 + n % 3) for n in range(MIN_IN_TURNS + 3)]
 
 
-class LateFlight(Flight):
+class LateFlight(PendingPass):
     """Computed only when it is waited for, or when the next pass starts: whoever reads too soon gets nothing."""
 
     def __init__(self, target: LateTarget, segments: Sequence[Segment]) -> None:
@@ -59,7 +59,7 @@ class LateTarget(NativeTarget):
         target.num_lanes = 2
         return target
 
-    def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
+    def launch(self, segments: Sequence[Segment], lane: int = 0) -> PendingPass:
         self.launches += 1
         if self.launches == self.fails_at:
             raise CapabilityError("no room for this pass")

@@ -126,7 +126,7 @@ def test_maps_of_a_full_vocabulary_must_be_the_identity(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"hidden_size": 0}, "impossible hidden_size"),
+        ({"hidden_size": 0}, "invalid hidden_size"),
         ({"draft_vocab_size": None}, "draft_vocab_size"),
         ({"draft_vocab_size": "many"}, "draft_vocab_size"),
         ({"num_attention_heads": 3}, "num_key_value_heads"),

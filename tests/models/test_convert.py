@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from draftwood.errors import ModelError
+from draftwood.models.config import parse_config
+from draftwood.models.find import ModelFolder, read_json_config
 from draftwood.models.gguf.conversion import convert, converted_size
 from draftwood.models.gguf.reader import GgufFile
 from draftwood.models.gguf.safetensors_file import SafetensorsWriter
-from draftwood.models.find import ModelFolder, read_json_config
-from draftwood.models.config import parse_config
 from draftwood.targets.native.weights import load_weights
 from draftwood.text.tokenizer import Tokenizer
 from tests.tools.gguf_writer import BF16, F16, Raw, ToyModel, f32, toy_model, write_gguf
@@ -80,10 +80,10 @@ def test_storage_keeps_what_two_bytes_can(tmp_path: Path) -> None:
 
 
 def test_bfloat16_rounds_as_torch_does(tmp_path: Path) -> None:
-    from draftwood.models.gguf.conversion import _encoded
+    from draftwood.models.gguf.conversion import _encode
 
     values = np.random.default_rng(1).standard_normal(4096).astype(np.float32)
-    ours = torch.frombuffer(bytearray(_encoded(values, "BF16")), dtype=torch.bfloat16)
+    ours = torch.frombuffer(bytearray(_encode(values, "BF16")), dtype=torch.bfloat16)
     assert torch.equal(ours, torch.from_numpy(values).to(torch.bfloat16))
 
 
@@ -104,18 +104,18 @@ def changed(key: str, value: Any) -> ToyModel:
     ("model", "words"),
     [
         (changed("general.architecture", "gemma3"), "gemma3"),
-        (changed("llama.expert_count", 8), "mixture of experts"),
+        (changed("llama.expert_count", 8), "Mixture-of-experts"),
         (changed("split.count", 2), "one part of several"),
         (changed("llama.rope.scaling.type", "yarn"), "yarn"),
         (changed("llama.rope.dimension_count", 4), "4 of 8"),
-        (changed("llama.attention.head_count_kv", [2, 2]), "head_count_kv is no whole number"),
+        (changed("llama.attention.head_count_kv", [2, 2]), "head_count_kv must be a whole number"),
         (changed("llama.block_count", 4_000_000_000), "more layers than it has tensors"),
         (changed("llama.block_count", 3), "lacks tensors"),
         (changed("llama.feed_forward_length", 96), "does not fit the metadata"),
         (changed("tokenizer.ggml.model", "llama"), "tokenizer model 'llama'"),
         (changed("tokenizer.ggml.pre", "tekken"), "tekken"),
-        (changed("tokenizer.ggml.token_type", [1, 1]), "token kinds"),
-        (changed("tokenizer.ggml.merges", ["no such"]), "not in its vocabulary"),
+        (changed("tokenizer.ggml.token_type", [1, 1]), "token types"),
+        (changed("tokenizer.ggml.merges", ["no such"]), "lacks the tokens of a merge"),
         (changed("tokenizer.ggml.tokens", 5), "no vocabulary"),
     ],
 )
@@ -131,7 +131,7 @@ def test_unknown_tensors_and_broken_values_are_named(tmp_path: Path) -> None:
         converted(model, tmp_path)
     model = toy_model()
     model.tensors["output_norm.weight"] = f32(np.full(32, np.nan))
-    with pytest.raises(ModelError, match=r"output_norm.*no numbers"):
+    with pytest.raises(ModelError, match=r"output_norm.*not finite"):
         converted(model, tmp_path)
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from draftwood.errors import ModelError
 from draftwood.disk import store
+from draftwood.errors import ModelError
 from draftwood.models import catalog
-from draftwood.models.gguf.safetensors_file import SafetensorsWriter
 from draftwood.models.find import ModelFolder, read_json_config, resolve
+from draftwood.models.gguf.safetensors_file import SafetensorsWriter
 from tests.tools.model_cache import contents, heard, home, toy  # noqa: F401 - home and toy are fixtures
 
 # Names
@@ -44,9 +44,9 @@ def test_names_that_no_disk_can_hold(name: str) -> None:
 
 def test_the_built_in_model_has_no_folder() -> None:
     for ask in (resolve, catalog.describe_model, catalog.model_path, catalog.remove_model):
-        with pytest.raises(ModelError, match=r"'tiny' is built in: there is nothing to fetch, and no folder"):
+        with pytest.raises(ModelError, match=r"'tiny' is built in: it needs no download and has no folder"):
             ask("tiny")
-    with pytest.raises(ModelError, match=r"tiny \(built in, nothing to fetch\)"):
+    with pytest.raises(ModelError, match=r"tiny \(built in\)"):
         resolve("tinny")
 
 
@@ -66,7 +66,7 @@ def test_an_odd_configuration_cannot_be_described(toy: Path, change: dict[str, o
     folder = resolve(str(toy)).path
     config, _ = read_json_config(folder)
     (folder / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(ModelError, match=rf"impossible {words}"):
+    with pytest.raises(ModelError, match=rf"invalid {words}"):
         catalog.describe(folder)
 
 
@@ -94,13 +94,13 @@ def test_a_folder(tmp_path: Path, toy: Path) -> None:
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
-    for name, words in (("x.txt", "no model"), ("x.safetensors", "its folder"), ("x.gguf", "four letters")):
+    for name, words in (("x.txt", "not a model"), ("x.safetensors", "its folder"), ("x.gguf", "bytes GGUF")):
         (tmp_path / name).write_bytes(b"something else")
         with pytest.raises(ModelError, match=words):
             resolve(str(tmp_path / name))
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "not valid JSON"), ("[]", "no JSON object"), ("\xff", "JSON")])
+@pytest.mark.parametrize(("content", "words"), [("{", "not valid JSON"), ("[]", "not a JSON object"), ("\xff", "JSON")])
 def test_broken_configurations_are_named(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "config.json").write_text(content, encoding="latin-1")
     with pytest.raises(ModelError, match=rf"config\.json.*{words}"):

@@ -177,6 +177,23 @@ def test_bfloat16_weights_are_computed_in_float32(variant: str) -> None:
         torch.testing.assert_close(outputs[1], outputs[0], atol=1e-4, rtol=1e-4)
 
 
+def test_the_matrices_of_a_model_may_differ_in_format() -> None:
+    """Every matrix carries its own format, also the embeddings and the head."""
+    config = replace(BASE, tied_embeddings=False)
+    halves = random_weights(config, torch.bfloat16)
+    rounded = widened(halves, config)
+    halves.layers[0].gate_up = rounded.layers[0].gate_up
+    halves.layers[1].o = rounded.layers[1].o
+    halves.head = rounded.head
+    ids, tree = random_ids(config, 40, seed=3), random_parents(40, seed=2)
+    outputs = []
+    for kind, weights in ((EagerDecoder, rounded), (CpuDecoder, halves)):
+        model = Model(kind, config, weights, torch.float32)
+        outputs.append(model.run(Segment(model.open(), ids, tree, 40)).logits)
+    tolerance = 0.02 if CpuDecoder.instructions() == "AMX" else 1e-5
+    assert (outputs[1] - outputs[0]).norm() / outputs[0].norm() < tolerance
+
+
 def widened(weights: Weights, config: ModelConfig) -> Weights:
     """The same numbers in float32."""
     wide = copy.deepcopy(weights)
@@ -315,8 +332,8 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
 
 
 def test_half_precision_of_the_other_kind_is_not_supported() -> None:
-    assert CpuDecoder.supports(BASE, torch.bfloat16)
-    assert not CpuDecoder.supports(BASE, torch.float16)
+    assert CpuDecoder.why_declined(BASE, torch.bfloat16, CPU) == ""
+    assert "not in float16" in CpuDecoder.why_declined(BASE, torch.float16, CPU)
 
 
 def _forward_in_child(model: Model, sequence: int, results: Any) -> None:
@@ -347,7 +364,7 @@ class TestBuild:
         self.fresh(monkeypatch, tmp_path)
         monkeypatch.setenv("DRAFTWOOD_NO_KERNEL", "1")
         assert not CpuDecoder.is_available()
-        assert not CpuDecoder.supports(BASE, torch.float32)
+        assert CpuDecoder.why_declined(BASE, torch.float32, CPU)
         assert "DRAFTWOOD_NO_KERNEL" in CpuDecoder.why_unavailable()
 
     def test_a_missing_compiler_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_what_is_pending(backend: str) -> None:
         target.forward([Segment(sequence, [7] * count, parents, count, after)])
 
     def refused(after: int) -> None:
-        with pytest.raises(CapabilityError, match="A tree can only go on after nodes that are pending"):
+        with pytest.raises(CapabilityError, match="A tree can only continue after nodes that are pending"):
             run(1, after)
 
     refused(1)

@@ -26,7 +26,7 @@ from draftwood.sources.successors import successors_path
 from draftwood.targets.base import Segment, chain_parents
 from draftwood.targets.load import load_target
 from draftwood.targets.native import cuda, quantize
-from draftwood.targets.native.quantize import FORMATS, Quantized, dense, format_of, quantized, row_blocks
+from draftwood.targets.native.quantize import FORMATS, Quantized, format_of, quantize_matrix, row_blocks, to_dense
 from draftwood.targets.native.weights import assemble, load_weights
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text.bytes import ByteTokenizer
@@ -56,7 +56,7 @@ def codes(name: str) -> torch.Tensor:
 @given(rows=matrices)
 def test_every_weight_becomes_the_nearest_number(name: str, rows: list[list[float]]) -> None:
     weight = torch.tensor(rows)
-    values, scales = quantized(weight, name)
+    values, scales = quantize_matrix(weight, name)
     assert values.dtype == FORMATS[name].dtype
     assert scales.dtype == torch.float32
     exact = weight.double() / scales.double()[:, None]
@@ -68,7 +68,7 @@ def test_every_weight_becomes_the_nearest_number(name: str, rows: list[list[floa
 @given(rows=matrices)
 def test_the_largest_weight_of_a_row_takes_the_largest_number(name: str, rows: list[list[float]]) -> None:
     weight = torch.tensor(rows)
-    values, scales = quantized(weight, name)
+    values, scales = quantize_matrix(weight, name)
     zeros = (weight == 0).all(dim=1)
     peaks = values.float().abs().amax(dim=1)
     assert bool((scales[zeros] == 1.0).all())
@@ -80,8 +80,8 @@ def test_the_largest_weight_of_a_row_takes_the_largest_number(name: str, rows: l
 @pytest.mark.parametrize("name", NAMES)
 def test_the_smallest_weights_there_are_give_numbers(name: str) -> None:
     weight = torch.tensor([[1e-45, 0.0], [1e-40, -3e-41], [3e38, 1.0]])
-    values, scales = quantized(weight, name)
-    assert bool(dense(Quantized(values, scales), torch.float32).isfinite().all())
+    values, scales = quantize_matrix(weight, name)
+    assert bool(to_dense(Quantized(values, scales), torch.float32).isfinite().all())
     assert bool((scales > 0).all())
 
 
@@ -89,26 +89,26 @@ def test_the_smallest_weights_there_are_give_numbers(name: str) -> None:
 @given(rows=matrices, power=st.integers(-8, 8))
 def test_rows_stand_alone_and_scale(name: str, rows: list[list[float]], power: int) -> None:
     weight = torch.tensor(rows) + 0.25  # no weight so small that its bits would be lost
-    whole = quantized(weight, name)
+    whole = quantize_matrix(weight, name)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(quantize, "ROWS_AT_ONCE", 1)
-        apart = quantized(weight, name)
+        apart = quantize_matrix(weight, name)
     assert torch.equal(whole.scales, apart.scales)
     assert torch.equal(whole.values.float(), apart.values.float())
-    scaled = quantized(weight * 2.0**power, name)
+    scaled = quantize_matrix(weight * 2.0**power, name)
     assert torch.equal(scaled.values.float(), whole.values.float())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_of_rows_are_the_matrix(name: str) -> None:
-    matrix = quantized(torch.randn(7, 5), name)
+    matrix = quantize_matrix(torch.randn(7, 5), name)
     blocks = row_blocks(matrix, 3)
     assert [format_of(block) for block in blocks] == [name] * 3
-    assert torch.equal(torch.cat([dense(block, torch.float32) for block in blocks]), dense(matrix, torch.float32))
+    assert torch.equal(torch.cat([to_dense(block, torch.float32) for block in blocks]), to_dense(matrix, torch.float32))
     tensor = torch.randn(7, 5)
     assert row_blocks(tensor, 3) == [tensor]
     assert format_of(tensor) is None
-    assert dense(tensor, torch.bfloat16) is tensor
+    assert to_dense(tensor, torch.bfloat16) is tensor
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -129,10 +129,10 @@ def test_which_weights_are_in_8_bits(name: str, tied: bool) -> None:
             before, after = getattr(kept, field), getattr(layer, field)
             assert format_of(after) == (name if field in MATRICES else None)
             if field in MATRICES:
-                before, after = (dense(matrix, torch.float32) for matrix in (quantized(before, name), after))
+                before, after = (to_dense(matrix, torch.float32) for matrix in (quantize_matrix(before, name), after))
             assert torch.equal(before, after)
     assert format_of(small.head) == name
-    assert torch.equal(dense(small.head, torch.float32), dense(quantized(plain.head, name), torch.float32))
+    assert torch.equal(to_dense(small.head, torch.float32), to_dense(quantize_matrix(plain.head, name), torch.float32))
 
 
 def test_a_matrix_is_forgotten_as_soon_as_it_is_in_8_bits(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from draftwood.errors import OptionError
 from draftwood.targets.find_top import top_rows
 from draftwood.targets.native.cpu import build
-from draftwood.targets.toprows import KERNEL_MOST, TopRows
+from draftwood.targets.toprows import MAX_TOP_K, TopRows
 from tests.conftest import threads
 from tests.tools.top import INF, ROWS, check, check_senseless, random_rows, rows_with_nan, senseless_rows
 
@@ -35,7 +35,7 @@ def path(*, kernel: bool) -> Iterator[None]:
 
 
 @both_paths
-@pytest.mark.parametrize("k", [1, 2, 10, KERNEL_MOST, KERNEL_MOST + 1])
+@pytest.mark.parametrize("k", [1, 2, 10, MAX_TOP_K, MAX_TOP_K + 1])
 @pytest.mark.parametrize("kind", ROWS)
 def test_equals_a_stable_sort(kind: str, k: int, kernel: bool) -> None:
     logits = ROWS[kind]

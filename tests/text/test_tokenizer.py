@@ -159,7 +159,7 @@ def test_chat(tmp_path: Path) -> None:
 
 def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
     save_tokenizer(tokenizer_metadata(), tmp_path)
-    with pytest.raises(PromptError, match=r"no chat template.*\n.*generate"):
+    with pytest.raises(PromptError, match=r"no chat template.*\n.*Generate"):
         Tokenizer.from_folder(tmp_path).apply_chat(USER)
 
 
@@ -211,10 +211,10 @@ def test_templates_that_fail(template: str, words: str) -> None:
     ("messages", "words"),
     [
         ([], "at least one"),
-        ("hello", "needs messages"),
-        ({"role": "user"}, "needs messages"),
-        (["hello"], "Message 0 is no message"),
-        ([*USER, {"role": "user"}], "Message 1 needs text as its content"),
+        ("hello", "needs a list of messages"),
+        ({"role": "user"}, "needs a list of messages"),
+        (["hello"], "Message 0 must be an object"),
+        ([*USER, {"role": "user"}], "Message 1 needs a text as its content"),
         ([{"content": "x"}], "role"),
         ([{"role": "user", "content": [{"type": "text"}]}], "list"),
         ([{"role": "", "content": "x"}], "empty role"),

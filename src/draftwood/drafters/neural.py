@@ -27,7 +27,7 @@ from draftwood.errors import CapabilityError
 from draftwood.growth import make_draw
 from draftwood.growth.neural import GROWTHS, Frontier, GrowthOptions, make_growth
 from draftwood.sources.neural import DraftModel, DraftSegment
-from draftwood.targets import KERNEL_MOST, Segment, TargetInfo, TopRows, chain_parents
+from draftwood.targets import MAX_TOP_K, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # text tokens per draft pass
@@ -48,7 +48,7 @@ class NeuralOptions:
     def __post_init__(self) -> None:
         check_choice(self, "growth", GROWTHS)
         check_int(self, 0, "depth", high=MAX_NODES)
-        check_int(self, 1, "top_k", "batch", "support", high=KERNEL_MOST)
+        check_int(self, 1, "top_k", "batch", "support", high=MAX_TOP_K)
         check_fraction(self, "threshold")
         check_flag(self, "draw")
         static_tree(self.tree)

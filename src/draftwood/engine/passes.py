@@ -11,7 +11,7 @@ import torch
 from draftwood.engine.draws import draw_sampled
 from draftwood.engine.session import Session
 from draftwood.engine.timing import charge_pass, charge_rows
-from draftwood.targets import Flight, ForwardOutput, Segment, Target, chain_parents
+from draftwood.targets import ForwardOutput, PendingPass, Segment, Target, chain_parents
 
 
 class Pass(NamedTuple):
@@ -19,7 +19,7 @@ class Pass(NamedTuple):
 
     sessions: Sequence[Session]
     segments: Sequence[Segment]
-    flight: Flight
+    flight: PendingPass
     taps: Sequence[int]  # layers whose hidden states come with it
 
 

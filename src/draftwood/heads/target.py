@@ -16,9 +16,9 @@ from draftwood.models import (
     is_entry_name,
     is_native,
     parse_config,
+    read_count,
     read_json_config,
     resolve,
-    whole_number,
 )
 from draftwood.progress import Progress
 from draftwood.targets import TINY_CONFIG, Target, tiny_target
@@ -99,7 +99,7 @@ def _read_shape(folder: Path) -> ModelConfig | TargetSizes:
     if is_native(config):
         return parse_config(config, generation)
     return TargetSizes(
-        hidden_size=whole_number(config, "hidden_size"),
-        vocab_size=whole_number(config, "vocab_size"),
-        num_layers=whole_number(config, "num_hidden_layers"),
+        hidden_size=read_count(config, "hidden_size"),
+        vocab_size=read_count(config, "vocab_size"),
+        num_layers=read_count(config, "num_hidden_layers"),
     )

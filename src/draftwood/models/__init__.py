@@ -1,7 +1,7 @@
-"""From a model name to a model folder: known names, folders, the hub, GGUF files; its configuration."""
+"""Model folders by name (known names, folders, hub ids, GGUF files), and model configurations."""
 
 from draftwood.models.catalog import ModelDescription, describe, list_models, model_path, remove_model
-from draftwood.models.config import ModelConfig, Rope, architecture_of, is_native, parse_config, whole_number
+from draftwood.models.config import ModelConfig, Rope, architecture_of, is_native, parse_config, read_count
 from draftwood.models.fetch import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off, is_offline, wheel_gguf
 from draftwood.models.find import BUILT_IN, KNOWN, KnownModel, ModelFolder, is_entry_name, read_json_config, resolve
 from draftwood.models.tensors import tensor_shapes
@@ -26,10 +26,10 @@ __all__ = [
     "list_models",
     "model_path",
     "parse_config",
+    "read_count",
     "read_json_config",
     "remove_model",
     "resolve",
     "tensor_shapes",
     "wheel_gguf",
-    "whole_number",
 ]

@@ -1,4 +1,4 @@
-"""What models there are on this disk and what they are like: the records behind ``draftwood models``."""
+"""Lists and describes the models on this disk, for ``draftwood models``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwood.disk import locked, models_home, remove_folder
 from draftwood.errors import ModelError
-from draftwood.models.config import architecture_of, is_native, parse_config, whole_number
+from draftwood.models.config import architecture_of, is_native, parse_config, read_count
 from draftwood.models.find import (
     BUILT_IN,
     KNOWN,
@@ -24,36 +24,36 @@ from draftwood.models.find import (
 )
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors files write them
+_DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelEntry:
-    """A model that can be asked for by its name, whether it is on this disk yet or not."""
+    """A model that can be loaded by name, on this disk or not yet fetched."""
 
     name: str
     title: str
     licence: str | None
     path: Path | None  # None: not fetched yet
-    num_bytes: int  # on this disk; about how many it will be where it is not fetched yet
+    num_bytes: int  # on this disk; an estimate if it is not fetched yet
     origin: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDescription:
-    """What a folder holds, without loading it."""
+    """What a model folder contains, read without loading it."""
 
     name: str
     path: Path
     architecture: str
-    native: bool  # whether the native decoder runs it
+    native: bool  # whether a native decoder runs it
     num_parameters: int
-    storage_dtype: str  # the type that most weights lie in
+    storage_dtype: str  # of most weights
     num_layers: int
     hidden_size: int
     vocab_size: int
     context_length: int
-    cache_bytes_per_token: dict[str, int]  # by the type of the run
+    cache_bytes_per_token: dict[str, int]  # by dtype of the run
     cache_bytes_full_context: dict[str, int]
     num_bytes: int
     licence: str | None
@@ -62,14 +62,14 @@ class ModelDescription:
 
 
 def list_models() -> list[ModelEntry]:
-    """The known models first, then what else lies in the cache."""
+    """Lists the known models, then all other models in the cache."""
     home = models_home()
     names = sorted(path.name for path in home.glob("[!.]*") if path.is_dir()) if home.is_dir() else []
     return [_entry(name) for name in [*KNOWN, *(name for name in names if name not in KNOWN)]]
 
 
 def model_path(name: str) -> Path:
-    """Where the model lies; it is not fetched for this."""
+    """Returns the folder of a model in the cache; never fetches it."""
     folder = models_home() / name
     if not is_entry_name(name) or not folder.is_dir():
         if name == BUILT_IN:
@@ -77,14 +77,14 @@ def model_path(name: str) -> Path:
         raise ModelError(
             "This model is not in the cache",
             got=repr(name),
-            allowed=[entry.name for entry in list_models() if entry.path] or "nothing is there yet",
+            allowed=[entry.name for entry in list_models() if entry.path] or "the cache is empty",
             next_step=f"Fetch it with: draftwood models get {name}" if name in KNOWN else None,
         )
     return folder
 
 
 def remove_model(name: str) -> int:
-    """Removes a model from the cache, never a folder outside of it; returns the bytes that became free."""
+    """Removes a model from the cache, never a folder outside it; returns the number of bytes freed."""
     folder = model_path(name)
     with locked(name):
         freed = _folder_bytes(folder)
@@ -93,7 +93,7 @@ def remove_model(name: str) -> int:
 
 
 def describe(folder: Path) -> ModelDescription:
-    """Reads the configuration and the heads of the weight files."""
+    """Reads the configuration and the headers of the weight files."""
     config, generation = read_json_config(folder)
     sizes = _sizes(config, generation)
     counts = _weights_by_dtype(folder)
@@ -121,7 +121,7 @@ def describe(folder: Path) -> ModelDescription:
 
 
 def describe_model(name: str) -> ModelDescription:
-    """The same for a name, a folder, a GGUF file or a hub id; fetches it where it must."""
+    """Describes the model of a name, a folder, a GGUF file or a hub id; fetches it if necessary."""
     return describe(resolve(name).path)
 
 
@@ -139,7 +139,7 @@ def _entry(name: str) -> ModelEntry:
 
 
 def _sizes(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, int]:
-    """The native reader's numbers where it takes the model; the usual keys where it does not."""
+    """Reads the sizes: with the native reader if it accepts the model, else from the usual keys."""
     if is_native(config):
         shape = parse_config(config, generation)
         return {
@@ -152,7 +152,7 @@ def _sizes(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, int]
         }
 
     def first(*keys: str) -> int:
-        return next((whole_number(config, key) for key in keys if config.get(key)), 0)
+        return next((read_count(config, key) for key in keys if config.get(key)), 0)
 
     hidden, heads = first("hidden_size", "n_embd"), first("num_attention_heads", "n_head")
     return {
@@ -166,16 +166,16 @@ def _sizes(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, int]
 
 
 def _weights_by_dtype(folder: Path) -> Counter[str]:
-    """How many weights lie in each type, from the headers of the weight files alone."""
+    """Counts the weights of each dtype, from the headers of the weight files alone."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.glob("*.safetensors")):
-        for dtype, num_weights in _header(path):
+        for dtype, num_weights in _read_header(path):
             counts[_DTYPE_NAMES.get(dtype, dtype)] += num_weights
     return counts
 
 
-def _header(path: Path) -> list[tuple[str, int]]:
-    """The type and the number of weights of every tensor in the file."""
+def _read_header(path: Path) -> list[tuple[str, int]]:
+    """Reads the dtype and the number of weights of every tensor in the file."""
     try:
         with path.open("rb") as handle:
             (length,) = struct.unpack("<Q", handle.read(8))

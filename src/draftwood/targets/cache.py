@@ -1,4 +1,4 @@
-"""The key/value cache of the native target: every layer's rows, allocated once."""
+"""The KV cache of the native target, allocated once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftwood.targets.slots import SlotBook
 
 
 class KVCache(SlotBook):
-    """Keys and values of every layer, ``[layers, kv_heads, slots, head_dim]``: one head's keys lie in one piece."""
+    """Keys and values of every layer, ``[layers, kv_heads, slots, head_dim]``: the keys of one head are contiguous."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class KVCache(SlotBook):
     ) -> None:
         super().__init__(num_slots)
         shape = (num_layers, num_kv_heads, num_slots, head_dim)
-        # Pages of an untouched CPU allocation cost nothing until a sequence writes there.
+        # On a CPU, pages cost nothing until a sequence writes to them.
         self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
 

@@ -1,8 +1,7 @@
-"""The best few entries of many rows of logits at once, and what they are worth as probabilities.
+"""Finds the top k entries of many rows of logits, with the log of the sum of exponentials of each row.
 
-A cycle verifies dozens of nodes over a vocabulary of tens of thousands; of every row only a handful of successors is of
-interest. On a CPU one call into the kernel reads each row once. On a GPU kernels of Triton do, elsewhere torch finds
-them on the device; only they travel to the host.
+On a CPU, one call into the kernel reads each row once. On a GPU, Triton kernels do. Elsewhere torch finds them on the
+device. Only the results are copied to the host.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ import torch
 
 from draftwood.errors import OptionError
 from draftwood.targets.native.cpu import load_kernel
-from draftwood.targets.toprows import KERNEL_MOST, TopRows
+from draftwood.targets.toprows import MAX_TOP_K, TopRows
 
 
 def top_rows(logits: torch.Tensor, k: int, rows: Sequence[int] | None = None) -> TopRows:
-    """The ``k`` best entries of every row of ``logits [n, V]``, or of some of its ``rows``, in that order.
+    """Finds the top ``k`` entries of every row of ``logits [n, V]``, or of the given ``rows``.
 
-    The order is the same on every path: by logit, equal logits by id, also across the edge of what is returned. NaN
-    counts as minus infinity. ``log_total`` is within 1e-4 of the exact value. In the kernel a row's result does not
-    depend on the other rows or on the number of threads, to the last bit.
+    All implementations select and order entries alike: by logit, ties by lower id. NaN counts as minus infinity.
+    ``log_total`` is within 1e-4 of the exact value. In the CPU kernel, a row's result does not depend on the other
+    rows or on the number of threads, bit for bit.
     """
     vocab_size = logits.shape[1]
     num_rows = len(logits) if rows is None else len(rows)
     if not 1 <= k <= vocab_size:
-        raise OptionError("The best k entries of a row were asked for", got=f"k {k}", allowed=f"1 to {vocab_size}")
+        raise OptionError("top_k is out of range", got=k, allowed=f"1 to {vocab_size}")
     if rows and not 0 <= min(rows) <= max(rows) < len(logits):
         raise IndexError(f"rows {min(rows)} to {max(rows)} of {len(logits)}")
     if logits.dtype != torch.float32:
         logits = logits.to(torch.float32)
-    if logits.is_cpu and num_rows and k <= KERNEL_MOST:
+    if logits.is_cpu and num_rows and k <= MAX_TOP_K:
         kernel = load_kernel()
         if kernel is not None:
             return _top_by_kernel(_entry(kernel), logits, k, rows)
     words_of = _words_on(logits.device)
-    if words_of is not None and num_rows and k <= KERNEL_MOST:
+    if words_of is not None and num_rows and k <= MAX_TOP_K:
         found = _top_by_triton(words_of, logits.detach(), k)
         return found if rows is None else found.at(list(rows))
     return _top_by_torch(logits.detach() if rows is None else logits.detach()[list(rows)], k)
@@ -54,7 +53,7 @@ def _top_by_kernel(entry: Callable[..., None], logits: torch.Tensor, k: int, row
     if stride != 1:
         logits = logits.contiguous()
         row_stride = vocab_size
-    # One piece of memory for the three results: asking an array for its address takes longer than making it.
+    # One allocation for the three results: getting the address of an array takes longer than allocating it.
     size = num_rows * k
     words = np.empty(2 * size + num_rows, np.int32)
     ids = ctypes.addressof(ctypes.c_int32.from_buffer(words.data))
@@ -70,7 +69,7 @@ def _top_by_kernel(entry: Callable[..., None], logits: torch.Tensor, k: int, row
 
 @lru_cache(maxsize=1)
 def _entry(kernel: ctypes.CDLL) -> Callable[..., None]:
-    """The kernel's function with its signature, which is looked up once."""
+    """Returns the kernel's function with its signature, looked up once."""
     entry = kernel.draftwood_top_rows
     entry.restype = None
     entry.argtypes = (*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 3, ctypes.c_int)
@@ -79,7 +78,7 @@ def _entry(kernel: ctypes.CDLL) -> Callable[..., None]:
 
 @lru_cache
 def _words_on(device: torch.device) -> Callable[[torch.Tensor, int], torch.Tensor] | None:
-    """What finds the best entries on a device, as words; None without kernels for it."""
+    """Returns the Triton function that finds the top entries on a device, or None."""
     from draftwood.targets.native import cuda
 
     if device.type != "cuda" or cuda.why_not_on(device):
@@ -90,42 +89,42 @@ def _words_on(device: torch.device) -> Callable[[torch.Tensor, int], torch.Tenso
 
 
 def _top_by_triton(words_of: Callable[[torch.Tensor, int], torch.Tensor], logits: torch.Tensor, k: int) -> TopRows:
-    """All rows: reading one costs less than copying it, and what comes back is a few words each."""
+    """Computes all rows: reading a row costs less than copying it, and the results are small."""
     words = words_of(logits if logits.stride(1) == 1 else logits.contiguous(), k)
     return TopRows.from_words(words.cpu().numpy())
 
 
 def _top_by_torch(logits: torch.Tensor, k: int) -> TopRows:
-    """One batched topk and one transfer; a second look only at rows where a tie straddles the edge, and at NaN.
+    """One batched topk and one transfer; rows with a tie at the boundary, and NaN, take a second step.
 
-    Which of several equal entries topk returns, and in which order, is its own affair. Asking for one entry more shows
-    whether the edge cuts through equals; inside the edge they are put in order here.
+    topk does not define which of several equal entries it returns, nor their order. One extra entry shows whether
+    there is a tie at the boundary; the others are sorted here.
     """
-    asked = min(k + 1, logits.shape[1])
-    top = logits.topk(asked, dim=-1)
+    num_found = min(k + 1, logits.shape[1])
+    top = logits.topk(num_found, dim=-1)
     log_total = logits.logsumexp(dim=-1, keepdim=True)
     ids, values, totals = _to_host(top.indices, top.values, log_total)
     if np.isnan(totals).any() and bool(logits.isnan().any()):
         return _top_by_torch(logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf), k)
     order = np.lexsort((ids, -values), axis=-1)
     ids, values = np.take_along_axis(ids, order, axis=-1), np.take_along_axis(values, order, axis=-1)
-    if asked > k:
-        _settle_ties_at_the_edge(logits, ids, values)
+    if num_found > k:
+        _resolve_boundary_ties(logits, ids, values)
     return TopRows(np.ascontiguousarray(ids[:, :k]), np.ascontiguousarray(values[:, :k]), totals[:, 0])
 
 
 def _to_host(
     ids: torch.Tensor, values: torch.Tensor, log_total: torch.Tensor
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """The three, [n, k], [n, k] and [n, 1], in one transfer, as 32-bit words."""
+    """Copies the three, [n, k], [n, k] and [n, 1], in one transfer of 32-bit words."""
     words = torch.cat((ids.to(torch.int32), values.view(torch.int32), log_total.view(torch.int32)), dim=1)
     host = words.cpu().numpy()
     k = ids.shape[1]
     return host[:, :k], host[:, k : 2 * k].view(np.float32), host[:, 2 * k :].view(np.float32)
 
 
-def _settle_ties_at_the_edge(logits: torch.Tensor, ids: npt.NDArray[np.int32], values: npt.NDArray[np.float32]) -> None:
-    """Rewrites ``ids [n, k + 1]``: where the last two entries are equal, their equals of lowest id come in."""
+def _resolve_boundary_ties(logits: torch.Tensor, ids: npt.NDArray[np.int32], values: npt.NDArray[np.float32]) -> None:
+    """Rewrites ``ids [n, k + 1]`` in place: of entries equal to the last two, those with the lowest ids are taken."""
     rows = np.flatnonzero(values[:, -1] == values[:, -2])
     if not len(rows):
         return

@@ -1,4 +1,4 @@
-"""From a model's name to a target that runs and the tokenizer that speaks to it."""
+"""Loads a model by name: the target that runs it, and its tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many positions a cache holds where nobody says, and whether this machine has the memory for them."""
+"""Default size of the KV cache, and checks that it fits in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from draftwood.display import readable_size
 from draftwood.errors import CapabilityError
 
 MAX_CACHE_TOKENS = 65_536
-_DRAFT_ROOM = 128  # a sequence that fills its context still needs slots for the tree under verification
+_DRAFT_ROOM = 128  # slots for the draft tree of a sequence that fills its context
 
 
 def default_cache_tokens(max_batch: int, context_length: int) -> int:
@@ -16,9 +16,9 @@ def default_cache_tokens(max_batch: int, context_length: int) -> int:
 
 
 def check_room(cache_tokens: int, bytes_per_token: int, device: torch.device) -> None:
-    """Refuses a cache that cannot be had. Asked before the weights are read, which can take minutes."""
+    """Refuses a cache that does not fit. Called before the weights are read, which can take minutes."""
     num_bytes = cache_tokens * bytes_per_token
-    if not _can_have(num_bytes, device):
+    if not _can_allocate(num_bytes, device):
         raise CapabilityError(
             f"There is no room for the cache on {device}",
             got=f"{cache_tokens:,} positions of {bytes_per_token:,} bytes: {num_bytes:,} bytes",
@@ -28,7 +28,7 @@ def check_room(cache_tokens: int, bytes_per_token: int, device: torch.device) ->
 
 
 def out_of_memory(device: torch.device, cache_bytes: int | None) -> CapabilityError:
-    """For a device that ran out of memory while the model was put there."""
+    """Builds the error for a device that ran out of memory while the model was loaded."""
     cache = "" if cache_bytes is None else f", the cache alone takes {readable_size(cache_bytes)}"
     return CapabilityError(
         f"The model and its cache do not fit into the memory of {device}",
@@ -37,12 +37,12 @@ def out_of_memory(device: torch.device, cache_bytes: int | None) -> CapabilityEr
     )
 
 
-def _can_have(num_bytes: int, device: torch.device) -> bool:
+def _can_allocate(num_bytes: int, device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(num_bytes <= torch.cuda.get_device_properties(device).total_memory)
     try:
-        # As the cache asks for it, keys and values apart; untouched pages cost nothing.
+        # Like the cache, keys and values separately; untouched pages cost nothing.
         _ = [torch.empty(num_bytes // 2, dtype=torch.uint8) for _ in range(2)]
-    except (RuntimeError, MemoryError, OverflowError, TypeError):  # the last two: more than 64 bits can count
+    except (RuntimeError, MemoryError, OverflowError, TypeError):  # the last two: sizes beyond 64 bits
         return False
     return True

@@ -1,8 +1,7 @@
-"""The books of a cache: one pool of slots, handed out in contiguous extents.
+"""Slot allocation of a KV cache: one pool of slots, allocated in contiguous extents.
 
-An extent belongs to one sequence: slots ``base .. base + capacity``. Its committed prefix comes first; the nodes of the
-pending tree stand behind it, node i at ``base + length + i``. What lies in the slots, and how it is moved, is the
-business of the caches that derive from ``SlotBook``.
+An extent belongs to one sequence: slots ``base .. base + capacity``. The committed prefix comes first, then the nodes
+of the pending tree, node i at ``base + length + i``. Subclasses of ``SlotBook`` store and move the data in the slots.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Extent:
     base: int
     capacity: int
     length: int = 0  # committed positions
-    parents: Sequence[int] = ()  # of the pending tree: nodes that are written, and not committed yet
+    parents: Sequence[int] = ()  # of the pending tree: nodes that are written but not committed
 
     @property
     def pending(self) -> int:
@@ -62,7 +61,7 @@ class SlotPool:
 
 
 class SlotBook(ABC):
-    """Sequences and their extents. ``move``: a quicker way to move rows, for those who know one."""
+    """Sequences and their extents. ``move``: a faster replacement for ``move_rows``."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -72,7 +71,7 @@ class SlotBook(ABC):
 
     @abstractmethod
     def move_rows(self, sources: list[int], first: int) -> None:
-        """What lies in the slots ``sources`` (ascending) goes to ``first``, ``first + 1``, ..."""
+        """Moves the rows at the slots ``sources`` (ascending) to ``first``, ``first + 1``, ..."""
 
     def __getitem__(self, sequence: int) -> Extent:
         return self._extents[sequence]
@@ -91,16 +90,16 @@ class SlotBook(ABC):
         self._pool.give(extent.base, extent.capacity)
 
     def reserve(self, sequence: int, parents: Sequence[int], after: int = 0) -> Extent:
-        """Makes room for nodes that are about to be written behind the first ``after`` ones of the pending tree.
+        """Reserves slots for new nodes after the first ``after`` nodes of the pending tree.
 
-        The extent's ``parents`` are those of the whole tree then; of a new one they are not copied.
+        Sets ``parents`` of the extent to those of the whole tree, without a copy if the tree is new.
         """
         extent = self._extents[sequence]
         if after:
-            parents = _continued(extent, parents, after)
+            parents = _extend_tree(extent, parents, after)
         if extent.length + len(parents) > extent.capacity:
             raise CapabilityError(
-                "The sequence outgrows its part of the cache",
+                "The sequence outgrows its capacity in the cache",
                 got=f"{extent.length} committed + {len(parents)} nodes",
                 allowed=f"{extent.capacity} positions",
                 next_step="Open the sequence with a larger capacity.",
@@ -109,7 +108,7 @@ class SlotBook(ABC):
         return extent
 
     def keep(self, sequence: int, nodes: Sequence[int], move: Move | None = None) -> None:
-        """Moves the accepted nodes' rows to the end of the prefix. A path ascends, so rows only move down."""
+        """Appends the accepted nodes to the prefix. Node ids on a path ascend, so rows only move down."""
         extent = self._extents[sequence]
         size, pending = len(nodes), len(extent.parents)
         if nodes and not 0 <= min(nodes) <= max(nodes) < pending:
@@ -119,7 +118,7 @@ class SlotBook(ABC):
         start = 0
         while start < size and nodes[start] == start:
             start += 1
-        if start < size:  # from the first gap on all move
+        if start < size:  # all rows after the first gap move
             first = extent.base + extent.length
             (move or self.move_rows)([first + node for node in nodes[start:]], first + start)
         extent.length += size
@@ -134,7 +133,9 @@ class SlotBook(ABC):
         source = self._extents[sequence]
         if capacity < source.length:
             raise CapabilityError(
-                "The copy of a sequence needs room for its prefix", got=capacity, allowed=f"{source.length} or more"
+                "The capacity is too small for the prefix",
+                got=capacity,
+                allowed=f"{source.length} or more",
             )
         copy = self.open(capacity)
         extent = self._extents[copy]
@@ -144,13 +145,13 @@ class SlotBook(ABC):
         return copy
 
 
-def _continued(extent: Extent, parents: Sequence[int], after: int) -> Sequence[int]:
-    """The parents of the whole tree."""
+def _extend_tree(extent: Extent, parents: Sequence[int], after: int) -> Sequence[int]:
+    """Returns the parents of the whole tree."""
     if not 0 <= after <= extent.pending:
         raise CapabilityError(
-            "A tree can only go on after nodes that are pending",
+            "A tree can only continue after nodes that are pending",
             got=f"after {after} nodes",
             allowed=f"0 to {extent.pending}",
-            next_step="Run the missing nodes first; keep and truncate forget the pending tree.",
+            next_step="Run the missing nodes first; keep and truncate drop the pending tree.",
         )
     return [*extent.parents[:after], *parents]

@@ -1,4 +1,4 @@
-"""A tiny random model: everything above the target can be tried in milliseconds on any CPU."""
+"""A tiny random model, to test everything above the target in milliseconds on any CPU."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ TINY_CONFIG = ModelConfig(
     context_length=1024,
     rope=Rope(),
     tied_embeddings=False,
-    qkv_bias=False,
-    o_bias=False,
-    qk_norm=False,
     eos_token_ids=ByteTokenizer.eos_token_ids,
 )
 
@@ -38,7 +35,7 @@ def tiny_target(
     backend: str = "auto",
     quantize: str | None = None,
 ) -> NativeTarget:
-    """A native target with seeded random weights, large enough in scale that its choices are not near ties."""
+    """Builds a native target with seeded random weights, scaled so that its choices are not near ties."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in tensor_shapes(config).items():

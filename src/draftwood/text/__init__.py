@@ -1,4 +1,4 @@
-"""Text to token ids and back: tokenizers, chat templates, incremental decoding."""
+"""Tokenizers, chat templates and incremental decoding."""
 
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.text.chat import Message

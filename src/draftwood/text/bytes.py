@@ -1,4 +1,4 @@
-"""A byte tokenizer, for the built-in model: no files, no training."""
+"""The byte-level tokenizer of the built-in model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VOCAB_SIZE = 258
 
 
 class ByteTokenizer:
-    """Every byte is a token; two more open and close a text."""
+    """Every byte is a token; two more tokens mark the start and the end of a text."""
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS,)

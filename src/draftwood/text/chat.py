@@ -1,7 +1,7 @@
-"""Chat templates: the small programs that models ship to turn messages into a prompt.
+"""Renders chat templates: the Jinja programs that models ship to turn messages into a prompt.
 
-They come from strangers, so they run in a sandbox that can neither reach nor change anything. Names and settings follow
-the conventions that published templates rely on.
+Templates are untrusted, so they run in a sandbox. Variables and settings follow the conventions of transformers, which
+published templates rely on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Message = Mapping[str, str]
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}``: marks the answers for those who train on them. Here only what is inside counts."""
+    """``{% generation %}``: marks answers for training. Only its content is rendered here."""
 
-    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+    tags = {"generation"}  # noqa: RUF012 - as in the base class
 
     def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
@@ -34,7 +34,7 @@ class _GenerationTag(Extension):
 
 
 class _TemplateRefusalError(jinja2.TemplateError):
-    """The template itself says that these messages are not for it."""
+    """Raised by ``raise_exception`` in a template."""
 
 
 def render_chat(
@@ -43,10 +43,10 @@ def render_chat(
     special_tokens: Mapping[str, str],
     add_generation_prompt: bool,
 ) -> str:
-    """The prompt for these messages. ``special_tokens`` are the template's ``bos_token``, ``eos_token`` and so on."""
+    """Renders the prompt of these messages. ``special_tokens``: ``bos_token``, ``eos_token`` and so on."""
     checked = check_messages(messages)
     try:
-        return _compiled(template).render(
+        return _compile(template).render(
             messages=checked,
             add_generation_prompt=add_generation_prompt,
             tools=None,
@@ -54,38 +54,38 @@ def render_chat(
             **special_tokens,
         )
     except _TemplateRefusalError as error:
-        raise PromptError("The model's chat template refuses these messages", got=error.message) from error
-    # A template is a program: anything can go wrong in it, and all of it is the template's or the messages' fault.
+        raise PromptError("The chat template of the model rejects these messages", got=error.message) from error
+    # A template is a program and may fail in any way; every failure is due to the template or the messages.
     except Exception as error:
         raise PromptError(
-            "The model's chat template failed",
+            "The chat template of the model failed",
             got=f"{type(error).__name__}: {error}",
-            next_step="Check the messages, or use generate() with a prompt of your own making.",
+            next_step="Check the messages, or generate from a plain prompt instead.",
         ) from error
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The messages as plain dictionaries; what is no conversation is refused with the place of the fault."""
+    """Returns the messages as dictionaries; an invalid message is refused by its index."""
     shape = "a list of {'role': 'user', 'content': '...'}"
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise PromptError("A chat needs messages", got=type(messages).__name__, allowed=shape)
+        raise PromptError("A chat needs a list of messages", got=repr(messages)[:80], allowed=shape)
     if not messages:
         raise PromptError("A chat needs at least one message", got="none", allowed=shape)
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise PromptError(f"Message {index} is no message", got=type(message).__name__, allowed=shape)
+            raise PromptError(f"Message {index} must be an object with 'role' and 'content'", got=repr(message)[:80])
         for field in ("role", "content"):
             value = message.get(field)
             if not isinstance(value, str):
-                given = "nothing" if field not in message else type(value).__name__
-                raise PromptError(f"Message {index} needs text as its {field}", got=given, allowed=shape)
+                given = "nothing" if field not in message else repr(value)[:80]
+                raise PromptError(f"Message {index} needs a text as its {field}", got=given, allowed=shape)
         if not message["role"]:
             raise PromptError(f"Message {index} has an empty role", allowed=shape)
     return [dict(message) for message in messages]
 
 
 @lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
+def _compile(template: str) -> jinja2.Template:
     extensions: list[str | type[Extension]] = [loopcontrols, _GenerationTag]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _to_json
@@ -101,7 +101,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes for HTML, which a model has never seen.
+    # Jinja's own filter escapes for HTML, which the models were not trained on.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Token ids to text while they arrive, one accepted block after another."""
+"""Decodes token ids to text incrementally, as they are generated."""
 
 from __future__ import annotations
 
@@ -11,47 +11,46 @@ MAX_PENDING = 3  # tokens or characters: an unfinished character lacks at least 
 
 
 class IncrementalDecoder:
-    """Gives out text as soon as it is certain.
+    """Returns text as soon as it is final.
 
-    The text of a token can depend on the ones before it, so a window is decoded that begins with tokens whose text was
-    given out already. An unfinished character shows as replacement characters at the end: they are held back until it
-    is complete, or until there are too many of them for one character.
+    The text of a token can depend on the tokens before it, so the decoded window starts with tokens whose text was
+    already returned. An incomplete character shows as replacement characters at the end. They are held back until the
+    character is complete, or until there are too many of them for one character.
     """
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
         self._ids: list[int] = []
-        self._start = 0  # the window begins here
-        self._done = 0  # tokens before this one left nothing unfinished
-        self._given = 0  # characters of the window's text that were given out
-        self._texts: dict[tuple[int, ...], str] = {}  # of short windows that were there before
+        self._start = 0  # start of the window
+        self._done = 0  # tokens before this one are complete
+        self._returned = 0  # characters of the window that were returned
+        self._texts: dict[tuple[int, ...], str] = {}  # by ids, of short windows
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token; often one word piece, sometimes nothing."""
+        """Adds a token and returns the text that became final; it may be empty."""
         self._ids.append(token_id)
-        text = self._text_of(self._start)
+        text = self._decode_from(self._start)
         pending = len(text) - len(text.rstrip(REPLACEMENT))
         if not pending:
-            return self._give_all(text)
+            return self._return_all(text)
         if len(self._ids) - self._done <= MAX_PENDING:
             return ""
-        certain = max(self._given, len(text) - min(pending, MAX_PENDING))
-        piece, self._given = text[self._given : certain], certain
+        final = max(self._returned, len(text) - min(pending, MAX_PENDING))
+        piece, self._returned = text[self._returned : final], final
         return piece
 
     def flush(self) -> str:
-        """What is still held back, as it stands."""
-        return self._give_all(self._text_of(self._start))
+        """Returns the text that is still held back."""
+        return self._return_all(self._decode_from(self._start))
 
-    def _give_all(self, text: str) -> str:
-        piece = text[self._given :]
+    def _return_all(self, text: str) -> str:
+        piece = text[self._returned :]
         self._start, self._done = self._done, len(self._ids)
-        self._given = len(self._text_of(self._start))
+        self._returned = len(self._decode_from(self._start))
         return piece
 
-    def _text_of(self, start: int) -> str:
-        """Of the tokens from ``start`` on: one or two, nearly always, and in a text that says things again often the
-        same."""
+    def _decode_from(self, start: int) -> str:
+        """Decodes the tokens from ``start`` on. They are usually one or two, and repeat, so their texts are cached."""
         ids = tuple(self._ids[start:])
         if len(ids) > 2:
             return self._codec.decode(ids)
@@ -62,6 +61,6 @@ class IncrementalDecoder:
 
 
 def decode_all(codec: TextCodec, ids: Sequence[int]) -> str:
-    """The text a whole sequence of tokens has when it is decoded piece by piece."""
+    """Decodes a whole sequence of tokens incrementally."""
     decoder = IncrementalDecoder(codec)
     return "".join([decoder.push(i) for i in ids] + [decoder.flush()])

@@ -1,4 +1,4 @@
-"""Text to tokens and back: the interface, and the tokenizer of a model folder."""
+"""The tokenizer interface, and the tokenizer of a model folder."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from draftwood.errors import ModelError, PromptError
 from draftwood.text.chat import Message, render_chat
 
 
-def _byte_letters() -> dict[str, int]:
-    """Which byte a letter of a byte-level vocabulary stands for: printable ones for themselves, the others in turn for
-    letters from 256 on."""
+def _byte_characters() -> dict[str, int]:
+    """Maps the characters of a byte-level vocabulary to bytes: printable ones to themselves, those from 256 on in
+    order to the others."""
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-BYTES = _byte_letters()
+BYTES = _byte_characters()
 
 
 class TextCodec(Protocol):
-    """What the program needs of a tokenizer. Ids are those of the target's vocabulary."""
+    """The tokenizer interface. Ids are those of the target's vocabulary."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -40,26 +40,26 @@ class TextCodec(Protocol):
 
     @property
     def has_chat(self) -> bool:
-        """Whether the model says how messages become a prompt."""
+        """Whether the model has a chat template."""
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        """The ids of ``text``; ``add_special`` adds what the model expects around it (often nothing)."""
+        """Encodes ``text``; ``add_special`` adds the tokens that the model expects around it (often none)."""
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of ``ids``. Bytes that are no whole letter become the replacement character."""
+        """Decodes ``ids``. Bytes of incomplete characters become the replacement character."""
 
     def token_text(self, token_id: int) -> str:
-        """One token for display: never empty, on one line."""
+        """Returns a token for display: never empty, on one line."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to a text: maybe a part of a letter."""
+        """Returns the bytes that a token adds to a text; they may be part of a character."""
 
     def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """The ids of a conversation, ready for the model's answer."""
+        """Encodes a conversation with the chat template."""
 
 
 class Tokenizer:
-    """The tokenizer of a model folder: ``tokenizer.json``, with names and chat template from beside it."""
+    """The tokenizer of a model folder: ``tokenizer.json``, with special tokens and chat template from other files."""
 
     def __init__(
         self,
@@ -76,28 +76,28 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Reads the folder; a missing or damaged file is an error that names it."""
+        """Reads the folder; raises an error that names a missing or damaged file."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise ModelError(
                 "The model folder has no tokenizer.json",
                 got=folder,
-                next_step="Save it there with AutoTokenizer.from_pretrained(...).save_pretrained(folder).",
+                next_step="Copy the tokenizer.json of the model into this folder.",
             )
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no narrower one
+        except Exception as error:  # the library raises plain Exception
             raise ModelError(f"{path} cannot be read", got=error, next_step="Fetch the model again.") from error
-        # Settings for batches that some files carry: they would cut or pad prompts behind the user's back.
+        # Some files contain batch settings that would silently truncate or pad prompts.
         backend.no_truncation()
         backend.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
-        special_tokens = _special_tokens(config, _read_json(folder / "special_tokens_map.json"))
+        special_tokens = _read_special_tokens(config, _read_json(folder / "special_tokens_map.json"))
         return cls(
             backend,
-            eos_token_ids=_ending(folder, backend, special_tokens),
+            eos_token_ids=_read_eos_ids(folder, backend, special_tokens),
             special_tokens=special_tokens,
-            chat_template=_chat_template(folder, config),
+            chat_template=_read_chat_template(folder, config),
         )
 
     @cached_property
@@ -116,10 +116,10 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         if not isinstance(text, str):
-            raise PromptError("Only text can be encoded", got=type(text).__name__, allowed="str")
+            raise PromptError("Only text can be encoded", got=repr(text)[:80], allowed="a string")
         try:
             return list(self._backend.encode(text, add_special_tokens=add_special).ids)
-        except TypeError as error:  # a lone surrogate: half a letter, which UTF-8 cannot carry
+        except TypeError as error:  # a lone surrogate, which UTF-8 cannot represent
             raise PromptError("The text is not valid Unicode", got=ascii(text)[:80]) from error
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -127,7 +127,7 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         text = self._backend.decode([token_id], skip_special_tokens=False)
-        if not text or "\ufffd" in text:  # a part of a letter: the vocabulary's own spelling says more
+        if not text or "\ufffd" in text:  # part of a character: show its spelling in the vocabulary
             text = self._backend.id_to_token(token_id) or f"<{token_id}>"
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -135,11 +135,11 @@ class Tokenizer:
         spelled = self._backend.id_to_token(token_id) or ""
         if token_id in self._added_ids:
             return spelled.encode()
-        if self._is_byte_level and all(letter in BYTES for letter in spelled):
-            return bytes(BYTES[letter] for letter in spelled)
+        if self._is_byte_level and all(character in BYTES for character in spelled):
+            return bytes(BYTES[character] for character in spelled)
         if one_byte := re.fullmatch("<0x([0-9A-F]{2})>", spelled):
             return bytes.fromhex(one_byte[1])
-        return spelled.replace("\u2581", " ").encode()  # as SentencePiece writes a space
+        return spelled.replace("\u2581", " ").encode()  # SentencePiece's space
 
     @cached_property
     def _added_ids(self) -> frozenset[int]:
@@ -147,7 +147,7 @@ class Tokenizer:
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        """Whether letters of the vocabulary stand for bytes."""
+        """Whether characters of the vocabulary stand for bytes."""
         decoder = self._backend.decoder
         return decoder is not None and b"ByteLevel" in decoder.__getstate__()
 
@@ -155,10 +155,10 @@ class Tokenizer:
         if self.chat_template is None:
             raise PromptError(
                 "This model has no chat template, so messages cannot be turned into a prompt",
-                next_step="Use generate() with plain text, or put a chat_template.jinja into the model's folder.",
+                next_step="Generate from plain text, or put a chat_template.jinja into the model folder.",
             )
         text = render_chat(self.chat_template, messages, self._special_tokens, add_generation_prompt)
-        return self.encode(text, add_special=False)  # the template writes the opening token itself
+        return self.encode(text, add_special=False)  # the template adds the special tokens
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -171,8 +171,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and its like: written as text, or as an object with the text inside."""
+def _read_special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
+    """Reads ``bos_token`` and similar fields, given as text or as an object with the text in ``content``."""
     found: dict[str, str] = {}
     for source in sources:
         for key, value in source.items():
@@ -182,8 +182,8 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _ending(folder: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> list[int]:
-    """Every id that any of the folder's files calls an end."""
+def _read_eos_ids(folder: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> list[int]:
+    """Collects the end-of-sequence ids from all files of the folder."""
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = _read_json(folder / name).get("eos_token_id")
@@ -194,8 +194,8 @@ def _ending(folder: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping
     return list(dict.fromkeys(found))
 
 
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """``chat_template.jinja`` where there is one; else tokenizer_config.json's text, or the one it calls default."""
+def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """Reads ``chat_template.jinja`` if it exists, else the (default) template of tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftwood.targets.base import Segment, chain_parents
-from draftwood.targets.native.quantize import FORMATS, Quantized, dense, quantized
+from draftwood.targets.native.quantize import FORMATS, Quantized, quantize_matrix, to_dense
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from tests.tools.triton import DEVICE, INTERPRETED, run_interpreted, runs_kernels
 
@@ -38,7 +38,7 @@ class Case:
         weight *= torch.rand(len(weight), 1, generator=generator) * 3.0 / num_in**0.5  # every feature its own scale
         weight[1] = 0.0
         self.kind, self.dtype, self.rows, self.num_in, self.num_out = kind, dtype, rows, num_in, num_out
-        self.weight = Quantized(*(part.to(DEVICE) for part in quantized(weight, name)))
+        self.weight = Quantized(*(part.to(DEVICE) for part in quantize_matrix(weight, name)))
         self.x = torch.randn(rows, num_in, generator=generator).to(DEVICE, dtype)
         self.bias = torch.randn(num_out, generator=generator).to(DEVICE, dtype)
 
@@ -87,10 +87,10 @@ def test_products(name: str, dtype: torch.dtype, kind: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_expanded_matrices(name: str, dtype: torch.dtype) -> None:
 
-    matrix = quantized(torch.randn(3, EXPAND_BLOCK + 48).to(DEVICE), name)
+    matrix = quantize_matrix(torch.randn(3, EXPAND_BLOCK + 48).to(DEVICE), name)
     out = torch.empty(matrix.values.shape, dtype=dtype, device=DEVICE)
     expand(*matrix, out, pdl=False)
-    assert torch.equal(out, dense(matrix, dtype))
+    assert torch.equal(out, to_dense(matrix, dtype))
 
 
 @runs_kernels

@@ -226,8 +226,6 @@ class _Replayer:
         logits = self._dense.fill(ids, script.above[numbers])
         path = find_path(tree, emitted, choices, script.request)
         return VerifiedTree(tree, logits, choices, path, list(emitted), None)
-            tree, logits, choices, find_path(tree, emitted, choices, script.request), list(emitted), None
-        )
 
 
 def locate_nodes(tree: DraftTree, script: ReplayScript, root: int) -> tuple[list[int | None], list[int | None]]:

@@ -6,7 +6,7 @@ from draftwood.heads.config import NUM_DEFAULT_TAPS, HeadConfig
 from draftwood.heads.formats.eagle3_family import EMBED, Eagle3Layout, looks_like_eagle3
 from draftwood.heads.formats.fields import flag_objections, published_tap_objections, rope_objections
 from draftwood.heads.formats.layout import Export, Json, Shapes
-from draftwood.models import ModelConfig, whole_number
+from draftwood.models import ModelConfig, read_count
 
 
 class EagleLayout(Eagle3Layout):
@@ -17,7 +17,7 @@ class EagleLayout(Eagle3Layout):
 
     def read_config(self, content: Json, shapes: Shapes, model: ModelConfig | None) -> HeadConfig:
         names = set(shapes)
-        whole_number(content, "draft_vocab_size")  # required by the original implementation
+        read_count(content, "draft_vocab_size")  # required by the original implementation
         fields = self.read_fields(content, content, names)
         wider = fields["hidden_size"] != fields["target_hidden_size"]
         own_embed = wider or (content.get("target_hidden_size") is not None and EMBED in names)

@@ -1,4 +1,4 @@
-"""GGUF files: reading them, and turning them once into a folder in Hugging Face layout."""
+"""Reads GGUF files and converts them to folders in Hugging Face layout."""
 
 from draftwood.models.gguf.conversion import CONVERTER_VERSION, convert, converted_size
 from draftwood.models.gguf.reader import MAGIC, GgufFile

@@ -1,4 +1,4 @@
-"""The shape of the model in a GGUF file, written as a Hugging Face ``config.json``."""
+"""Translates the metadata of a GGUF file to a Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from draftwood.models.gguf.tokenizer import ending_ids, special_id, vocabulary_o
 
 class Architecture(NamedTuple):
     model_type: str
-    name: str  # the class that runs it in transformers
-    permuted: bool  # rows of the query and key projections lie in the order of interleaved rotation
+    name: str  # its class in transformers
+    permuted: bool  # rows of the query and key projections are in the order of interleaved rotation
 
 
-# Mistral's files carry the architecture "llama".
+# Mistral's files have the architecture "llama".
 ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", permuted=True),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", permuted=False),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", permuted=False),
 }
 
-# Llama 3.1 and later stretch slow rotations by a factor that differs between models; these two are always the same.
+# Llama 3.1 and later stretch slow rotations by a factor that differs between models; these are always the same.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 
@@ -44,7 +44,7 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
-    """The content of ``config.json``."""
+    """Builds the content of ``config.json``."""
     metadata, architecture = file.metadata, architecture_of(file.metadata)
     _refuse_variants(metadata)
     hidden, heads = _whole(metadata, "embedding_length"), _whole(metadata, "attention.head_count")
@@ -64,10 +64,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": _whole(metadata, "context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "use_cache": True,
-        # The type to run in, not the one the weights lie in: these families were trained in bfloat16, and the
-        # activations of some do not fit float16.
+        # The dtype to run in, not that of the stored weights: these families were trained in bfloat16, and the
+        # activations of some overflow float16.
         "dtype": "bfloat16",
-        # Whose way of writing configurations this is; without it transformers warns about tokenizers of other models.
+        # Without a version, transformers warns about the tokenizers of other models.
         "transformers_version": "5.16.0",
     }
     config |= _rope(file, head_dim)
@@ -77,7 +77,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 
 def generation_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``generation_config.json``."""
+    """Builds the content of ``generation_config.json``."""
     return _token_ids(metadata)
 
 
@@ -90,9 +90,9 @@ def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_variants(metadata: Mapping[str, Any]) -> None:
-    """Files of a known architecture that mean something else than it."""
+    """Refuses variants of a known architecture that cannot be converted."""
     if metadata.get(_key(metadata, "expert_count")):
-        raise ModelError("A mixture of experts cannot be converted", got=metadata.get("general.name"))
+        raise ModelError("Mixture-of-experts models cannot be converted", got=metadata.get("general.name"))
     if metadata.get("split.count", 0) not in (0, 1):
         raise ModelError(
             "This GGUF file is one part of several",
@@ -123,13 +123,13 @@ def _rope(file: GgufFile, head_dim: int) -> dict[str, Any]:
     theta = _decimal(metadata, "rope.freq_base", 10_000.0)
     rotated = metadata.get(_key(metadata, "rope.dimension_count"), head_dim)
     if rotated != head_dim:
-        raise ModelError("Heads that are rotated in part cannot be converted", got=f"{rotated} of {head_dim}")
+        raise ModelError("Partial rotary embeddings cannot be converted", got=f"{rotated} of {head_dim} dimensions")
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     kind = metadata.get(_key(metadata, "rope.scaling.type"), "none")
     if kind == "linear":
         parameters |= {"rope_type": "linear", "factor": _decimal(metadata, "rope.scaling.factor", 1.0)}
     elif kind != "none":
-        raise ModelError("This way of stretching positions cannot be converted", got=kind, allowed=("none", "linear"))
+        raise ModelError("This kind of RoPE scaling cannot be converted", got=kind, allowed=("none", "linear"))
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
         parameters |= _llama3_rope(file.floats(factors), theta, head_dim)
@@ -137,14 +137,14 @@ def _rope(file: GgufFile, head_dim: int) -> dict[str, Any]:
 
 
 def _llama3_rope(factors: Floats, theta: float, head_dim: int) -> dict[str, Any]:
-    """GGUF keeps the finished divisor of each frequency; its parameters are found again and proven by recomputing."""
+    """Recovers the parameters from the divisor of each frequency, which GGUF stores, and verifies them."""
     factor = float(factors.max())
     frequencies = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     turns = _LLAMA3_CONTEXT * frequencies / (2 * math.pi)
     smooth = np.clip((turns - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0, 1)
     expected = 1 / ((1 - smooth) / factor + smooth)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4):
-        raise ModelError("The file's frequency factors are not those of Llama 3", got=f"up to {factor:g}")
+        raise ModelError("The file's RoPE frequency factors are not those of Llama 3", got=f"up to {factor:g}")
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -161,13 +161,13 @@ def _key(metadata: Mapping[str, Any], name: str) -> str:
 def _whole(metadata: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = metadata.get(_key(metadata, name), default)
     if not isinstance(value, int) or value < 1:  # a list: layers of different shapes
-        raise ModelError(f"The GGUF file's {_key(metadata, name)} is no whole number above zero", got=value)
+        raise ModelError(f"The GGUF file's {_key(metadata, name)} must be a whole number above 0", got=value)
     return value
 
 
 def _decimal(metadata: Mapping[str, Any], name: str, default: float) -> float:
-    """A float32 of the file as the shortest decimal that means it: 1e-05, not 9.999999747378752e-06."""
+    """Reads a float32 as the shortest decimal that rounds to it: 1e-05, not 9.999999747378752e-06."""
     value = metadata.get(_key(metadata, name), default)
     if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ModelError(f"The GGUF file's {_key(metadata, name)} is no number above zero", got=value)
+        raise ModelError(f"The GGUF file's {_key(metadata, name)} must be a number above 0", got=value)
     return float(str(np.float32(value)))

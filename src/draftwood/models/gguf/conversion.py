@@ -1,4 +1,4 @@
-"""GGUF to a folder in Hugging Face layout, which the native decoder and transformers both read.
+"""Converts a GGUF file to a folder in Hugging Face layout, which native decoders and transformers read.
 
 The folder holds config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
 """
@@ -22,7 +22,7 @@ from draftwood.models.gguf.safetensors_file import SafetensorsWriter
 from draftwood.models.gguf.tokenizer import save_tokenizer, tokenizer_config, vocabulary_of
 from draftwood.models.tensors import tensor_shapes
 
-# Raised whenever the same GGUF file would give another folder: older folders in the cache are then made anew.
+# Increase it whenever the output for the same GGUF file changes: older folders in the cache are converted again.
 CONVERTER_VERSION = 1
 
 _TOP = {"token_embd.weight": "model.embed_tokens", "output_norm.weight": "model.norm", "output.weight": "lm_head"}
@@ -40,12 +40,12 @@ _IN_LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_COMPUTED = ("rope_freqs.weight",)  # what config.json says in other words
-_PIECE = 1 << 22  # weights that are in memory as float32 at a time
+_COMPUTED = ("rope_freqs.weight",)  # contained in config.json
+_PIECE = 1 << 22  # weights held in memory as float32 at a time
 
 
 def convert(file: GgufFile, folder: Path, progress: Callable[[int, int], None] | None = None) -> None:
-    """Fills an existing ``folder``. ``progress`` hears of bytes written and bytes in all."""
+    """Writes all files into an existing ``folder``. ``progress`` receives the bytes written and the total."""
     config = config_of(file)
     plan = _plan(file, parse_config(config))
     _write_json(folder / "config.json", config)
@@ -56,13 +56,13 @@ def convert(file: GgufFile, folder: Path, progress: Callable[[int, int], None] |
 
 
 def converted_size(file: GgufFile) -> int:
-    """About how many bytes the folder will take."""
+    """Estimates the size of the folder in bytes."""
     weights = sum(_planned_bytes(entry) for entry in file.tensors.values())
     return weights + 64 * len(vocabulary_of(file.metadata)[0]) + (1 << 20)
 
 
 def hf_name(name: str) -> str | None:
-    """The Hugging Face name of a tensor; None for one that has none."""
+    """Returns the Hugging Face name of a tensor, or None."""
     if name in _TOP:
         return f"{_TOP[name]}.weight"
     match = _LAYER_NAME.fullmatch(name)
@@ -72,7 +72,7 @@ def hf_name(name: str) -> str | None:
 
 
 def _plan(file: GgufFile, config: ModelConfig) -> dict[str, TensorEntry]:
-    """Every tensor by its new name, checked against the shape that the configuration gives it."""
+    """Maps the new name of every tensor to its entry, and checks names and shapes against the configuration."""
     named = {hf_name(name) or name: entry for name, entry in file.tensors.items() if name not in _COMPUTED}
     wanted = tensor_shapes(config)
     for label, group in (("lacks", wanted.keys() - named.keys()), ("has unknown", named.keys() - wanted.keys())):
@@ -110,11 +110,11 @@ def _write_weights(
 
 
 def _storage(entry: TensorEntry) -> str:
-    """The type a tensor is stored in: its own where it was not quantised, else float16.
+    """Returns the dtype a tensor is stored in: its own if it is not quantised, else float16.
 
     A quantised weight is a float16 scale times an integer of up to 8 bits (plus a float16 minimum). Float16 keeps 11
-    bits of that and bfloat16 8, in the same two bytes: an error an eighth as large, far below the quantisation's own.
-    Loading casts to the type of the run.
+    bits of the product, bfloat16 only 8: the error is an eighth as large, far below that of the quantisation.
+    Loading casts to the dtype of the run.
     """
     return entry.format_name if entry.format_name in ("F32", "F16", "BF16") else "F16"
 
@@ -129,44 +129,44 @@ def _write_tensor(file: GgufFile, entry: TensorEntry, writer: SafetensorsWriter,
     for piece in _pieces(file, entry, heads):
         if dtype == "F16" and np.abs(piece).max() > np.finfo(np.float16).max:
             break
-        writer.write(_encoded(piece, dtype))
+        writer.write(_encode(piece, dtype))
     else:
         return
-    # Too large for float16 (never seen in a real model): the same bytes hold it as bfloat16.
+    # Too large for float16 (never seen in a real model): write it again as bfloat16, which has the same size.
     writer.begin(name, "BF16")
     for piece in _pieces(file, entry, heads):
-        writer.write(_encoded(piece, "BF16"))
+        writer.write(_encode(piece, "BF16"))
 
 
 def _pieces(file: GgufFile, entry: TensorEntry, heads: int) -> Iterator[Floats]:
-    """The tensor in groups of rows; one that must be reordered comes whole."""
+    """Yields the tensor in groups of rows; one that must be reordered comes in one piece."""
     rows = entry.shape[0]
     step = rows if heads else max(1, _PIECE * rows // int(np.prod(entry.shape)))
     for first in range(0, rows, step):
         piece = file.floats(entry, first, min(step, rows - first))
         if not np.isfinite(piece).all():
             raise ModelError(
-                f"{file.path}: the tensor {entry.name} holds values that are no numbers",
-                next_step="The file is damaged: fetch it again.",
+                f"{file.path}: the tensor {entry.name} contains values that are not finite",
+                next_step="The file is damaged. Fetch it again.",
             )
-        yield _unpermuted(piece, heads) if heads else piece
+        yield _unpermute(piece, heads) if heads else piece
 
 
 def _permuted_heads(gguf_name: str, architecture: Architecture, config: Mapping[str, Any]) -> int:
-    """The number of heads whose rows must be put back in order, or 0."""
+    """Returns the number of heads whose rows must be reordered, or 0."""
     kind = gguf_name.split(".")[-2]
     if not architecture.permuted or kind not in ("attn_q", "attn_k"):
         return 0
     return int(config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"])
 
 
-def _unpermuted(rows: Floats, heads: int) -> Floats:
-    """GGUF turns neighbouring pairs of a head's rows, Hugging Face turns row i with row i + half: the same pairs."""
+def _unpermute(rows: Floats, heads: int) -> Floats:
+    """Reorders rows: GGUF rotates neighbouring rows of a head, Hugging Face row i with row i + half."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _encoded(values: Floats, dtype: str) -> bytes:
+def _encode(values: Floats, dtype: str) -> bytes:
     if dtype == "F32":
         return values.tobytes()
     if dtype == "F16":

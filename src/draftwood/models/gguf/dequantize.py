@@ -1,7 +1,7 @@
-"""Blocks of a GGUF file to float32, vectorised: every block of a tensor at once.
+"""Dequantises GGUF blocks to float32, all blocks of a tensor at once.
 
 A block holds a fixed number of neighbouring weights as small integers with their scales. The formulas keep the order of
-operations of the reference implementation, so that the values are the same to the last bit.
+operations of the reference implementation, so that the values are bit-identical.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BlockFormat(NamedTuple):
 
 
 def dequantize(kind: int, raw: Bytes, tensor_name: str) -> Floats:
-    """The weights of ``raw``, whole blocks of the format numbered ``kind``, as one row."""
+    """Returns the weights of ``raw``, which holds whole blocks of format number ``kind``, as one row."""
     layout = block_format(kind, tensor_name)
     if raw.size % layout.num_bytes:
         raise ModelError(f"The tensor {tensor_name} ends inside a block of {layout.name}", got=f"{raw.size} bytes")
@@ -38,27 +38,27 @@ def dequantize(kind: int, raw: Bytes, tensor_name: str) -> Floats:
 def block_format(kind: int, tensor_name: str) -> BlockFormat:
     if kind not in FORMATS:
         raise ModelError(
-            f"The tensor {tensor_name} has a number format that cannot be read",
+            f"The tensor {tensor_name} has an unsupported quantisation format",
             got=_OTHER_NAMES.get(kind, f"format number {kind}"),
             allowed=[layout.name for layout in FORMATS.values()],
-            next_step="Use a file quantised in one of these formats.",
+            next_step="Use a file in one of these formats.",
         )
     return FORMATS[kind]
 
 
 def _half(blocks: Bytes, start: int) -> Floats:
-    """The float16 at byte ``start`` of each block, as a column."""
-    with np.errstate(invalid="ignore"):  # a damaged file's scale may be no number: whoever uses the values finds out
+    """Reads the float16 at byte ``start`` of each block, as a column."""
+    with np.errstate(invalid="ignore"):  # the scale in a damaged file may be NaN: callers check the values
         return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Array:
-    """Low halves of all bytes, then their high halves: the order inside a block of 32."""
+    """Splits bytes into the low halves of all, then the high halves: the order in a block of 32."""
     return np.concatenate([packed & 0x0F, packed >> 4], axis=1)
 
 
 def _high_bits(blocks: Bytes, start: int) -> Array:
-    """32 bits at ``start``, one for each weight, shifted to be the fifth bit."""
+    """Reads 32 bits at ``start``, one per weight, shifted to the fifth bit."""
     bits = np.unpackbits(np.ascontiguousarray(blocks[:, start : start + 4]), axis=1, bitorder="little")
     return bits << 4
 
@@ -98,7 +98,7 @@ def _q8_0(blocks: Bytes) -> Array:
 
 
 def _crumbs(packed: Bytes) -> Array:
-    """64 bytes to 256 two-bit numbers: of each 32 bytes first all lowest pairs of bits, then the next, and so on."""
+    """Splits 64 bytes into 256 two-bit numbers: for each 32 bytes all lowest bit pairs, then the next, and so on."""
     halves = packed.reshape(-1, 2, 1, 32)
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
     return ((halves >> shifts) & 3).reshape(len(packed), 16, 16)
@@ -118,7 +118,7 @@ def _q3_k(blocks: Bytes) -> Array:
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 4, 1)
     high = ((packed[:, None, 8:] >> shifts) & 3).reshape(count, 16)
     scales = (low | (high << 4)).astype(np.float32) - 32
-    # One bit of each mask byte per group of 32 weights; a bit that is not set takes 4 away.
+    # One bit of each mask byte per group of 32 weights; a cleared bit subtracts 4.
     group_bits = np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
     unset = 1 - ((blocks[:, None, :32] >> group_bits) & 1).reshape(count, 16, 16)
     quants = _crumbs(blocks[:, 32:96]).astype(np.float32) - 4 * unset.astype(np.float32)
@@ -127,7 +127,7 @@ def _q3_k(blocks: Bytes) -> Array:
 
 
 def _six_bit_scales(packed: Bytes) -> tuple[Array, Array]:
-    """12 bytes to 8 scales and 8 minima of six bits: four plain, four with their top bits among the plain ones."""
+    """Splits 12 bytes into 8 scales and 8 minima of six bits; the first four hold top bits of the last four."""
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, (third & 0x0F) | ((first >> 6) << 4)], axis=1)
     minima = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
@@ -135,7 +135,7 @@ def _six_bit_scales(packed: Bytes) -> tuple[Array, Array]:
 
 
 def _scaled_k(blocks: Bytes, quants: Array) -> Array:
-    """``quants`` [blocks, 8, 32] with the scales and minima that open a block of Q4_K or Q5_K."""
+    """Applies the scales and minima at the start of a Q4_K or Q5_K block to ``quants`` [blocks, 8, 32]."""
     scales, minima = _six_bit_scales(blocks[:, 4:16])
     scale = (_half(blocks, 0) * scales)[:, :, None]
     least = (_half(blocks, 2) * minima)[:, :, None]
@@ -144,7 +144,7 @@ def _scaled_k(blocks: Bytes, quants: Array) -> Array:
 
 
 def _paired_nibbles(packed: Bytes) -> Array:
-    """128 bytes to [8, 32] four-bit numbers: of each 32 bytes first all low halves, then all high halves."""
+    """Splits 128 bytes into [8, 32] four-bit numbers: for each 32 bytes all low halves, then all high halves."""
     groups = packed.reshape(-1, 4, 1, 32)
     shifts = np.array([0, 4], dtype=np.uint8).reshape(1, 1, 2, 1)
     return ((groups >> shifts) & 0x0F).reshape(len(packed), 8, 32)
@@ -162,7 +162,7 @@ def _q5_k(blocks: Bytes) -> Array:
 
 def _q6_k(blocks: Bytes) -> Array:
     count = len(blocks)
-    # Each half of a block: 64 bytes give the low halves of 4 x 32 weights, 32 bytes their upper pairs of bits.
+    # Each half of a block: 64 bytes hold the low halves of 4 x 32 weights, 32 bytes their upper bit pairs.
     shifts = np.array([0, 4], dtype=np.uint8).reshape(1, 1, 2, 1)
     low = (blocks[:, :128].reshape(count, 2, 1, 64) >> shifts) & 0x0F
     high = _crumbs(blocks[:, 128:192])
@@ -187,25 +187,7 @@ FORMATS: dict[int, BlockFormat] = {
     30: BlockFormat("BF16", 1, 2, _bf16),
 }
 
-# Formats that exist but are not read here: named, so that an error says more than a number.
-_OTHER_NAMES = {
-    9: "Q8_1",
-    15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
-    24: "I8",
-    25: "I16",
-    26: "I32",
-    27: "I64",
-    28: "F64",
-    29: "IQ1_M",
-    34: "TQ1_0",
-    35: "TQ2_0",
-    39: "MXFP4",
-}
+# Formats that are not supported: their names make the error message readable.
+_IQ_NAMES = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS")
+_OTHER_NAMES = dict(enumerate((*_IQ_NAMES, "I8", "I16", "I32", "I64", "F64", "IQ1_M"), 16))
+_OTHER_NAMES |= {9: "Q8_1", 15: "Q8_K", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}

@@ -1,6 +1,6 @@
-"""Reads GGUF files (versions 2 and 3): metadata, and a table of tensors whose bytes stay in the file until asked for.
+"""Reads GGUF files (versions 2 and 3): the metadata and the table of tensors, whose data is read on demand.
 
-A file that was cut short or damaged is refused with a message that says where, before any tensor is used.
+A truncated or damaged file is refused before any tensor is read, with a message that says where it is damaged.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _STRING, _ARRAY = 8, 9
 
 class TensorEntry(NamedTuple):
     name: str
-    shape: tuple[int, ...]  # outermost first, as torch has it; the file has it the other way round
-    kind: int  # number of the block format
+    shape: tuple[int, ...]  # outermost first, as in torch; the file has the reverse order
+    kind: int  # number of the format
     offset: int  # of the first byte in the file
     num_bytes: int
 
@@ -67,7 +67,7 @@ class GgufFile:
         self._map.close()
 
     def floats(self, tensor: TensorEntry, first_row: int = 0, num_rows: int | None = None) -> Floats:
-        """The tensor, or some of its outermost rows, as float32 in its shape."""
+        """Reads the tensor, or some of its outermost rows, as float32."""
         rows = tensor.shape[0] if num_rows is None else num_rows
         row_bytes = tensor.num_bytes // tensor.shape[0]
         return dequantize(
@@ -80,12 +80,12 @@ class GgufFile:
 
     def _read_header(self, cursor: _Cursor) -> int:
         if cursor.take(4) != MAGIC:
-            raise _damaged(self.path, "it does not begin with the four letters GGUF")
+            raise _damaged(self.path, "it does not start with the bytes GGUF")
         self.version = int(cursor.number("I"))
         if self.version not in VERSIONS:
             swapped = int.from_bytes(self.version.to_bytes(4, "big"), "little") in VERSIONS
             raise ModelError(
-                f"{self.path} is a GGUF file of a version that cannot be read",
+                f"{self.path} has an unsupported GGUF version",
                 got="a big-endian file" if swapped else self.version,
                 allowed=VERSIONS,
             )
@@ -130,7 +130,7 @@ class GgufFile:
         if not all(shape) or shape[-1] % layout.elements:
             raise _damaged(self.path, f"the tensor {name} has the shape {list(shape)} in {layout.name}")
         if offset % alignment:
-            raise _damaged(self.path, f"the tensor {name} lies at {offset}, not at a multiple of {alignment}")
+            raise _damaged(self.path, f"the tensor {name} is at {offset}, which is not a multiple of {alignment}")
         num_elements = 1
         for size in shape:
             num_elements *= size
@@ -138,7 +138,7 @@ class GgufFile:
 
 
 class _Cursor:
-    """Walks through the bytes; stepping over the end is the sign of a file cut short."""
+    """Reads values one after the other; raises an error at the end of a truncated file."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.size = path, data, len(data)
@@ -158,18 +158,18 @@ class _Cursor:
         return value
 
     def count(self, smallest: int, what: str) -> int:
-        """A number of things that take at least ``smallest`` bytes each: more than fit in the file is no number."""
+        """Reads a count of things that take at least ``smallest`` bytes each, and checks that they fit in the file."""
         found = int(self.number("Q"))
         if found * smallest > self.size:
             raise _damaged(self.path, f"it claims {found:,} {what} in {self.size:,} bytes")
         return found
 
     def string(self) -> str:
-        raw = self.take(self.count(1, "letters in one text"))
+        raw = self.take(self.count(1, "bytes in one string"))
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _damaged(self.path, f"a text before byte {self.position:,} is not UTF-8") from error
+            raise _damaged(self.path, f"a string before byte {self.position:,} is not UTF-8") from error
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -181,8 +181,8 @@ class _Cursor:
     def _array(self) -> list[Any]:
         kind = int(self.number("I"))
         if kind == _STRING:
-            return [self.string() for _ in range(self.count(8, "texts"))]
-        code = self._scalar(kind)  # arrays of arrays exist in the format's description only
+            return [self.string() for _ in range(self.count(8, "strings"))]
+        code = self._scalar(kind)  # no known file has arrays of arrays
         width = struct.calcsize(code)
         length = self.count(width, "numbers")
         return list(np.frombuffer(self.take(length * width), dtype="<" + code).tolist())
@@ -194,8 +194,8 @@ class _Cursor:
 
 
 def _damaged(path: Path, how: str) -> ModelError:
-    return ModelError(f"{path} is not a whole GGUF file: {how}", next_step="Fetch the file again.")
+    return ModelError(f"{path} is not a valid GGUF file: {how}", next_step="Fetch the file again.")
 
 
 def _cut_short(path: Path, what: str, size: int) -> ModelError:
-    return ModelError(f"{path} was cut short: {what}", got=f"{size:,} bytes", next_step="Fetch the file again.")
+    return ModelError(f"{path} is truncated: {what}", got=f"{size:,} bytes", next_step="Fetch the file again.")

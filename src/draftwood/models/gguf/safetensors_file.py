@@ -1,6 +1,6 @@
-"""Writes a ``model.safetensors`` tensor by tensor, so that never more than a piece of one is in memory.
+"""Writes a ``model.safetensors`` piece by piece, so that large tensors need not fit in memory.
 
-The format is eight bytes with the length of a JSON header, the header (names, types, shapes, places), then the tensors.
+The format is eight bytes with the length of a JSON header, the header (names, dtypes, shapes, offsets), then the data.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ ITEM_SIZES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 class SafetensorsWriter:
-    """Reserves the header for the planned tensors, takes their bytes in order, and writes the header last.
+    """Reserves space for the header, then writes the tensors in order, and the header last.
 
-    A tensor's type may change to another one of the same width while its bytes are written; its place does not move.
+    The dtype of a tensor may change to another one of the same size while it is written; its offset stays.
     """
 
     def __init__(self, path: Path, plan: Mapping[str, tuple[str, Sequence[int]]]) -> None:
@@ -32,15 +32,15 @@ class SafetensorsWriter:
             self._places[name] = (end, end + size)
             end += size
         self.num_bytes = end
-        # Room for the longest names of types, in whole words of eight bytes as the format asks.
+        # Space for the longest dtype names, padded to a multiple of eight bytes as the format requires.
         self._room = -(-len(self._header(dict.fromkeys(plan, "BF16"))) // 8) * 8
         self._file: BinaryIO = path.open("wb")
         self._file.seek(8 + self._room)
 
     def begin(self, name: str, dtype: str) -> None:
-        """The next bytes are those of this tensor, in this type. A tensor may be begun anew."""
+        """Starts a tensor, or starts it again: the next bytes are its data in this dtype."""
         if ITEM_SIZES[dtype] != ITEM_SIZES[self._dtypes[name]]:
-            raise ValueError(f"{name} was planned as {self._dtypes[name]}, which is not as wide as {dtype}")
+            raise ValueError(f"{name} was planned as {self._dtypes[name]}, which differs in size from {dtype}")
         self._dtypes[name] = dtype
         self._file.seek(8 + self._room + self._places[name][0])
 

@@ -1,7 +1,7 @@
-"""The tokenizer inside a GGUF file, rebuilt as the model's own ``tokenizer.json``.
+"""Rebuilds the ``tokenizer.json`` of a model from the metadata of a GGUF file.
 
-GGUF keeps the vocabulary, the merges and the *name* of the way text is cut into words. Each name stands for one
-published tokenizer; a name that is not known here is refused, because a wrong cut gives wrong tokens without any error.
+GGUF stores the vocabulary, the merges and the *name* of the pre-tokenizer. Each name stands for one published
+tokenizer. An unknown name is refused: a wrong pre-tokenizer produces wrong tokens without any error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from draftwood.errors import ModelError
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # kinds of tokens
 
-# The word patterns that the published tokenizers of these families carry; only the treatment of digits differs.
+# The word patterns of the published tokenizers of these families; only the treatment of digits differs.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,13 +33,13 @@ PRE_TOKENIZERS = (*_GPT2, *_DIGITS_APART, *_QWEN2, *_LLAMA3)
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that the metadata describes."""
+    """Builds the tokenizer that the metadata describes."""
     pre = _check_kind(metadata)
     try:
         return _build(metadata, pre)
     except ModelError:
         raise
-    except Exception as error:  # the library raises no narrower one
+    except Exception as error:  # the library raises plain Exception
         raise ModelError(
             "The tokenizer of this GGUF file is damaged", got=error, next_step="Fetch the file again."
         ) from error
@@ -62,10 +62,10 @@ def _build(metadata: Mapping[str, Any], pre: str) -> Tokenizer:
 
 
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of ``tokenizer_config.json``: the names of the special tokens, and the chat template."""
+    """Builds the content of ``tokenizer_config.json``: names of the special tokens, and the chat template."""
     tokens, _ = vocabulary_of(metadata)
     config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # "take tokenizer.json as it is"
+        "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json unchanged
         "clean_up_tokenization_spaces": False,
         "add_bos_token": bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
         "add_eos_token": bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
@@ -85,23 +85,23 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def special_id(metadata: Mapping[str, Any], role: str) -> int | None:
-    """The id of the token with this role (``bos``, ``eos``, ``eot``, ...), where the file names one that exists."""
+    """Returns the id of the token with this role (``bos``, ``eos``, ``eot``, ...), or None."""
     index = metadata.get(f"tokenizer.ggml.{role}_token_id")
     return index if isinstance(index, int) and 0 <= index < len(vocabulary_of(metadata)[0]) else None
 
 
 def ending_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """The tokens that end an answer."""
+    """Lists the ids of the tokens that end an answer."""
     found = [special_id(metadata, role) for role in ("eos", "eot", "eom")]
     if metadata.get("tokenizer.ggml.pre") in _QWEN2 and "<|endoftext|>" in metadata["tokenizer.ggml.tokens"]:
-        # Qwen's published generation settings end on it too; GGUF has room for one token only.
+        # Qwen's published generation settings stop on it too; GGUF can name only one token.
         found.append(metadata["tokenizer.ggml.tokens"].index("<|endoftext|>"))
     return list(dict.fromkeys(index for index in found if index is not None))
 
 
 def save_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
     path = folder / "tokenizer.json"
-    path.write_text(build_tokenizer(metadata).to_str(), encoding="utf-8")  # its own save() hides why a disk refuses
+    path.write_text(build_tokenizer(metadata).to_str(), encoding="utf-8")  # its save() hides why a write failed
 
 
 def _check_kind(metadata: Mapping[str, Any]) -> str:
@@ -116,7 +116,7 @@ def _check_kind(metadata: Mapping[str, Any]) -> str:
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if pre not in PRE_TOKENIZERS:
         raise ModelError(
-            "The tokenizer of this GGUF file cuts words in a way that is not known here",
+            "The tokenizer of this GGUF file uses an unknown pre-tokenizer",
             got=pre,
             allowed=PRE_TOKENIZERS,
             next_step="Use the model's own folder with its tokenizer.json instead of the GGUF file.",
@@ -130,7 +130,7 @@ def vocabulary_of(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
         raise ModelError("The GGUF file has no vocabulary", next_step="Fetch the file again.")
     kinds = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
-        raise ModelError("The GGUF file has another number of token kinds than of tokens", next_step="Fetch it again.")
+        raise ModelError("The GGUF file has different numbers of tokens and token types", next_step="Fetch it again.")
     return tokens, kinds
 
 
@@ -140,7 +140,7 @@ def _merges(metadata: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[
     for line in lines if isinstance(lines, list) else [lines]:
         left, _, right = str(line).partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise ModelError("A merge of the GGUF file's tokenizer is not in its vocabulary", got=repr(line))
+            raise ModelError("The vocabulary of the GGUF file lacks the tokens of a merge", got=repr(line))
         merges.append((left, right))
     return merges
 
@@ -160,7 +160,7 @@ def _post_processor(metadata: Mapping[str, Any], tokens: list[str]) -> processor
     pattern, used = "$A", {}
     for role, before in (("bos", True), ("eos", False)):
         index = special_id(metadata, role)
-        # Files made before the flag existed carry none; Llama 3 is the family that wants the opening token anyway.
+        # Older files lack the flag; of these families only Llama 3 needs the opening token by default.
         absent = before and metadata.get("tokenizer.ggml.pre") in _LLAMA3
         if metadata.get(f"tokenizer.ggml.add_{role}_token", absent) and index is not None:
             used[tokens[index]] = index

@@ -8,7 +8,7 @@ import numpy as np
 
 from draftwood.errors import CapabilityError
 from draftwood.sources.neural.base import DraftModel, DraftSegment
-from draftwood.targets import USUAL_TOP, Segment, Target, TopRows, top_rows
+from draftwood.targets import DEFAULT_TOP_K, Segment, Target, TopRows, top_rows
 
 
 class SmallModel(DraftModel):
@@ -33,7 +33,7 @@ class SmallModel(DraftModel):
 
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         self.target.set_taps(())
-        self.target.set_top(max(k, USUAL_TOP))  # avoids changing the size of the output for small k
+        self.target.set_top(max(k, DEFAULT_TOP_K))  # avoids changing the size of the output for small k
         output = self.target.forward([self._clip_ids(segment) for segment, _ in segments])
         k = min(k, output.logits.shape[1])
         top = output.top

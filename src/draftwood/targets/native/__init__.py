@@ -1,4 +1,4 @@
-"""The native target: our own decoder for Llama-family weights."""
+"""The native target: our own decoders for Llama-family models."""
 
 from draftwood.targets.native.decoder import PackedBatch, PackedSegment, pack
 from draftwood.targets.native.eager import HEAD_ROWS, CacheAttention, rms_norm, rotate

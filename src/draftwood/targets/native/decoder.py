@@ -1,7 +1,6 @@
-"""What computes a packed batch: the eager decoder in torch, or a fused one for CPUs or GPUs.
+"""The decoder contract: the eager decoder in torch and the fused ones for CPUs and GPUs implement it.
 
-All read the same weights, write the same cache layout and answer with the same record; the native target does not care
-which of them it holds.
+All use the same weights, the same cache layout and the same result record, so the native target can use any of them.
 """
 
 from __future__ import annotations
@@ -10,48 +9,48 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from draftwood.targets.base import Flight, ForwardOutput, Landed, Segment, depths_of
+from draftwood.targets.base import FinishedPass, ForwardOutput, PendingPass, Segment, depths_of
 from draftwood.targets.cache import KVCache
 
 
 class PackedSegment(NamedTuple):
-    """One sequence's part of a packed row."""
+    """One sequence's part of a packed batch."""
 
-    start: int  # its first row in the packed batch
+    start: int  # first row in the packed batch
     base: int  # first cache slot of the sequence
     prefix_len: int  # committed positions; node i of the tree is written to slot base + prefix_len + i
-    parents: Sequence[int]  # [after + n] of the whole pending tree, -1 at node 0
+    parents: Sequence[int]  # [after + n] of the whole pending tree, -1 for node 0
     num_logits: int
-    after: int = 0  # nodes that earlier passes have written; the others are the segment's own
+    after: int = 0  # nodes written by earlier passes; the others are the segment's own
 
     @property
     def size(self) -> int:
-        """Its rows: the nodes that this pass writes."""
+        """Number of rows: the nodes that this pass writes."""
         return len(self.parents) - self.after
 
     @property
     def rows(self) -> slice:
-        """Its rows in the packed batch."""
+        """Rows in the packed batch."""
         return slice(self.start, self.start + self.size)
 
     @property
     def first_slot(self) -> int:
-        """Where its first own node is written."""
+        """Slot of its first own node."""
         return self.base + self.prefix_len + self.after
 
 
 class PackedBatch(NamedTuple):
-    """The trees of all sequences side by side."""
+    """The trees of all sequences, packed."""
 
     token_ids: list[int]  # [N]
     segments: list[PackedSegment]
 
     def positions(self) -> list[int]:
-        """[N] Where each node stands in its sequence's text."""
+        """[N] The position of each node in its sequence."""
         return [s.prefix_len + depth for s in self.segments for depth in depths_of(s.parents)[s.after :]]
 
     def logit_rows(self) -> list[int]:
-        """[R] The rows whose logits are wanted, ascending."""
+        """[R] The rows to compute logits for, ascending."""
         ends = [(s.rows.stop, s.num_logits) for s in self.segments]
         return [row for end, wanted in ends for row in range(end - wanted, end)]
 
@@ -60,23 +59,23 @@ class Decoder(ABC):
     name: str
     pass_sizes: tuple[int, ...] = ()  # as in TargetInfo
     num_lanes: int = 1  # as in Target
-    num_best: int = 0  # best entries of each row of logits that are wanted with them; a hint, see Target.set_top
+    num_best: int = 0  # top entries to find in each row of logits; a hint, see Target.set_top
 
     @abstractmethod
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
-        """Writes keys and values of all rows, returns logits of the wanted ones, and the taps."""
+        """Writes keys and values of all rows; returns the requested logits and the taps."""
 
-    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> Flight:
-        """As ``Target.launch``, for decoders with several lanes."""
-        return Landed(self.forward(batch, tap_layers))
+    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> PendingPass:
+        """Like ``Target.launch``, for decoders with several lanes."""
+        return FinishedPass(self.forward(batch, tap_layers))
 
     @abstractmethod
     def move_rows(self, sources: list[int], first: int) -> None:
-        """As ``KVCache.move_rows``, the quickest way this decoder knows."""
+        """Like ``KVCache.move_rows``, as fast as this decoder can."""
 
 
 def pack(segments: Sequence[Segment], cache: KVCache) -> PackedBatch:
-    """Lays the segments side by side and reserves their cache slots."""
+    """Packs the segments and reserves their cache slots."""
     token_ids: list[int] = []
     packed: list[PackedSegment] = []
     for segment in segments:

@@ -1,8 +1,7 @@
-"""Matrices in 8 bits: a number of 8 bits for every weight, and a scale for every output feature.
+"""8-bit matrices: an 8-bit number per weight, and a scale per output feature.
 
-A pass over a few positions takes as long as its weights take to arrive, so half the bytes are nearly half the time. A
-model in 8 bits is another model than the one it was made from, and a target like any other: plain and speculative
-decoding read the same weights.
+A pass over a few positions is bound by memory bandwidth, so half the bytes take nearly half the time. A quantised model
+is a different model from the original: plain and speculative decoding use the same quantised weights.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-ROWS_AT_ONCE = 4096  # of a matrix that is expanded to float32 on its way
+ROWS_AT_ONCE = 4096  # rows expanded to float32 at a time
 
 
 class Quantized(NamedTuple):
@@ -26,14 +25,14 @@ Matrix = torch.Tensor | Quantized  # [out, in]
 
 class Format(NamedTuple):
     dtype: torch.dtype
-    largest: float  # what the largest weight of a row becomes
+    largest: float  # value of the largest weight of a row
 
 
 FORMATS = {"fp8": Format(torch.float8_e4m3fn, 448.0), "int8": Format(torch.int8, 127.0)}
 
 
-def quantized(weight: torch.Tensor, name: str) -> Quantized:
-    """``weight [out, in]`` in the format of this name, each weight rounded to the nearest."""
+def quantize_matrix(weight: torch.Tensor, name: str) -> Quantized:
+    """Quantises ``weight [out, in]`` to the named format, rounding to nearest."""
     dtype, largest = FORMATS[name]
     values = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
@@ -48,26 +47,26 @@ def quantized(weight: torch.Tensor, name: str) -> Quantized:
     return Quantized(values, scales)
 
 
-def dense(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
-    """The matrix as a tensor: itself, or what its 8 bits stand for, rounded to ``dtype``."""
+def to_dense(matrix: Matrix, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the matrix as a tensor; an 8-bit matrix is expanded and rounded to ``dtype``."""
     if isinstance(matrix, torch.Tensor):
         return matrix
     return (matrix.values.float() * matrix.scales[:, None]).to(dtype)
 
 
-def stored(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What lies in memory: the weights, and their scales where they have some."""
+def storage_of(matrix: Matrix) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns the stored weights, and their scales or None."""
     return (matrix, None) if isinstance(matrix, torch.Tensor) else matrix
 
 
 def format_of(matrix: Matrix) -> str | None:
-    """The name of its format; None if it is in no format of 8 bits."""
-    dtype = stored(matrix)[0].dtype
+    """Returns the name of its 8-bit format, or None."""
+    dtype = storage_of(matrix)[0].dtype
     return next((name for name, kind in FORMATS.items() if kind.dtype == dtype), None)
 
 
 def row_blocks(matrix: Matrix, num_rows: int) -> list[Matrix]:
-    """The matrix cut into blocks of that many rows, if it is in 8 bits: nobody has to expand it whole."""
+    """Splits an 8-bit matrix into blocks of ``num_rows`` rows, so that it need not be expanded as a whole."""
     if isinstance(matrix, torch.Tensor):
         return [matrix]
     rows = (slice(first, first + num_rows) for first in range(0, len(matrix.values), num_rows))

@@ -1,7 +1,7 @@
-"""The native target: our own decoder for the Llama family over a preallocated cache.
+"""The native target: our own decoders for the Llama family over a preallocated cache.
 
-It packs segments, lets a decoder compute them and keeps the books of the cache. Which decoder runs is decided once,
-when the target is built: a fused one on a CPU with a C compiler and on a GPU with Triton, the eager one elsewhere.
+It packs segments, runs them through a decoder and manages the cache. The decoder is chosen once, when the target is
+built: a fused one on a CPU with a C compiler and on a GPU with Triton, otherwise the eager one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from draftwood.errors import CapabilityError, OptionError
 from draftwood.models import ModelConfig
 from draftwood.progress import Progress, report
 from draftwood.targets.base import (
-    USUAL_TOP,
-    Flight,
+    DEFAULT_TOP_K,
     ForwardOutput,
     Layers,
+    PendingPass,
     Segment,
     Target,
     TargetInfo,
@@ -32,9 +32,9 @@ from draftwood.targets.native import cuda
 from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.native.decoder import Decoder, pack
 from draftwood.targets.native.eager import EagerDecoder, EagerLayers
-from draftwood.targets.native.quantize import Matrix, dense, format_of
-from draftwood.targets.native.weights import LayersRead, Weights, load_parts, load_weights
-from draftwood.targets.toprows import KERNEL_MOST
+from draftwood.targets.native.quantize import Matrix, format_of, to_dense
+from draftwood.targets.native.weights import LoadProgress, Weights, load_parts, load_weights
+from draftwood.targets.toprows import MAX_TOP_K
 
 
 class NativeTarget(Target):
@@ -48,19 +48,19 @@ class NativeTarget(Target):
         backend: str = "auto",
         read_parts: Callable[[], TargetParts] | None = None,
     ) -> None:
-        """``read_parts``: where embeddings and head can be had again, so that they need not be kept."""
+        """``read_parts``: reads embeddings and head again, so that they need not be kept in memory."""
         dtype, device = weights.embed.dtype, weights.embed.device
         num_parameters, quantize = weights.num_parameters(), format_of(weights.head)
-        # For draft heads. A decoder may take the weights apart, so they are held here, or read again when needed.
-        self._parts = read_parts or partial(_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
+        # For draft heads. A decoder may consume the weights, so the parts are held here, or read again when needed.
+        self._parts = read_parts or partial(_make_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
-        self._decoder = _decoder(config, weights, self._cache, backend)
-        self._layers = _layers(config, weights, self._decoder)
+        self._decoder = _new_decoder(config, weights, self._cache, backend)
+        self._layers = _share_layers(config, weights, self._decoder)
         self._taps: tuple[int, ...] = ()
         self.num_lanes = self._decoder.num_lanes
         self.config = config
         self.info = TargetInfo(
-            name=name if quantize is None else f"{name} ({quantize})",  # another model than the one it was made from
+            name=name if quantize is None else f"{name} ({quantize})",  # a quantised model is a different model
             architecture=config.architecture,
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -87,12 +87,13 @@ class NativeTarget(Target):
         device: torch.device,
         cache_tokens: int,
         backend: str = "auto",
-        progress: LayersRead | None = None,
+        progress: LoadProgress | None = None,
         quantize: str | None = None,
     ) -> NativeTarget:
         weights = load_weights(folder, config, dtype, device, progress, quantize)
-        packs = device.type == "cpu"  # that decoder does
-        read_parts = partial(load_parts, folder, config, dtype, device) if packs else None
+        read_parts = None
+        if device.type == "cpu":  # its decoder packs the weights
+            read_parts = partial(load_parts, folder, config, dtype, device)
         return cls(name, config, weights, cache_tokens, backend=backend, read_parts=read_parts)
 
     @property
@@ -118,7 +119,7 @@ class NativeTarget(Target):
     def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
         return self._decoder.forward(pack(segments, self._cache), self._taps)
 
-    def launch(self, segments: Sequence[Segment], lane: int = 0) -> Flight:
+    def launch(self, segments: Sequence[Segment], lane: int = 0) -> PendingPass:
         if self.num_lanes == 1:
             return super().launch(segments)
         return self._decoder.launch(pack(segments, self._cache), self._taps, lane)
@@ -139,13 +140,13 @@ class NativeTarget(Target):
         self._taps = tuple(layers)
 
     def parts(self) -> TargetParts:
-        return self._parts()
+        return super().parts() if self.config.scales_ends else self._parts()
 
     def layers(self) -> Layers | None:
         return None if self.config.sliding_window else self._layers
 
     def set_top(self, k: int) -> None:
-        self._decoder.num_best = k if k <= min(KERNEL_MOST, self.info.vocab_size) else 0
+        self._decoder.num_best = k if k <= min(MAX_TOP_K, self.info.vocab_size) else 0
 
     def prepare(self, largest: int, progress: Progress | None = None) -> None:
         sizes = self.info.pass_sizes
@@ -153,7 +154,7 @@ class NativeTarget(Target):
         if not sizes or not self.can_open(sizes[-1]):
             return
         sequence = self.open(sizes[-1])
-        self.set_top(USUAL_TOP)
+        self.set_top(DEFAULT_TOP_K)
         try:
             for number, size in enumerate(sizes):
                 report(progress, "preparing the GPU", number, len(sizes))
@@ -163,37 +164,41 @@ class NativeTarget(Target):
         report(progress, "preparing the GPU", len(sizes), len(sizes))
 
 
-def _parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps: float) -> TargetParts:
-    return TargetParts(embed, norm, dense(head, embed.dtype), norm_eps)
+def _make_parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps: float) -> TargetParts:
+    return TargetParts(embed, norm, to_dense(head, embed.dtype), norm_eps)
 
 
-def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:
-    """The fastest there is for the model on its device, or the one that was asked for."""
+def _new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:
+    """Builds the fastest decoder that does not decline the model, or the one that was asked for."""
     device, dtype = weights.embed.device, weights.embed.dtype
-    if backend in ("auto", "fused-cpu"):
-        if device.type == "cpu" and CpuDecoder.supports(config, dtype):
-            return CpuDecoder(config, weights, cache)
-        if backend == "fused-cpu":
-            raise CapabilityError(
-                "The fused CPU decoder cannot run here",
-                got=f"{device.type}, {dtype}: {CpuDecoder.why_unavailable()}",
-                next_step="Install a C compiler, or let the backend be 'auto' or 'eager'.",
-            )
-    if backend in ("auto", "fused-cuda"):
-        why = cuda.why_unavailable(config, dtype, device, format_of(weights.head))
-        if not why:
-            return cuda.new_decoder(config, weights, cache)
-        if backend == "fused-cuda":
-            raise CapabilityError(
-                "The fused GPU decoder cannot run here",
-                got=f"{device.type}, {dtype}: {why}",
-                next_step="Let the backend be 'auto' or 'eager'.",
-            )
-    return EagerDecoder(config, weights, cache, device)
+    candidates: dict[str, tuple[Callable[[], str], Callable[[], Decoder]]] = {
+        "fused-cpu": (
+            lambda: CpuDecoder.why_declined(config, dtype, device),
+            lambda: CpuDecoder(config, weights, cache),
+        ),
+        "fused-cuda": (
+            lambda: cuda.why_unavailable(config, dtype, device, format_of(weights.head)),
+            lambda: cuda.new_decoder(config, weights, cache),
+        ),
+        "eager": (
+            lambda: EagerDecoder.why_declined(config),
+            lambda: EagerDecoder(config, weights, cache, device),
+        ),
+    }
+    wanted = list(candidates) if backend == "auto" else [backend]
+    for name in wanted:
+        why_declined, build = candidates[name]
+        if not (why := why_declined()):
+            return build()
+    raise CapabilityError(
+        f"The decoder {wanted[-1]!r} cannot run this model here",
+        got=why,
+        next_step="Let the backend be 'auto', or run the model through transformers (target 'hf').",
+    )
 
 
-def _layers(config: ModelConfig, weights: Weights, decoder: Decoder) -> Layers | None:
-    """What is lent, as fast as the decoder; None if that has packed the weights for itself."""
+def _share_layers(config: ModelConfig, weights: Weights, decoder: Decoder) -> Layers | None:
+    """Returns layers as fast as the decoder; None if the decoder consumed the weights."""
     if not weights.layers:
         return None
     return cuda.new_layers(config, weights) if decoder.name == "fused-cuda" else EagerLayers(config, weights)

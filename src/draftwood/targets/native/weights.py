@@ -1,7 +1,7 @@
-"""Weights of a Llama-family model: read from safetensors, checked against the configuration, joined for fewer products.
+"""Loads the weights of a Llama-family model from safetensors and checks them against the configuration.
 
-Query, key and value projections become one matrix, gate and up another: each is applied to the same input. Matrices
-may be put into 8 bits as they come, one by one; embeddings, norms and biases stay as they are.
+Query, key and value projections are joined into one matrix, gate and up into another: they have the same input.
+Matrices can be quantised to 8 bits as they are read; embeddings, norms and biases stay as they are.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from safetensors import SafetensorError, safe_open
 from draftwood.errors import ModelError
 from draftwood.models import ModelConfig, tensor_shapes
 from draftwood.targets.base import TargetParts
-from draftwood.targets.native.quantize import Matrix, quantized, stored
+from draftwood.targets.native.quantize import Matrix, quantize_matrix, storage_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-LayersRead = Callable[[int, int], None]  # so many, of so many
+LoadProgress = Callable[[int, int], None]  # layers read, layers in total
 Lookup = Callable[[str], torch.Tensor]
-Store = Callable[[torch.Tensor], Matrix]  # a matrix as it is to be kept
+Store = Callable[[torch.Tensor], Matrix]  # converts a matrix to the form it is kept in
 
 
 @dataclass(slots=True)
@@ -46,14 +46,14 @@ class Weights:
     embed: torch.Tensor  # [V, H]
     layers: list[LayerWeights]
     norm: torch.Tensor  # [H]
-    head: Matrix  # [V, H], where they are tied the same tensor as embed, or a copy of it in 8 bits
-    tied: bool  # whether the head has no parameters of its own
+    head: Matrix  # [V, H]; if tied, the same tensor as embed, or an 8-bit copy of it
+    tied: bool  # the head shares the parameters of embed
 
     def num_parameters(self) -> int:
         matrices = [self.embed, self.norm, *(m for layer in self.layers for m in _matrices(layer))]
         if not self.tied:
             matrices.append(self.head)
-        return sum(stored(matrix)[0].numel() for matrix in matrices)
+        return sum(storage_of(matrix)[0].numel() for matrix in matrices)
 
 
 def load_weights(
@@ -61,10 +61,10 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    progress: LayersRead | None = None,
+    progress: LoadProgress | None = None,
     quantize: str | None = None,
 ) -> Weights:
-    """Reads every tensor the configuration asks for; a missing, extra or misshapen one is an error that names it."""
+    """Reads every tensor of the configuration; raises an error that names missing, extra or misshapen ones."""
     with ExitStack() as stack:
         lookup, names = _open(folder, stack)
         _check_names(names, config, folder)
@@ -72,12 +72,12 @@ def load_weights(
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether there are any to read; not whether they are whole."""
+    """Whether the folder has weight files; they are not checked."""
     return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 
 def load_parts(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetParts:
-    """What draft heads use, read anew: the fused CPU decoder has packed its own."""
+    """Reads the parts that draft heads use; needed if the decoder has packed the weights."""
     with ExitStack() as stack:
         lookup, found = _open(folder, stack)
         names = ["model.embed_tokens.weight", "model.norm.weight"]
@@ -88,46 +88,46 @@ def load_parts(folder: Path, config: ModelConfig, dtype: torch.dtype, device: to
 
 
 def assemble(
-    config: ModelConfig, get: Lookup, progress: LayersRead | None = None, quantize: str | None = None
+    config: ModelConfig, get: Lookup, progress: LoadProgress | None = None, quantize: str | None = None
 ) -> Weights:
-    """Joins named Hugging Face tensors into :class:`Weights`. ``quantize``: the 8-bit format of its matrices."""
+    """Joins named Hugging Face tensors into :class:`Weights`. ``quantize``: 8-bit format of the matrices."""
 
     def store(tensor: torch.Tensor) -> Matrix:
-        return tensor if quantize is None else quantized(tensor, quantize)
+        return tensor if quantize is None else quantize_matrix(tensor, quantize)
 
-    checked = _shape_checked(config, get)
+    checked = _check_shapes(config, get)
     embed = checked("model.embed_tokens.weight")
     layers = []
     for index in range(config.num_layers):
-        layers.append(_layer(config, checked, store, f"model.layers.{index}."))
+        layers.append(_read_layer(config, checked, store, f"model.layers.{index}."))
         if progress is not None:
             progress(index + 1, config.num_layers)
     head = embed if config.tied_embeddings else checked("lm_head.weight")
     return Weights(embed, layers, checked("model.norm.weight"), store(head), config.tied_embeddings)
 
 
-def _layer(config: ModelConfig, get: Lookup, store: Store, prefix: str) -> LayerWeights:
-    def joined(template: str, *parts: str) -> torch.Tensor:
+def _read_layer(config: ModelConfig, get: Lookup, store: Store, prefix: str) -> LayerWeights:
+    def join(template: str, *parts: str) -> torch.Tensor:
         return torch.cat([get(prefix + template.format(part)) for part in parts])
 
-    def optional(wanted: bool, name: str) -> torch.Tensor | None:
+    def get_if(wanted: bool, name: str) -> torch.Tensor | None:
         return get(prefix + name) if wanted else None
 
     return LayerWeights(
         input_norm=get(prefix + "input_layernorm.weight"),
-        qkv=store(joined("self_attn.{}_proj.weight", "q", "k", "v")),
-        qkv_bias=joined("self_attn.{}_proj.bias", "q", "k", "v") if config.qkv_bias else None,
-        q_norm=optional(config.qk_norm, "self_attn.q_norm.weight"),
-        k_norm=optional(config.qk_norm, "self_attn.k_norm.weight"),
+        qkv=store(join("self_attn.{}_proj.weight", "q", "k", "v")),
+        qkv_bias=join("self_attn.{}_proj.bias", "q", "k", "v") if config.qkv_bias else None,
+        q_norm=get_if(config.qk_norm, "self_attn.q_norm.weight"),
+        k_norm=get_if(config.qk_norm, "self_attn.k_norm.weight"),
         o=store(get(prefix + "self_attn.o_proj.weight")),
-        o_bias=optional(config.o_bias, "self_attn.o_proj.bias"),
+        o_bias=get_if(config.o_bias, "self_attn.o_proj.bias"),
         post_norm=get(prefix + "post_attention_layernorm.weight"),
-        gate_up=store(joined("mlp.{}_proj.weight", "gate", "up")),
+        gate_up=store(join("mlp.{}_proj.weight", "gate", "up")),
         down=store(get(prefix + "mlp.down_proj.weight")),
     )
 
 
-def _shape_checked(config: ModelConfig, get: Lookup) -> Lookup:
+def _check_shapes(config: ModelConfig, get: Lookup) -> Lookup:
     shapes = tensor_shapes(config)
 
     def checked(name: str) -> torch.Tensor:
@@ -148,7 +148,7 @@ def _open(folder: Path, stack: ExitStack) -> tuple[Lookup, set[str]]:
             handle = stack.enter_context(safe_open(path, framework="pt"))
         except (SafetensorError, OSError) as error:
             raise ModelError(
-                f"{path.name} cannot be read", got=error, next_step=f"Fetch it again: it lies in {folder}."
+                f"{path.name} cannot be read", got=error, next_step=f"Fetch it again. It is in {folder}."
             ) from error
         files |= dict.fromkeys(handle.keys(), handle)
     return lambda name: files[name].get_tensor(name), set(files)
@@ -164,13 +164,13 @@ def _shards(folder: Path) -> Iterator[Path]:
         raise ModelError(
             "The model folder has no weights",
             got=folder,
-            allowed=f"{SINGLE}, or {INDEX} with its parts",
-            next_step="Save the model with save_pretrained(..., safe_serialization=True), or name another folder.",
+            allowed=f"{SINGLE}, or {INDEX} with its shards",
+            next_step="Save the model as safetensors, or give another folder.",
         )
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Which file holds which tensor, by the index of a model in several files."""
+    """Reads which file holds which tensor, from the index of a sharded model."""
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -179,7 +179,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
         raise ModelError(
             f"{index} does not say which file holds which tensor",
-            allowed="an object with a weight_map from names of tensors to names of files",
+            allowed="an object with a weight_map from tensor names to file names",
             next_step="Fetch the model again.",
         )
     return files
@@ -187,7 +187,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _check_names(names: set[str], config: ModelConfig, folder: Path) -> None:
     wanted = set(tensor_shapes(config))
-    # A tied head may be stored all the same, and old checkpoints carry rotary buffers: neither is a weight of its own.
+    # A tied head may be stored anyway, and old checkpoints contain rotary buffers: neither is a separate weight.
     extra = {n for n in names - wanted if not n.endswith("rotary_emb.inv_freq")} - {"lm_head.weight"}
     _check_fit(wanted - names, extra, folder)
 

@@ -1,4 +1,4 @@
-"""The fused decoder for CPUs: one C call per forward."""
+"""The fused CPU decoder: one C call per forward."""
 
 from draftwood.targets.native.cpu.build import load_kernel
 from draftwood.targets.native.cpu.decoder import CpuDecoder

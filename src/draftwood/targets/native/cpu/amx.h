@@ -1,10 +1,10 @@
-/* Products in tiles: the matrix unit of recent x86 servers (AMX), for bfloat16 weights and caches.
+/* Matrix products with AMX tiles, the matrix unit of recent x86 servers, for bfloat16 weights and caches.
  *
- * One instruction multiplies 16 rows of 32 inputs with 32 inputs of 16 columns. Each row's sums run over its own inputs
- * in one order whatever the other rows hold, so batch invariance stands. Inputs are rounded to bfloat16 on their way
- * in; sums are float32.
+ * One instruction multiplies 16 rows of 32 inputs with 32 inputs of 16 columns. The sums of a row run over its own
+ * inputs in a fixed order, whatever the other rows contain, so products stay batch-invariant. Inputs are rounded to
+ * bfloat16; sums are float32.
  *
- * The right-hand side comes 64 columns wide: [inputs / 32][4 tiles][16 pairs of inputs][16 columns][2]. */
+ * A right-hand side is 64 columns wide: [inputs / 32][4 tiles][16 pairs of inputs][16 columns][2]. */
 #ifndef DRAFTWOOD_AMX_H
 #define DRAFTWOOD_AMX_H
 
@@ -16,7 +16,7 @@
 #define TILE_NUMBERS 512 /* of a right-hand tile */
 #define WIDE_COLUMNS 64 /* of a pass: four tiles */
 
-/* Where input k and column c of a right-hand side stand. */
+/* Index of input k, column c in a right-hand side. */
 INLINE long place_in_tiles(long k, long c) {
     const long tile = k / TILE_INPUTS * (WIDE_COLUMNS / TILE_COLUMNS) + c / TILE_COLUMNS;
     return tile * TILE_NUMBERS + k % TILE_INPUTS / 2 * (2 * TILE_COLUMNS) + c % TILE_COLUMNS * 2 + k % 2;
@@ -26,9 +26,9 @@ INLINE long place_in_tiles(long k, long c) {
 #include <sys/syscall.h>
 #include <unistd.h>
 
-_Static_assert(GROUP_COLUMNS == WIDE_COLUMNS, "a group of weights is one pass wide");
+_Static_assert(GROUP_COLUMNS == WIDE_COLUMNS, "a group of weights is as wide as a pass");
 
-/* Linux hands the tile registers out on request, once per process; some sandboxes refuse. */
+/* A process must request the tile registers from Linux once; some sandboxes refuse. */
 static int amx_granted(void) {
     static int granted = -1;
     enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
@@ -36,7 +36,7 @@ static int amx_granted(void) {
     return granted;
 }
 
-/* All eight tiles of the calling thread in full size; cheap enough for the start of every item. */
+/* Sets all eight tiles of the calling thread to full size; cheap enough for the start of every item. */
 INLINE void amx_configure(void) {
     struct {
         uint8_t palette, start_row, reserved[14];
@@ -50,12 +50,12 @@ INLINE void amx_configure(void) {
     _tile_loadconfig(&shape);
 }
 
-/* Fetches some tiles of the side that comes next: by the time it is its turn, all of it is in the cache. */
+/* Prefetches `count` tiles of the next right-hand side, so that all of it is in the cache when it is used. */
 INLINE void amx_prefetch(const char *tiles, long count) {
     for (long line = 0; line < count * TILE_NUMBERS * 2; line += 64) __builtin_prefetch(tiles + line, 0, 2);
 }
 
-/* out[16][64] = input[16][inputs] times a right-hand side; inputs is a multiple of 32. `next`: what to fetch, or NULL. */
+/* out[16][64] = input[16][inputs] times a right-hand side; inputs is a multiple of 32. `next`: to prefetch, or NULL. */
 INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,
                          long out_stride, const char *next) {
     _tile_zero(0);
@@ -80,7 +80,7 @@ INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side,
     _tile_stored(3, out + 48, out_stride * 4);
 }
 
-/* The same for 32 rows, in two passes of 32 columns: half as many loads for each product. */
+/* The same for 32 rows, in two passes of 32 columns: half as many loads per product. */
 INLINE void amx_multiply_32(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,
                             long out_stride, const char *next) {
     const bf16 *below = input + TILE_ROWS * input_stride;
@@ -115,7 +115,7 @@ INLINE void narrow_row(const float *from, long count, long padded, bf16 *to) {
     for (long i = count; i < padded; i += 16) _mm256_storeu_si256((__m256i *)(to + i), _mm256_setzero_si256());
 }
 
-/* 16 x 16 numbers of 32 bits, rows to columns. */
+/* Transposes 16 x 16 numbers of 32 bits. */
 INLINE void transpose_16(const __m512i in[16], uint32_t *to) {
     __m512i a[16], b[16];
     UNROLL for (int i = 0; i < 16; i += 2) {
@@ -140,7 +140,7 @@ INLINE void transpose_16(const __m512i in[16], uint32_t *to) {
     }
 }
 
-/* 16 rows of keys (NULL: zeros) as columns of a right-hand side; `tiles` is the first of the four beside each other. */
+/* Packs 16 rows of keys (NULL: zeros) as columns of a right-hand side; `tiles`: their first tile. */
 INLINE void amx_pack_keys(const bf16 *const rows[16], long head_dim, bf16 *tiles) {
     for (long d = 0; d < head_dim; d += TILE_INPUTS, tiles += 4 * TILE_NUMBERS) {
         __m512i in[16];
@@ -150,8 +150,8 @@ INLINE void amx_pack_keys(const bf16 *const rows[16], long head_dim, bf16 *tiles
     }
 }
 
-/* Two rows of values (NULL: zeros) as a pair of inputs of right-hand sides 64 dimensions wide. `to`: where the pair
- * stands in the first side; `side`: numbers from one side to the next. */
+/* Packs two rows of values (NULL: zeros) as a pair of inputs of right-hand sides 64 dimensions wide. `to`: the pair in
+ * the first side; `side`: elements from one side to the next. */
 INLINE void amx_pack_values(const bf16 *first, const bf16 *second, long head_dim, long side, bf16 *to) {
     for (long d = 0; d < head_dim; d += 32) {
         const __m512i a = first ? _mm512_loadu_si512(first + d) : _mm512_setzero_si512();
@@ -164,7 +164,7 @@ INLINE void amx_pack_values(const bf16 *first, const bf16 *second, long head_dim
     }
 }
 #else
-/* Machines without the unit: never called, since nothing is in tiles there. */
+/* Stubs for CPUs without AMX; never called. */
 INLINE int amx_granted(void) { return 0; }
 INLINE void amx_configure(void) {}
 INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,

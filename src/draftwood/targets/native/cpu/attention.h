@@ -1,12 +1,11 @@
 /* Attention of tree nodes over their own contexts.
  *
- * A node's context is a list of positions j = 0, 1, ...: the prefix, its ancestors, itself. It is cut into blocks of
- * BLOCK positions by j alone. Each block gives a partial result (maximum, sum, weighted values); a node's partial
- * results are merged in ascending order. Neither the slots nor the other nodes enter, so they do not matter.
+ * The context of a node is a list of positions j = 0, 1, ...: the prefix, its ancestors, itself. It is split into
+ * blocks of BLOCK positions by j alone. Each block gives a partial result (maximum, sum, weighted values). Those of a
+ * node are merged in ascending order. The result does not depend on slots or on other nodes.
  *
- * A *unit* is the part of the work that shares keys: one segment, one key head, some neighbouring rows with all the
- * query heads of the key head. Few units are split further by blocks, their partial results merged in a phase of its
- * own. */
+ * A *unit* is work that shares keys: one segment, one key head, some neighbouring rows with all query heads of the key
+ * head. If there are few units, they are split by blocks, and the partial results are merged in a separate phase. */
 #ifndef DRAFTWOOD_ATTENTION_H
 #define DRAFTWOOD_ATTENTION_H
 
@@ -16,26 +15,26 @@
 #include "model.h"
 
 #define BLOCK 64
-#define UNIT_QUERIES 48 /* query vectors of a unit, or one row's */
-#define SPLIT_BYTES (8L << 20) /* partial results kept at most */
+#define UNIT_QUERIES 48 /* query vectors of a unit, unless one row has more */
+#define SPLIT_BYTES (8L << 20) /* maximum size of the partial results */
 
 typedef struct {
-    int64_t length; /* of the node's context, itself included */
-    int64_t straight; /* leading positions j that lie at slot base + j */
-    const int32_t *bends; /* slots of the positions behind those, relative to base */
+    int64_t length; /* of the context, the node included */
+    int64_t contiguous; /* leading positions j whose slot is base + j */
+    const int32_t *scattered; /* slots of the other positions, relative to base */
 } Context;
 
 typedef struct {
     long segment, row, rows; /* rows of the packed batch */
     const Context *context; /* [rows] */
     long first_block, end_block;
-    long partial; /* where its partial results begin, in units of one query's */
+    long partial; /* index of its first partial result */
 } Unit;
 
 typedef struct {
     const Model *model;
     const Segment *segment;
-    const Unit *unit; /* without the key head: each stands for kv_heads units */
+    const Unit *unit; /* each entry stands for kv_heads units */
     const char *keys, *values; /* of this layer */
     const float *qkv;
     long qkv_stride;
@@ -53,14 +52,16 @@ INLINE long unit_rows(const Model *m) { return max_long(1, UNIT_QUERIES / (m->he
 INLINE long unit_queries(const Model *m) { return unit_rows(m) * (m->heads / m->kv_heads); }
 INLINE long partial_size(const Model *m) { return padded_head(m) + ALIGN_FLOATS; } /* values, then maximum and sum */
 
-/* Whether scores and values are multiplied in tiles. */
-INLINE int attends_in_tiles(const Model *m) { return in_tiles(m->cache_type) && m->head_dim % WIDE_COLUMNS == 0; }
+/* Whether attention uses AMX tiles. */
+INLINE int attends_in_tiles(const Model *m) {
+    return m->cache_type == BFLOAT16 && amx_granted() && m->head_dim % WIDE_COLUMNS == 0;
+}
 
-/* The order of dimensions in the workspace: as in the cache, or in bfloat16 the even ones of a panel first. */
+/* Order of dimensions in the workspace: as in the cache, or for bfloat16 the even ones of a panel first. */
 INLINE long dim_order(const Model *m) { return attends_in_tiles(m) ? FLOAT32 : m->cache_type; }
 
-/* A thread's workspace. In tiles, keys and values hold right-hand sides, queries and narrow weights are bfloat16, and
- * there is room for a whole tile of queries behind the last one. */
+/* Workspace of a thread. With tiles, keys and values are right-hand sides, queries and narrow weights are bfloat16, and
+ * there is space for a whole tile of queries after the last one. */
 typedef struct {
     float *keys; /* [BLOCK][padded head] */
     float *values; /* [BLOCK][padded head] */
@@ -68,8 +69,8 @@ typedef struct {
     float *weights; /* [queries][BLOCK] */
     float *partial; /* [queries][partial size] */
     float *merged; /* [queries][partial size] */
-    float *mixed; /* [TILE_ROWS][WIDE_COLUMNS], in tiles; a query on its way to bfloat16 */
-    bf16 *narrow_weights; /* [queries][BLOCK], in tiles */
+    float *mixed; /* [TILE_ROWS][WIDE_COLUMNS], with tiles; also a query before it is rounded to bfloat16 */
+    bf16 *narrow_weights; /* [queries][BLOCK], with tiles */
 } Workspace;
 
 INLINE long workspace_queries(const Model *m) { return unit_queries(m) + (attends_in_tiles(m) ? TILE_ROWS : 0); }
@@ -94,20 +95,20 @@ INLINE Workspace workspace(const Attention *job, int thread) {
     return w;
 }
 
-/* Keys and values of one block: in the workspace, or where they lie in the cache. */
+/* Keys and values of one block, in the workspace or in the cache. */
 typedef struct {
     const char *keys, *values; /* [count][padded head], or right-hand sides of amx.h */
     long type, count;
 } Tile;
-enum { TILES = 2 }; /* beside FLOAT32 and BFLOAT16 */
+enum { TILES = 2 }; /* a third type of Tile, after FLOAT32 and BFLOAT16 */
 
-/* Where dimension d of a head stands in the workspace. */
+/* Index of dimension d of a head in the workspace. */
 INLINE long place_of_dim(long d, long type) {
     if (type == FLOAT32) return d;
     return d / PANEL * PANEL + (d % PANEL) / 2 + (d % 2 ? VW : 0);
 }
 
-/* One cached row to float32, zeros behind its end. */
+/* Expands a cached row to float32, padded with zeros. */
 INLINE void expand_row(const char *from, long head_dim, long type, float *to) {
     long d = 0;
     for (; d + PANEL <= head_dim; d += PANEL, to += PANEL) {
@@ -130,10 +131,10 @@ INLINE void expand_row(const char *from, long head_dim, long type, float *to) {
 }
 
 INLINE long slot_at(const Context *context, long j) {
-    return j < context->straight ? j : context->bends[j - context->straight];
+    return j < context->contiguous ? j : context->scattered[j - context->contiguous];
 }
 
-/* Positions first .. first + count - 1 of a context as right-hand sides: keys as columns, values as inputs. */
+/* Packs positions first .. first + count - 1 of a context as right-hand sides: keys as columns, values as inputs. */
 static Tile pack_tiles(const Attention *job, const Workspace *w, const char *keys, const char *values,
                        const Context *context, long first, long count) {
     const long dim = job->model->head_dim, side = BLOCK * WIDE_COLUMNS;
@@ -149,12 +150,12 @@ static Tile pack_tiles(const Attention *job, const Workspace *w, const char *key
     return (Tile){(const char *)w->keys, (const char *)w->values, TILES, count};
 }
 
-/* Positions first .. first + count - 1 of a context into the workspace, zeros up to a multiple of 4. */
+/* Gathers positions first .. first + count - 1 of a context into the workspace, zero-padded to a multiple of 4. */
 static Tile gather_block(const Attention *job, const Workspace *w, const char *keys, const char *values,
                          const Context *context, long first, long count) {
     const Model *m = job->model;
     if (attends_in_tiles(m)) return pack_tiles(job, w, keys, values, context, first, count);
-    const long head = padded_head(m), bytes = m->head_dim * type_size(m->cache_type);
+    const long head = padded_head(m), bytes = m->head_dim * cache_item_bytes(m);
     for (long i = 0; i < count; i++) {
         const long slot = slot_at(context, first + i);
         if (m->cache_type == BFLOAT16) {
@@ -171,17 +172,17 @@ static Tile gather_block(const Attention *job, const Workspace *w, const char *k
     return (Tile){(const char *)w->keys, (const char *)w->values, FLOAT32, count};
 }
 
-/* Whether a whole block that lies straight can be read where it is: expanding it pays for many queries only. `fewest`:
- * rows that are computed at a time, at least; fewer take more panels at once, a multiple of what more rows take. */
+/* Whether a full contiguous block can be read in place: expanding it only pays off for many queries. `fewest`: minimum
+ * number of rows computed at once; fewer rows take more panels at once, a multiple of what more rows take. */
 INLINE int in_place(const Attention *job, const Unit *unit, long block, long fewest) {
     const Model *m = job->model;
     const long group = m->heads / m->kv_heads, queries = unit->rows * group, panels = m->head_dim / PANEL;
-    const long behind = job->segment[unit->segment].base + (block + 1) * BLOCK; /* products load one row ahead */
-    if (attends_in_tiles(m) || m->head_dim % PANEL || behind >= m->slots) return 0;
+    const long block_end = job->segment[unit->segment].base + (block + 1) * BLOCK; /* products load one row ahead */
+    if (attends_in_tiles(m) || m->head_dim % PANEL || block_end >= m->slots) return 0;
     return m->cache_type == FLOAT32 || (queries <= MAX_ROWS && panels % WIDE_PANELS(fewest * group) == 0);
 }
 
-/* Four sums over lanes at once, each in the order of sum_lanes. */
+/* Sums the lanes of four vectors, each in the order of sum_lanes. */
 INLINE void sum_lanes_4(const vf v[4], float *to) {
 #if VW == 4 && defined(__aarch64__)
     float32x4_t low = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
@@ -241,7 +242,7 @@ static void score_all(long queries, const float *query, const Tile *tile, long h
     }
 }
 
-/* The values of a tile, weighted: out[queries][padded head]. */
+/* Weighted sum of the values of a tile: out[queries][padded head]. */
 static void weigh(long queries, const float *weights, const Tile *tile, long head, long count, float *out,
                   long stride) {
     if (tile->type == FLOAT32) {
@@ -257,7 +258,7 @@ static void weigh(long queries, const float *weights, const Tile *tile, long hea
     }
 }
 
-/* The same in tiles, 16 queries and 64 dimensions at a time. */
+/* The same with AMX tiles, 16 queries and 64 dimensions at a time. */
 static void weigh_in_tiles(const Workspace *w, long queries, const Tile *tile, long head, float *out, long stride) {
     for (long q = 0; q < queries; q++) narrow_row(w->weights + q * BLOCK, BLOCK, BLOCK, w->narrow_weights + q * BLOCK);
     for (long q = 0; q < queries; q += TILE_ROWS) {
@@ -270,8 +271,8 @@ static void weigh_in_tiles(const Workspace *w, long queries, const Tile *tile, l
     }
 }
 
-/* Scores to weights, in place: positions low .. high - 1 are seen, the others get 0. Returns maximum and sum. */
-static void soften(float *scores, long low, long high, long count, float *maximum, float *sum) {
+/* Softmax of scores in place, not normalised: positions low .. high - 1 are visible, the others get 0. */
+static void exponentiate(float *scores, long low, long high, long count, float *maximum, float *sum) {
     const float none = -INFINITY;
     const long padded = round_up(count, VW);
     for (long j = 0; j < low; j++) scores[j] = none;
@@ -289,7 +290,7 @@ static void soften(float *scores, long low, long high, long count, float *maximu
     *sum = sum_lanes(total);
 }
 
-/* Partial results of some of the unit's rows for one block. */
+/* Computes the partial results of some rows of the unit for one block. */
 static void attend_block(const Attention *job, const Workspace *w, const Unit *unit, long row, long rows, long block,
                          const Tile *tile, float *partial) {
     const Model *m = job->model;
@@ -303,20 +304,20 @@ static void attend_block(const Attention *job, const Workspace *w, const Unit *u
         const long length = unit->context[row + q / group].length, first = block * BLOCK;
         const long low = m->window ? max_long(0, length - m->window - first) : 0;
         float *to = partial + (query + q) * size + head;
-        soften(w->weights + q * BLOCK, min_long(low, tile->count), min_long(tile->count, length - first), padded, to,
-               to + 1);
+        exponentiate(w->weights + q * BLOCK, min_long(low, tile->count), min_long(tile->count, length - first), padded,
+                     to, to + 1);
     }
     if (tiles) weigh_in_tiles(w, queries, tile, head, partial + query * size, size);
     else weigh(queries, w->weights, tile, head, padded, partial + query * size, size);
 }
 
-/* One block for all rows of a unit: those whose block lies straight share its keys, the others gather their own. */
+/* One block for all rows of a unit: rows whose block is contiguous share its keys, the others gather their own. */
 static void attend_unit_block(const Attention *job, const Workspace *w, const Unit *unit, const char *keys,
                               const char *values, long block, float *partial) {
     const Model *m = job->model;
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m), first = block * BLOCK;
-    if (block + 1 < unit->end_block) { /* the next block is on its way while this one is computed */
-        const long bytes = BLOCK * m->head_dim * type_size(m->cache_type);
+    if (block + 1 < unit->end_block) { /* prefetch the next block */
+        const long bytes = BLOCK * m->head_dim * cache_item_bytes(m);
         for (long line = 0; line < bytes; line += 64) {
             __builtin_prefetch(keys + (block + 1) * bytes + line, 0, 2);
             __builtin_prefetch(values + (block + 1) * bytes + line, 0, 2);
@@ -327,8 +328,8 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
     for (long r = 0; r < unit->rows; r++) {
         const Context *context = unit->context + r;
         const long end = min_long(first + BLOCK, context->length);
-        sharing += end <= context->straight && end > first;
-        if (end <= context->straight && end > shared_end) {
+        sharing += end <= context->contiguous && end > first;
+        if (end <= context->contiguous && end > shared_end) {
             shared_end = end;
             longest = context;
         }
@@ -336,15 +337,15 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
     Tile tile = {0};
     const long fewest = sharing == unit->rows ? unit->rows : 1;
     if (shared_end == first + BLOCK && in_place(job, unit, block, fewest)) {
-        const long bytes = first * m->head_dim * type_size(m->cache_type);
+        const long bytes = first * m->head_dim * cache_item_bytes(m);
         tile = (Tile){keys + bytes, values + bytes, m->cache_type, BLOCK};
     } else if (shared_end > first) {
         tile = gather_block(job, w, keys, values, longest, first, shared_end - first);
     }
-    for (long r = 0, run; r < unit->rows; r += run) { /* runs of rows that share */
+    for (long r = 0, run; r < unit->rows; r += run) { /* runs of rows that share keys */
         for (run = 0; r + run < unit->rows; run++) {
             const Context *context = unit->context + r + run;
-            if (min_long(first + BLOCK, context->length) > context->straight || context->length <= first) break;
+            if (min_long(first + BLOCK, context->length) > context->contiguous || context->length <= first) break;
         }
         if (run) attend_block(job, w, unit, r, run, block, &tile, partial);
         else run = 1;
@@ -354,7 +355,7 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
         const long end = min_long(first + BLOCK, context->length);
         if (end <= first) {
             for (long q = r * group; q < (r + 1) * group; q++) partial[q * size + head + 1] = 0.0f;
-        } else if (end > context->straight) {
+        } else if (end > context->contiguous) {
             tile = gather_block(job, w, keys, values, context, first, end - first);
             attend_block(job, w, unit, r, 1, block, &tile, partial);
         }
@@ -369,7 +370,7 @@ static void merge_clear(float *merged, long queries, long head, long size) {
 static void merge(float *merged, const float *partial, long queries, long head, long size) {
     for (long q = 0; q < queries; q++, merged += size, partial += size) {
         const float sum = partial[head + 1];
-        if (sum == 0.0f) continue; /* a block the query does not see */
+        if (sum == 0.0f) continue; /* no position of the block is visible */
         const float lead = merged[head] - partial[head], scale = exp_one(lead < 0.0f ? lead : -lead);
         const float old_scale = lead < 0.0f ? scale : 1.0f, new_scale = lead < 0.0f ? 1.0f : scale;
         const vf old_vec = splat(old_scale), new_vec = splat(new_scale);
@@ -380,7 +381,7 @@ static void merge(float *merged, const float *partial, long queries, long head, 
     }
 }
 
-/* A head's numbers into the workspace's order, times a factor; `order` back from it. */
+/* Scales a head and converts it to the order of the workspace; `order` converts back. */
 INLINE void arrange(const float *from, long head_dim, long type, float factor, float *to) {
     long d = 0;
     if (type == BFLOAT16)
@@ -445,7 +446,7 @@ static void attention_item(void *context, long item, int thread) {
     const long end = unit->first_block + blocks * (part + 1) / job->split;
     if (begin == end) return;
     const long queries = unit->rows * (m->heads / m->kv_heads), head = padded_head(m), size = partial_size(m);
-    const long plane = (kv_head * m->slots + job->segment[unit->segment].base) * m->head_dim * type_size(m->cache_type);
+    const long plane = (kv_head * m->slots + job->segment[unit->segment].base) * m->head_dim * cache_item_bytes(m);
     const Workspace w = workspace(job, thread);
     if (attends_in_tiles(m)) amx_configure();
     load_queries(job, &w, unit, kv_head);

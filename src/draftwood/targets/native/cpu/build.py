@@ -1,4 +1,4 @@
-"""The kernel of the fused decoder: compiled at first use. Without a compiler the eager decoder runs instead."""
+"""Compiles the kernel of the fused CPU decoder at first use. Without a compiler the eager decoder runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ KERNEL = Library("cpu", Path(__file__).parent / "kernel.c")
 
 
 def load_kernel() -> ctypes.CDLL | None:
-    """The compiled kernel, or None where there is none; ``why_unavailable`` then says why."""
+    """Returns the compiled kernel, or None; ``why_unavailable`` then gives the reason."""
     return KERNEL.load()
 
 
 def why_unavailable() -> str:
-    """Why ``load_kernel`` returned None; empty if it did not."""
+    """Returns why ``load_kernel`` returned None; empty if it did not."""
     return KERNEL.why_unavailable()

@@ -1,15 +1,15 @@
-/* What each node may see, and how the work of attention is cut. */
+/* The context of each node, and how attention is split into units. */
 #ifndef DRAFTWOOD_CONTEXTS_H
 #define DRAFTWOOD_CONTEXTS_H
 
 #include "attention.h"
 #include "run.h"
 
-/* Lengths and straight parts; the bends need memory that depends on these. Nodes of earlier passes have contexts too:
- * those of their descendants begin with them. */
+/* Measures lengths and contiguous parts, which determine the memory for the scattered slots. Nodes of earlier passes
+ * have contexts too: the contexts of their descendants start with them. */
 static void measure_contexts(Run *run) {
     const Batch *b = run->batch;
-    run->num_bends = 0;
+    run->num_scattered = 0;
     for (long s = 0; s < b->segments; s++) {
         const Segment *segment = b->segment + s;
         const int64_t *parents = b->parents + segment->first;
@@ -18,28 +18,28 @@ static void measure_contexts(Run *run) {
             Context *own = context + i;
             const Context root = {segment->prefix, segment->prefix, NULL};
             const Context *up = parents[i] < 0 ? &root : context + parents[i];
-            const int straight = up->straight == up->length && segment->prefix + i == up->length;
+            const int contiguous = up->contiguous == up->length && segment->prefix + i == up->length;
             own->length = up->length + 1;
-            own->straight = straight ? own->length : up->straight;
-            run->num_bends += own->length - own->straight;
+            own->contiguous = contiguous ? own->length : up->contiguous;
+            run->num_scattered += own->length - own->contiguous;
         }
     }
 }
 
-static void trace_bends(Run *run) {
+static void list_scattered(Run *run) {
     const Batch *b = run->batch;
-    int32_t *next = run->bends;
+    int32_t *next = run->scattered;
     for (long s = 0; s < b->segments; s++) {
         const Segment *segment = b->segment + s;
         const int64_t *parents = b->parents + segment->first;
         Context *context = run->context + segment->first;
         for (long i = 0; i < segment->after + segment->size; i++) {
             Context *own = context + i;
-            const long count = own->length - own->straight;
-            own->bends = next;
+            const long count = own->length - own->contiguous;
+            own->scattered = next;
             if (!count) continue;
-            if (count > 1) /* the parent is bent too */
-                memcpy(next, context[parents[i]].bends, (size_t)(count - 1) * sizeof(*next));
+            if (count > 1) /* the parent has scattered slots too */
+                memcpy(next, context[parents[i]].scattered, (size_t)(count - 1) * sizeof(*next));
             next[count - 1] = (int32_t)(segment->prefix + i);
             next += count;
         }
@@ -77,7 +77,7 @@ static void list_units(Run *run) {
     run->partial_count = partials;
 }
 
-/* Few units would leave threads idle: then each is cut into runs of blocks. */
+/* If there are too few units for all threads, each is split into runs of blocks. */
 static void choose_split(Run *run) {
     const Model *m = run->model;
     const long items = run->units * m->kv_heads, wished = 4 * run->threads;

@@ -1,10 +1,10 @@
-/* One forward of a Llama-family decoder on CPU threads: the whole packed batch through all layers, the head and argmax.
+/* One forward of a Llama-family model on CPU threads: the packed batch through all layers, the head and argmax.
  *
- * vec.h vectors, amx.h tiles, pool.h threads, model.h records, run.h what a forward holds, pack.h weights, matmul.h products,
- * contexts.h what each node sees, attention.h attention, rows.h norms, rotation and the cache; toprows.h the best logits.
+ * vec.h: vectors. amx.h: tiles. pool.h: threads. model.h: records. run.h: state of a forward. formats.h: weights.
+ * micro.h, matmul.h: products. contexts.h: what each node attends to. attention.h: attention. rows.h: norms, rotation,
+ * cache writes. toprows.h: top k.
  *
- * Every number a node gets is computed in an order that depends on the node's own context alone: see matmul.h and
- * attention.h. Row-wise work (norms, rotation) is per row anyway. */
+ * The order of operations for a node depends only on its own context: see micro.h and attention.h. */
 #define _GNU_SOURCE /* for the affinity of threads */
 #include <math.h>
 #include <stdlib.h>
@@ -16,7 +16,6 @@
 #include "contexts.h"
 #include "matmul.h"
 #include "model.h"
-#include "pack.h"
 #include "pool.h"
 #include "rows.h"
 #include "run.h"
@@ -26,16 +25,16 @@
 
 static void multiply(Run *run, const Matrix *matrix, const float *input, long input_stride, long rows, int ending,
                      const float *bias, float *out, long out_stride) {
-    Product job = {.matrix = matrix, .type = run->model->weight_type, .input = input, .input_stride = input_stride,
+    Product job = {.matrix = matrix, .input = input, .input_stride = input_stride,
                    .rows = rows, .ending = ending, .bias = bias, .out = out, .out_stride = out_stride,
                    .scratch = run->scratch, .scratch_stride = run->scratch_stride, .best = run->best,
-                   .narrowed = run->narrowed, .narrowed_stride = run->narrowed_stride};
+                   .prepared = run->prepared};
     run_product(&job);
 }
 
 static void attend(Run *run) {
     const Model *m = run->model;
-    const long plane = run->layer * m->kv_heads * m->slots * m->head_dim * type_size(m->cache_type);
+    const long plane = run->layer * m->kv_heads * m->slots * m->head_dim * cache_item_bytes(m);
     Attention job = {.model = m, .segment = run->batch->segment, .unit = run->unit,
                      .keys = (const char *)m->keys + plane, .values = (const char *)m->values + plane,
                      .qkv = run->qkv, .qkv_stride = row_stride((m->heads + 2 * m->kv_heads) * m->head_dim),
@@ -45,7 +44,7 @@ static void attend(Run *run) {
     run_attention(&job);
 }
 
-/* Returns 0 where nobody asks for what comes after the layer's keys and values. */
+/* Returns 0 if only the keys and values of the layer were needed. */
 static int run_layer(Run *run, long index, int only_cache) {
     const Model *m = run->model;
     const Layer *layer = m->layer + index;
@@ -84,8 +83,13 @@ static void run_head(Run *run) {
             const Best *other = run->best + t * wanted + row;
             note_best(&best, &other->value, 1, other->id);
         }
-        b->greedy_ids[row] = best.id == INT64_MAX ? 0 : best.id; /* a row of NaN has no best */
+        b->greedy_ids[row] = best.id == INT64_MAX ? 0 : best.id; /* all NaN */
     }
+}
+
+static void fit_product(Run *run, const Matrix *matrix) {
+    run->scratch_stride = max_long(run->scratch_stride, product_scratch(matrix));
+    run->prepared_bytes = max_long(run->prepared_bytes, prepared_bytes(matrix));
 }
 
 static int prepare(Run *run) {
@@ -95,15 +99,20 @@ static int prepare(Run *run) {
     run->hidden_stride = row_stride(m->hidden);
     run->half = m->head_dim / 2;
     run->units = count_units(m, run->batch);
-    const long inputs = max_long(max_long(m->hidden, m->inner), m->heads * m->head_dim);
-    run->narrowed_stride = round_up(inputs, TILE_INPUTS) + TILE_INPUTS;
-    run->scratch_stride = round_up(max_long(product_scratch(inputs), attention_scratch(m)), ALIGN_FLOATS);
-    lay_out(run, &cursor); /* measures */
+    run->scratch_stride = attention_scratch(m);
+    run->prepared_bytes = 0;
+    fit_product(run, &m->head);
+    for (long i = 0; i < m->layers; i++) {
+        const Matrix *const matrices[] = {&m->layer[i].qkv, &m->layer[i].o, &m->layer[i].gate_up, &m->layer[i].down};
+        for (int j = 0; j < 4; j++) fit_product(run, matrices[j]);
+    }
+    run->scratch_stride = round_up(run->scratch_stride, ALIGN_FLOATS);
+    lay_out(run, &cursor); /* only measures */
     if (!arena_grow(cursor.used + SPLIT_BYTES)) return 0;
     cursor = (Cursor){arena.base, 0};
     lay_out(run, &cursor);
     run->partials = (float *)(cursor.base + cursor.used);
-    trace_bends(run);
+    list_scattered(run);
     list_units(run);
     choose_split(run);
     return 1;
@@ -122,9 +131,22 @@ static void run_all(Run *run) {
     run_head(run);
 }
 
+/* ---- packing weights ---- */
+
+typedef struct {
+    const Matrix *to;
+    const void *from;
+} Packing;
+
+static void pack_item(void *context, long group, int thread) {
+    (void)thread;
+    const Packing *job = context;
+    format_of(job->to)->pack(job->to, job->from, group);
+}
+
 /* ---- what Python calls ---- */
 
-/* Returns 0, or 1 when memory ran out. */
+/* Returns 0, or 1 if there is not enough memory. */
 int draftwood_forward(const Model *model, const Batch *batch, int threads) {
     Run run = {.model = model, .batch = batch};
     run.threads = pool_begin(threads);
@@ -136,11 +158,12 @@ int draftwood_forward(const Model *model, const Batch *batch, int threads) {
     return !ready;
 }
 
-int64_t draftwood_packed_bytes(const Matrix *matrix, int64_t type) {
-    return num_groups(matrix) * GROUP * padded_inputs(matrix, type) * PANEL * type_size(type);
+int64_t draftwood_packed_bytes(const Matrix *matrix) {
+    const Format *format = format_of(matrix);
+    return num_groups(matrix) * format->group_bytes(padded_inputs(format, matrix));
 }
 
-/* Asks for huge pages, where the system has them, before the memory is first touched. */
+/* Requests huge pages if the system has them. Call it before the memory is first touched. */
 void draftwood_advise(void *memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     const uintptr_t mask = ~(uintptr_t)(HUGE_PAGE - 1);
@@ -152,15 +175,15 @@ void draftwood_advise(void *memory, int64_t bytes) {
 #endif
 }
 
-void draftwood_pack(const Matrix *to, const void *from, int64_t type, int threads) {
-    Packing job = {to, from, type};
+void draftwood_pack(const Matrix *to, const void *from, int threads) {
+    Packing job = {to, from};
     pool_begin(threads);
-    pool_run(pack_group, &job, num_groups(to));
+    pool_run(pack_item, &job, num_groups(to));
     pool_end();
 }
 
-/* Moves rows of a cache [planes][slots][row]: the rows `from` (ascending) of every plane to first, first + 1, ... They
- * have left the caches since they were written, so those of later planes are fetched ahead. */
+/* Moves rows of a cache [planes][slots][row]: the rows `from` (ascending) of every plane to first, first + 1, ... The
+ * rows are no longer in the CPU caches, so those of later planes are prefetched. */
 void draftwood_move_rows(char *cache, int64_t planes, int64_t plane_bytes, int64_t row_bytes, const int64_t *from,
                          int64_t first, int64_t count) {
     enum { AHEAD = 8 };
@@ -178,19 +201,19 @@ void draftwood_move_rows(char *cache, int64_t planes, int64_t plane_bytes, int64
     }
 }
 
-/* See toprows.h. `chosen`: which rows, or NULL for the first ones. Wants 1 <= k <= MOST_LEADERS and k <= vocab. */
+/* See toprows.h. `chosen`: row indices, or NULL for the first rows. Requires 1 <= k <= MAX_LEADERS and k <= vocab. */
 void draftwood_top_rows(const float *logits, const int64_t *chosen, int64_t rows, int64_t row_stride, int64_t vocab,
                         int64_t k, int32_t *ids, float *values, float *log_total, int threads) {
-    const long most_blocks = MOST_STRETCHES * STRETCH_BLOCKS, block = (vocab + most_blocks - 1) / most_blocks;
-    TopRows job = {.logits = logits, .chosen = chosen, .row_stride = row_stride, .vocab = vocab, .block = round_up(block, BLOCK_STEP),
-                   .k = k, .ids = ids, .values = values, .log_total = log_total};
+    const long max_blocks = MAX_STRETCHES * STRETCH_BLOCKS, block = (vocab + max_blocks - 1) / max_blocks;
+    TopRows job = {.logits = logits, .chosen = chosen, .row_stride = row_stride, .vocab = vocab,
+                   .block = round_up(block, BLOCK_STEP), .k = k, .ids = ids, .values = values, .log_total = log_total};
     pool_begin((int)min_long(threads, rows));
     pool_run(top_of_row, &job, rows);
     pool_end();
 }
 
 const char *draftwood_describe(void) {
-    if (in_tiles(BFLOAT16)) return "AMX";
+    if (amx_granted()) return "AMX";
 #if defined(__AVX512F__)
     return "AVX-512";
 #elif defined(__AVX__)

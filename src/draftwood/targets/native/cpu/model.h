@@ -1,23 +1,24 @@
-/* The records Python fills in (decoder.py mirrors them field by field), and what a forward works with. */
+/* The records that Python fills in (records.py mirrors them field by field), and sizes derived from them. */
 #ifndef DRAFTWOOD_MODEL_H
 #define DRAFTWOOD_MODEL_H
 
 #include "amx.h"
 #include "vec.h"
 
-enum { FLOAT32 = 0, BFLOAT16 = 1 };
+enum { FLOAT32 = 0, BFLOAT16 = 1 }; /* element types of the KV cache */
 
 typedef struct {
-    const void *data; /* packed: [groups][padded inputs][GROUP panels][PANEL], or in tiles */
-    int64_t outputs; /* of a joined gate and up matrix: of one of them */
+    const void *data; /* packed as its format requires; embeddings: rows as loaded */
+    int64_t outputs; /* if joined: of the gate matrix alone */
     int64_t inputs;
-    int64_t joined; /* panels alternate between gate and up */
+    int64_t joined; /* gate and up in one matrix: panels alternate between the two */
+    int64_t format; /* index into FORMATS of formats.h */
 } Matrix;
 
 typedef struct {
     const float *input_norm; /* all vectors are float32, padded with zeros to a multiple of 64 */
     const float *post_norm;
-    const float *qkv_bias; /* or NULL, as the following */
+    const float *qkv_bias; /* or NULL; so are the next three */
     const float *o_bias;
     const float *q_norm;
     const float *k_norm;
@@ -27,25 +28,25 @@ typedef struct {
 typedef struct {
     int64_t hidden, inner, layers, heads, kv_heads, head_dim, vocab;
     int64_t window; /* 0: none */
-    int64_t weight_type, cache_type;
+    int64_t cache_type;
     int64_t slots; /* of the cache */
     double norm_eps;
     const Layer *layer; /* [layers] */
     const float *norm;
     const float *inverse_frequencies; /* [head_dim / 2] */
-    const void *embed; /* [vocab, hidden] as loaded, or NULL where the head serves as embedding */
+    Matrix embed; /* not packed; data is NULL if embeddings are tied: rows are then read from the head */
     Matrix head;
     void *keys, *values; /* [layers, kv_heads, slots, head_dim] */
 } Model;
 
 typedef struct {
-    int64_t start, base, prefix; /* as PackedSegment */
-    int64_t first; /* where its tree begins in the parents of all trees */
-    int64_t after, size, wanted; /* nodes of earlier passes, its own, those whose logits are wanted */
+    int64_t start, base, prefix; /* as in PackedSegment */
+    int64_t first; /* offset of its tree in `parents` */
+    int64_t after, size, wanted; /* nodes: written by earlier passes, written by this pass, with logits */
 } Segment;
 
 typedef struct {
-    int64_t rows, nodes, segments, taps, wanted; /* nodes: of all trees; wanted: rows that go through the head */
+    int64_t rows, nodes, segments, taps, wanted; /* nodes: of all trees; wanted: rows with logits */
     const int64_t *token_ids, *positions; /* [rows] */
     const int64_t *parents; /* [nodes] */
     const Segment *segment; /* [segments] */
@@ -55,19 +56,9 @@ typedef struct {
     float *tapped; /* [rows, taps * hidden] */
 } Batch;
 
-/* Whether matrices of this type lie in tiles: decided once per machine. */
-INLINE int in_tiles(long type) { return type == BFLOAT16 && amx_granted(); }
+INLINE long cache_item_bytes(const Model *m) { return m->cache_type == BFLOAT16 ? 2 : 4; }
 
-INLINE long padded_inputs(const Matrix *m, long type) { return round_up(m->inputs, in_tiles(type) ? TILE_INPUTS : 4); }
-
-INLINE long num_groups(const Matrix *m) {
-    long columns = m->joined ? GROUP_COLUMNS / 2 : GROUP_COLUMNS;
-    return (m->outputs + columns - 1) / columns;
-}
-
-INLINE long type_size(long type) { return type == BFLOAT16 ? 2 : 4; }
-
-/* Row length of an activation buffer. The odd multiple keeps equal columns of neighbouring rows off one cache set. */
+/* Row length of an activation buffer. The extra step keeps equal columns of neighbouring rows off one cache set. */
 INLINE long row_stride(long columns) { return round_up(columns, ALIGN_FLOATS) + ALIGN_FLOATS; }
 
 #endif

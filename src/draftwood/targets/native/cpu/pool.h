@@ -1,8 +1,8 @@
-/* A small pool of threads for the phases of a forward.
+/* A thread pool for the phases of a forward.
  *
- * A phase is a number of independent items. Threads take items one by one, so a thread whose core was taken away holds
- * up only the item it has in hand. A phase ends when its items are done, not when its threads have arrived. Workers
- * spin while a forward runs and sleep between forwards. */
+ * A phase is a number of independent items. Threads take items one by one, so a preempted thread delays only its
+ * current item. A phase ends when all items are done; it does not wait for idle threads. Workers spin while a forward
+ * runs and sleep between forwards. */
 #ifndef DRAFTWOOD_POOL_H
 #define DRAFTWOOD_POOL_H
 
@@ -21,31 +21,31 @@
 typedef void (*ItemFn)(void *context, long item, int thread);
 
 static struct {
-    pthread_mutex_t owner; /* held through a forward: one at a time */
+    pthread_mutex_t owner; /* held during a forward: one at a time */
     pthread_mutex_t sleeping;
     pthread_cond_t wake;
-    _Atomic uint64_t state; /* number of the phase << 32 | items not yet taken */
+    _Atomic uint64_t state; /* phase number << 32 | items not yet taken */
     _Atomic long done; /* items of the phase that are finished */
     _Atomic int active; /* a forward is running */
     _Atomic int threads; /* threads of this forward, the caller included */
-    _Atomic int caller_cpu; /* where the caller of the forward runs */
+    _Atomic int caller_cpu; /* CPU of the calling thread */
     ItemFn fn;
     void *context;
     long items;
     uint32_t phase;
     int workers; /* threads started so far */
-    pid_t pid; /* whose threads these are: a forked child has none */
+    pid_t pid; /* process that owns the threads: a forked child has none */
 } pool = {.owner = PTHREAD_MUTEX_INITIALIZER, .sleeping = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 INLINE void relax(void) {
 #if defined(__aarch64__)
-    __asm__ volatile("isb"); /* "yield" does nothing on most cores */
+    __asm__ volatile("isb"); /* "yield" is a no-op on most cores */
 #elif defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #endif
 }
 
-/* Takes one item and runs it. The context may be read only after the item is ours: until then the phase may change. */
+/* Takes one item and runs it. The context may only be read after the item is taken: until then the phase may change. */
 static int pool_take(int thread) {
     uint64_t state = atomic_load_explicit(&pool.state, memory_order_acquire);
     for (;;) {
@@ -63,8 +63,8 @@ static int pool_take(int thread) {
 #if defined(__linux__)
 INLINE int current_cpu(void) { return sched_getcpu(); }
 
-/* A busy Linux leaves a woken worker on its caller's core, where the two take turns. Forbidding that core for a moment
- * moves the worker; nothing stays forbidden. */
+/* A busy Linux may leave a woken worker on the CPU of the caller, where the two take turns. Excluding that CPU for a
+ * moment moves the worker; then the affinity is restored. */
 static void leave_cpu(int cpu) {
     cpu_set_t allowed, others;
     if (sched_getaffinity(0, sizeof(allowed), &allowed)) return;
@@ -107,7 +107,7 @@ static void *pool_work(void *argument) {
     return NULL;
 }
 
-/* Runs fn for the items 0 .. items - 1 and returns when all are done. */
+/* Runs fn for items 0 .. items - 1 and returns when all are done. */
 static void pool_run(ItemFn fn, void *context, long items) {
     if (items <= 1 || pool.threads == 1) {
         for (long item = 0; item < items; item++) fn(context, item, 0);
@@ -126,7 +126,7 @@ static void pool_run(ItemFn fn, void *context, long items) {
     }
 }
 
-static void pool_forget_after_fork(void) {
+static void pool_reset_after_fork(void) {
     static const pthread_mutex_t fresh_mutex = PTHREAD_MUTEX_INITIALIZER;
     static const pthread_cond_t fresh_condition = PTHREAD_COND_INITIALIZER;
     pool.owner = fresh_mutex;
@@ -138,9 +138,9 @@ static void pool_forget_after_fork(void) {
     pool.pid = getpid();
 }
 
-/* Returns how many threads there really are: the system may refuse some. */
+/* Returns the actual number of threads: the system may refuse to start some. */
 static int pool_begin(int threads) {
-    if (pool.pid != getpid()) pool_forget_after_fork();
+    if (pool.pid != getpid()) pool_reset_after_fork();
     pthread_mutex_lock(&pool.owner);
     threads = (int)max_long(1, min_long(threads, MAX_THREADS));
     while (pool.workers < threads - 1) {

@@ -1,10 +1,10 @@
-/* Row-wise work: embedding, norms, rotation, writing the cache, taps. */
+/* Row-wise work: embedding, norms, rotation, cache writes, taps. */
 #ifndef DRAFTWOOD_ROWS_H
 #define DRAFTWOOD_ROWS_H
 
 #include <math.h>
 
-#include "pack.h"
+#include "formats.h"
 #include "pool.h"
 #include "run.h"
 
@@ -47,13 +47,11 @@ static void embed_row(Run *run, long row) {
     const Model *m = run->model;
     const long token = run->batch->token_ids[row];
     float *to = run->hidden + row * run->hidden_stride;
-    if (!m->embed)
-        unpack_row(&m->head, m->weight_type, token, to);
-    else if (m->weight_type == BFLOAT16)
-        for (long i = 0; i < m->hidden; i++) to[i] = from_bf16(((const bf16 *)m->embed)[token * m->hidden + i]);
+    if (m->embed.data)
+        format_of(&m->embed)->load_row(&m->embed, token, to);
     else
-        memcpy(to, (const float *)m->embed + token * m->hidden, (size_t)m->hidden * sizeof(float));
-    /* What stands behind the real columns meets padded weights, which are zero: it must be finite. */
+        format_of(&m->head)->unpack_row(&m->head, token, to);
+    /* The padding columns are multiplied by padded weights, which are zero: they must be finite. */
     memset(to + m->hidden, 0, (size_t)(run->hidden_stride - m->hidden) * sizeof(float));
     memset(run->normed + row * run->hidden_stride, 0, (size_t)run->hidden_stride * sizeof(float));
     const long mixed = m->heads * m->head_dim, mixed_stride = row_stride(mixed);
@@ -84,7 +82,7 @@ static void tap_and_norm_row(Run *run, long row) {
     norm_row(run, row);
 }
 
-/* The wanted rows stand close together in `normed`. */
+/* The rows with logits are contiguous in `normed`. */
 static void norm_wanted_row(Run *run, long row) {
     rms_norm(run->hidden + run->wanted_rows[row] * run->hidden_stride, run->model->norm, run->model->hidden,
              run->model->norm_eps, run->normed + row * run->hidden_stride);
@@ -111,7 +109,7 @@ static long slot_of(const Batch *b, long row) {
     return b->segment[s].base + b->segment[s].prefix + b->segment[s].after + row - b->segment[s].start;
 }
 
-/* Norms and turns the row's queries and keys; its keys and values go to the cache. */
+/* Normalises and rotates the queries and keys of a row; writes its keys and values to the cache. */
 static void rotate_row(Run *run, long row) {
     const Model *m = run->model;
     const Layer *layer = m->layer + run->layer;

@@ -1,4 +1,4 @@
-/* What one forward holds, and its memory: one grow-only arena, used by one forward at a time. */
+/* The state of one forward, and its memory: an arena that only grows, used by one forward at a time. */
 #ifndef DRAFTWOOD_RUN_H
 #define DRAFTWOOD_RUN_H
 
@@ -20,16 +20,16 @@ typedef struct {
     float *cosine, *sine; /* [rows][half] */
     int64_t *wanted_rows; /* [wanted] */
     Context *context; /* [nodes] */
-    int32_t *bends; /* [num_bends] */
-    long num_bends;
+    int32_t *scattered; /* [num_scattered] */
+    long num_scattered;
     Unit *unit; /* [units] */
     long units, split, partial_count;
     float *partials, *scratch;
     long scratch_stride;
-    bf16 *narrowed; /* [rows + MAX_CHUNK][narrowed stride]: the input of a product in tiles */
-    long narrowed_stride;
+    char *prepared; /* [rows + MAX_CHUNK][prepared bytes]: inputs of a product as its format reads them */
+    long prepared_bytes;
     Best *best; /* [threads][wanted] */
-    long layer; /* the row-wise phases' layer */
+    long layer; /* current layer, for the row-wise phases */
     const float *norm_weight;
 } Run;
 
@@ -39,7 +39,7 @@ static struct {
 } arena;
 
 typedef struct {
-    char *base; /* NULL while measuring */
+    char *base; /* NULL: only measure */
     size_t used;
 } Cursor;
 
@@ -62,11 +62,10 @@ static void lay_out(Run *run, Cursor *cursor) {
     run->cosine = take_floats(cursor, rows * run->half);
     run->sine = take_floats(cursor, rows * run->half);
     run->wanted_rows = take(cursor, (size_t)run->batch->wanted * sizeof(int64_t));
-    run->bends = take(cursor, (size_t)run->num_bends * sizeof(int32_t));
+    run->scattered = take(cursor, (size_t)run->num_scattered * sizeof(int32_t));
     run->unit = take(cursor, (size_t)run->units * sizeof(Unit));
     run->scratch = take_floats(cursor, run->threads * run->scratch_stride);
-    if (in_tiles(m->weight_type))
-        run->narrowed = take(cursor, (size_t)((rows + MAX_CHUNK) * run->narrowed_stride) * sizeof(bf16));
+    run->prepared = take(cursor, (size_t)((rows + MAX_CHUNK) * run->prepared_bytes));
     run->best = take(cursor, (size_t)(run->threads * run->batch->wanted) * sizeof(Best));
 }
 

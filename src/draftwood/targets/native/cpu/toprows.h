@@ -1,9 +1,9 @@
-/* The k best entries of rows of logits, and the log of each row's sum of exponentials.
+/* The top k entries of rows of logits, and the log of the sum of exponentials of each row.
  *
- * A row is read once, in stretches that stay in the nearest cache: first for the maximum of each of its blocks, then
- * for the exponentials. The k-th best of the blocks' maxima bounds the k-th best entry from below, so that only the few
- * blocks that reach it are looked at entry by entry. A row is one item, computed alone and in one order: neither the
- * other rows nor the number of threads change a bit. NaN counts as -infinity. */
+ * A row is read once, in stretches that stay in the first-level cache: first for the maximum of each block, then for
+ * the exponentials. The k-th largest block maximum is a lower bound for the k-th largest entry, so only the few blocks
+ * that reach it are searched entry by entry. A row is one item with a fixed order of operations: its result does not
+ * depend on the other rows or the number of threads. NaN counts as -infinity. */
 #ifndef DRAFTWOOD_TOPROWS_H
 #define DRAFTWOOD_TOPROWS_H
 
@@ -12,33 +12,33 @@
 #include "pool.h"
 #include "vec.h"
 
-#define MOST_LEADERS 64 /* the list is for small k; toprows.py knows this number */
-#define MOST_STRETCHES 256
+#define MAX_LEADERS 64 /* the list is made for small k; MAX_TOP_K in toprows.py */
+#define MAX_STRETCHES 256
 #define STRETCH_BLOCKS 16
 #define BLOCK_STEP 64 /* entries of a block, or a multiple of it in a huge vocabulary */
-#define LARGEST_LOGIT 1e6f /* beyond it the sum adds nothing to the maximum that a float could show */
+#define LARGEST_LOGIT 1e6f /* beyond it log_total equals the maximum in float32 */
 
 typedef struct {
     const float *logits; /* [rows][vocab], rows row_stride apart */
-    const int64_t *chosen; /* the rows' places, or NULL: 0, 1, ... */
+    const int64_t *chosen; /* row indices, or NULL: 0, 1, ... */
     long row_stride, vocab, block, k;
     int32_t *ids; /* [rows][k] */
     float *values; /* [rows][k] */
     float *log_total; /* [rows] */
 } TopRows;
 
-/* The best so far, best first. Entries come with rising ids, so a newcomer stays behind its equals. */
+/* The largest entries so far, largest first. Ids arrive in ascending order, so a new entry goes after its equals. */
 typedef struct {
-    float value[MOST_LEADERS];
-    int32_t id[MOST_LEADERS];
+    float value[MAX_LEADERS];
+    int32_t id[MAX_LEADERS];
     long size, wanted;
 } Leaders;
 
-INLINE int leads(const Leaders *list, float value) {
+INLINE int is_leader(const Leaders *list, float value) {
     return list->size < list->wanted || value > list->value[list->wanted - 1];
 }
 
-static void take_lead(Leaders *list, float value, long id) {
+static void insert_leader(Leaders *list, float value, long id) {
     long at = list->size < list->wanted ? list->size++ : list->wanted - 1;
     for (; at > 0 && list->value[at - 1] < value; at--) {
         list->value[at] = list->value[at - 1];
@@ -51,20 +51,20 @@ static void take_lead(Leaders *list, float value, long id) {
 static void note_leaders(Leaders *list, const float *x, long count, long first_id, float floor) {
     for (long c = 0; c < count; c++) {
         const float value = x[c] > -INFINITY ? x[c] : -INFINITY;
-        if (value >= floor && leads(list, value)) take_lead(list, value, first_id + c);
+        if (value >= floor && is_leader(list, value)) insert_leader(list, value, first_id + c);
     }
 }
 
-/* The larger one; `known`, which is a number, where x is NaN. */
+/* The larger one; `known` if x is NaN. `known` is not NaN. */
 INLINE vf max_number(vf x, vf known) {
 #if VW == 4 && defined(__aarch64__)
     return (vf)vmaxnmq_f32((float32x4_t)x, (float32x4_t)known);
 #else
-    return max_vec(x, known); /* the second one where the comparison fails */
+    return max_vec(x, known); /* returns its second operand if the comparison fails */
 #endif
 }
 
-/* The first `count` floats; -infinity in the lanes behind them. */
+/* The first `count` floats; -infinity in the other lanes. */
 INLINE vf load_part(const float *p, long count) {
     float lanes[VW];
     for (long i = 0; i < VW; i++) lanes[i] = i < count ? p[i] : -INFINITY;
@@ -81,8 +81,8 @@ INLINE float block_maximum(const float *x, long count) {
     return max_lanes(max_vec(max_vec(top[0], top[1]), max_vec(top[2], top[3])));
 }
 
-/* Adds e^x / 2^octaves to four sums, each e^x to within 6e-6; what is below `lowest` counts as that. Nearly all the time
- * of a row is spent here: exp_vec is more exact than needed and takes twice as long. */
+/* Adds e^x / 2^octaves to four sums, with a relative error of 6e-6; x is clamped to `lowest`. Most of the time of a row
+ * is spent here: exp_vec is more exact than necessary and takes twice as long. */
 INLINE void add_powers(vf *sum, const vf *x, vf magic, vf lowest) {
     vf r[4], shifted[4], square[4], p[4];
     UNROLL for (int i = 0; i < 4; i++) r[i] = max_number(x[i], lowest);
@@ -97,7 +97,7 @@ INLINE void add_powers(vf *sum, const vf *x, vf magic, vf lowest) {
 
 /* The sum of e^x / 2^octaves; no x is above octaves * log(2) by more than half an octave. */
 static float stretch_sum(const float *x, long count, float octaves) {
-    /* Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits: here a power of two's biased exponent. */
+    /* Adding 1.5 * 2^23 rounds to an integer in the low bits: here the biased exponent of a power of two. */
     const vf magic = splat(12582912.0f + 127.0f - octaves), lowest = splat(octaves * 0.69314718f - 80.0f);
     vf sum[4], part[4];
     long c = 0;
@@ -118,7 +118,7 @@ static void top_of_row(void *context, long row, int thread) {
     const TopRows *job = context;
     const float *x = job->logits + (job->chosen ? job->chosen[row] : row) * job->row_stride;
     const long vocab = job->vocab, block = job->block, stretch = STRETCH_BLOCKS * block, k = job->k;
-    float maxima[MOST_STRETCHES * STRETCH_BLOCKS], sums[MOST_STRETCHES], octaves[MOST_STRETCHES];
+    float maxima[MAX_STRETCHES * STRETCH_BLOCKS], sums[MAX_STRETCHES], octaves[MAX_STRETCHES];
     Leaders blocks = {.wanted = k}, best = {.wanted = k};
     long b = 0, stretches = 0;
     (void)thread;
@@ -128,7 +128,7 @@ static void top_of_row(void *context, long row, int thread) {
         for (long c = start; c < end; c += block, b++) {
             maxima[b] = block_maximum(x + c, min_long(block, end - c));
             if (maxima[b] > top) top = maxima[b];
-            if (leads(&blocks, maxima[b])) take_lead(&blocks, maxima[b], b);
+            if (is_leader(&blocks, maxima[b])) insert_leader(&blocks, maxima[b], b);
         }
         if (top < -LARGEST_LOGIT || top > LARGEST_LOGIT) continue;
         octaves[stretches] = rintf(top * 1.44269504f);
@@ -138,7 +138,7 @@ static void top_of_row(void *context, long row, int thread) {
     const float maximum = blocks.value[0], floor = blocks.size == k ? blocks.value[k - 1] : -INFINITY;
     b = 0;
     for (long c = 0; c < vocab; c += block, b++)
-        if (maxima[b] >= floor && leads(&best, maxima[b]))
+        if (maxima[b] >= floor && is_leader(&best, maxima[b]))
             note_leaders(&best, x + c, min_long(block, vocab - c), c, floor);
     double total = 0.0;
     const float scale = rintf(maximum * 1.44269504f);

@@ -1,7 +1,7 @@
-/* Vectors of float32 in the machine's width, written with the vector extensions of GCC and clang.
+/* float32 vectors in the width of the machine, written with the vector extensions of GCC and clang.
  *
- * Batch invariance rests on this file: the compiler is told not to contract or reorder (-ffp-contract=off, no
- * fast-math), so every product-and-sum below rounds the same way wherever it is inlined. */
+ * Batch invariance depends on this file: the compiler must not contract or reorder (-ffp-contract=off, no fast-math),
+ * so that every multiply-add below rounds the same way wherever it is inlined. */
 #ifndef DRAFTWOOD_VEC_H
 #define DRAFTWOOD_VEC_H
 
@@ -14,11 +14,11 @@
 #include <immintrin.h>
 #endif
 
-#if defined(VW) /* chosen on the command line, with GROUP and MAX_ROWS: tries a width the CPU does not have */
+#if defined(VW) /* set on the command line, with GROUP and MAX_ROWS, to test another width */
 #elif defined(__AVX512F__)
 #define VW 16 /* lanes */
-#define GROUP 2 /* panels in a group, the smallest piece of a product */
-#define MAX_ROWS 8 /* rows of one block: what the registers hold */
+#define GROUP 2 /* panels in a group, the smallest unit of a product */
+#define MAX_ROWS 8 /* rows of one block: as many as fit in registers */
 #elif defined(__AVX__)
 #define VW 8
 #define GROUP 2
@@ -29,9 +29,9 @@
 #define MAX_ROWS 8
 #endif
 
-#define PANEL (2 * VW) /* output columns whose weights lie interleaved */
+#define PANEL (2 * VW) /* output columns whose weights are interleaved */
 #define GROUP_COLUMNS (GROUP * PANEL)
-#define ALIGN_FLOATS 16 /* row lengths are padded to this: every VW divides it */
+#define ALIGN_FLOATS 16 /* row lengths are padded to a multiple of this; every VW divides it */
 
 #define INLINE static inline __attribute__((always_inline))
 #if defined(__clang__)
@@ -64,7 +64,7 @@ INLINE vf fma_vec(vf sum, vf a, vf b) {
 #endif
 }
 
-/* sum += a * b in place. GCC 12 on ARM moves sums between registers around the intrinsic, but not around this. */
+/* sum += a * b in place. With the intrinsic, GCC 12 on ARM copies sums between registers; with this it does not. */
 #if VW == 4 && defined(__aarch64__)
 #define FMA_INTO(sum, a, b) __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(a), "w"(b))
 #define FMA_LANE_INTO(sum, a, b, LANE) __asm__("fmla %0.4s, %1.4s, %2.s[" #LANE "]" : "+w"(sum) : "w"(a), "w"(b))
@@ -176,7 +176,7 @@ INLINE float from_bf16(bf16 x) {
     return value;
 }
 
-/* Rounds to nearest, ties to even; a NaN stays one. */
+/* Rounds to nearest, ties to even; NaN stays NaN. */
 INLINE bf16 to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -184,11 +184,11 @@ INLINE bf16 to_bf16(float x) {
     return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-/* 2 * VW numbers of bfloat16 as two vectors: the ones at even places and the ones at odd places. */
+/* Loads 2 * VW bfloat16 numbers as two vectors: those at even and those at odd indices. */
 INLINE void load_bf16_pair(const bf16 *p, vf *even, vf *odd) {
     vu both = *(const vu_any *)p;
 #if VW == 4 && defined(__aarch64__)
-    /* As the shift below, but it may go to either of the two vector units. */
+    /* Same as the shift below, but can run on either of the two vector units. */
     *even = (vf)vtrn1q_u16(vdupq_n_u16(0), (uint16x8_t)both);
 #else
     *even = (vf)(both << 16);

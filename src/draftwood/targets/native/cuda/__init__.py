@@ -26,6 +26,8 @@ def why_unavailable(config: ModelConfig, dtype: torch.dtype, device: torch.devic
     """Why the decoder cannot run a model; empty if it can."""
     if why := why_not_on(device, quantize):
         return why
+    if extras := config.list_extras():
+        return f"the model has {' and '.join(extras)}"
     group = config.num_heads // config.num_kv_heads
     sizes = (config.hidden_size, config.intermediate_size, config.q_size, config.head_dim)
     if dtype not in (torch.bfloat16, torch.float16):

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import torch
 
 from draftwood.models import ModelConfig
-from draftwood.targets.base import Flight, ForwardOutput
+from draftwood.targets.base import ForwardOutput, PendingPass
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cuda.attention import MIN_WORDS, WORD_BITS, count_bits
 from draftwood.targets.native.cuda.device import (
@@ -84,7 +84,7 @@ class CapturedPass(Generic[PassT]):
                 self.work.launch()
 
 
-class CudaFlight(Flight):
+class CudaFlight(PendingPass):
     def __init__(self, captured: CapturedPass[Pass], batch: PackedBatch, num_wanted: int, with_best: bool) -> None:
         self._captured = captured
         self._batch = batch
@@ -146,7 +146,7 @@ class CudaDecoder(Decoder):
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         return self.launch(batch, tap_layers, 0).wait()
 
-    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> Flight:
+    def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> PendingPass:
         if lane in self._latest:
             self._latest.pop(lane).save()
         num_wanted = sum([segment.num_logits for segment in batch.segments])

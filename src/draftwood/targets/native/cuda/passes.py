@@ -21,7 +21,7 @@ from draftwood.targets.native.cuda.inputs import Inputs
 from draftwood.targets.native.cuda.kernels import block_size, launch_top_rows, new_scratch, new_words, rows
 from draftwood.targets.native.cuda.products import HEAD_BLOCK, MAX_ROWS, CacheWrite, Gpu, Heads, Kind, Product, Rotation
 from draftwood.targets.native.cuda.workspace import Workspace
-from draftwood.targets.native.quantize import Matrix, Quantized, row_blocks, stored
+from draftwood.targets.native.quantize import Matrix, Quantized, row_blocks, storage_of
 from draftwood.targets.native.weights import LayerWeights, Weights
 from draftwood.targets.toprows import TopRows
 
@@ -163,7 +163,7 @@ class NarrowPass(Pass):
         config = self._model.config
         width, inner = config.hidden_size, config.intermediate_size
         product = partial(
-            self._new_product, weight_bytes=stored(self._model.weights.head)[0].itemsize, eps=config.norm_eps
+            self._new_product, weight_bytes=storage_of(self._model.weights.head)[0].itemsize, eps=config.norm_eps
         )
         heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, config.qk_norm)
         self._heads = heads if heads.can_rotate else None

@@ -23,10 +23,10 @@ from draftwood.targets.native.cuda.passes import Model, Shape
 from draftwood.targets.native.cuda.products import MAX_ROWS
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.decoder import PackedBatch
-from draftwood.targets.toprows import KERNEL_MOST, TopRows
+from draftwood.targets.toprows import MAX_TOP_K, TopRows
 
 ROWS = (16, 32, 64, 128, MAX_FEATURES)  # sizes of passes
-BEST = (1, 10, 32, KERNEL_MOST)  # top entries per row: for chains, for trees, for drawn trees
+BEST = (1, 10, 32, MAX_TOP_K)  # top entries per row: for chains, for trees, for drawn trees
 MAX_PASSES = 48  # kept at once
 GIVEN = -1  # instead of a slot: the feature is computed from given hidden states
 

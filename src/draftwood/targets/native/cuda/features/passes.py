@@ -19,7 +19,7 @@ from draftwood.targets.native.cuda.kernels import rows
 from draftwood.targets.native.cuda.passes import Model, NarrowPass, Pass, Shape, WidePass
 from draftwood.targets.native.cuda.products import MAX_ROWS, Kind
 from draftwood.targets.native.cuda.workspace import Workspace
-from draftwood.targets.native.quantize import dense
+from draftwood.targets.native.quantize import to_dense
 
 
 class FeatureModel(NamedTuple):
@@ -119,7 +119,7 @@ class WideFeaturePass(FeaturePass, WidePass):
         if features.fc is not None:
             x = self._buffers.hidden.states
             self._multiply(self._joined, features.fc, features.fc_bias, x)
-        self._multiply(x, dense(first.qkv, x.dtype), first.qkv_bias, self._buffers.qkv)
+        self._multiply(x, to_dense(first.qkv, x.dtype), first.qkv_bias, self._buffers.qkv)
 
     def _head(self) -> bool:
         features, weights = self._features, self._model.weights
@@ -128,7 +128,7 @@ class WideFeaturePass(FeaturePass, WidePass):
             rows.norm_rows(states, weights.norm, normed, features.norm_eps, pdl=False)
         index = self.inputs.wanted[: self._shape.num_logits]
         torch.index_select(normed if features.has_norm else states, 0, index, out=self._wanted)
-        self._write_logits(self._wanted, dense(weights.head, states.dtype), self.logits)
+        self._write_logits(self._wanted, to_dense(weights.head, states.dtype), self.logits)
         return False
 
 

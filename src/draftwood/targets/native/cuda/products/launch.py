@@ -30,7 +30,7 @@ import triton
 
 from draftwood.targets.native.cuda.common import launch_options
 from draftwood.targets.native.cuda.products.kernel import product_kernel
-from draftwood.targets.native.quantize import Matrix, stored
+from draftwood.targets.native.quantize import Matrix, storage_of
 
 MAX_ROWS = 64  # above, the vendor's library is faster
 MAX_SHARED = 512  # features of a block times programs that share it: the last one adds all their sums
@@ -228,7 +228,7 @@ class Product:
         required with ``heads``; ``out`` then gets the queries only.
         """
         assert (cache_write is not None) == (self._constants["D"] > 0), "cache_write goes with heads"
-        values, scales = stored(weight)
+        values, scales = storage_of(weight)
         _, scaled, block_squares = hidden or (None, None, None)
         if cache_write is not None:
             assert cache_write.keys.is_contiguous()

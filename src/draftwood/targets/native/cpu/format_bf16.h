@@ -1,0 +1,127 @@
+/* bfloat16 weights, multiplied in float32. A packed group holds, input by input, the weights of its GROUP_COLUMNS
+ * columns. Columns c and VW + c of a panel share 32 bits, low half first: a shift and a mask expand them to two vectors
+ * in column order. */
+#ifndef DRAFTWOOD_FORMAT_BF16_H
+#define DRAFTWOOD_FORMAT_BF16_H
+
+#include "format.h"
+#include "micro.h"
+
+#define PREFETCH_BYTES 1024 /* distance for a single row, whose product is bound by memory alone */
+
+static void bf16_load_row(const Matrix *m, long row, float *to) {
+    const bf16 *from = (const bf16 *)m->data + row * m->inputs;
+    for (long k = 0; k < m->inputs; k++) to[k] = from_bf16(from[k]);
+}
+
+static long bf16_group_bytes(long inputs) { return inputs * GROUP_COLUMNS * (long)sizeof(bf16); }
+
+/* One panel expanded to float32; products load one input ahead. */
+static long bf16_scratch_floats(long inputs) { return (inputs + 1) * PANEL; }
+
+INLINE bf16 *bf16_group(const Matrix *m, long group) {
+    return (bf16 *)m->data + group * round_up(m->inputs, 4) * GROUP_COLUMNS;
+}
+
+INLINE long bf16_place(long column) {
+    const long panel = column / PANEL * PANEL, c = column % PANEL;
+    return panel + (c < VW ? 2 * c : 2 * (c - VW) + 1);
+}
+
+static void bf16_pack(const Matrix *m, const void *from, long group) {
+    bf16 *to = bf16_group(m, group);
+    memset(to, 0, (size_t)bf16_group_bytes(round_up(m->inputs, 4)));
+    for (long column = 0; column < GROUP_COLUMNS; column++) {
+        const long row = source_row(m, group, column), place = bf16_place(column);
+        if (row < 0) continue;
+        const bf16 *weights = (const bf16 *)from + row * m->inputs;
+        for (long k = 0; k < m->inputs; k++) to[k * GROUP_COLUMNS + place] = weights[k];
+    }
+}
+
+static void bf16_unpack_row(const Matrix *m, long row, float *to) {
+    const bf16 *from = bf16_group(m, row / GROUP_COLUMNS) + bf16_place(row % GROUP_COLUMNS);
+    for (long k = 0; k < m->inputs; k++) to[k] = from_bf16(from[k * GROUP_COLUMNS]);
+}
+
+static void bf16_multiply(const GroupProduct *p) {
+    const float *input = (const float *)p->input;
+    const long stride = p->input_bytes / (long)sizeof(float), first = next_block(p->rows), wide = WIDE_PANELS(first);
+    const long row_bytes = GROUP_COLUMNS * sizeof(bf16), panel_bytes = PANEL * sizeof(bf16);
+    const char *ahead = wide == GROUP ? p->weights + PREFETCH_BYTES : p->next;
+    if (p->rows <= MAX_ROWS) {
+        for (long panel = 0; panel < GROUP; panel += wide)
+            bf16_wide[p->rows - 1](input, stride, p->weights + panel * panel_bytes, row_bytes, panel_bytes, p->inputs,
+                                   p->out + panel * PANEL, GROUP_COLUMNS,
+                                   ahead + panel / wide * (4 * wide / GROUP) * row_bytes, NULL);
+        return;
+    }
+    for (long panel = 0; panel < GROUP; panel++) {
+        float *out = p->out + panel * PANEL;
+        bf16_spill[first - 1](input, stride, p->weights + panel * panel_bytes, row_bytes, panel_bytes, p->inputs, out,
+                              GROUP_COLUMNS, ahead + panel * (4 / GROUP) * row_bytes, p->scratch);
+        for (long row = first, block; row < p->rows; row += block) {
+            block = next_block(p->rows - row);
+            f32_one[block - 1](input + row * stride, stride, (const char *)p->scratch, PANEL * sizeof(float), 0,
+                               p->inputs, out + row * GROUP_COLUMNS, GROUP_COLUMNS, NULL, NULL);
+        }
+    }
+}
+
+/* The same weights for CPUs with AMX: a packed group is one right-hand side of amx.h. */
+INLINE bf16 *tiles_group(const Matrix *m, long group) {
+    return (bf16 *)m->data + group * round_up(m->inputs, TILE_INPUTS) * GROUP_COLUMNS;
+}
+
+static void tiles_pack(const Matrix *m, const void *from, long group) {
+    bf16 *to = tiles_group(m, group);
+    memset(to, 0, (size_t)bf16_group_bytes(round_up(m->inputs, TILE_INPUTS)));
+    for (long column = 0; column < GROUP_COLUMNS; column++) {
+        const long row = source_row(m, group, column);
+        if (row < 0) continue;
+        const bf16 *weights = (const bf16 *)from + row * m->inputs;
+        for (long k = 0; k < m->inputs; k++) to[place_in_tiles(k, column)] = weights[k];
+    }
+}
+
+static void tiles_unpack_row(const Matrix *m, long row, float *to) {
+    const bf16 *from = tiles_group(m, row / GROUP_COLUMNS);
+    for (long k = 0; k < m->inputs; k++) to[k] = from_bf16(from[place_in_tiles(k, row % GROUP_COLUMNS)]);
+}
+
+/* The extra step keeps equal columns of neighbouring rows off one cache set. */
+static long tiles_prepared_bytes(long inputs) { return (inputs + TILE_INPUTS) * (long)sizeof(bf16); }
+
+static void tiles_prepare(const float *row, long inputs, void *to) {
+    narrow_row(row, round_up(inputs, ALIGN_FLOATS), round_up(inputs, TILE_INPUTS), to);
+}
+
+/* Reads and writes whole tiles of rows. */
+static void tiles_multiply(const GroupProduct *p) {
+    const bf16 *weights = (const bf16 *)p->weights;
+    const long stride = p->input_bytes / (long)sizeof(bf16);
+    const char *next = p->next;
+    for (long row = 0; row < p->rows; next = NULL) {
+        const bf16 *from = (const bf16 *)p->input + row * stride;
+        float *to = p->out + row * GROUP_COLUMNS;
+        if (p->rows - row > TILE_ROWS) {
+            amx_multiply_32(from, stride, weights, p->inputs, to, GROUP_COLUMNS, next);
+            row += 2 * TILE_ROWS;
+        } else {
+            amx_multiply(from, stride, weights, p->inputs, to, GROUP_COLUMNS, next);
+            row += TILE_ROWS;
+        }
+    }
+}
+
+static const Format BF16_TILES = {.input_step = TILE_INPUTS, .streamed_rows = MAX_CHUNK,
+                                  .group_bytes = bf16_group_bytes, .pack = tiles_pack,
+                                  .unpack_row = tiles_unpack_row, .load_row = bf16_load_row,
+                                  .prepared_bytes = tiles_prepared_bytes, .prepare = tiles_prepare,
+                                  .begin = amx_configure, .multiply = tiles_multiply};
+
+static const Format BF16 = {.input_step = 4, .streamed_rows = 2, .group_bytes = bf16_group_bytes,
+                            .scratch_floats = bf16_scratch_floats, .pack = bf16_pack, .unpack_row = bf16_unpack_row,
+                            .load_row = bf16_load_row, .multiply = bf16_multiply, .tiled = &BF16_TILES};
+
+#endif
