@@ -1,6 +1,8 @@
 # Two commands do everything: `make demo` and `make test`. Each sets up .venv by itself; a second run is fast.
 
-PYTHON ?= python3
+# The interpreter for .venv: PYTHON if given, else the first supported one on the PATH.
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -13,8 +15,9 @@ help:  ## this list
 
 # torch comes first and with an exact version, so that every machine tests the same one.
 $(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 10) <= sys.version_info < (3, 14) else "Draftwood needs Python 3.10 to 3.13, this is %d.%d: run make PYTHON=python3.12" % sys.version_info[:2])'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@for python in $(CANDIDATES); do \
+	  if $$python -c '$(SUPPORTED)' 2>/dev/null; then test -x $(BIN)/python || $$python -m venv $(VENV); exit; fi; \
+	done; echo "Draftwood needs Python 3.11 to 3.14 and found none as: $(CANDIDATES). Install one, or run make PYTHON=/path/to/python." >&2; exit 1
 	@echo "setting up $(VENV): a few minutes the first time"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

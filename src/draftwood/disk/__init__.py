@@ -3,7 +3,7 @@
 from draftwood.disk.compiler import Library
 from draftwood.disk.files import check_place, new_file, with_usual_mode, write_json
 from draftwood.disk.store import DiskFullError, cache_home, locked, models_home, new_folder, remove_folder, sha256_of
-from draftwood.disk.toml import parse_toml, read_toml
+from draftwood.disk.toml import read_toml
 
 __all__ = [
     "DiskFullError",
@@ -14,7 +14,6 @@ __all__ = [
     "models_home",
     "new_file",
     "new_folder",
-    "parse_toml",
     "read_toml",
     "remove_folder",
     "sha256_of",

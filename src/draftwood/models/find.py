@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +233,7 @@ def _write_record(folder: Path, source: str, sha256: str | None, licence: str | 
         "sha256": sha256,
         "licence": licence,
         "converter": CONVERTER_VERSION,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
