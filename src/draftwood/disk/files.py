@@ -19,7 +19,7 @@ _UMASK = os.umask(0o077)  # there is no way to read it without setting it
 os.umask(_UMASK)
 
 
-def check_place(path: Path, *, force: bool) -> None:
+def check_output(path: Path, *, force: bool) -> None:
     """Refuses a file that could not be written or that is there already; with ``force`` it may be replaced.
 
     For results that take long: after an hour would be late to hear of it.
@@ -47,7 +47,7 @@ def new_file(final: Path) -> Iterator[Path]:
         final.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         if temporary.is_file():
-            with_usual_mode(temporary)
+            apply_umask(temporary)
         temporary.replace(final)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk with an error of its own
         raise DraftwoodError(
@@ -60,7 +60,7 @@ def new_file(final: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
-def with_usual_mode(path: Path) -> None:
+def apply_umask(path: Path) -> None:
     """That of every new file of this user; safetensors writes files which nobody else may read."""
     with suppress(OSError):  # some file systems know no modes
         path.chmod(0o666 & ~_UMASK)

@@ -39,7 +39,7 @@ def models_home() -> Path:
 
 
 @contextmanager
-def locked(name: str, progress: Progress | None = None) -> Iterator[None]:
+def lock_entry(name: str, progress: Progress | None = None) -> Iterator[None]:
     """Holds the lock of a cache entry; says so through ``progress`` where another process has it."""
     folder = cache_home() / "locks"
     with _explained(folder):

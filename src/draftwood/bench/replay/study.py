@@ -19,7 +19,7 @@ from draftwood.bench.replay.scale import (
 )
 from draftwood.bench.tasks import Task
 from draftwood.config import SamplingParams
-from draftwood.disk import check_place
+from draftwood.disk import check_output
 from draftwood.errors import OptionError
 from draftwood.progress import Progress
 from draftwood.targets import load_target
@@ -45,7 +45,7 @@ def record_to(
 
     Of a run that is interrupted it keeps what is whole, beside an older file and not in its place.
     """
-    check_place(path, force=force)
+    check_output(path, force=force)
     if width < 1:
         raise OptionError("Of a row some tokens are kept", got=f"width {width}", allowed="1 or more")
     loaded = load_target(

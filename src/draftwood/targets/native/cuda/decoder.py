@@ -54,7 +54,7 @@ class Answer:
 
     def first(self, count: int) -> ForwardOutput:
         """Of the first rows of logits. The best entries are copied: they lie on the host, and are few."""
-        best = TopRows(*[part[:count].copy() for part in self._best])
+        best = TopRows._make(part[:count].copy() for part in self._best)
         self._greedy_array[:count] = best.ids[:, 0]
         if count not in self._views:
             self._views[count] = self._logits[:count], self._greedy[:count]
