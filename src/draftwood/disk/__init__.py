@@ -1,4 +1,4 @@
-"""Files on this machine: the cache folder, whole-or-nothing writes, TOML, compiled C libraries."""
+"""Files on this machine: the cache folder, atomic writes, TOML, C libraries."""
 
 from draftwood.disk.files import apply_umask, check_output, new_file, write_json
 from draftwood.disk.library import Library

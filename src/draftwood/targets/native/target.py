@@ -6,6 +6,7 @@ when the target is built: a fused one on a CPU with a C compiler and on a GPU wi
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -189,6 +190,8 @@ def _decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str
                 got=f"{device.type}, {dtype}: {why}",
                 next_step="Let the backend be 'auto' or 'eager'.",
             )
+    if backend == "auto" and device.type == "cpu" and (why := CpuDecoder.why_unavailable()):
+        warnings.warn(f"Decoding is slow, the eager CPU decoder runs: {why}.", RuntimeWarning, stacklevel=2)
     return EagerDecoder(config, weights, cache, device)
 
 
