@@ -14,11 +14,11 @@ from draftwood.heads import (
     EagleHead,
     HydraHead,
     MedusaHead,
-    TargetParts,
     build_head,
     default_head_config,
 )
 from draftwood.models.config import Rope
+from draftwood.targets import TargetParts
 from draftwood.targets.native.rope import inverse_frequencies
 from tests.tools.head import SMALL, GrowingCache, causal, random_head, random_parts
 

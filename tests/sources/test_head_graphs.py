@@ -18,13 +18,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.heads import Eagle3Head, EagleHead, TargetParts
+from draftwood.heads import Eagle3Head, EagleHead
 from draftwood.models.config import Rope
 from draftwood.sources.neural import head_graphs
 from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.build import head_model
 from draftwood.sources.neural.head import EagleModel
 from draftwood.sources.neural.head_graphs import GraphedEagleModel, feature_weights
+from draftwood.targets import TargetParts
 from draftwood.targets.base import Segment, chain_parents
 from draftwood.targets.native.cuda.attention.plan import bits_needed, words_per_row
 from draftwood.targets.native.decoder import PackedBatch, PackedSegment
