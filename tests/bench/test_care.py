@@ -10,7 +10,7 @@ import pytest
 from draftwood.bench.records.run_folder import read_manifest, read_records
 from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.replay import load_recording
-from draftwood.disk.files import check_place
+from draftwood.disk.files import check_output
 from draftwood.errors import DraftwoodError, OptionError
 from tests.tools.cli import Command, _plain_environment, draftwood_command  # noqa: F401
 
@@ -79,9 +79,9 @@ def test_a_place_is_checked_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for wrong in (tmp_path, tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OptionError):
-            check_place(wrong, force=False)
-    check_place(tmp_path / "file", force=True)
-    check_place(tmp_path / "new" / "file", force=False)
+            check_output(wrong, force=False)
+    check_output(tmp_path / "file", force=True)
+    check_output(tmp_path / "new" / "file", force=False)
     assert not (tmp_path / "new" / "file").exists()
 
 

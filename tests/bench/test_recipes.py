@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -296,19 +295,3 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_and_a_path_are_the_same_recipe() -> None:
     assert load_recipe("goose-table1") == load_recipe(str(FOLDER / "goose-table1.toml"))
-
-
-def test_python_without_a_toml_reader_takes_tomli(monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftwood.disk import toml
-
-    asked: list[str] = []
-
-    def stand_in(name: str) -> object:
-        asked.append(name)
-        if name == "tomllib":
-            raise ModuleNotFoundError(name)
-        return SimpleNamespace(loads=lambda text: {"tomli itself": text})
-
-    monkeypatch.setattr(toml, "import_module", stand_in)
-    assert toml.parse_toml("a = 1") == {"tomli itself": "a = 1"}
-    assert asked == ["tomllib", "tomli"]

@@ -218,7 +218,7 @@ def test_an_interrupted_recording_is_kept(
 
 def test_a_recording_does_not_replace_a_folder(tmp_path: Path) -> None:
     args = command("record", "--model", "tiny", "--out", str(tmp_path))
-    with pytest.raises(OptionError, match="this is a folder"):
+    with pytest.raises(OptionError, match="not a folder"):
         args.run(args)
 
 

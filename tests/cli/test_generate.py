@@ -72,7 +72,7 @@ def test_the_closing_line_tells_the_trees_that_were_built(draftwood_command: Com
 @pytest.mark.parametrize(
     ("dtype", "why", "advice"),
     [
-        ("float32", "no C compiler found", "install a C compiler such as gcc or clang"),
+        ("float32", "no C compiler found; install a C compiler such as gcc or clang", "install a C compiler"),
         ("float16", "", "Try --dtype float32"),
     ],
 )

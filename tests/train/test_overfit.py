@@ -21,9 +21,9 @@ COUNT, LENGTH = 2, 16  # texts that the target wrote
 @pytest.mark.parametrize(
     ("name", "num_steps", "lr", "options"),
     [
-        ("eagle", 50, 0.03, {"noise": 0.0}),
-        ("hass", 50, 0.03, {"noise": 0.0}),
-        ("eagle3", 45, 0.02, {"steps": 3}),
+        ("eagle", 120, 0.015, {"noise": 0.0}),
+        ("hass", 120, 0.015, {"noise": 0.0}),
+        ("eagle3", 120, 0.01, {"steps": 3}),
         ("medusa", 25, 0.01, {}),
         ("hydra", 25, 0.01, {}),
     ],

@@ -1,23 +1,30 @@
-"""Files on this machine: the cache folder, whole-or-nothing writes, TOML, compiled C libraries."""
+"""Files on this machine: the cache folder, atomic writes, TOML, C libraries."""
 
-from draftwood.disk.compiler import Library
-from draftwood.disk.files import check_place, new_file, with_usual_mode, write_json
-from draftwood.disk.store import DiskFullError, cache_home, locked, models_home, new_folder, remove_folder, sha256_of
-from draftwood.disk.toml import parse_toml, read_toml
+from draftwood.disk.files import apply_umask, check_output, new_file, write_json
+from draftwood.disk.library import Library
+from draftwood.disk.store import (
+    DiskFullError,
+    cache_home,
+    lock_entry,
+    models_home,
+    new_folder,
+    remove_folder,
+    sha256_of,
+)
+from draftwood.disk.toml import read_toml
 
 __all__ = [
     "DiskFullError",
     "Library",
+    "apply_umask",
     "cache_home",
-    "check_place",
-    "locked",
+    "check_output",
+    "lock_entry",
     "models_home",
     "new_file",
     "new_folder",
-    "parse_toml",
     "read_toml",
     "remove_folder",
     "sha256_of",
-    "with_usual_mode",
     "write_json",
 ]

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written under a temporary name beside their final one, renamed when complete."""
+"""Atomic file writes: a file is written under a temporary name in the same folder and renamed when complete."""
 
 from __future__ import annotations
 
@@ -15,58 +15,62 @@ from safetensors import SafetensorError
 
 from draftwood.errors import DraftwoodError, OptionError
 
-_UMASK = os.umask(0o077)  # there is no way to read it without setting it
+_UMASK = os.umask(0o077)  # it cannot be read without setting it
 os.umask(_UMASK)
 
 
-def check_place(path: Path, *, force: bool) -> None:
-    """Refuses a file that could not be written or that is there already; with ``force`` it may be replaced.
+def check_output(path: Path, *, force: bool) -> None:
+    """Raise if ``path`` cannot be written, or if it exists and ``force`` is not set.
 
-    For results that take long: after an hour would be late to hear of it.
+    Commands that run for long call this first, so that they do not fail at the end.
     """
     if path.is_dir():
-        raise OptionError("The result goes into a file, and this is a folder", got=str(path))
+        raise OptionError("The output path must be a file, not a folder", got=str(path))
     if path.exists() and not force:
-        raise OptionError(f"{path} exists", next_step="Name another file, or replace it with --force.")
+        raise OptionError(f"{path} exists", next_step="Choose another file, or replace it with --force.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise OptionError(f"{path} cannot be written", got=error, next_step="Choose another place.") from error
+        raise OptionError(f"{path} cannot be written", got=error, next_step="Choose another path.") from error
+
+
+def temporary_path(final: Path) -> Path:
+    return final.with_name(f".{final.name}.partial-{uuid.uuid4().hex[:12]}")
 
 
 @contextmanager
 def new_file(final: Path) -> Iterator[Path]:
-    """A name to write to, which becomes ``final`` when the block ends well and vanishes when it does not.
+    """Yield a temporary path to write to. It is renamed to ``final`` if the block succeeds and removed if it fails.
 
-    An older ``final`` is replaced in one step: whoever reads it meanwhile sees the old one or the new one.
+    An existing ``final`` is replaced in one step: readers see either the old file or the new one.
     """
-    temporary = final.with_name(f".{final.name}.partial-{uuid.uuid4().hex[:12]}")
+    temporary = temporary_path(final)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         if temporary.is_file():
-            with_usual_mode(temporary)
+            apply_umask(temporary)
         temporary.replace(final)
-    except (OSError, SafetensorError) as error:  # safetensors reports a full disk with an error of its own
+    except (OSError, SafetensorError) as error:  # safetensors has its own error type for a full disk
         raise DraftwoodError(
             f"{final} cannot be written",
             got=error,
-            next_step="Choose a place that you may write to and that has room. Nothing was changed there.",
+            next_step="Choose a folder that you can write to and that has free space. Nothing was changed there.",
         ) from error
     finally:
         with suppress(OSError):
             temporary.unlink()
 
 
-def with_usual_mode(path: Path) -> None:
-    """That of every new file of this user; safetensors writes files which nobody else may read."""
-    with suppress(OSError):  # some file systems know no modes
+def apply_umask(path: Path) -> None:
+    """Give a file the mode of any new file of this user; safetensors creates files that only the owner can read."""
+    with suppress(OSError):  # some file systems have no modes
         path.chmod(0o666 & ~_UMASK)
 
 
 def write_json(final: Path, content: Any) -> None:
-    """For people too: an entry a line."""
+    """Write indented JSON, one entry per line, so that people can read it too."""
     with new_file(final) as temporary:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

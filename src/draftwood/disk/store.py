@@ -1,7 +1,7 @@
-"""Where models are kept, and how they get there whole or not at all.
+"""The cache folder and atomic writes of its entries.
 
-Everything is written under a temporary name beside its final one and renamed when it is complete. A lock per entry
-keeps two processes from making the same thing twice; whoever holds it also sweeps up what crashed runs left behind.
+An entry is written under a temporary name in the same folder and renamed when complete. A lock per entry keeps two
+processes from building it twice; the process that holds the lock also removes the leftovers of crashed runs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import errno
 import hashlib
 import os
 import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from draftwood.disk.files import temporary_path
 from draftwood.display import readable_size
 from draftwood.errors import ModelError
 from draftwood.progress import Progress, report
@@ -25,11 +25,11 @@ _BLOCK = 1 << 22
 
 
 class DiskFullError(ModelError):
-    """The disk has no room for what was to be written: no other way of fetching it will do."""
+    """The disk is too full to write an entry. Fetching it from another source would fail too."""
 
 
 def cache_home() -> Path:
-    """The folder for everything Draftwood keeps: DRAFTWOOD_HOME, else ``~/.cache/draftwood``."""
+    """The cache folder: DRAFTWOOD_HOME, else ``~/.cache/draftwood``."""
     chosen = os.environ.get("DRAFTWOOD_HOME")
     return Path(chosen).expanduser().absolute() if chosen else Path.home() / ".cache" / "draftwood"
 
@@ -39,10 +39,10 @@ def models_home() -> Path:
 
 
 @contextmanager
-def locked(name: str, progress: Progress | None = None) -> Iterator[None]:
-    """Holds the lock of a cache entry; says so through ``progress`` where another process has it."""
+def lock_entry(name: str, progress: Progress | None = None) -> Iterator[None]:
+    """Hold the lock of a cache entry. Report through ``progress`` if another process holds it."""
     folder = cache_home() / "locks"
-    with _explained(folder):
+    with _explain_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{name}.lock")
         try:
@@ -58,14 +58,14 @@ def locked(name: str, progress: Progress | None = None) -> Iterator[None]:
 
 @contextmanager
 def new_folder(final: Path, needed: int) -> Iterator[Path]:
-    """A folder to fill, which becomes ``final`` when the block ends well and vanishes when it does not.
+    """Yield a temporary folder to fill. It is renamed to ``final`` if the block succeeds and removed if it fails.
 
-    Call it with the entry's lock held. ``needed`` is about how many bytes will be written.
-    An older ``final`` is replaced.
+    The caller holds the entry's lock. ``needed`` is the approximate number of bytes to write.
+    An existing ``final`` is replaced.
     """
-    temporary = _temporary(final)
-    with _explained(final, needed):
-        _sweep(final)
+    temporary = temporary_path(final)
+    with _explain_disk_errors(final, needed):
+        _remove_leftovers(final)
         final.parent.mkdir(parents=True, exist_ok=True)
         _check_space(final, needed)
         try:
@@ -77,9 +77,9 @@ def new_folder(final: Path, needed: int) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a cache entry. It is renamed first, so that nobody finds half of it."""
-    doomed = _temporary(folder)
-    with _explained(folder):
+    """Remove a cache entry. It is renamed first, so that no process finds half of it."""
+    doomed = temporary_path(folder)
+    with _explain_disk_errors(folder):
         folder.rename(doomed)
         shutil.rmtree(doomed)
 
@@ -94,12 +94,8 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
     return digest.hexdigest()
 
 
-def _temporary(final: Path) -> Path:
-    return final.with_name(f".{final.name}.partial-{uuid.uuid4().hex[:12]}")
-
-
-def _sweep(final: Path) -> None:
-    """Removes what crashed runs left: with the lock held, no temporary name of this entry belongs to a living run."""
+def _remove_leftovers(final: Path) -> None:
+    """Remove the temporary folders of crashed runs. While the lock is held, no running process owns one of them."""
     if final.parent.is_dir():
         for leftover in final.parent.glob(f".{final.name}.partial-*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -114,10 +110,10 @@ def _replace_folder(temporary: Path, final: Path) -> None:
 def _check_space(final: Path, needed: int) -> None:
     free = shutil.disk_usage(final.parent).free
     if free < needed:
-        raise _no_space(final, needed, free)
+        raise _disk_full_error(final, needed, free)
 
 
-def _no_space(final: Path, needed: int, free: int) -> DiskFullError:
+def _disk_full_error(final: Path, needed: int, free: int) -> DiskFullError:
     return DiskFullError(
         f"The disk is too full to write {final.name}",
         got=f"{readable_size(free)} free in {final.parent}",
@@ -127,16 +123,16 @@ def _no_space(final: Path, needed: int, free: int) -> DiskFullError:
 
 
 @contextmanager
-def _explained(place: Path, needed: int = 0) -> Iterator[None]:
-    """Turns what the disk refuses into an error that says what to do."""
+def _explain_disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
+    """Turn an ``OSError`` into an error that says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            parent = next(folder for folder in place.parents if folder.is_dir())
-            raise _no_space(place, needed, shutil.disk_usage(parent).free) from error
+            parent = next(folder for folder in path.parents if folder.is_dir())
+            raise _disk_full_error(path, needed, shutil.disk_usage(parent).free) from error
         raise ModelError(
-            f"{place} cannot be written",
+            f"{path} cannot be written",
             got=error,
-            next_step="Set DRAFTWOOD_HOME to a folder that you may write to.",
+            next_step="Set DRAFTWOOD_HOME to a folder that you can write to.",
         ) from error

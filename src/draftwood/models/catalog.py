@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from draftwood.disk import locked, models_home, remove_folder
+from draftwood.disk import lock_entry, models_home, remove_folder
 from draftwood.errors import ModelError
 from draftwood.models.config import architecture_of, is_native, parse_config, read_count
 from draftwood.models.find import (
@@ -86,7 +86,7 @@ def model_path(name: str) -> Path:
 def remove_model(name: str) -> int:
     """Removes a model from the cache, never a folder outside it; returns the number of bytes freed."""
     folder = model_path(name)
-    with locked(name):
+    with lock_entry(name):
         freed = _folder_bytes(folder)
         remove_folder(folder)
     return freed

@@ -13,11 +13,11 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from draftwood.disk import DiskFullError, locked, models_home, new_folder, sha256_of
+from draftwood.disk import DiskFullError, lock_entry, models_home, new_folder, sha256_of
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import fetch
 from draftwood.models.gguf import CONVERTER_VERSION, MAGIC, GgufFile, convert, converted_size
@@ -105,7 +105,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 def _known(name: str, model: KnownModel, progress: Progress | None) -> ModelFolder:
     final = models_home() / name
     if not _is_current(final):
-        with locked(name, progress):
+        with lock_entry(name, progress):
             if not _is_current(final):  # another process may have made it meanwhile
                 _fetch_known(model, final, progress)
     return _cached(final)
@@ -186,7 +186,7 @@ def _local_file(path: Path, progress: Progress | None) -> ModelFolder:
     entry = f"{path.stem[:80]}-{key}"
     final = models_home() / entry
     if not _is_current(final):
-        with locked(entry, progress):
+        with lock_entry(entry, progress):
             if not _is_current(final):
                 _convert_file(path, final, progress)
     return _cached(final)
@@ -233,7 +233,7 @@ def _write_record(folder: Path, source: str, sha256: str | None, licence: str | 
         "sha256": sha256,
         "licence": licence,
         "converter": CONVERTER_VERSION,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

@@ -15,13 +15,14 @@ What is not expected is an error that says what is allowed. The resolved configu
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from draftwood.config import DEFAULT_MODEL, MAX_BUDGET, TARGETS, one_of, parse_value
-from draftwood.disk import parse_toml, read_toml
+from draftwood.disk import read_toml
 from draftwood.errors import OptionError
 from draftwood.growth.neural import GROWTHS
 from draftwood.heads import HeadConfig
@@ -296,7 +297,7 @@ def _change(content: dict[str, Any], text: str) -> None:
 def _value(text: str) -> Any:
     """As in TOML where it can be read so (lists, texts in quotes), else as on the rest of the command line."""
     try:
-        return parse_toml(f"value = {text}")["value"]
+        return tomllib.loads(f"value = {text}")["value"]
     except ValueError:
         return parse_value(text)
 

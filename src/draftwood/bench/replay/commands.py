@@ -19,7 +19,7 @@ from draftwood.bench.replay.studies import (
 )
 from draftwood.bench.tasks import Task
 from draftwood.config import ModelOptions, SamplingParams
-from draftwood.disk import check_place
+from draftwood.disk import check_output
 from draftwood.errors import OptionError
 from draftwood.progress import Progress
 from draftwood.targets import load_target
@@ -41,7 +41,7 @@ def record_to(
 
     An interrupted recording keeps its complete requests, in a separate file if there is an older one.
     """
-    check_place(path, force=force)
+    check_output(path, force=force)
     if width < 1:
         raise OptionError("The width must be positive", got=f"width {width}", allowed="1 or more")
     loaded = load_target(model, progress)

@@ -12,7 +12,7 @@ from draftwood.cli.bench.options import DEFAULTS, add_prompt_settings, add_setti
 from draftwood.cli.bench.tables import figures_table, print_note
 from draftwood.cli.console import Screen, Subparsers, add_command, add_model_options, model_options, show
 from draftwood.config import SamplingParams
-from draftwood.disk import check_place, new_file
+from draftwood.disk import check_output, new_file
 
 BUDGET, DRAFTERS, WIDTH = 60, "goose,recycling", 16
 _RECORD_DETAILS = "Record several drafters: a replay of another drafter then finds more of its draft tokens recorded."
@@ -83,7 +83,7 @@ def run_replay(args: argparse.Namespace) -> int:
     from draftwood.bench.replay import format_figures, list_warnings, load_recording, replay_methods
 
     if args.out:
-        check_place(Path(args.out), force=args.force and Path(args.out).resolve() != Path(args.recording).resolve())
+        check_output(Path(args.out), force=args.force and Path(args.out).resolve() != Path(args.recording).resolve())
     recording, study = load_recording(args.recording), {"contexts": args.context, "trajectories": args.trajectories}
     found = replay_methods(recording, chosen, **study, estimate=args.estimate, progress=screen.progress)
     content = {"recording": args.recording, "model": recording.target.name, "figures": [asdict(f) for f in found]}

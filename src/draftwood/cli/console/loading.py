@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1, cache
     options = drafter_options(args.drafter_option)
     from draftwood.llm import LLM  # torch: only now, a help text does not wait for it
 
+    warnings.filterwarnings("ignore", "Decoding is slow")  # the note below takes its place
     llm = LLM(
         drafter=args.drafter,
         drafter_options=options,
@@ -63,7 +65,7 @@ def _why_slow(info: TargetInfo) -> str:
 
     why = CpuDecoder.why_unavailable()
     if why:
-        return f"The slow eager decoder runs: {why}.\n  For the fast one install a C compiler such as gcc or clang."
+        return f"The slow eager decoder runs: {why}."
     return (
         f"The slow eager decoder runs: the fast one cannot take this model in {dtype_name(info)}.\n"
         "  Try --dtype float32 or --dtype bfloat16."

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from draftwood.disk import new_file, with_usual_mode
+from draftwood.disk import apply_umask, new_file
 from draftwood.errors import ModelError, OptionError
 
 CONFIG = "config.json"
@@ -123,7 +123,7 @@ def write_folder(
 def _write(tensors: dict[str, torch.Tensor], path: Path) -> None:
     if path.suffix == ".safetensors":
         save_file(tensors, path)
-        with_usual_mode(path)
+        apply_umask(path)
         return
     try:
         torch.save(tensors, path)

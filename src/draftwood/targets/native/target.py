@@ -6,6 +6,7 @@ built: a fused one on a CPU with a C compiler and on a GPU with Triton, otherwis
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -189,12 +190,19 @@ def _new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend:
     for name in wanted:
         why_declined, build = candidates[name]
         if not (why := why_declined()):
+            if backend == "auto" and name == "eager" and device.type == "cpu":
+                _warn_if_slow()
             return build()
     raise CapabilityError(
         f"The decoder {wanted[-1]!r} cannot run this model here",
         got=why,
         next_step="Let the backend be 'auto', or run the model through transformers (target 'hf').",
     )
+
+
+def _warn_if_slow() -> None:
+    if why := CpuDecoder.why_unavailable():
+        warnings.warn(f"Decoding is slow, the eager CPU decoder runs: {why}.", RuntimeWarning, stacklevel=2)
 
 
 def _share_layers(config: ModelConfig, weights: Weights, decoder: Decoder) -> Layers | None:

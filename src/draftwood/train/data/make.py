@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwood.disk import locked
+from draftwood.disk import lock_entry
 from draftwood.drafters import check_drafter, drafter_class
 from draftwood.errors import OptionError, PromptError
 from draftwood.progress import Progress, report
@@ -72,7 +72,7 @@ def make_data(
     """
     folder = prepared.folder
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    with locked(f"training-data-{name}", progress):
+    with lock_entry(f"training-data-{name}", progress):
         rules = _rules(prepared.settings, loaded)
         manifest = _begin(prepared, rules, loaded)
         _sweep(folder)

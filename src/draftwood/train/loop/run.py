@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from draftwood.disk import check_place, new_file, read_toml
+from draftwood.disk import check_output, new_file, read_toml
 from draftwood.display import duration, readable_size
 from draftwood.errors import OptionError
 from draftwood.heads import save_head
@@ -276,7 +276,7 @@ def _check_folder(folder: Path, config: TrainConfig, checkpoints: Checkpoints, *
         _check_same(read_toml(path, CONFIGURATION), config.tables(), remedies)
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
-        check_place(path, force=True)
+        check_output(path, force=True)
     finally:
         for place in missing:
             with suppress(OSError):

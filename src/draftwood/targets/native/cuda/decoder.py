@@ -57,7 +57,7 @@ class PassOutput:
 
     def first(self, count: int) -> ForwardOutput:
         """The results of the first ``count`` rows of logits. Top entries are copied: they are few, and on the host."""
-        best = TopRows(*[part[:count].copy() for part in self.best])
+        best = TopRows._make(part[:count].copy() for part in self.best)
         self._greedy_array[:count] = best.ids[:, 0]
         if count not in self._views:
             self._views[count] = self._logits[:count], self._greedy[:count]

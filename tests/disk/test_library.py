@@ -1,0 +1,170 @@
+"""C libraries: prebuilt variants, first-use builds, and libraries that another user could have written."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwood.disk import compiler, library
+from draftwood.disk.library import Library
+from draftwood.targets import tiny_target
+from draftwood.targets.native.cpu import build
+from tests.conftest import logits_after
+
+CC = compiler.find_compiler()
+NOBODY = 65534
+pytestmark = pytest.mark.skipif(CC is None or os.name != "posix", reason="no C compiler")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(library, "PREBUILT", tmp_path / "prebuilt")
+    (tmp_path / "prebuilt").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source" / "answer.c"
+    path.parent.mkdir()
+    path.write_text("int answer(void) { return 42; }\n")
+    return path
+
+
+def answer(source: Path) -> int:
+    """What a fresh ``Library`` computes."""
+    loaded = Library("answer", source).load()
+    assert loaded is not None
+    return int(loaded.answer())
+
+
+def write_prebuilt(variant: str, value: int, folder: Path) -> None:
+    path = folder / f"{variant}.c"
+    path.write_text(f"int answer(void) {{ return {value}; }}\n")
+    assert CC is not None
+    compiler.compile_library(CC, path, library.PREBUILT / f"answer-{variant}.so")
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ``path`` belong to another user than the one who runs."""
+    if os.geteuid() == 0:
+        os.chown(path, NOBODY, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+
+
+class TestPrebuilt:
+    def test_is_loaded_without_a_compiler(
+        self, home: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_prebuilt("baseline", 1, tmp_path)
+        monkeypatch.setenv("PATH", "")
+        assert answer(source) == 1
+        assert not home.exists()
+
+    def test_the_fastest_that_fits_is_loaded(
+        self, home: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(compiler, "VARIANTS", {"fast": ("b",), "good": ("a",), "baseline": ()})
+        for value, variant in enumerate(compiler.VARIANTS):
+            write_prebuilt(variant, value, tmp_path)
+        for features, expected in (("x86_64 a b", 0), ("x86_64 a", 1), ("x86_64 ab", 2)):
+            monkeypatch.setattr(compiler, "describe_cpu", lambda features=features: features)
+            assert answer(source) == expected
+
+    def test_a_chosen_compiler_builds_natively(
+        self, home: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_prebuilt("baseline", 1, tmp_path)
+        monkeypatch.setenv("DRAFTWOOD_CC", str(CC))
+        assert answer(source) == 42
+
+    def test_a_library_that_does_not_load_is_compiled(self, home: Path, source: Path) -> None:
+        (library.PREBUILT / "answer-baseline.so").write_bytes(b"for another system")
+        assert answer(source) == 42
+
+    def test_without_either_the_reason_says_what_to_install(
+        self, home: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PATH", "")
+        assert Library("answer", source).load() is None
+        assert "no prebuilt kernel" in (why := Library("answer", source).why_unavailable())
+        assert "install a C compiler such as gcc" in why
+
+
+class TestTrust:
+    def test_the_folder_and_its_files_are_private(self, home: Path, source: Path) -> None:
+        before = os.umask(0o002)
+        try:
+            assert answer(source) == 42
+        finally:
+            os.umask(before)
+        (built,) = (home / "kernels").iterdir()
+        assert (home / "kernels").stat().st_mode & 0o777 == 0o700
+        assert built.stat().st_mode & 0o777 == 0o700
+
+    @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
+    def test_a_folder_that_others_can_write_is_refused(self, home: Path, source: Path, mode: int) -> None:
+        assert answer(source) == 42
+        (home / "kernels").chmod(mode)
+        refused = Library("answer", source)
+        assert refused.load() is None
+        assert f"other users can write to {home / 'kernels'}" in refused.why_unavailable()
+        assert "DRAFTWOOD_HOME" in refused.why_unavailable()
+
+    def test_a_folder_of_another_user_is_refused(
+        self, home: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (home / "kernels").mkdir(parents=True, mode=0o700)
+        give_away(home / "kernels", monkeypatch)
+        refused = Library("answer", source)
+        assert refused.load() is None
+        assert "other users can write" in refused.why_unavailable()
+
+    @pytest.mark.parametrize("case", ["group", "world", "owner"])
+    def test_a_file_that_others_could_write_is_built_again(
+        self, case: str, home: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (home / "kernels").mkdir(parents=True, mode=0o700)
+        assert answer(source) == 42
+        (built,) = (home / "kernels").iterdir()
+        built.unlink()  # a new file: the loaded one stays mapped
+        built.write_bytes(b"planted")
+        built.chmod({"group": 0o720, "world": 0o702, "owner": 0o700}[case])
+        if case == "owner":
+            if os.geteuid() != 0:
+                pytest.skip("only root can give a file away")
+            give_away(built, monkeypatch)
+        assert answer(source) == 42
+        assert built.read_bytes() != b"planted"
+        assert built.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_prebuilt_variant_computes_the_bits_of_a_native_build(
+    dtype: torch.dtype, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variants with other vector widths may differ in the last bits: sums over lanes run in another order."""
+    text = [index * 7 % 251 for index in range(70)]
+
+    def compute() -> torch.Tensor:
+        monkeypatch.setattr(build.KERNEL, "_state", None)
+        target = tiny_target(dtype=dtype, device=torch.device("cpu"), cache_tokens=128)
+        assert target.info.backend == "fused-cpu"
+        return logits_after(target, text)
+
+    assert CC is not None
+    variant = compiler.fitting_variants()[0]
+    kernel = Path(build.__file__).parent / "kernel.c"
+    native = compute()
+    compiler.compile_variant(CC, kernel, library.PREBUILT / f"cpu-{variant}.so", variant)
+    prebuilt = compute()
+    loaded = build.KERNEL.load()
+    assert isinstance(loaded, ctypes.CDLL)
+    assert Path(loaded._name).parent == library.PREBUILT
+    assert torch.equal(native.view(torch.int32), prebuilt.view(torch.int32))
