@@ -23,7 +23,7 @@ from tests.tools.paths import ROOT
 SOURCE = Path(draftwood.__file__).parent
 MAX_LINES = 400
 # The core has no further requirements; these come with an extra and are imported where they are used.
-EXTRAS = {"transformers", "huggingface_hub", "matplotlib", "xllamacpp", "vllm", "pyarrow", "tensorboard", "uvicorn"}
+EXTRAS = {"transformers", "huggingface_hub", "xllamacpp", "vllm", "pyarrow", "tensorboard", "uvicorn"}
 
 # Modules that import Triton; packages of the GPU decoder say without it whether they can run.
 NEEDS_TRITON = ("draftwood.targets.native.cuda.", "draftwood.sources.neural.head_graphs")

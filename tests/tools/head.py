@@ -12,8 +12,9 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftwood.heads import Eagle3Head, HeadModule, TargetParts, build_head, default_head_config, save_head
+from draftwood.heads import Eagle3Head, HeadModule, build_head, default_head_config, save_head
 from draftwood.models.config import ModelConfig, Rope
+from draftwood.targets import TargetParts
 
 Tensors = dict[str, Tensor]
 

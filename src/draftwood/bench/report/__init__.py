@@ -5,7 +5,6 @@ from draftwood.bench.report.console import remarks, result_rows
 from draftwood.bench.report.facts import troubles
 from draftwood.bench.report.html import html_report
 from draftwood.bench.report.markdown import markdown_report
-from draftwood.bench.report.svg import wrap
 from draftwood.bench.report.write import as_plain, summary_json, write_report
 
 __all__ = [
@@ -18,6 +17,5 @@ __all__ = [
     "result_rows",
     "summary_json",
     "troubles",
-    "wrap",
     "write_report",
 ]
