@@ -17,7 +17,7 @@ from draftwood.sources.neural.head import EagleModel
 from draftwood.targets.base import Segment, Target, chain_parents
 from draftwood.train.base import Batch, Example, Signals
 from draftwood.train.methods.gto import frozen_copy
-from draftwood.train.trees.beam import DraftBeam
+from draftwood.train.trees.draft_trees import DraftBeam
 from tests.conftest import threads
 from tests.tools.head import GrowingCache, random_head
 from tests.tools.train import MODEL, target_of

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from draftwood.targets.tiny import tiny_target
 from draftwood.train.base import Batch, Signals
-from draftwood.train.frozen.target import FrozenTarget
-from draftwood.train.losses import losses
-from draftwood.train.trees import dense, walk
+from draftwood.train.frozen.frozen_target import FrozenTarget
+from draftwood.train.losses import evaluator
+from draftwood.train.trees import layer_run, walk
 from draftwood.train.trees.attention import ancestors_of, tree_attention
-from draftwood.train.trees.beam import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.branch import branch_log_probs
+from draftwood.train.trees.draft_trees import DraftBeam, DraftTrees, grow_draft_trees
+from draftwood.train.trees.head_run import HeadRun
 from draftwood.train.trees.merge import merge
 from draftwood.train.trees.rewards import (
     Branch,
@@ -30,7 +31,6 @@ from draftwood.train.trees.rewards import (
     reward,
 )
 from draftwood.train.trees.roots import drawn_groups
-from draftwood.train.trees.run import HeadRun
 from draftwood.train.trees.verify import NO_CHOICE, verify_trees
 from tests.tools.train import MODEL, random_examples, target_of
 from tests.tools.tree import (
@@ -84,8 +84,8 @@ def test_the_target_says_of_every_node_what_it_says_of_its_path(
     kind: str, lends: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walk, "PASS_ROWS", rows)
-    monkeypatch.setitem(dense.MOST_ROWS, "cpu", rows)
-    monkeypatch.setattr(losses, "LOGITS_ON_CPU", 5 * MODEL.vocab_size)
+    monkeypatch.setitem(layer_run.MOST_ROWS, "cpu", rows)
+    monkeypatch.setattr(evaluator, "MAX_LOGITS_ON_CPU", 5 * MODEL.vocab_size)
     target = tiny_target(MODEL, backend="eager") if lends else target_of()
     head = draft_head(kind)
     examples = random_examples([14, 7, 5])

@@ -13,13 +13,13 @@ from torch import Tensor
 from draftwood.errors import OptionError
 from draftwood.targets.tiny import tiny_target
 from draftwood.train.base import Example
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.frozen.frozen_target import FrozenTarget
 from draftwood.train.methods.gto import GtoMethod, GtoOptions, frozen_copy
-from draftwood.train.trees.beam import DraftBeam
 from draftwood.train.trees.branch import branch_log_probs
+from draftwood.train.trees.draft_trees import DraftBeam
+from draftwood.train.trees.head_run import HeadRun
 from draftwood.train.trees.rewards import advantages, ratios
 from draftwood.train.trees.roots import padded
-from draftwood.train.trees.run import HeadRun
 from tests.tools.train import (
     MODEL,
     gradients,

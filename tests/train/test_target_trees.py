@@ -16,14 +16,14 @@ from torch import Tensor
 from draftwood.models.config import ModelConfig, Rope
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import tiny_target
-from draftwood.train.attention.texts import causal_attention
+from draftwood.train.attention.causal import causal_attention
 from draftwood.train.base import Batch
-from draftwood.train.frozen.target import FrozenTarget
-from draftwood.train.trees import dense, walk
-from draftwood.train.trees.dense import as_target
+from draftwood.train.frozen.frozen_target import FrozenTarget
+from draftwood.train.trees import layer_run, walk
 from draftwood.train.trees.grow import grow_trees
 from draftwood.train.trees.grow_walk import grow_walking
 from draftwood.train.trees.labels import Labels, _losses_of, read_labels, vocabulary_of
+from draftwood.train.trees.layer_run import as_target
 from draftwood.train.trees.roots import drawn_roots
 from draftwood.train.trees.target_trees import Beam, TextTrees
 from tests.tools.train import MODEL, random_examples, target_of
@@ -74,7 +74,7 @@ def test_trees_are_those_of_a_beam_for_every_root(
     kind: str, lends: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walk, "PASS_ROWS", rows)
-    monkeypatch.setitem(dense.MOST_ROWS, "cpu", rows)
+    monkeypatch.setitem(layer_run.MOST_ROWS, "cpu", rows)
     head = draft_head(kind)
     beam = Beam(width=3, depth=3, num_kept=9)
     vocabulary = vocabulary_of(head)
@@ -132,7 +132,7 @@ def test_lent_layers_round_as_the_target_does() -> None:
 
 @pytest.mark.parametrize("most", [8, 1 << 16])
 def test_lent_layers_say_along_texts_what_passes_say(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood.train.frozen.target.LAYER_TOKENS", most)
+    monkeypatch.setattr("draftwood.train.frozen.frozen_target.LAYER_TOKENS", most)
     batch = Batch.of(random_examples([9, 5, 7]))
     taps = (0, 1, MODEL.num_layers)
     found, wanted = (FrozenTarget(target, taps).signals(batch) for target in (lending_target(), target_of()))
@@ -149,16 +149,16 @@ def test_as_many_tokens_go_together_as_fit_on_a_gpu(gib: int, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
     frozen = FrozenTarget(lending_target(), (0, 1, 2))
     between_two_products = (4 * sizes["hidden_size"] + 4 * sizes["intermediate_size"]) * layers.dtype.itemsize
-    assert total // 64 < frozen._most_tokens(layers) * between_two_products < total // 16
-    monkeypatch.setattr("draftwood.train.frozen.target.LAYER_TOKENS", 100)
-    assert frozen._most_tokens(layers) == 100
+    assert total // 64 < frozen._max_tokens(layers) * between_two_products < total // 16
+    monkeypatch.setattr("draftwood.train.frozen.frozen_target.LAYER_TOKENS", 100)
+    assert frozen._max_tokens(layers) == 100
 
 
 def test_heads_share_keys_and_values_with_and_without_a_kernel_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value = (torch.randn(2, 9, heads, 8, requires_grad=True) for heads in (6, 2, 2))
     found = []
     for can in (True, False):
-        monkeypatch.setattr("draftwood.train.attention.texts._takes_groups", lambda *_, can=can: can)
+        monkeypatch.setattr("draftwood.train.attention.causal._supports_groups", lambda *_, can=can: can)
         mixed = causal_attention(query, key, value)
         found.append((mixed, *torch.autograd.grad(mixed.square().sum(), (query, key, value))))
     for one, other in zip(*found, strict=True):
@@ -180,11 +180,11 @@ def test_what_is_computed_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     wanted = [(text, root) for text, own in enumerate(roots) for root in own]
     shapes = []
     for rows, most_bytes in ((10_000, 1 << 28), (120, 1 << 28), (1, 1 << 28), (10_000, 1 << 19)):
-        monkeypatch.setitem(dense.MOST_ROWS, "cpu", rows)
-        monkeypatch.setattr(dense, "MOST_BYTES", most_bytes)
+        monkeypatch.setitem(layer_run.MOST_ROWS, "cpu", rows)
+        monkeypatch.setattr(layer_run, "MOST_BYTES", most_bytes)
         found = []
         shapes.append([])
-        for each in dense.slices(layers, texts, roots, 4):
+        for each in layer_run.slices(layers, texts, roots, 4):
             shapes[-1].append(each.roots.numel() * 4)
             for text, own, size, is_root in zip(each.texts, each.roots, each.sizes, each.is_root, strict=True):
                 assert is_root.tolist() == [True] * size + [False] * (len(own) - size)

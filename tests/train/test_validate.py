@@ -13,7 +13,7 @@ from draftwood.text.bytes import ByteTokenizer
 from draftwood.train.base import Example
 from draftwood.train.config import ValidateSection
 from draftwood.train.measure.calibration import measure_ranks
-from draftwood.train.measure.validate import TreeNotes, _watched, greedy_path, prompts_of, score, validate_head
+from draftwood.train.measure.validate import TreeNotes, _watched, extract_prompts, greedy_path, score, validate_head
 from draftwood.tree import DraftTree
 from tests.tools.neural import clock_target, clock_text, following, knowing_head, saved_head
 from tests.tools.trainer import configuration, run
@@ -69,8 +69,8 @@ def test_greedy_paths_that_were_pruned_and_that_were_accepted() -> None:
 
 def test_prompts_end_where_the_target_begins() -> None:
     examples = [Example(np.arange(6, dtype=np.int32), np.arange(6) >= start) for start in (2, 0, 9, 3)]
-    assert prompts_of(examples, 5) == [[0, 1], [0, 1, 2]]
-    assert prompts_of(examples, 1) == [[0, 1]]
+    assert extract_prompts(examples, 5) == [[0, 1], [0, 1, 2]]
+    assert extract_prompts(examples, 1) == [[0, 1]]
 
 
 # -- together --------------------------------------------------------------------------------------------------------

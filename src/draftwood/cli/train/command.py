@@ -51,8 +51,8 @@ def _head(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from draftwood.train.loop import planned
+    from draftwood.train.loop import plan_training
 
     screen = Screen(args.color)
-    plan = planned(args, screen.progress)
+    plan = plan_training(args, screen.progress)
     return show(args, plan.content(), table(screen.out, plan.rows()))

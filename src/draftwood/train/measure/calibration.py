@@ -4,7 +4,7 @@ At a place of a text the head names its best guesses for the next token. Each of
 target would have said; head and target then both say what follows it. A head that has only ever seen the target's own
 words does well below its first guess and worse below the others, which are most of a draft tree.
 
-Places are roots of draft trees, and the guesses are their children: all those of many texts go together.
+Positions are roots of draft trees, and the guesses are their children: all those of many texts go together.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure_ranks(
     the target wrote. Below the guesses of a head that sees one token ahead there is nothing to measure.
     """
     frozen = FrozenTarget.of(target, head)
-    rooted = [Rooted(text, roots) for text in texts if (roots := spread_roots(text, positions))]
+    rooted = [Rooted(text, roots) for text in texts if (roots := choose_roots(text, positions))]
     found, done = [], 0
     for some in _together(rooted, positions):
         report(progress, "looking below guesses", done, len(rooted))
@@ -69,7 +69,7 @@ def measure_ranks(
     return {"accuracy": _share(first), "ranks": ranks}
 
 
-def spread_roots(text: Example, positions: int) -> list[int]:
+def choose_roots(text: Example, positions: int) -> list[int]:
     """At most so many places whose next token the target wrote. A head reads what is before a root, so 0 is none."""
     written = np.flatnonzero(text.answered[2:]) + 1
     if not len(written):

@@ -67,7 +67,7 @@ def greedy_path(tree: DraftTree) -> list[int]:
     return path
 
 
-def prompts_of(texts: Sequence[Example], most: int) -> list[list[int]]:
+def extract_prompts(texts: Sequence[Example], most: int) -> list[list[int]]:
     """What stands before the target's first word, of so many texts."""
     found = [text.token_ids[: int(text.answered.argmax())].tolist() for text in texts if text.answered.any()]
     return [prompt for prompt in found if prompt][:most]
@@ -113,7 +113,7 @@ def validate_head(
 ) -> dict[str, Any]:
     """Everything that needs no method: trees, accuracy, calibration by rank. ``head`` is a whole one on the host."""
     result: dict[str, Any] = {}
-    prompts = prompts_of(texts, section.prompts)
+    prompts = extract_prompts(texts, section.prompts)
     info = target.info
     if prompts and section.growths:
         with _saved(head) as folder:

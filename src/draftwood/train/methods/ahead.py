@@ -16,7 +16,7 @@ from draftwood.drafters import check_flag, check_share
 from draftwood.heads import HeadConfig, HydraHead, MedusaHead
 from draftwood.train.attention import UnrolledAttention
 from draftwood.train.base import Batch, Losses, Signals
-from draftwood.train.losses import Marker, Places
+from draftwood.train.losses import Evaluator, Positions
 from draftwood.train.methods.base import Method
 from draftwood.train.methods.unrolled import Recipe, joined, zero_of
 
@@ -38,24 +38,26 @@ class AheadMethod(Method):
 
     def losses(self, batch: Batch, signals: Signals) -> Losses:
         num_depths = self.head.config.num_heads_ahead
-        places = Places.of(batch)
-        hidden = self._guesses(batch, signals, places)  # [S, P, H]
-        marker = Marker(self.head, self.frozen, self._say, hard=not self.options.soft)
-        marks = marker.marks(hidden, places, batch, signals.hidden, self.block)
-        return joined(Recipe(steps=num_depths, decay=self.options.decay), marks, None, places.reached(num_depths))
+        positions = Positions.of(batch)
+        hidden = self._guesses(batch, signals, positions)  # [S, P, H]
+        evaluator = Evaluator(self.head, self.frozen, self._say, hard=not self.options.soft)
+        evaluation = evaluator.evaluate(hidden, positions, batch, signals.hidden, self.block)
+        return joined(
+            Recipe(steps=num_depths, decay=self.options.decay), evaluation, None, positions.reached(num_depths)
+        )
 
-    def _guesses(self, batch: Batch, signals: Signals, places: Places) -> Tensor:
+    def _guesses(self, batch: Batch, signals: Signals, positions: Positions) -> Tensor:
         num_depths = self.head.config.num_heads_ahead
         features = self.head.fuse(signals.taps.to(next(self.head.parameters()).dtype))  # [B, L, H]
-        if not places.number:
+        if not positions.number:
             return torch.zeros(num_depths, 0, features.shape[-1], device=features.device) + zero_of(self.head)
         num_roots = features.shape[1] - 2
         attend = UnrolledAttention().attend(0)
         hidden = self.head(features[:, :num_roots], batch.positions()[:, :num_roots], attend)  # [B, N, H]
-        return places.guesses([hidden] * num_depths, num_depths)
+        return positions.select([hidden] * num_depths, num_depths)
 
     @classmethod
-    def guesses_a_position(cls, options: Any, head: HeadConfig) -> int:
+    def outputs_per_position(cls, options: Any, head: HeadConfig) -> int:
         return head.num_heads_ahead
 
     def _say(self, hidden: Tensor, path_ids: Tensor) -> Tensor:

@@ -45,12 +45,12 @@ class Method(ABC):
             raise OptionError(f"The method {cls.name!r} does not train heads of this kind", got=kind, allowed=cls.kinds)
 
     @classmethod
-    def guesses_a_position(cls, options: Any, head: HeadConfig) -> int:
+    def outputs_per_position(cls, options: Any, head: HeadConfig) -> int:
         """Outputs of the head that a position leads to, for estimates of memory."""
         return 1
 
     @classmethod
-    def scores_a_position(cls, options: Any, head: HeadConfig, length: int) -> int:
+    def scores_per_position(cls, options: Any, head: HeadConfig, length: int) -> int:
         """Attention scores that are held at once, by position of texts of such a length; also for estimates."""
         return 0
 

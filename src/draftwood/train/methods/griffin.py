@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood.drafters import check_flag, check_whole
 from draftwood.train.base import Batch
-from draftwood.train.losses import Marks, Places
+from draftwood.train.losses import Evaluation, Positions
 from draftwood.train.methods.hass import HassMethod, HassOptions
 from draftwood.train.methods.unrolled import Recipe
 
@@ -41,15 +41,15 @@ class GriffinMethod(HassMethod):
             return recipe
         return recipe._replace(regression=0.0, noise=0.0)  # the features of EAGLE-3 heads are their own
 
-    def counted(self, marks: Marks, places: Places, batch: Batch) -> Tensor:
+    def counted(self, evaluation: Evaluation, positions: Positions, batch: Batch) -> Tensor:
         """A guess was led to by those of the steps before it, one position before; what is not guessed, since the
         target did not write it, stands in nobody's way."""
         counted: list[Tensor] = []
         on_the_way = torch.ones_like(batch.answered)  # [B, L]: the steps so far got this far, by position
-        for close, reached in zip(marks.close, places.reached(len(marks.close)), strict=True):
-            counted.append(reached & places.at(on_the_way, ahead=-1) if counted else reached)
+        for close, reached in zip(evaluation.close, positions.reached(len(evaluation.close)), strict=True):
+            counted.append(reached & positions.at(on_the_way, ahead=-1) if counted else reached)
             on_the_way = torch.ones_like(on_the_way)
-            on_the_way[places.text, places.last] = counted[-1] & close
+            on_the_way[positions.text, positions.last] = counted[-1] & close
         return torch.stack(counted)
 
     def _steps_now(self) -> int:

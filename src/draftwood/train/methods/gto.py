@@ -113,14 +113,14 @@ class GtoMethod(Method):
         self._beam = DraftBeam(options.width, options.nodes, options.depth)
 
     @classmethod
-    def guesses_a_position(cls, options: GtoOptions, head: HeadConfig) -> int:
+    def outputs_per_position(cls, options: GtoOptions, head: HeadConfig) -> int:
         token, token_options = _token_method(options, head.kind)
-        return token.guesses_a_position(token_options, head)
+        return token.outputs_per_position(token_options, head)
 
     @classmethod
-    def scores_a_position(cls, options: GtoOptions, head: HeadConfig, length: int) -> int:
+    def scores_per_position(cls, options: GtoOptions, head: HeadConfig, length: int) -> int:
         token, token_options = _token_method(options, head.kind)
-        return token.scores_a_position(token_options, head, length)
+        return token.scores_per_position(token_options, head, length)
 
     def begin_step(self, step: int, num_steps: int) -> None:
         super().begin_step(step, num_steps)

@@ -29,7 +29,7 @@ from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig, identity
 from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.frozen import FrozenTarget
-from draftwood.train.losses import Marker, Places
+from draftwood.train.losses import Evaluator, Positions
 from draftwood.train.methods.base import Method
 from draftwood.train.methods.unrolled import zero_of
 from draftwood.train.trees import (
@@ -98,7 +98,7 @@ class TalfMethod(Method):
         self.store = TreeStore(self._setting(), self._grow, folder, options.memory_mb << 20)
 
     @classmethod
-    def guesses_a_position(cls, options: TalfOptions, head: HeadConfig) -> int:
+    def outputs_per_position(cls, options: TalfOptions, head: HeadConfig) -> int:
         return 1 + options.width * (options.depth - 1)
 
     def losses(self, batch: Batch, signals: Signals) -> Losses:
@@ -110,9 +110,9 @@ class TalfMethod(Method):
             pairs = zip(texts, roots, strict=True)
             roots = [drawn_roots(own, self.options.roots, text, self.seed) for text, own in pairs]
         trees = _sent(joined(self.store.trees(texts, roots)), device)  # of M roots
-        places, is_root = padded(roots, 1, device)  # [B, R]
+        positions, is_root = padded(roots, 1, device)  # [B, R]
         where = is_root.flatten().nonzero()[:, 0]  # [M]
-        run = HeadRun(head, batch, signals, places, detach=self.options.detach, checkpoints=self.checkpoints)
+        run = HeadRun(head, batch, signals, positions, detach=self.options.detach, checkpoints=self.checkpoints)
         hidden = self._follow(run, trees, where, is_root.shape)  # [B, R, nodes, H]
         num_nodes = hidden.shape[2]
         counts = trees.counts.clone()  # [M, nodes]
@@ -137,15 +137,15 @@ class TalfMethod(Method):
     def _behind_text(
         self, run: HeadRun, batch: Batch, signals: Signals, shares: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of guesses at all positions; those of a text count together as its roots would: its share [B]."""
-        places = Places.of(batch)
-        marker = Marker(self.head, self.frozen, lambda hidden, _: cast(DraftHead, self.head).logits(hidden))
-        hidden = run.along_text()[places.text, places.last - 1]  # [P, H]
-        marks = marker.marks(hidden[None], places, batch, signals.hidden, self.block)
-        cross_entropy, right = marks.cross_entropy[0], marks.right[0]  # [P]
+        """The loss of guesses at all positions; those of a text count together as its roots would: its accuracy [B]."""
+        positions = Positions.of(batch)
+        evaluator = Evaluator(self.head, self.frozen, lambda hidden, _: cast(DraftHead, self.head).logits(hidden))
+        hidden = run.along_text()[positions.text, positions.last - 1]  # [P, H]
+        evaluation = evaluator.evaluate(hidden[None], positions, batch, signals.hidden, self.block)
+        cross_entropy, right = evaluation.cross_entropy[0], evaluation.right[0]  # [P]
         means = {"cross_entropy": cross_entropy.detach(), "accuracy": right.float()}
-        number = max(places.number, 1)
-        return (cross_entropy * shares[places.text]).sum(), {name: x.sum() / number for name, x in means.items()}
+        number = max(positions.number, 1)
+        return (cross_entropy * shares[positions.text]).sum(), {name: x.sum() / number for name, x in means.items()}
 
     def _follow(self, run: HeadRun, trees: TextTrees, where: Tensor, shape: torch.Size) -> Tensor:
         """The head's outputs behind all nodes, [B, R, nodes, H]. The roots stand at ``where`` of B x R."""

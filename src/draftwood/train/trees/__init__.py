@@ -1,13 +1,13 @@
 """Trees that hang off the positions of training texts: grown by the target or by a head, followed, and judged."""
 
-from draftwood.train.trees.beam import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.branch import branch_log_probs
-from draftwood.train.trees.dense import blocks_of, spread
+from draftwood.train.trees.draft_trees import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.grow import grow_trees
+from draftwood.train.trees.head_run import DraftHead, HeadRun
 from draftwood.train.trees.labels import Labels, node_losses, vocabulary_of
+from draftwood.train.trees.layer_run import blocks_of, spread
 from draftwood.train.trees.rewards import REWARDS, Branch, accepted_branch, advantages, clipped, ratios, reward
 from draftwood.train.trees.roots import counted_roots, drawn_groups, drawn_roots, padded, texts_of
-from draftwood.train.trees.run import DraftHead, HeadRun
 from draftwood.train.trees.store import TreeStore
 from draftwood.train.trees.target_trees import Beam, TextTrees, joined
 from draftwood.train.trees.verify import verify_trees

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from draftwood.train.trees.head_run import DraftHead, HeadRun
 from draftwood.train.trees.rewards import Branch
-from draftwood.train.trees.run import DraftHead, HeadRun
 
 ROWS = 4096  # whose logits are held at once
 

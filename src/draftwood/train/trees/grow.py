@@ -9,9 +9,9 @@ from torch import Tensor
 
 from draftwood.targets import Layers, Target
 from draftwood.train.trees.attention import children_of
-from draftwood.train.trees.dense import Slice, as_target, blocks_of, slices, spread
 from draftwood.train.trees.grow_walk import grow_walking
 from draftwood.train.trees.labels import Children, Labels, read_labels
+from draftwood.train.trees.layer_run import Slice, as_target, blocks_of, slices, spread
 from draftwood.train.trees.target_trees import Beam, TextTrees, best_of, by_root, joined, no_trees, packed
 from draftwood.train.trees.walk import Texts
 

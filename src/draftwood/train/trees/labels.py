@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draftwood.train.losses import class_cross_entropy, log_sum_exp, most_logits
-from draftwood.train.trees.run import DraftHead
+from draftwood.train.losses import class_cross_entropy, log_sum_exp, max_logits
+from draftwood.train.trees.head_run import DraftHead
 
 
 class Labels(NamedTuple):
@@ -67,7 +67,7 @@ class NodeLosses(NamedTuple):
 
 def node_losses(head: DraftHead, hidden: Tensor, labels: Labels, block: int | None = None) -> NodeLosses:
     """Of the head's outputs ``hidden [N, H]`` against labels [N, K], ``block`` at a time; logits are not kept."""
-    size = block or max(1, most_logits(hidden.device) // head.config.draft_vocab_size)
+    size = block or max(1, max_logits(hidden.device) // head.config.draft_vocab_size)
     given = zip(
         *(torch.split(each, size) for each in (hidden, labels.ids.long(), labels.probs, labels.rest)), strict=True
     )

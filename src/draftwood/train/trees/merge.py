@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
-from draftwood.train.trees.beam import DraftTrees
+from draftwood.train.trees.draft_trees import DraftTrees
 
 
 class MergedTrees(NamedTuple):

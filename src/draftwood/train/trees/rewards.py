@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwood.train.trees.beam import DraftTrees
+from draftwood.train.trees.draft_trees import DraftTrees
 
 REWARDS = ("lse", "max", "mean")
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from draftwood.targets import Layers, Target
 from draftwood.train.trees.attention import ancestors_of
-from draftwood.train.trees.beam import DraftTrees
-from draftwood.train.trees.dense import Slice, as_target, blocks_of, slices
+from draftwood.train.trees.draft_trees import DraftTrees
+from draftwood.train.trees.layer_run import Slice, as_target, blocks_of, slices
 from draftwood.train.trees.merge import MergedTrees, merge
 from draftwood.train.trees.verify_walk import verify_walking
 from draftwood.train.trees.walk import Texts

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from draftwood.targets import Attend, Layers, Target
 from draftwood.train.attention import causal_attention
-from draftwood.train.frozen import part_of_gpu, state_bytes
-from draftwood.train.losses import most_logits
+from draftwood.train.frozen import bytes_per_row, working_memory
+from draftwood.train.losses import max_logits
 from draftwood.train.trees.attention import Rows, has_kernel, is_fused, joined, tree_attention
 from draftwood.train.trees.roots import padded
 from draftwood.train.trees.walk import Texts
@@ -124,7 +124,7 @@ def _groups(layers: Layers, lengths: Mapping[int, int], num_nodes: int) -> Itera
 
 def blocks_of(rows: Tensor, vocab_size: int) -> Sequence[Tensor]:
     """Rows of hidden states, as many to a block as may have their logits in memory."""
-    return torch.split(rows, max(1, most_logits(rows.device) // vocab_size))
+    return torch.split(rows, max(1, max_logits(rows.device) // vocab_size))
 
 
 def spread(rows: Tensor, where: Tensor, shape: torch.Size) -> Tensor:
@@ -146,7 +146,7 @@ def _room(device: torch.device) -> tuple[int, int]:
     rows = MOST_ROWS.get(device.type, MOST_ROWS["cpu"])
     if device.type != "cuda":
         return rows, MOST_BYTES
-    return rows, part_of_gpu(device)
+    return rows, working_memory(device)
 
 
 def _row_bytes(layers: Layers, num_seen: int) -> int:
@@ -156,4 +156,4 @@ def _row_bytes(layers: Layers, num_seen: int) -> int:
     itemsize = layers.dtype.itemsize
     fused = has_kernel(layers.dtype, config.head_dim, layers.device)
     scores = 0 if fused else 3 * config.num_heads * num_seen * itemsize
-    return scores + state_bytes(layers) + config.cache_bytes_per_token(itemsize)
+    return scores + bytes_per_row(layers) + config.cache_bytes_per_token(itemsize)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwood.train.trees.run import DraftHead, HeadRun
+from draftwood.train.trees.head_run import DraftHead, HeadRun
 
 ROWS = 4096  # whose logits are held at once
 
