@@ -41,7 +41,7 @@ from draftwood.train.methods.gto import GtoMethod, GtoOptions
 from draftwood.train.trees.draft_trees import DraftBeam, grow_draft_trees
 from draftwood.train.trees.head_run import DraftHead, HeadRun
 from draftwood.train.trees.rewards import accepted_branch, is_leaf, reward
-from draftwood.train.trees.roots import counted_roots, drawn_groups, padded, texts_of
+from draftwood.train.trees.roots import counted_roots, padded, sample_groups, texts_of
 from draftwood.train.trees.verify import verify_trees
 from outcome import exit_code
 
@@ -83,7 +83,7 @@ def batches(texts: Sequence[Example], max_tokens: int) -> list[list[Example]]:
 def groups(batch: Batch, options: GtoOptions, seed: int) -> list[list[int]]:
     """The places of each text below which trees are drafted."""
     return [
-        drawn_groups(roots, options.groups, options.group_size, text, seed, STEP)
+        sample_groups(roots, options.groups, options.group_size, text, seed, STEP)
         for text, roots in zip(texts_of(batch), counted_roots(batch), strict=True)
     ]
 

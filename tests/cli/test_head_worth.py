@@ -95,7 +95,7 @@ def test_the_table(draftwood_command: Command) -> None:
         for each in worth["ranks"]
     ]
     assert worth["ranks"][0]["count"] == 6 * 3
-    for label in ("drafting with beam", "drafting with salf", "looking below guesses"):
+    for label in ("drafting with beam", "drafting with salf", "measuring calibration"):
         assert label in result.err
 
 

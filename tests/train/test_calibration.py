@@ -175,7 +175,7 @@ def test_the_same_as_by_hand_for_a_head_that_is_often_right(kind: str, noise: fl
 def test_what_goes_together_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, head = few_target("eager"), few_head(name)
     wanted = measure_ranks(head, target, TEXTS, positions=4)
-    monkeypatch.setattr(calibration, "MOST_ROWS", 60)  # two texts at most
+    monkeypatch.setattr(calibration, "MAX_ROWS", 60)  # two texts at most
     monkeypatch.setattr(evaluator, "MAX_LOGITS_ON_CPU", 40)  # a few rows
     assert_same(measure_ranks(head, target, TEXTS, positions=4), wanted)
 

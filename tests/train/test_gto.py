@@ -14,7 +14,7 @@ from draftwood.errors import OptionError
 from draftwood.targets.tiny import tiny_target
 from draftwood.train.base import Example
 from draftwood.train.frozen.frozen_target import FrozenTarget
-from draftwood.train.methods.gto import GtoMethod, GtoOptions, frozen_copy
+from draftwood.train.methods.gto import GtoMethod, GtoOptions, copy_frozen
 from draftwood.train.trees.branch import branch_log_probs
 from draftwood.train.trees.draft_trees import DraftBeam
 from draftwood.train.trees.head_run import HeadRun
@@ -189,7 +189,7 @@ def test_the_terms_are_what_the_loss_is_made_of() -> None:
 
 def test_the_reference_shares_the_target_and_nothing_else() -> None:
     head = draft_head("eagle3")
-    copy = frozen_copy(head)
+    copy = copy_frozen(head)
     assert copy.parts.embed is head.parts.embed
     with torch.no_grad():
         head.fc.weight += 1.0

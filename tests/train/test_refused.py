@@ -164,11 +164,11 @@ def test_budgets_of_validation_are_those_of_the_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("run.max_tokens=8", "no room for the longest text"),
+        ("run.max_tokens=8", "longest text does not fit"),
         ("head.changes.taps=[0, 99, 3]", r"the head reads \[99, 3\], the target has 2 layers"),
         ("run.cache_signals={}/file", "cannot be written"),
         ("run.cache_signals={}/file/below", "cannot be written"),
-        ("data.max_length=8", r"no answer left\n  got: data\.max_length = 8\n  allowed: \d+ or more"),
+        ("data.max_length=8", r"has an answer after truncation\n  got: data\.max_length = 8\n  allowed: \d+ or more"),
     ],
 )
 def test_what_was_refused_leaves_nothing_behind(tmp_path: Path, change: str, said: str) -> None:
@@ -185,7 +185,7 @@ def test_a_held_out_text_that_is_too_long_is_not_found_out_at_the_end(tmp_path: 
     seed = next(seed for seed in range(1000) if data.split(20, seed)[0].lengths.max() < longest)
     changes = (f"run.max_tokens={longest - 1}", "data.held_out=20", f"run.seed={seed}")
     config = configuration(tmp_path / "run", *changes)
-    with pytest.raises(OptionError, match=r"(?s)no room for the longest text.*run\.max_tokens"):
+    with pytest.raises(OptionError, match=r"(?s)longest text does not fit.*run\.max_tokens"):
         make_plan(config, timed=False)
 
 

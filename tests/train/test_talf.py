@@ -105,7 +105,7 @@ def test_blocks_and_checkpoints_change_nothing(kind: str, monkeypatch: pytest.Mo
     method = talf(draft_head(kind), width=2)
     examples = random_examples([14, 9], seed=1)
     usual = gradients(method, examples)
-    monkeypatch.setattr(head_run, "MOST_SCORES", 300)
+    monkeypatch.setattr(head_run, "MAX_SCORES", 300)
     method.checkpoints, method.block = True, 3
     for name, found in gradients(method, examples).items():
         torch.testing.assert_close(found, usual[name], atol=2e-4, rtol=1e-3)

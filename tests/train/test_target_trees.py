@@ -21,10 +21,10 @@ from draftwood.train.base import Batch
 from draftwood.train.frozen.frozen_target import FrozenTarget
 from draftwood.train.trees import layer_run, walk
 from draftwood.train.trees.grow import grow_trees
-from draftwood.train.trees.grow_walk import grow_walking
-from draftwood.train.trees.labels import Labels, _losses_of, read_labels, vocabulary_of
+from draftwood.train.trees.grow_walk import grow_by_passes
+from draftwood.train.trees.labels import Labels, _score_block, find_vocabulary, read_labels
 from draftwood.train.trees.layer_run import as_target
-from draftwood.train.trees.roots import drawn_roots
+from draftwood.train.trees.roots import sample_roots
 from draftwood.train.trees.target_trees import Beam, TextTrees
 from tests.tools.train import MODEL, random_examples, target_of
 from tests.tools.tree import both_kinds, draft_head, path_to, said_behind
@@ -74,10 +74,10 @@ def test_trees_are_those_of_a_beam_for_every_root(
     kind: str, lends: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walk, "PASS_ROWS", rows)
-    monkeypatch.setitem(layer_run.MOST_ROWS, "cpu", rows)
+    monkeypatch.setitem(layer_run.MAX_ROWS, "cpu", rows)
     head = draft_head(kind)
     beam = Beam(width=3, depth=3, num_kept=9)
-    vocabulary = vocabulary_of(head)
+    vocabulary = find_vocabulary(head)
     texts = [example.token_ids.tolist() for example in random_examples([7, 11])]
     roots = [[1, 2, 3, 4, 5], [4, 9, 10]]
     grown = grow_trees(lending_target() if lends else target_of(), texts, roots, beam, vocabulary)
@@ -120,7 +120,7 @@ def test_lent_layers_round_as_the_target_does() -> None:
     beam, roots = Beam(1, 2, MODEL.vocab_size), list(range(1, 59))
     lending, fused = lending_target(dtype=torch.bfloat16), tiny_target(MODEL, dtype=torch.bfloat16)
     with as_target(lending):
-        passes = grow_walking(lending, [text], [roots], beam, None)
+        passes = grow_by_passes(lending, [text], [roots], beam, None)
     grown = [*grow_trees(lending, [text], [roots], beam), *passes, *grow_trees(fused, [text], [roots], beam)]
     # Labels of the roots: below them paths part where two tokens are about as good.
     own, own_passes, exact = (
@@ -180,8 +180,8 @@ def test_what_is_computed_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     wanted = [(text, root) for text, own in enumerate(roots) for root in own]
     shapes = []
     for rows, most_bytes in ((10_000, 1 << 28), (120, 1 << 28), (1, 1 << 28), (10_000, 1 << 19)):
-        monkeypatch.setitem(layer_run.MOST_ROWS, "cpu", rows)
-        monkeypatch.setattr(layer_run, "MOST_BYTES", most_bytes)
+        monkeypatch.setitem(layer_run.MAX_ROWS, "cpu", rows)
+        monkeypatch.setattr(layer_run, "MAX_BYTES", most_bytes)
         found = []
         shapes.append([])
         for each in layer_run.slices(layers, texts, roots, 4):
@@ -199,7 +199,7 @@ def test_what_is_computed_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 def test_some_labels_of_a_small_vocabulary_do_not_count() -> None:
     head = draft_head("eagle3")
     text = random_examples([40])[0].token_ids.tolist()
-    (trees,) = grow_trees(target_of(), [text], [list(range(1, 39))], Beam(2, 2, 4), vocabulary_of(head))
+    (trees,) = grow_trees(target_of(), [text], [list(range(1, 39))], Beam(2, 2, 4), find_vocabulary(head))
     assert 0 < int(trees.counts.sum()) < trees.counts.numel()
 
 
@@ -237,7 +237,7 @@ def test_blocks_cover_a_text_up_to_its_last_root(roots: list[int], most_roots: i
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 3))
 def test_drawn_roots_are_some_of_the_roots(size: int, count: int, seed: int) -> None:
     roots = list(range(5, 5 + size))
-    drawn = drawn_roots(roots, count, [1, 2, 3], seed)
+    drawn = sample_roots(roots, count, [1, 2, 3], seed)
     assert len(drawn) == min(size, count)
     assert sorted(set(drawn)) == drawn
     assert set(drawn) <= set(roots)
@@ -260,7 +260,7 @@ logits_of_6 = st.lists(st.floats(-4, 4, width=32), min_size=6, max_size=6)
 def test_the_rest_is_one_class(said: list[float], guessed: list[float], kept: int) -> None:
     true, own = torch.tensor([said]), torch.tensor([guessed])
     labels, _ = read_labels(true, None, kept, 1)
-    found, _ = _losses_of(Plain(), own, labels.ids, labels.probs, labels.rest)  # type: ignore[arg-type]
+    found, _ = _score_block(Plain(), own, labels.ids, labels.probs, labels.rest)  # type: ignore[arg-type]
     p, q = true.double().softmax(dim=-1)[0], own.double().softmax(dim=-1)[0]
     best = labels.ids[0]
     others = torch.ones(6, dtype=torch.bool).scatter(0, best, False)

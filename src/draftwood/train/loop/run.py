@@ -3,7 +3,7 @@
 RUN/config.toml      the resolved configuration
 RUN/log.jsonl        one line per step and validation
 RUN/checkpoints/     recent checkpoints; --resume continues from the last one
-RUN/best/            the head with the best validation score
+RUN/best/            the head with the best validation score_validation
 RUN/head/            the final head
 RUN/course.svg       loss and tau over the steps
 RUN/tensorboard/     the log for TensorBoard, if it is installed
@@ -33,7 +33,7 @@ from draftwood.train.loop.logs import Board, Console, Log, read_log
 from draftwood.train.loop.plan import signal_bytes
 from draftwood.train.loop.setup import Setup, check_method, make_signal_source, prepare
 from draftwood.train.loop.trainer import NotFiniteError, StepResult, Trainer
-from draftwood.train.measure import plot_log, score, validate_head
+from draftwood.train.measure import plot_log, score_validation, validate_head
 
 SMOOTHING = 0.95  # of the step time, for the estimate of the remaining time
 
@@ -184,7 +184,7 @@ class Run:
         self._validate()
         progress.validated = progress.step
         if self._saved_step == progress.step:
-            self._checkpoint()  # again, with the score
+            self._checkpoint()  # again, with the score_validation
 
     def _validate(self) -> None:
         texts = [self.setup.held_out[index] for index in range(len(self.setup.held_out))]
@@ -204,8 +204,8 @@ class Run:
             result |= validate_head(head, self.setup.target, self.setup.codec, mixed, section, self.console.progress)
             self._record("validate", result)
             self.console.note(format_validation(result))
-            if best[0] is None or score(result) > best[0]:
-                best[0] = score(result)
+            if best[0] is None or score_validation(result) > best[0]:
+                best[0] = score_validation(result)
                 self.checkpoints.save_best(head)
         self.processes.wait()
         trainer.progress.best = best[0]  # only the first process saves it

@@ -54,7 +54,7 @@ def check_method(config: TrainConfig) -> tuple[type[Method], Any]:
     kind = config.head.kind
     if kind:
         cls.check_kind(kind)
-    if cls.goes_on and not config.head.start:
+    if cls.needs_trained_head and not config.head.start:
         raise OptionError(
             f"The method {cls.name!r} needs a trained head",
             next_step="Train a head with another method first, and set head.start to its folder.",

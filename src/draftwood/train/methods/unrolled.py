@@ -1,4 +1,4 @@
-"""What the methods for EAGLE-type heads have in common: the head runs over its own outputs, every step is compared."""
+"""Base of the methods for EAGLE-type heads: unroll the head and evaluate every step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.losses import Evaluation, Evaluator, Positions, accuracy, smooth_l1
 from draftwood.train.methods.base import Method
 
-NOISE_LENGTH = 512  # tokens of a text to which the noise that is asked for applies; longer ones get less
+NOISE_LENGTH = 512  # tokens of a text that the noise option refers to; longer texts get less noise
 
 
 class Recipe(NamedTuple):
-    """A loss: of step j ``decay ** j`` times the weighted sum of its parts."""
+    """A loss: the sum over steps j of ``decay ** j`` times the weighted sum of its parts."""
 
     steps: int = 1
     decay: float = 1.0
@@ -29,24 +29,24 @@ class Recipe(NamedTuple):
     classification: float = 1.0
     top_k_weight: float = 0.0
     top_k: int = 10
-    noise: float = 0.0  # width of the uniform noise on the target's features, for texts of 512 tokens
-    detach: bool = False  # no gradient from a step into the one before it
+    noise: float = 0.0  # width of uniform noise on the target's features, for texts of 512 tokens
+    detach: bool = False  # no gradient from a step into the previous one
     close_k: int = 0  # see Evaluation.close
 
 
 class UnrolledMethod(Method):
-    """Subclasses say what the loss is made of, and which guesses take part in it."""
+    """Subclasses define the loss (``recipe``) and which predictions count."""
 
     kinds: ClassVar[tuple[str, ...]] = ("eagle",)
     head: EagleHead | Eagle3Head
 
     @classmethod
     def outputs_per_position(cls, options: Any, head: HeadConfig) -> int:
-        return int(getattr(options, "steps", 1))  # EAGLE has no such option: it takes one
+        return int(getattr(options, "steps", 1))  # EAGLE has no such option and one step
 
     @classmethod
     def scores_per_position(cls, options: Any, head: HeadConfig, length: int) -> int:
-        """Only the first step is plain causal attention, which holds none."""
+        """Return 0 for a single step: causal attention does not materialise scores."""
         return head.num_heads * length if cls.outputs_per_position(options, head) > 1 else 0
 
     @abstractmethod
@@ -57,7 +57,7 @@ class UnrolledMethod(Method):
         positions = Positions.of(batch)
         taps = signals.taps.to(next(self.head.parameters()).dtype)
         features = self.head.fuse(taps)  # [B, L, H]
-        hidden = self._guesses(batch, features, positions, recipe)  # [S, P, H]
+        hidden = self._run_head(batch, features, positions, recipe)  # [S, P, H]
         evaluator = Evaluator(
             self.head,
             self.frozen,
@@ -66,15 +66,15 @@ class UnrolledMethod(Method):
             close_k=recipe.close_k,
         )
         evaluation = evaluator.evaluate(hidden, positions, batch, signals.hidden, self.block)
-        away = smooth_l1(hidden, positions.at(features).detach()) if recipe.regression else None
-        return joined(recipe, evaluation, away, self.counted(evaluation, positions, batch))
+        distance = smooth_l1(hidden, positions.at(features).detach()) if recipe.regression else None
+        return combine_losses(recipe, evaluation, distance, self.counted(evaluation, positions, batch))
 
     def counted(self, evaluation: Evaluation, positions: Positions, batch: Batch) -> Tensor:
-        """The guesses that take part, ``[S, P]``."""
+        """Return which predictions count, ``[S, P]``."""
         return positions.reached(len(evaluation.right))
 
-    def _guesses(self, batch: Batch, features: Tensor, positions: Positions, recipe: Recipe) -> Tensor:
-        num_pairs = batch.token_ids.shape[1] - 2  # the last one guesses the last token
+    def _run_head(self, batch: Batch, features: Tensor, positions: Positions, recipe: Recipe) -> Tensor:
+        num_pairs = batch.token_ids.shape[1] - 2  # the last pair predicts the last token
         if not positions.number:
             return torch.zeros(recipe.steps, 0, features.shape[-1], device=features.device) + zero_of(self.head)
         if recipe.noise and self.head.training:
@@ -91,7 +91,7 @@ class UnrolledMethod(Method):
         return positions.select(outputs, recipe.steps)
 
     def _noise(self, batch: Batch, features: Tensor, width: float) -> Tensor:
-        """Noise for every text that depends on its tokens, the step and the seed, not on what it is padded to."""
+        """Return noise per text that depends on its tokens, the step and the seed, not on its padding."""
         noise = torch.zeros_like(features)
         for row, (ids, length) in enumerate(zip(batch.token_ids.cpu(), batch.lengths.tolist(), strict=True)):
             digest = hashlib.blake2b(ids[:length].numpy().tobytes(), digest_size=6).digest()
@@ -102,17 +102,17 @@ class UnrolledMethod(Method):
         return noise
 
 
-def joined(recipe: Recipe, evaluation: Evaluation, away: Tensor | None, counted: Tensor) -> Losses:
-    """The loss of the guesses that are ``counted [S, P]``; ``away [S, P]``, how far their features are.
+def combine_losses(recipe: Recipe, evaluation: Evaluation, distance: Tensor | None, counted: Tensor) -> Losses:
+    """Combine the losses of the ``counted [S, P]`` predictions. ``distance [S, P]`` is that of their features.
 
-    All parts are divided by the number of guesses of step 0, so that batches of several processes can be joined.
+    All parts are divided by the number of predictions of step 0, so that batches of several processes can be averaged.
     """
     number = max(counted.shape[1], 1)
     decay = recipe.decay ** torch.arange(recipe.steps, device=counted.device)  # [S]
     weighted = counted * decay[:, None]  # [S, P]
     terms = [("classification", recipe.classification, evaluation.cross_entropy)]
-    if away is not None:
-        terms.append(("regression", recipe.regression, away))
+    if distance is not None:
+        terms.append(("regression", recipe.regression, distance))
     if recipe.top_k_weight:
         terms.append(("top_k", recipe.top_k_weight, evaluation.top_k))
     parts = {name: (weighted * each).sum() / number for name, _, each in terms}
@@ -142,4 +142,4 @@ def check_some_weight(options: Any, *names: str) -> None:
     """A loss without any part teaches nothing."""
     check_weights(options, *names)
     if not any(getattr(options, name) for name in names):
-        raise OptionError("A loss needs a part with a weight", got="0 for all", allowed=names)
+        raise OptionError("At least one weight of the loss must be above 0", got="0 for all", allowed=names)
