@@ -85,7 +85,7 @@ def objective_by_hand(method: GtoMethod, example: Example) -> float:
     assert isinstance(head, type(method.reference))
     batch, signals = batch_and_signals([example], method.frozen)
     text, taps = read(example, signals)
-    (members,) = method._groups(batch)
+    (members,) = method._sample_groups(batch)
     beam = DraftBeam(options.width, options.nodes, options.depth)
     gains, ratio = [], []
     for root in members:
@@ -213,7 +213,7 @@ def test_good_branches_become_likelier_and_bad_ones_less_likely() -> None:
     method = gto(head, groups=4, token_loss="eagle", token=nothing, debias=False)
     head.eval()
     batch, signals = batch_and_signals(written_examples(count=2), method.frozen)
-    rows = method._groups(batch)
+    rows = method._sample_groups(batch)
     roots, is_root = padded(rows, 1, torch.device("cpu"))
     judged = method._judge(batch, signals, roots, rows)
     advantage = advantages(judged.rewards.view(2, -1, 3), method.options.delta).view_as(roots)
