@@ -22,7 +22,7 @@ from draftwood.errors import OptionError
 from draftwood.train.base import Batch
 from draftwood.train.config import load_config
 from draftwood.train.loop.distributed import Processes
-from draftwood.train.loop.setup import prepare, signal_source
+from draftwood.train.loop.setup import make_signal_source, prepare
 from draftwood.train.loop.trainer import Stream, Trainer
 from draftwood.train.methods.gto import GtoMethod
 from outcome import exit_code
@@ -62,7 +62,7 @@ def measure(args: argparse.Namespace, screen: Screen) -> dict[str, list[torch.Te
     method = setup.method
     if not isinstance(method, GtoMethod):
         raise OptionError("This is about GTO", got=f"method.name={method.name}", next_step="Leave method.name out.")
-    source = signal_source(config, setup, Processes(), screen.progress)
+    source = make_signal_source(config, setup, Processes(), screen.progress)
     trainer = Trainer(config, method.token_method, setup.texts, source, args.drift)
     for step in range(args.drift):
         screen.progress("token loss alone", step, args.drift)

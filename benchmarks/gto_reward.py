@@ -36,12 +36,12 @@ from draftwood.heads.fit import load_head_for
 from draftwood.train.base import Batch, Example
 from draftwood.train.config import CONFIGURATION, TrainConfig, load_config
 from draftwood.train.loop.setup import Setup, prepare
-from draftwood.train.loop.trainer import compute_dtype
+from draftwood.train.loop.trainer import choose_dtype
 from draftwood.train.methods.gto import GtoMethod, GtoOptions
-from draftwood.train.trees.beam import DraftBeam, grow_draft_trees
+from draftwood.train.trees.draft_trees import DraftBeam, grow_draft_trees
+from draftwood.train.trees.head_run import DraftHead, HeadRun
 from draftwood.train.trees.rewards import accepted_branch, is_leaf, reward
-from draftwood.train.trees.roots import counted_roots, drawn_groups, padded, texts_of
-from draftwood.train.trees.run import DraftHead, HeadRun
+from draftwood.train.trees.roots import counted_roots, padded, sample_groups, texts_of
 from draftwood.train.trees.verify import verify_trees
 from outcome import exit_code
 
@@ -83,7 +83,7 @@ def batches(texts: Sequence[Example], max_tokens: int) -> list[list[Example]]:
 def groups(batch: Batch, options: GtoOptions, seed: int) -> list[list[int]]:
     """Choose the positions of each text at which trees are drafted."""
     return [
-        drawn_groups(roots, options.groups, options.group_size, text, seed, STEP)
+        sample_groups(roots, options.groups, options.group_size, text, seed, STEP)
         for text, roots in zip(texts_of(batch), counted_roots(batch), strict=True)
     ]
 
@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace, config: TrainConfig, screen: Screen) -> Me
         raise OptionError("This is about GTO", got=config.method.name, next_step="Leave method.name out.")
     device, options = setup.target.info.device, setup.method.options
     heads = [setup.method.reference, *(fitting_head(name, setup) for name in args.heads)]
-    half = compute_dtype(config.run.dtype, device) != torch.float32
+    half = choose_dtype(config.run.dtype, device) != torch.float32
     parts, numbers, num_texts = [], [], 0
     grouped = batches(setup.held_out.shuffled(config.run.seed)[: args.texts], config.run.max_tokens)
     for done, examples in enumerate(grouped):

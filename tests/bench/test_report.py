@@ -14,12 +14,10 @@ from draftwood.bench.figures.metrics import summarize
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval
 from draftwood.bench.records.run_folder import MANIFEST, REQUESTS, BenchRun, LosslessVerdict, RequestRecord, RunManifest
 from draftwood.bench.report import format_results, html_report, list_problems, markdown_report, write_report
-from draftwood.bench.report.bars import Bar, bars
 from draftwood.bench.report.facts import headline, warnings
-from draftwood.bench.report.lines import Line, lines
 from draftwood.bench.report.markdown import escape
-from draftwood.bench.report.marks import marks
 from draftwood.errors import DraftwoodError
+from draftwood.plots import Bar, Line, assign_marks, plot_bars, plot_lines, svg_file
 from tests.tools.bench_report import EVIL, SVG, Tables, changed, drawings, make, rows_of
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
@@ -252,10 +250,12 @@ def test_escaped_markdown_stays_in_its_cell(text):
 
 @given(st.text(max_size=40))
 def test_any_text_gives_well_formed_drawings(text):
-    look = marks(["plain", text + "x"], "plain")[text + "x"]
-    drawn = bars([Bar(look, Interval(2, 1, 3))], title=text, unit="x", maximum=3, wide=True, reference=text)
-    ElementTree.fromstring(drawn)
-    ElementTree.fromstring(lines([Line(look, {1.0: 0.5})], title=text, x_name=text, y_name=text, low=0.0, high=1.0))
+    look = assign_marks(["plain", text + "x"], "plain")[text + "x"]
+    drawn = plot_bars([Bar(look, 2, 1, 3)], title=text, unit="x", maximum=3, wide=True, reference=text)
+    ElementTree.fromstring(drawn.inline())
+    drawn = plot_lines([Line(look, {1.0: 0.5})], title=text, x_name=text, y_name=text, low=0.0, high=1.0)
+    ElementTree.fromstring(drawn.inline())
+    ElementTree.fromstring(svg_file(text, [drawn]))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

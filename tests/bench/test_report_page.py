@@ -15,13 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.bench.figures.summary import ALL_TASKS, Interval
-from draftwood.bench.report import html_report, markdown_report, svg
-from draftwood.bench.report.bars import Bar, Stack, bars, stacks
+from draftwood.bench.report import html_report, markdown_report
 from draftwood.bench.report.files import format_summary_json
-from draftwood.bench.report.lines import Line, lines
-from draftwood.bench.report.marks import marks
 from draftwood.bench.report.sections import sections
 from draftwood.display import ticks
+from draftwood.plots import Bar, Line, Stack, assign_marks, plot_bars, plot_lines, plot_stacks, svg
 from tests.tools.bench_report import MANY, SVG, TASKS, Tables, changed, drawings, make, rows_of, share
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -118,10 +116,10 @@ def test_what_is_no_number_is_a_dash(bad):
 
 
 def test_bars_and_whiskers_are_to_scale():
-    looks = marks(["plain", "a", "b", "c", "d"], "plain")
+    looks = assign_marks(["plain", "a", "b", "c", "d"], "plain")
     values = {"a": Interval(1.0, 0.5, 1.5), "b": Interval(2.5, 2.0, 4.0), "c": Interval(3.0, 3.0, 3.0), "d": None}
-    items = [Bar(looks[label], value) for label, value in values.items()]
-    drawn = ElementTree.fromstring(bars(items, title="t", unit="x", maximum=4.0, reference="plain"))
+    items = [Bar(looks[label], *(value or ())) for label, value in values.items()]
+    drawn = ElementTree.fromstring(plot_bars(items, title="t", unit="x", maximum=4.0, reference="plain").inline())
     groups = {
         group.get("data-m"): group for group in drawn.iter(f"{SVG}g") if group.find(f"{SVG}text[@class='name']") is None
     }
@@ -147,20 +145,22 @@ def test_bars_and_whiskers_are_to_scale():
 
 
 def test_parts_of_a_stack_follow_each_other():
-    looks = marks(["a", "b"], None)
+    looks = assign_marks(["a", "b"], None)
     items = [Stack(looks["a"], {"draft": 1.0, "verify": 6.0, "accept": 1.0}), Stack(looks["b"], {"verify": 4.0})]
-    drawn = ElementTree.fromstring(stacks(items, ["draft", "verify", "accept"], title="t"))
+    drawn = ElementTree.fromstring(plot_stacks(items, ["draft", "verify", "accept"], title="t").inline())
     places = [(share(r.get("x")), share(r.get("width"))) for r in drawn.iter(f"{SVG}rect")]
     assert places == [(0, 0.125), (0.125, 0.75), (0.875, 0.125), (0, 0), (0, 0.5), (0.5, 0)]
     assert [t.text for t in drawn.iter(f"{SVG}text") if t.get("class") == "value"] == ["8.00 ms", "4.00 ms"]
 
 
 def test_lines_are_to_scale():
-    look = marks(["a"], None)["a"]
+    look = assign_marks(["a"], None)["a"]
     points = {1.0: 0.0, 4.0: 0.5, 16.0: 1.0}
     for logarithmic, wanted in ((False, [0, 0.2, 1]), (True, [0, 0.5, 1])):
         drawn = ElementTree.fromstring(
-            lines([Line(look, points)], title="t", x_name="x", y_name="y", low=0.0, high=1.0, logarithmic=logarithmic)
+            plot_lines(
+                [Line(look, points)], title="t", x_name="x", y_name="y", low=0.0, high=1.0, logarithmic=logarithmic
+            ).inline()
         )
         markers = [one for one in drawn.iter(f"{SVG}svg") if one.find(f"{SVG}path") is not None]
         assert [share(one.get("x")) for one in markers] == pytest.approx(wanted)
@@ -170,12 +170,12 @@ def test_lines_are_to_scale():
 
 
 def test_looks_stay_the_same_and_differ():
-    looks = marks(MANY, "plain")
+    looks = assign_marks(MANY, "plain")
     assert looks["plain"].colour == "c-base"
     others = [looks[label] for label in MANY[1:]]
     assert len({(look.colour, look.dashes) for look in others}) == len(others)
     assert [look.key for look in looks.values()] == [str(place + 1) for place in range(len(MANY))]  # one label is long
-    assert marks(["plain", "goose"], "plain")["goose"].key == "goose"
+    assert assign_marks(["plain", "goose"], "plain")["goose"].key == "goose"
 
 
 @given(st.lists(st.floats(0, 300), max_size=20), st.floats(1, 13))
@@ -198,7 +198,7 @@ def test_ticks_are_few_even_and_inside(low, span):
 
 @given(st.text(alphabet="ab,:=+ /@", max_size=60), st.integers(3, 30))
 def test_wrapped_labels_lose_nothing(label, width):
-    rows = svg.wrap(label, width)
+    rows = svg.wrap_label(label, width)
     assert all(len(row) <= width for row in rows)
     assert "".join(rows).replace(" ", "") == label.replace(" ", "")
 

@@ -19,7 +19,7 @@ from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.train.config import DataSection, ValidateSection
 from draftwood.train.data.read import TrainingData
-from draftwood.train.loop.run import validation_text
+from draftwood.train.loop.run import format_validation
 from tests.tools.cli import Command, Result, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 from tests.tools.head import SMALL, random_head
 from tests.tools.train_data import lines, make
@@ -95,7 +95,7 @@ def test_the_table(draftwood_command: Command) -> None:
         for each in worth["ranks"]
     ]
     assert worth["ranks"][0]["count"] == 6 * 3
-    for label in ("drafting with beam", "drafting with salf", "looking below guesses"):
+    for label in ("drafting with beam", "drafting with salf", "measuring calibration"):
         assert label in result.err
 
 
@@ -134,11 +134,11 @@ def test_below_the_guess_of_a_head_that_sees_one_token_ahead_there_is_nothing(
 
 def test_a_run_says_nothing_about_ranks_that_there_are_not() -> None:
     result: dict[str, Any] = {"step": 3, "loss": 1.5, "accuracy": 0.25, "ranks": []}
-    assert validation_text(result) == "step 3, held out: loss 1.5000 · accuracy 0.250"
+    assert format_validation(result) == "step 3, held out: loss 1.5000 · accuracy 0.250"
     ranks = [{"accuracy": 0.5, "ece": 0.125}, {"accuracy": 0.25, "ece": 0.0}]
-    told = validation_text({**result, "ranks": ranks})
+    told = format_validation({**result, "ranks": ranks})
     assert told.endswith("accuracy 0.250 · below rank 1 to 2: accuracy 0.50 0.25, calibration error 0.12 0.00")
-    assert validation_text({"step": 3, "loss": 1.5}) == "step 3, held out: loss 1.5000"
+    assert format_validation({"step": 3, "loss": 1.5}) == "step 3, held out: loss 1.5000"
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn")  # of CPUs that have no bfloat16

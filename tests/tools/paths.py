@@ -1,4 +1,4 @@
-"""Places in the project."""
+"""Positions in the project."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.train.base import Batch, Example, Losses, Signals
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.frozen.frozen_target import FrozenTarget
 from draftwood.train.methods import method_class
 from draftwood.train.methods.base import Method
 from tests.tools.head import GrowingCache, random_head

@@ -15,12 +15,12 @@ from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import BOS, EOS, ByteTokenizer
 from draftwood.text.chat import Message
 from draftwood.text.tokenizer import TextCodec, Tokenizer
-from draftwood.train.data.answers import Heard
+from draftwood.train.data.answers import OnTokens
 from draftwood.train.data.dialogue import Rules
 from draftwood.train.data.make import make_data, prepare
 from draftwood.train.data.manifest import Manifest
 from draftwood.train.data.settings import DataSettings
-from draftwood.train.data.transcript import empty_user_turn
+from draftwood.train.data.transcript import find_opening
 
 HAS_SMOLLM2 = (models_home() / "smollm2" / "tokenizer.json").is_file()
 
@@ -78,7 +78,7 @@ def loaded(codec: TextCodec | None = None, **options: Any) -> Loaded:
 
 
 def rules_of(codec: TextCodec, max_length: int = 1000, **options: Any) -> Rules:
-    opening = empty_user_turn(codec) if options.get("self_made") else []
+    opening = find_opening(codec) if options.get("self_made") else []
     return Rules(DataSettings(files=("a",), **options), codec, max_length, opening)
 
 
@@ -92,7 +92,7 @@ def make(
     files: tuple[str, ...] = (),
     model: Loaded | None = None,
     progress: Progress | None = None,
-    heard: Heard | None = None,
+    heard: OnTokens | None = None,
     **options: Any,
 ) -> Manifest:
     small = {"max_tokens": 12, "prompt_tokens": 8, "batch": 4, "shard_size": 2, **options}

@@ -10,7 +10,7 @@ import numpy as np
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import VOCAB_SIZE
 from draftwood.train.base import Example
-from draftwood.train.data.manifest import Manifest, about_model, write_manifest
+from draftwood.train.data.manifest import Manifest, describe_model, write_manifest
 from draftwood.train.data.read import Folder, TrainingData
 from draftwood.train.data.shards import Shard, shard_name, write_shard
 
@@ -19,7 +19,7 @@ TARGET = tiny_target(cache_tokens=64)
 
 def manifest_of(num_prompts: int, shard_size: int) -> Manifest:
     settings = {"shard_size": shard_size, "seed": 0}
-    return Manifest(model=about_model(TARGET), settings=settings, sources=[], prompts=num_prompts, complete=True)
+    return Manifest(model=describe_model(TARGET), settings=settings, sources=[], prompts=num_prompts, complete=True)
 
 
 def texts(lengths: Sequence[int], seed: int = 0) -> list[Example]:
@@ -33,7 +33,7 @@ def texts(lengths: Sequence[int], seed: int = 0) -> list[Example]:
 def data_of(examples: Sequence[Example], prompts: Sequence[int] | None = None) -> TrainingData:
     owners = range(len(examples)) if prompts is None else prompts
     shard = Shard.of(list(zip(owners, examples, strict=True)), {})
-    return TrainingData._joined(Folder(Path("texts"), manifest_of(len(examples), 10_000)), [shard])
+    return TrainingData._concatenate_shards(Folder(Path("texts"), manifest_of(len(examples), 10_000)), [shard])
 
 
 def stored(folder: Path, examples: Sequence[Example], shard_size: int = 2, *, fingerprint: str | None = None) -> Path:

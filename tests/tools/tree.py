@@ -16,8 +16,8 @@ from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.head import EagleModel
 from draftwood.targets.base import Segment, Target, chain_parents
 from draftwood.train.base import Batch, Example, Signals
-from draftwood.train.methods.gto import frozen_copy
-from draftwood.train.trees.beam import DraftBeam
+from draftwood.train.methods.gto import copy_frozen
+from draftwood.train.trees.draft_trees import DraftBeam
 from tests.conftest import threads
 from tests.tools.head import GrowingCache, random_head
 from tests.tools.train import MODEL, target_of
@@ -45,7 +45,7 @@ def draft_head(kind: str, seed: int = 0, **changes: Any) -> DraftHead:
 
 def moved(head: DraftHead, scale: float = 0.05) -> DraftHead:
     """A copy that is somewhere else by now."""
-    other = frozen_copy(head)
+    other = copy_frozen(head)
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for parameter in other.parameters():

@@ -20,10 +20,10 @@ from draftwood.targets.base import Segment, Target, chain_parents
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import tiny_target
 from draftwood.train.base import Batch, Example
-from draftwood.train.frozen.target import FrozenTarget
-from draftwood.train.losses import losses
+from draftwood.train.frozen.frozen_target import FrozenTarget
+from draftwood.train.losses import evaluator
 from draftwood.train.measure import calibration
-from draftwood.train.measure.calibration import RANKS, measure_ranks, spread_roots
+from draftwood.train.measure.calibration import RANKS, choose_roots, measure_ranks
 from tests.conftest import logits_after
 from tests.tools.head import random_head
 from tests.tools.neural import (
@@ -180,8 +180,8 @@ def test_the_same_as_by_hand_for_a_head_that_is_often_right(kind: str, noise: fl
 def test_what_goes_together_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, head = few_target("eager"), few_head(name)
     wanted = measure_ranks(head, target, TEXTS, positions=4)
-    monkeypatch.setattr(calibration, "MOST_ROWS", 60)  # two texts at most
-    monkeypatch.setattr(losses, "LOGITS_ON_CPU", 40)  # a few rows
+    monkeypatch.setattr(calibration, "MAX_ROWS", 60)  # two texts at most
+    monkeypatch.setattr(evaluator, "MAX_LOGITS_ON_CPU", 40)  # a few rows
     assert_same(measure_ranks(head, target, TEXTS, positions=4), wanted)
 
 
@@ -205,7 +205,7 @@ def test_gradients_are_left_alone() -> None:
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 12))
 def test_places_are_spread_over_what_the_target_wrote(answered: list[bool], positions: int) -> None:
-    roots = spread_roots(Example(np.zeros(len(answered), dtype=np.int32), np.array(answered)), positions)
+    roots = choose_roots(Example(np.zeros(len(answered), dtype=np.int32), np.array(answered)), positions)
     places = [place for place in range(1, len(answered) - 1) if answered[place + 1]]
     assert roots == sorted(set(roots))
     assert set(roots) <= set(places)

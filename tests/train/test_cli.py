@@ -64,7 +64,7 @@ def test_a_plan_times_steps(draftwood_command: Command, tmp_path: Path) -> None:
     asked = (*TRAIN, "--method", "medusa", "--plan", *wanted(tmp_path / "run"))
     content = json.loads(draftwood_command(*asked, "--json").out)
     assert content["seconds"] == pytest.approx(2 * content["seconds_per_step"])
-    assert "s a step" in draftwood_command(*asked, "--time").out
+    assert "s per step" in draftwood_command(*asked, "--time").out
     assert not (tmp_path / "run").exists()
 
 

@@ -91,11 +91,11 @@ def test_any_values_survive_being_written(
         ("optim.accumulate=true", "1 or more"),
         ("optim.epochs=2", "one of the three"),
         ("optim.steps=0", "one of the three"),
-        ("data.held_out=1.5", "share"),
+        ("data.held_out=1.5", "fraction"),
         ("run.dtype=float16", "bfloat16"),
         ("run.strategy=pipeline", "fsdp"),
         ("run.checkpointing=1", "true or false"),
-        ("run.out=", "a text"),
+        ("run.out=", "a string"),
         ("validate.growths=beam", "salf"),
         ('validate.growths=["wide"]', "salf"),
         ("head.changes=2", "a table"),
@@ -112,7 +112,7 @@ def test_what_makes_no_sense_is_refused_with_what_is_allowed(change: str, said: 
 
 
 def test_a_head_to_start_from_has_its_shape_already() -> None:
-    with pytest.raises(OptionError, match="has its shape already"):
+    with pytest.raises(OptionError, match="already sets the shape"):
         config("head.start=there", "head.draft_vocab_size=10")
 
 
@@ -131,7 +131,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DraftwoodError, match=r"bad\.toml cannot be read"):
         load_config(path)
     path.write_text("optim = 3\n")
-    with pytest.raises(OptionError, match="makes no sense"):
+    with pytest.raises(OptionError, match="invalid value"):
         load_config(path)
 
 
@@ -140,6 +140,6 @@ def test_the_command_knows_every_method() -> None:
 
 
 def test_changes_of_a_head_are_plain_values() -> None:
-    for name, said in (("rope", "no key 'rope'"), ("num_layers", "a whole number")):
+    for name, said in (("rope", "no key 'rope'"), ("num_layers", "an integer")):
         with pytest.raises(OptionError, match=said):
             TrainConfig.of({**config().tables(), "head": {"changes": {name: {"theta": 5e5}}}})

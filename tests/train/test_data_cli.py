@@ -181,7 +181,7 @@ def test_another_run_is_not_mixed_in(draftwood_command: Command, prompts: str, t
     before = contents(out)
     result = train_data(draftwood_command, out, prompts, "--seed", "7")
     assert result.code == 2
-    assert "was begun with other settings" in result.err
+    assert "was started with other settings" in result.err
     assert "settings.seed 7" in result.err
     assert contents(out) == before
 

@@ -193,7 +193,7 @@ def test_a_split_by_share_or_number() -> None:
     assert [len(part) for part in data.split(0)] == [40, 0]
     assert data.split(5, seed=1)[1].prompts.tolist() != data.split(5, seed=2)[1].prompts.tolist()
     for wrong in (1.5, -1, 40, float("nan")):
-        with pytest.raises(OptionError, match="no part of the prompts"):
+        with pytest.raises(OptionError, match="held-out prompts is invalid"):
             data.split(wrong)
 
 

@@ -18,7 +18,7 @@ from draftwood.text.tokenizer import TextCodec, Tokenizer
 from draftwood.train.data.dialogue import Ask, Dialogue, Kept, Rules, SelfMade
 from draftwood.train.data.prompts import Prompt
 from draftwood.train.data.settings import DataSettings
-from draftwood.train.data.transcript import Transcript, answer_of, empty_user_turn
+from draftwood.train.data.transcript import Transcript, find_opening, split_answer
 from tests.tools.train_data import (
     BARE,
     CHAT,
@@ -78,7 +78,7 @@ def test_answers_count_with_their_ends_and_nothing_else(new_codec: Callable[[], 
 def test_an_answer_stands_behind_the_prompt_that_asks_for_it(new_codec: Callable[[], TextCodec], end: str) -> None:
     codec = new_codec()
     for size in (2, 4):
-        prompt, answer = answer_of(codec, CHAT[:size], "here")
+        prompt, answer = split_answer(codec, CHAT[:size], "here")
         assert prompt == codec.apply_chat(CHAT[: size - 1])
         assert codec.decode(answer, skip_special=False) == CHAT[size - 1]["content"] + end
 
@@ -96,7 +96,7 @@ def test_a_template_that_forgets_gives_a_text_for_each_answer() -> None:
 
 def test_kept_answers_are_cut_to_the_length() -> None:
     codec = template_codec(PREAMBLE)
-    prompt, answer = answer_of(codec, CHAT[:2], "here")
+    prompt, answer = split_answer(codec, CHAT[:2], "here")
     (text,) = kept_texts(codec, CHAT, len(prompt) + 3)
     assert text == [*((token, False) for token in prompt), *((token, True) for token in answer[:3])]
     assert kept_texts(codec, CHAT, len(prompt)) == []
@@ -119,8 +119,8 @@ def test_counting_tokens_stand_behind_what_the_target_saw(turns: list[tuple[list
     transcript = Transcript()
     said: list[int] = []
     expected = []
-    for new, answer, goes_on in turns:
-        prompt = [*said, *new] if goes_on else new
+    for new, answer, needs_trained_head in turns:
+        prompt = [*said, *new] if needs_trained_head else new
         transcript.add(prompt, answer)
         expected += [([*prompt, *answer[:place]], token) for place, token in enumerate(answer)]
         said = [*prompt, *answer]
@@ -130,7 +130,7 @@ def test_counting_tokens_stand_behind_what_the_target_saw(turns: list[tuple[list
         for place in np.flatnonzero(answered)
     ]
     assert found == expected
-    if all(goes_on for *_, goes_on in turns):
+    if all(needs_trained_head for *_, needs_trained_head in turns):
         assert len(transcript.examples()) == 1
 
 
@@ -179,18 +179,18 @@ def test_no_text_grows_beyond_its_length() -> None:
 @pytest.mark.parametrize(("new_codec", "end"), CODECS)
 def test_an_empty_user_turn_is_all_that_stands_before_one(new_codec: Callable[[], TextCodec], end: str) -> None:
     codec = new_codec()
-    before = codec.decode(empty_user_turn(codec), skip_special=False)
+    before = codec.decode(find_opening(codec), skip_special=False)
     whole = codec.decode(codec.apply_chat([user("Why?")]), skip_special=False)
     assert whole.startswith(f"{before}Why?")
 
 
 def test_self_made_prompts_need_a_way_to_begin() -> None:
     with pytest.raises(CapabilityError, match="nothing before a user's turn"):
-        empty_user_turn(template_codec("{{ messages[0]['content'] }}"))
+        find_opening(template_codec("{{ messages[0]['content'] }}"))
     codec = template_codec(PREAMBLE)
     codec.chat_template = None
     with pytest.raises(CapabilityError, match="without a chat template"):
-        empty_user_turn(codec)
+        find_opening(codec)
 
 
 def test_self_made_prompts_are_sampled_and_then_answered() -> None:

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from draftwood.targets.tiny import tiny_target
 from draftwood.train.base import Batch, Signals
-from draftwood.train.frozen.target import FrozenTarget
-from draftwood.train.losses import losses
-from draftwood.train.trees import dense, walk
+from draftwood.train.frozen.frozen_target import FrozenTarget
+from draftwood.train.losses import evaluator
+from draftwood.train.trees import layer_run, walk
 from draftwood.train.trees.attention import ancestors_of, tree_attention
-from draftwood.train.trees.beam import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.branch import branch_log_probs
+from draftwood.train.trees.draft_trees import DraftBeam, DraftTrees, grow_draft_trees
+from draftwood.train.trees.head_run import HeadRun
 from draftwood.train.trees.merge import merge
 from draftwood.train.trees.rewards import (
     Branch,
@@ -29,8 +30,7 @@ from draftwood.train.trees.rewards import (
     ratios,
     reward,
 )
-from draftwood.train.trees.roots import drawn_groups
-from draftwood.train.trees.run import HeadRun
+from draftwood.train.trees.roots import sample_groups
 from draftwood.train.trees.verify import NO_CHOICE, verify_trees
 from tests.tools.train import MODEL, random_examples, target_of
 from tests.tools.tree import (
@@ -85,8 +85,8 @@ def test_the_target_says_of_every_node_what_it_says_of_its_path(
     kind: str, lends: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walk, "PASS_ROWS", rows)
-    monkeypatch.setitem(dense.MOST_ROWS, "cpu", rows)
-    monkeypatch.setattr(losses, "LOGITS_ON_CPU", 5 * MODEL.vocab_size)
+    monkeypatch.setitem(layer_run.MAX_ROWS, "cpu", rows)
+    monkeypatch.setattr(evaluator, "MAX_LOGITS_ON_CPU", 5 * MODEL.vocab_size)
     target = tiny_target(MODEL, backend="eager") if lends else target_of()
     head = draft_head(kind)
     examples = random_examples([14, 7, 5])
@@ -291,7 +291,7 @@ def test_a_branch_is_as_likely_as_its_tokens_one_by_one(kind: str) -> None:
 @given(st.sets(st.integers(1, 60)), st.integers(1, 6), st.integers(1, 5), st.integers(0, 3))
 def test_groups_are_adjacent_and_do_not_overlap(eligible: set[int], num_groups: int, size: int, step: int) -> None:
     roots = sorted(eligible)
-    members = drawn_groups(roots, num_groups, size, [1, 2], 0, step)
+    members = sample_groups(roots, num_groups, size, [1, 2], 0, step)
     groups = [members[first : first + size] for first in range(0, len(members), size)]
     assert all(group == list(range(group[0], group[0] + size)) for group in groups)
     assert sorted(set(members)) == members
@@ -302,10 +302,10 @@ def test_groups_are_adjacent_and_do_not_overlap(eligible: set[int], num_groups: 
 
 def test_groups_follow_from_seed_step_and_text() -> None:
     roots = list(range(1, 100))
-    first = drawn_groups(roots, 4, 5, [1, 2], 0, 7)
-    assert first == drawn_groups(roots, 4, 5, [1, 2], 0, 7)
+    first = sample_groups(roots, 4, 5, [1, 2], 0, 7)
+    assert first == sample_groups(roots, 4, 5, [1, 2], 0, 7)
     others = [
-        drawn_groups(roots, 4, 5, text, *seeds)
+        sample_groups(roots, 4, 5, text, *seeds)
         for text, seeds in (([1, 3], (0, 7)), ([1, 2], (1, 7)), ([1, 2], (0, 8)))
     ]
     assert all(other != first for other in others)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftwood.train.losses.entropy import class_cross_entropy, cross_entropies, hard_cross_entropy, log_sum_exp
-from draftwood.train.losses.losses import Marker, Places
+from draftwood.train.losses.evaluator import Evaluator, Positions
 from draftwood.train.trees.labels import Labels, node_losses, read_labels
 
 scales = pytest.mark.parametrize("scale", [1.0, 80.0])
@@ -291,11 +291,11 @@ def marked(top_k: int, hard: bool = False, dtype: torch.dtype | None = None) -> 
     head, steps, num_places = TinyHead(), 3, 10
     frozen: Any = SimpleNamespace(logits=lambda hidden: hidden @ head.weight.detach().t())
     batch: Any = SimpleNamespace(token_ids=torch.arange(num_places + 2)[None])
-    places = Places(torch.zeros(num_places, dtype=torch.int64), torch.arange(1, num_places + 1))
+    places = Positions(torch.zeros(num_places, dtype=torch.int64), torch.arange(1, num_places + 1))
     hidden = drawn(steps, num_places, 8, dtype=torch.float32)
-    marker = Marker(head, frozen, lambda hidden, _: head.logits(hidden), top_k=top_k, hard=hard)  # type: ignore[arg-type]
+    marker = Evaluator(head, frozen, lambda hidden, _: head.logits(hidden), top_k=top_k, hard=hard)  # type: ignore[arg-type]
     states = drawn(1, num_places + 2, 8, seed=3, dtype=torch.float32).detach()
-    return head, hidden, lambda block=None: marker.marks(hidden, places, batch, states, block)
+    return head, hidden, lambda block=None: marker.evaluate(hidden, places, batch, states, block)
 
 
 @pytest.mark.parametrize(("top_k", "hard"), [(0, False), (5, False), (0, True)])

@@ -13,13 +13,13 @@ from torch import Tensor
 from draftwood.errors import OptionError
 from draftwood.targets.tiny import tiny_target
 from draftwood.train.base import Example
-from draftwood.train.frozen.target import FrozenTarget
-from draftwood.train.methods.gto import GtoMethod, GtoOptions, frozen_copy
-from draftwood.train.trees.beam import DraftBeam
+from draftwood.train.frozen.frozen_target import FrozenTarget
+from draftwood.train.methods.gto import GtoMethod, GtoOptions, copy_frozen
 from draftwood.train.trees.branch import branch_log_probs
+from draftwood.train.trees.draft_trees import DraftBeam
+from draftwood.train.trees.head_run import HeadRun
 from draftwood.train.trees.rewards import advantages, ratios
 from draftwood.train.trees.roots import padded
-from draftwood.train.trees.run import HeadRun
 from tests.tools.train import (
     MODEL,
     gradients,
@@ -86,7 +86,7 @@ def objective_by_hand(method: GtoMethod, example: Example) -> float:
     assert isinstance(head, type(method.reference))
     batch, signals = batch_and_signals([example], method.frozen)
     text, taps = read(example, signals)
-    (members,) = method._groups(batch)
+    (members,) = method._sample_groups(batch)
     beam = DraftBeam(options.width, options.nodes, options.depth)
     gains, ratio = [], []
     for root in members:
@@ -190,7 +190,7 @@ def test_the_terms_are_what_the_loss_is_made_of() -> None:
 
 def test_the_reference_shares_the_target_and_nothing_else() -> None:
     head = draft_head("eagle3")
-    copy = frozen_copy(head)
+    copy = copy_frozen(head)
     assert copy.parts.embed is head.parts.embed
     with torch.no_grad():
         head.fc.weight += 1.0
@@ -214,7 +214,7 @@ def test_good_branches_become_likelier_and_bad_ones_less_likely() -> None:
     method = gto(head, groups=4, token_loss="eagle", token=nothing, debias=False)
     head.eval()
     batch, signals = batch_and_signals(written_examples(count=2), method.frozen)
-    rows = method._groups(batch)
+    rows = method._sample_groups(batch)
     roots, is_root = padded(rows, 1, torch.device("cpu"))
     judged = method._judge(batch, signals, roots, rows)
     advantage = advantages(judged.rewards.view(2, -1, 3), method.options.delta).view_as(roots)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draftwood.train.base import Batch
 from draftwood.train.losses.entropy import cross_entropies
-from draftwood.train.losses.losses import Places, calibration_error, share, smooth_l1
+from draftwood.train.losses.evaluator import Positions, accuracy, calibration_error, smooth_l1
 from tests.tools.train import random_examples
 
 
@@ -19,16 +19,16 @@ def test_places_are_behind_tokens_that_one_of_the_targets_follows() -> None:
     first, second = random_examples([6, 4])
     first.answered[:] = [False, False, True, True, False, True]
     second.answered[:] = [True, True, False, True]
-    places = Places.of(Batch.of([first, second]))
+    places = Positions.of(Batch.of([first, second]))
     assert list(zip(places.text.tolist(), places.last.tolist(), strict=True)) == [(0, 1), (0, 2), (0, 4), (1, 2)]
     assert places.reached(3).tolist() == [[True] * 4, [False, True, True, True], [False, False, True, False]]
 
 
 def test_guesses_and_paths_of_a_place() -> None:
     batch = Batch.of(random_examples([6]))
-    places = Places.of(batch)
+    places = Positions.of(batch)
     outputs = [torch.arange(10.0 * step, 10.0 * step + 4 - step)[None, :, None] for step in range(2)]
-    found = places.guesses(outputs, 3)[..., 0]  # the text was too short for a third step
+    found = places.select(outputs, 3)[..., 0]  # the text was too short for a third step
     assert found.tolist() == [[0.0, 1.0, 2.0, 3.0], [10.0, 10.0, 11.0, 12.0], [0.0, 0.0, 0.0, 0.0]]
     ids = batch.token_ids[0]
     assert places.paths(batch.token_ids, 2).tolist() == [[int(ids[q - 1]), int(ids[q])] for q in (1, 2, 3, 4)]
@@ -56,7 +56,7 @@ def test_smooth_l1_is_a_parabola_near_zero_and_a_line_beyond() -> None:
 def test_shares() -> None:
     right = torch.tensor([[True, True, False], [True, True, True]])
     counted = torch.tensor([[True, False, True], [False, False, False]])
-    assert share(right, counted).tolist() == [0.5, 0.0]
+    assert accuracy(right, counted).tolist() == [0.5, 0.0]
 
 
 def test_calibration_error_by_hand() -> None:

@@ -235,7 +235,7 @@ def test_the_default_block_is_used_where_none_is_asked_for(monkeypatch: pytest.M
     method = quiet("hass")
     examples = random_examples([12, 8])
     wanted = losses_of(method, examples).total.item()
-    monkeypatch.setattr("draftwood.train.losses.losses.LOGITS_ON_CPU", 5000)
+    monkeypatch.setattr("draftwood.train.losses.evaluator.MAX_LOGITS_ON_CPU", 5000)
     assert losses_of(method, examples).total.item() == pytest.approx(wanted, rel=1e-6)
 
 

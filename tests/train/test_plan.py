@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from draftwood.train.base import Batch
-from draftwood.train.frozen.target import FrozenTarget
-from draftwood.train.loop.plan import memory_estimate
+from draftwood.train.frozen.frozen_target import FrozenTarget
+from draftwood.train.loop.plan import estimate_memory
 from draftwood.train.methods import method_class
 from tests.tools.train import KIND_OF, MODEL, new_head, random_examples, target_of
 from tests.tools.trainer import configuration
@@ -62,8 +62,11 @@ def test_a_plan_knows_what_a_step_holds(
     with HeldBytes() as held:
         trained.losses(batch, signals).total.backward()
     config = configuration(tmp_path, f"run.max_tokens={sum(sizes)}", method=method)
-    guesses, scores = (cls.guesses_a_position(made, head.config), cls.scores_a_position(made, head.config, max(sizes)))
+    guesses, scores = (
+        cls.outputs_per_position(made, head.config),
+        cls.scores_per_position(made, head.config, max(sizes)),
+    )
     device = torch.device("cpu")
-    memory = memory_estimate(config, head.config, model, torch.float32, device, guesses, scores)
-    planned = memory["activations"] + memory["work"] + memory["gradients"]
-    assert 0.8 < planned / held.peak < 1.3
+    memory = estimate_memory(config, head.config, model, torch.float32, device, guesses, scores)
+    plan_training = memory["activations"] + memory["work"] + memory["gradients"]
+    assert 0.8 < plan_training / held.peak < 1.3

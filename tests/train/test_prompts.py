@@ -60,14 +60,14 @@ def test_a_limit_counts_over_all_files(tmp_path: Path) -> None:
     [
         (b"{", "line 2 is not valid JSON"),
         (b"[" * 100_000, "line 2 is not valid JSON"),
-        (b"\xff", "line 2 is not valid UTF-8"),
+        (b"\xff", "line 2 is not UTF-8 text"),
         (b'{"title": "a"}', "line 2 has no prompt"),
         (b"[1]", "line 2 has no prompt"),
         (b'{"turns": ["a", 5]}', "line 2 has no prompt"),
         (b'{"turns": "a"}', "line 2 has no prompt"),
         (b'{"messages": ["a"]}', "line 2 has a message without 'role' and 'content'"),
         (b'{"conversations": [{"from": "human"}]}', "line 2 has a message without 'from' and 'value'"),
-        (b'{"messages": [{"role": "tool", "content": "a"}]}', "line 2 has a message of an unknown speaker"),
+        (b'{"messages": [{"role": "tool", "content": "a"}]}', "line 2 has a message with an unknown role"),
         (b'{"turns": ["half a letter \\ud83d"]}', "line 2 is not valid Unicode"),
     ],
 )
@@ -90,7 +90,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match=r"none\.txt cannot be read"):
         read_sources([str(tmp_path / "none.txt")])
     (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(PromptError, match="is no list"):
+    with pytest.raises(PromptError, match="is not a list"):
         read_sources([str(tmp_path / "a.json")])
 
 

@@ -19,12 +19,12 @@ from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.config import CONFIGURATION, TrainConfig
 from draftwood.train.data.prompts import read_file
 from draftwood.train.data.read import TrainingData
-from draftwood.train.frozen.room import free_bytes
-from draftwood.train.frozen.signals import KeptSignals
+from draftwood.train.frozen.memory import free_bytes
+from draftwood.train.frozen.stored_signals import StoredSignals
 from draftwood.train.loop.checkpoint import Checkpoints
 from draftwood.train.loop.logs import Board, Console, read_log
 from draftwood.train.loop.plan import make_plan
-from draftwood.train.loop.run import Stop
+from draftwood.train.loop.run import StopRequest
 from draftwood.train.loop.trainer import NotFiniteError
 from draftwood.train.methods.unrolled import UnrolledMethod
 from tests.tools.cli import Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
@@ -73,7 +73,7 @@ def test_a_checkpoint_that_found_no_room_says_what_is_free(tmp_path: Path, monke
 
     monkeypatch.setattr(torch, "save", failing)
     monkeypatch.setattr("draftwood.train.loop.checkpoint.free_bytes", lambda _: 1234)
-    with pytest.raises(DraftwoodError, match=r"state\.pt could not be .*; 1,234 bytes are free there") as caught:
+    with pytest.raises(DraftwoodError, match=r"state\.pt could not be .*; 1,234 bytes free there") as caught:
         run(small(tmp_path / "run"))
     assert "inline_container" not in str(caught.value)
 
@@ -130,7 +130,7 @@ def test_what_is_advised_for_a_loss_that_is_no_number_can_be_done(
 def test_advice_speaks_of_no_checkpoint_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         broken_in(patch, 0)
-        with pytest.raises(NotFiniteError, match=r"begin anew \(there is no checkpoint yet\) with --resume"):
+        with pytest.raises(NotFiniteError, match=r"start again \(there is no checkpoint yet\) with --resume"):
             run(small(tmp_path / "run"))
     assert len(losses(run(small(tmp_path / "run", "optim.lr=1e-4"), resume=True))) == 4
 
@@ -164,11 +164,11 @@ def test_budgets_of_validation_are_those_of_the_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("run.max_tokens=8", "no room for the longest text"),
+        ("run.max_tokens=8", "longest text does not fit"),
         ("head.changes.taps=[0, 99, 3]", r"the head reads \[99, 3\], the target has 2 layers"),
         ("run.cache_signals={}/file", "cannot be written"),
         ("run.cache_signals={}/file/below", "cannot be written"),
-        ("data.max_length=8", r"no answer left\n  got: data\.max_length = 8\n  allowed: \d+ or more"),
+        ("data.max_length=8", r"has an answer after truncation\n  got: data\.max_length = 8\n  allowed: \d+ or more"),
     ],
 )
 def test_what_was_refused_leaves_nothing_behind(tmp_path: Path, change: str, said: str) -> None:
@@ -185,7 +185,7 @@ def test_a_held_out_text_that_is_too_long_is_not_found_out_at_the_end(tmp_path: 
     seed = next(seed for seed in range(1000) if data.split(20, seed)[0].lengths.max() < longest)
     changes = (f"run.max_tokens={longest - 1}", "data.held_out=20", f"run.seed={seed}")
     config = configuration(tmp_path / "run", *changes)
-    with pytest.raises(OptionError, match=r"(?s)no room for the longest text.*run\.max_tokens"):
+    with pytest.raises(OptionError, match=r"(?s)longest text does not fit.*run\.max_tokens"):
         make_plan(config, timed=False)
 
 
@@ -220,7 +220,7 @@ def test_changes_of_a_head_are_told_what_they_may_be(tmp_path: Path, change: str
 )
 def test_damaged_hidden_states_are_told(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
     trainer = plain_trainer([[0, 1]])
-    kept = KeptSignals(trainer.method.frozen, tmp_path, trainer.head.config.taps)
+    kept = StoredSignals(trainer.method.frozen, tmp_path, trainer.head.config.taps)
     examples = [random_examples([6, 9])]
     kept.fill(examples, torch.device("cpu"), None)
     damage(tmp_path)
@@ -231,8 +231,8 @@ def test_damaged_hidden_states_are_told(tmp_path: Path, damage: Callable[[Path],
 
 def test_room_for_hidden_states_is_told_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = plain_trainer([[0, 1]])
-    kept = KeptSignals(trainer.method.frozen, tmp_path / "states", trainer.head.config.taps)
-    monkeypatch.setattr("draftwood.train.frozen.signals.free_bytes", lambda _: kept.num_bytes(6) - 1)
+    kept = StoredSignals(trainer.method.frozen, tmp_path / "states", trainer.head.config.taps)
+    monkeypatch.setattr("draftwood.train.frozen.stored_signals.free_bytes", lambda _: kept.num_bytes(6) - 1)
     with pytest.raises(DraftwoodError, match=r"got: 4,607 bytes free.*\n  allowed: at least 4,608 bytes"):
         kept.fill([random_examples([6])], torch.device("cpu"), None)
     assert not (tmp_path / "states").exists()
@@ -260,8 +260,8 @@ def test_malformed_lines_are_named_once(tmp_path: Path) -> None:
 
 def test_where_a_run_goes_and_what_it_reads_has_to_be_said(draftwood_command: Command) -> None:
     asked = ("train", "head", "--method", "eagle", "optim.steps=1")
-    assert "data.folder has to be said" in draftwood_command(*asked).err
-    assert "run.out has to be said" in draftwood_command(*asked, "data.folder=x").err
+    assert "Required: data.folder" in draftwood_command(*asked).err
+    assert "Required: run.out" in draftwood_command(*asked, "data.folder=x").err
 
 
 def test_prompts_without_room_are_told_what_would_help(draftwood_command: Command, tmp_path: Path) -> None:
@@ -283,13 +283,13 @@ def test_prompts_without_room_are_told_what_would_help(draftwood_command: Comman
 
 def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
     with (tmp_path / "err").open("w+") as stream:
-        stop = Stop(Console(stream))
-        with stop.listening():
+        stop = StopRequest(Console(stream))
+        with stop.handle_signals():
             signal.raise_signal(signal.SIGINT)
             assert "Ctrl-C again ends at once\n" in (tmp_path / "err").read_text()
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-    quiet = Stop(Console(io.StringIO()))  # which is no file
-    with quiet.listening():
+    quiet = StopRequest(Console(io.StringIO()))  # which is no file
+    with quiet.handle_signals():
         signal.raise_signal(signal.SIGINT)
-    assert quiet.asked
+    assert quiet.requested

@@ -137,7 +137,7 @@ def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_run_is_not_taken_over(tmp_path: Path) -> None:
     run(small(tmp_path / "run"))
-    with pytest.raises(OptionError, match="has a run already"):
+    with pytest.raises(OptionError, match="already has a run"):
         run(small(tmp_path / "run"))
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.targets.tiny import tiny_target
 from draftwood.train.base import Example
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.frozen.frozen_target import FrozenTarget
 from draftwood.train.methods.talf import TalfMethod, TalfOptions
-from draftwood.train.trees import run
+from draftwood.train.trees import head_run
 from draftwood.train.trees.roots import counted_roots
 from tests.tools.train import (
     MODEL,
@@ -106,7 +106,7 @@ def test_blocks_and_checkpoints_change_nothing(kind: str, monkeypatch: pytest.Mo
     method = talf(draft_head(kind), width=2)
     examples = random_examples([14, 9], seed=1)
     usual = gradients(method, examples)
-    monkeypatch.setattr(run, "MOST_SCORES", 300)
+    monkeypatch.setattr(head_run, "MAX_SCORES", 300)
     method.checkpoints, method.block = True, 3
     for name, found in gradients(method, examples).items():
         torch.testing.assert_close(found, usual[name], atol=2e-4, rtol=1e-3)

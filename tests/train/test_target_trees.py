@@ -16,15 +16,15 @@ from torch import Tensor
 from draftwood.models.config import ModelConfig, Rope
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import tiny_target
-from draftwood.train.attention.texts import causal_attention
+from draftwood.train.attention.causal import causal_attention
 from draftwood.train.base import Batch
-from draftwood.train.frozen.target import FrozenTarget
-from draftwood.train.trees import dense, walk
-from draftwood.train.trees.dense import as_target
+from draftwood.train.frozen.frozen_target import FrozenTarget
+from draftwood.train.trees import layer_run, walk
 from draftwood.train.trees.grow import grow_trees
-from draftwood.train.trees.grow_walk import grow_walking
-from draftwood.train.trees.labels import Labels, _losses_of, read_labels, vocabulary_of
-from draftwood.train.trees.roots import drawn_roots
+from draftwood.train.trees.grow_walk import grow_by_passes
+from draftwood.train.trees.labels import Labels, _score_block, find_vocabulary, read_labels
+from draftwood.train.trees.layer_run import as_target
+from draftwood.train.trees.roots import sample_roots
 from draftwood.train.trees.target_trees import Beam, TextTrees
 from tests.tools.train import MODEL, random_examples, target_of
 from tests.tools.tree import (
@@ -80,10 +80,10 @@ def test_trees_are_those_of_a_beam_for_every_root(
     kind: str, lends: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walk, "PASS_ROWS", rows)
-    monkeypatch.setitem(dense.MOST_ROWS, "cpu", rows)
+    monkeypatch.setitem(layer_run.MAX_ROWS, "cpu", rows)
     head = draft_head(kind)
     beam = Beam(width=3, depth=3, num_kept=9)
-    vocabulary = vocabulary_of(head)
+    vocabulary = find_vocabulary(head)
     texts = [example.token_ids.tolist() for example in random_examples([7, 11])]
     roots = [[1, 2, 3, 4, 5], [4, 9, 10]]
     grown = grow_trees(lending_target() if lends else target_of(), texts, roots, beam, vocabulary)
@@ -126,7 +126,7 @@ def test_lent_layers_round_as_the_target_does() -> None:
     beam, roots = Beam(1, 2, MODEL.vocab_size), list(range(1, 59))
     lending, fused = lending_target(dtype=torch.bfloat16), tiny_target(MODEL, dtype=torch.bfloat16)
     with as_target(lending):
-        passes = grow_walking(lending, [text], [roots], beam, None)
+        passes = grow_by_passes(lending, [text], [roots], beam, None)
     grown = [*grow_trees(lending, [text], [roots], beam), *passes, *grow_trees(fused, [text], [roots], beam)]
     # Labels of the roots: below them paths part where two tokens are about as good.
     own, own_passes, exact = (
@@ -138,7 +138,7 @@ def test_lent_layers_round_as_the_target_does() -> None:
 
 @pytest.mark.parametrize("most", [8, 1 << 16])
 def test_lent_layers_say_along_texts_what_passes_say(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood.train.frozen.target.LAYER_TOKENS", most)
+    monkeypatch.setattr("draftwood.train.frozen.frozen_target.LAYER_TOKENS", most)
     batch = Batch.of(random_examples([9, 5, 7]))
     taps = (0, 1, MODEL.num_layers)
     found, wanted = (FrozenTarget(target, taps).signals(batch) for target in (lending_target(), target_of()))
@@ -155,16 +155,16 @@ def test_as_many_tokens_go_together_as_fit_on_a_gpu(gib: int, monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
     frozen = FrozenTarget(lending_target(), (0, 1, 2))
     between_two_products = (4 * sizes["hidden_size"] + 4 * sizes["intermediate_size"]) * layers.dtype.itemsize
-    assert total // 64 < frozen._most_tokens(layers) * between_two_products < total // 16
-    monkeypatch.setattr("draftwood.train.frozen.target.LAYER_TOKENS", 100)
-    assert frozen._most_tokens(layers) == 100
+    assert total // 64 < frozen._max_tokens(layers) * between_two_products < total // 16
+    monkeypatch.setattr("draftwood.train.frozen.frozen_target.LAYER_TOKENS", 100)
+    assert frozen._max_tokens(layers) == 100
 
 
 def test_heads_share_keys_and_values_with_and_without_a_kernel_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value = (torch.randn(2, 9, heads, 8, requires_grad=True) for heads in (6, 2, 2))
     found = []
     for can in (True, False):
-        monkeypatch.setattr("draftwood.train.attention.texts._takes_groups", lambda *_, can=can: can)
+        monkeypatch.setattr("draftwood.train.attention.causal._supports_groups", lambda *_, can=can: can)
         mixed = causal_attention(query, key, value)
         found.append((mixed, *torch.autograd.grad(mixed.square().sum(), (query, key, value))))
     for one, other in zip(*found, strict=True):
@@ -186,11 +186,11 @@ def test_what_is_computed_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     wanted = [(text, root) for text, own in enumerate(roots) for root in own]
     shapes = []
     for rows, most_bytes in ((10_000, 1 << 28), (120, 1 << 28), (1, 1 << 28), (10_000, 1 << 19)):
-        monkeypatch.setitem(dense.MOST_ROWS, "cpu", rows)
-        monkeypatch.setattr(dense, "MOST_BYTES", most_bytes)
+        monkeypatch.setitem(layer_run.MAX_ROWS, "cpu", rows)
+        monkeypatch.setattr(layer_run, "MAX_BYTES", most_bytes)
         found = []
         shapes.append([])
-        for each in dense.slices(layers, texts, roots, 4):
+        for each in layer_run.slices(layers, texts, roots, 4):
             shapes[-1].append(each.roots.numel() * 4)
             for text, own, size, is_root in zip(each.texts, each.roots, each.sizes, each.is_root, strict=True):
                 assert is_root.tolist() == [True] * size + [False] * (len(own) - size)
@@ -205,7 +205,7 @@ def test_what_is_computed_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 def test_some_labels_of_a_small_vocabulary_do_not_count() -> None:
     head = draft_head("eagle3")
     text = random_examples([40])[0].token_ids.tolist()
-    (trees,) = grow_trees(target_of(), [text], [list(range(1, 39))], Beam(2, 2, 4), vocabulary_of(head))
+    (trees,) = grow_trees(target_of(), [text], [list(range(1, 39))], Beam(2, 2, 4), find_vocabulary(head))
     assert 0 < int(trees.counts.sum()) < trees.counts.numel()
 
 
@@ -243,7 +243,7 @@ def test_blocks_cover_a_text_up_to_its_last_root(roots: list[int], most_roots: i
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 3))
 def test_drawn_roots_are_some_of_the_roots(size: int, count: int, seed: int) -> None:
     roots = list(range(5, 5 + size))
-    drawn = drawn_roots(roots, count, [1, 2, 3], seed)
+    drawn = sample_roots(roots, count, [1, 2, 3], seed)
     assert len(drawn) == min(size, count)
     assert sorted(set(drawn)) == drawn
     assert set(drawn) <= set(roots)
@@ -266,7 +266,7 @@ logits_of_6 = st.lists(st.floats(-4, 4, width=32), min_size=6, max_size=6)
 def test_the_rest_is_one_class(said: list[float], guessed: list[float], kept: int) -> None:
     true, own = torch.tensor([said]), torch.tensor([guessed])
     labels, _ = read_labels(true, None, kept, 1)
-    found, _ = _losses_of(Plain(), own, labels.ids, labels.probs, labels.rest)  # type: ignore[arg-type]
+    found, _ = _score_block(Plain(), own, labels.ids, labels.probs, labels.rest)  # type: ignore[arg-type]
     p, q = true.double().softmax(dim=-1)[0], own.double().softmax(dim=-1)[0]
     best = labels.ids[0]
     others = torch.ones(6, dtype=torch.bool).scatter(0, best, False)

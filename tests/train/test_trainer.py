@@ -16,14 +16,14 @@ from draftwood.errors import DraftwoodError, MissingExtraError, OptionError
 from draftwood.targets.tiny import tiny_target
 from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.config import OptimSection
-from draftwood.train.frozen.signals import KeptSignals
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.frozen.frozen_target import FrozenTarget
+from draftwood.train.frozen.stored_signals import StoredSignals
 from draftwood.train.loop.distributed import Processes
 from draftwood.train.loop.logs import Board, Log, read_log
-from draftwood.train.loop.schedule import RunningMean, learning_rate
-from draftwood.train.loop.setup import head_shape
+from draftwood.train.loop.schedule import MovingAverage, learning_rate
+from draftwood.train.loop.setup import make_head_config
 from draftwood.train.loop.trainer import NotFiniteError, Trainer
-from draftwood.train.measure.plot import plot_log, thinned
+from draftwood.train.measure.plot import average_points, plot_log
 from tests.tools.train import MODEL, random_examples
 from tests.tools.trainer import PlainMethod, Texts, configuration, losses, plain_trainer, run, same, state_of
 
@@ -121,7 +121,7 @@ def test_epochs_follow_one_another_and_nothing_to_train_on_is_told() -> None:
         trainer.step()
         places.append(tuple(trainer.progress.place))
     assert places == [(0, 2), (1, 1), (1, 3), (2, 2)]
-    with pytest.raises(OptionError, match="nothing to train on"):
+    with pytest.raises(OptionError, match="too few texts to train on"):
         plain_trainer([]).step()
 
 
@@ -161,7 +161,7 @@ def test_minutes_go_on_where_they_were_stopped() -> None:
 
 def test_several_processes_have_no_common_clock() -> None:
     trainer = plain_trainer(PARTS, "optim.steps=0", "optim.minutes=1")
-    with pytest.raises(OptionError, match="no common clock"):
+    with pytest.raises(OptionError, match="one process only"):
         Trainer(trainer.config, trainer.method, trainer._texts, trainer._source, 0, Processes(world_size=2))
 
 
@@ -182,12 +182,12 @@ def test_the_rate_goes_up_in_a_line_and_down_to_its_end(warmup: int, steps: int,
 
 def test_a_running_mean_is_the_mean_and_gives_the_weights_back() -> None:
     weight = torch.zeros(2)
-    mean = RunningMean([weight], 0.5)
+    mean = MovingAverage([weight], 0.5)
     for step, value in enumerate([1.0, 3.0], start=100):
         weight.fill_(value)
         mean.update(step)
     assert mean.values[0].tolist() == [1.75, 1.75]
-    with mean.in_place():
+    with mean.applied():
         assert weight.tolist() == [1.75, 1.75]
     assert weight.tolist() == [3.0, 3.0]
     assert mean.values[0].tolist() == [1.75, 1.75]
@@ -207,7 +207,7 @@ def test_kept_signals_are_those_of_the_target(tmp_path: Path, monkeypatch: pytes
     trainer = plain_trainer(PARTS)
     frozen, taps = trainer.method.frozen, trainer.head.config.taps
     examples = random_examples([6, 9, 14], prompt=3)
-    kept = KeptSignals(frozen, tmp_path / "kept", taps)
+    kept = StoredSignals(frozen, tmp_path / "kept", taps)
     kept.fill([examples[:2], examples[2:]], torch.device("cpu"), None)
     kept.open()
     size = (tmp_path / "kept" / "states.bin").stat().st_size
@@ -217,24 +217,24 @@ def test_kept_signals_are_those_of_the_target(tmp_path: Path, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(type(frozen), "signals", lambda *_: pytest.fail("the target ran"))
         found = kept.signals(batch)
-        KeptSignals(frozen, tmp_path / "kept", taps).fill([examples], torch.device("cpu"), None)  # they are there
+        StoredSignals(frozen, tmp_path / "kept", taps).fill([examples], torch.device("cpu"), None)  # they are there
     assert torch.equal(found.taps, wanted.taps)
     assert torch.equal(found.hidden, wanted.hidden)
     unknown = Batch.of(random_examples([5], seed=7))
     assert torch.equal(kept.signals(unknown).hidden, frozen.signals(unknown).hidden)
-    with pytest.raises(OptionError, match="are of something else"):
-        KeptSignals(frozen, tmp_path / "kept", taps[:1]).open()
+    with pytest.raises(OptionError, match="belong to another model or dtype"):
+        StoredSignals(frozen, tmp_path / "kept", taps[:1]).open()
 
 
 def test_kept_signals_of_a_model_are_not_those_of_its_8_bits(tmp_path: Path) -> None:
     examples, taps = random_examples([6, 9]), (0, 1, 2)
     for quantize in (None, "int8"):
         frozen = FrozenTarget(tiny_target(MODEL, backend="eager", quantize=quantize), taps)
-        kept = KeptSignals(frozen, tmp_path, taps)
+        kept = StoredSignals(frozen, tmp_path, taps)
         if quantize is None:
             kept.fill([examples], torch.device("cpu"), None)
         else:
-            with pytest.raises(OptionError, match="are of something else"):
+            with pytest.raises(OptionError, match="belong to another model or dtype"):
                 kept.fill([examples], torch.device("cpu"), None)
 
 
@@ -243,12 +243,12 @@ def test_a_head_says_what_its_target_is_called_and_not_where_it_lies(place: str,
     there = tmp_path / place
     there.touch() if there.suffix == ".gguf" else there.mkdir()
     config = configuration(tmp_path / "run", f"model.name={there}", method="eagle")
-    assert head_shape(config, MODEL).target_name == "Tiny-0.6B"
+    assert make_head_config(config, MODEL).target_name == "Tiny-0.6B"
 
 
 def test_kept_signals_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = plain_trainer(PARTS)
-    kept = KeptSignals(trainer.method.frozen, tmp_path, trainer.head.config.taps)
+    kept = StoredSignals(trainer.method.frozen, tmp_path, trainer.head.config.taps)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(DraftwoodError, match="too full"):
         kept.fill([random_examples([6])], torch.device("cpu"), None)
@@ -293,9 +293,9 @@ def test_the_plot_is_a_picture_whatever_the_log_says(values: list[float], num_va
         for step in range(num_validated)
     ]
     picture = ElementTree.fromstring(plot_log(lines, "<a run>"))
-    curves = [node for node in picture.iter() if node.tag.endswith("polyline")]
+    curves = [node for node in picture.iter() if "data-m" in node.attrib]
     assert len(curves) == bool([v for v in values if math.isfinite(v)]) + 2 * bool(num_validated)
-    assert len(thinned([(0.0, value) for value in values])) <= 400
+    assert len(average_points([(0.0, value) for value in values])) <= 400
 
 
 @given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e3))
@@ -324,5 +324,5 @@ def test_a_small_cache_takes_fewer_texts_at_once(tmp_path: Path) -> None:
     usual = run(configuration(tmp_path / "usual", *more, method="eagle"))
     narrow = run(configuration(tmp_path / "narrow", *more, "model.cache_tokens=300", method="eagle"))
     assert losses(narrow) == pytest.approx(losses(usual), rel=1e-5)
-    with pytest.raises(OptionError, match="no room for the longest text"):
+    with pytest.raises(OptionError, match="longest text does not fit"):
         run(configuration(tmp_path / "none", *more, "model.cache_tokens=8", method="eagle"))

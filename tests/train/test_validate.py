@@ -13,7 +13,14 @@ from draftwood.text.bytes import ByteTokenizer
 from draftwood.train.base import Example
 from draftwood.train.config import ValidateSection
 from draftwood.train.measure.calibration import measure_ranks
-from draftwood.train.measure.validate import TreeNotes, _watched, greedy_path, prompts_of, score, validate_head
+from draftwood.train.measure.validate import (
+    TreeStats,
+    _record_trees,
+    extract_prompts,
+    greedy_path,
+    score_validation,
+    validate_head,
+)
 from draftwood.tree import DraftTree
 from tests.tools.neural import clock_target, clock_text, following, knowing_head, saved_head
 from tests.tools.trainer import configuration, run
@@ -58,7 +65,7 @@ def tree(parents: list[int], probs: list[float]) -> DraftTree:
 def test_greedy_paths_that_were_pruned_and_that_were_accepted() -> None:
     made = tree([-1, 0, 0, 2, 1, 1], [1.0, 0.6, 0.3, 0.9, 0.4, 0.5])
     assert greedy_path(made) == [0, 1, 5]
-    notes = TreeNotes()
+    notes = TreeStats()
     notes.add(made, [0, 1, 5], 2)  # the whole greedy path, accepted
     notes.add(made, [0, 1], 3)  # it should have been longer; what was accepted is on it
     notes.add(made, [0, 2, 3], 2)  # another path
@@ -69,8 +76,8 @@ def test_greedy_paths_that_were_pruned_and_that_were_accepted() -> None:
 
 def test_prompts_end_where_the_target_begins() -> None:
     examples = [Example(np.arange(6, dtype=np.int32), np.arange(6) >= start) for start in (2, 0, 9, 3)]
-    assert prompts_of(examples, 5) == [[0, 1], [0, 1, 2]]
-    assert prompts_of(examples, 1) == [[0, 1]]
+    assert extract_prompts(examples, 5) == [[0, 1], [0, 1, 2]]
+    assert extract_prompts(examples, 1) == [[0, 1]]
 
 
 # -- together --------------------------------------------------------------------------------------------------------
@@ -83,7 +90,7 @@ def assert_told(told: list[tuple[str, int, int]], section: ValidateSection) -> N
         assert of_growth == sorted(of_growth)
         assert of_growth[0][0] == 0 < of_growth[-1][0]
         assert all(done <= total == section.prompts * section.max_tokens for done, total in of_growth)
-    assert ("looking below guesses", 0, len(clock_examples())) in told
+    assert ("measuring calibration", 0, len(clock_examples())) in told
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "hydra"])
@@ -97,7 +104,9 @@ def test_a_head_that_knows_has_trees_that_are_accepted(kind: str) -> None:
     assert_told(told, section)
     depth = {"medusa": 4, "hydra": 4}.get(kind, 7)
     assert result["trees"]["chain"]["tau"] >= min(depth, 6)
-    assert score(result) == result["tau"] == pytest.approx(sum(t["tau"] for t in result["trees"].values()) / 3)
+    assert (
+        score_validation(result) == result["tau"] == pytest.approx(sum(t["tau"] for t in result["trees"].values()) / 3)
+    )
     assert result["trees"]["beam"]["accepted_greedy"] == 1.0
     assert 2 < result["trees"]["chain"]["mean_tree_size"] <= 8
     assert result["trees"]["beam"]["mean_tree_size"] <= 10
@@ -109,8 +118,8 @@ def test_a_head_that_knows_has_trees_that_are_accepted(kind: str) -> None:
 
 def test_trees_cut_at_the_end_of_an_answer_are_not_pruned() -> None:
     """A chain is a greedy path of full depth, but for the last cycles of an answer."""
-    notes = TreeNotes()
-    knowing_drafter = _watched("eagle3", notes)
+    notes = TreeStats()
+    knowing_drafter = _record_trees("eagle3", notes)
     options = {"head": saved_head(knowing_head("eagle3", noise=0.3)), "growth": "chain"}
     llm = LLM.from_target(clock_target(), ByteTokenizer(), drafter=knowing_drafter, drafter_options=options, budget=10)
     (done,) = llm.generate([clock_text(0, 5)], SamplingParams(max_tokens=30))
@@ -131,4 +140,4 @@ def test_a_run_validates_and_keeps_the_best_head(tmp_path: Path) -> None:
 
 
 def test_without_prompts_the_best_head_is_that_of_the_lowest_loss() -> None:
-    assert score({"loss": 1.0}) > score({"loss": 2.0})
+    assert score_validation({"loss": 1.0}) > score_validation({"loss": 2.0})

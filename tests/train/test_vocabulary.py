@@ -39,7 +39,7 @@ def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
 
 def test_the_draft_vocabulary_counts_its_own_part_only() -> None:
     data = data_of([*counted_texts(), *texts([100])])
-    alone = data._selected(np.array([0]))
+    alone = data._select(np.array([0]))
     assert draft_vocabulary(alone, 2, VOCAB_SIZE).token_ids.tolist() == [5, 7]
 
 
@@ -47,7 +47,7 @@ def test_the_draft_vocabulary_counts_its_own_part_only() -> None:
 def test_no_other_vocabulary_of_that_size_covers_more(size: int, always: set[int]) -> None:
     data = data_of(texts([40, 60]))
     if size < len(always):
-        with pytest.raises(OptionError, match="cannot have that size"):
+        with pytest.raises(OptionError, match="size of the draft vocabulary is invalid"):
             draft_vocabulary(data, size, VOCAB_SIZE, always)
         return
     token_ids, coverage = draft_vocabulary(data, size, VOCAB_SIZE, always)
@@ -63,7 +63,7 @@ def test_no_other_vocabulary_of_that_size_covers_more(size: int, always: set[int
 def test_vocabularies_that_cannot_be_are_refused() -> None:
     data = data_of(counted_texts())
     for size in (0, VOCAB_SIZE + 1):
-        with pytest.raises(OptionError, match="cannot have that size"):
+        with pytest.raises(OptionError, match="size of the draft vocabulary is invalid"):
             draft_vocabulary(data, size, VOCAB_SIZE)
     with pytest.raises(OptionError, match="not in the vocabulary"):
         draft_vocabulary(data, 5, VOCAB_SIZE, [VOCAB_SIZE])

@@ -21,7 +21,7 @@ from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree, TreeBuilder
 from draftwood.tree.shapes import TreeShape, chain_tree, initial_tree, uniform_tree
 from draftwood.tune import optimise_tree
-from draftwood.tune.static_tree import visited
+from draftwood.tune.static_tree import map_path
 
 PROMPTS = ["hello hello hello", "xyz" * 10, "one two three one two"]
 
@@ -162,7 +162,7 @@ def test_a_filled_tree_is_found_again_in_its_shape() -> None:
         tree = fill_drawn(shape, 100, 2, tables.context([2]), tables, draw, "ngram").first(60).limit_depth(5)
         for leaf in tree.leaves():
             path = tree.path(leaf)
-            places = visited(shape, tree, path)
+            places = map_path(shape, tree, path)
             assert [shape.parents[place] for place in places[1:]] == places[:-1]
             ranks = [tree.children_of(tree.parents[node]).index(node) for node in path[1:]]
             assert [shape.ranks[place] for place in places[1:]] == ranks

@@ -1,4 +1,4 @@
-"""Training draft heads: data that the target itself wrote, one trainer, a loss for each method."""
+"""Training of draft heads on text that the target generated: one trainer, one loss per method."""
 
 from draftwood.train.base import Example
 from draftwood.train.config import ValidateSection

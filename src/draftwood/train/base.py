@@ -1,4 +1,4 @@
-"""What the parts of training have in common: a batch of texts, what the frozen target says along them, and a method.
+"""Shared records of training: a batch of texts, the hidden states of the frozen target, and the losses of a method.
 
     batch = Batch.of(examples, device)
     signals = frozen.signals(batch)                        # no gradients: hidden states along the texts
@@ -6,7 +6,7 @@
     losses.total.backward()
 
 Shapes: B texts of L tokens, padded at the end; T taps of width H. Position t of a text holds token t; its hidden state
-has seen tokens 0 to t and says what token t + 1 is.
+has seen tokens 0 to t and predicts token t + 1.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch import Tensor
 
 
 class Example(NamedTuple):
-    """A text to learn from."""
+    """A text to train on."""
 
     token_ids: npt.NDArray[np.int32]  # [n]
-    answered: npt.NDArray[np.bool_]  # [n] tokens that the target wrote: those a head learns to guess
+    answered: npt.NDArray[np.bool_]  # [n] tokens that the target generated: those that the head learns to predict
 
 
 class Batch(NamedTuple):
@@ -50,20 +50,20 @@ class Batch(NamedTuple):
         return torch.arange(size[1], device=self.token_ids.device).expand(size)
 
     def is_text(self) -> Tensor:
-        """[B, L] False where padded."""
+        """[B, L] bool, False at padding."""
         return self.positions() < self.lengths[:, None]
 
 
 class Signals(NamedTuple):
-    """What the frozen target computed along a batch; no gradients flow into it."""
+    """Outputs of the frozen target along a batch, without gradients."""
 
-    taps: Tensor  # [B, L, T*H] the hidden states that the head reads: `HeadConfig.taps_for`
+    taps: Tensor  # [B, L, T*H] the hidden states that the head reads, see `HeadConfig.taps_for`
     hidden: Tensor  # [B, L, H] the last hidden state, before the final norm
 
 
 class Losses(NamedTuple):
-    """A loss to go down, and what is worth a line in the log."""
+    """The loss to minimise, and values for the log."""
 
-    total: Tensor  # [] mean over the positions that count
+    total: Tensor  # [] mean over the counted positions
     parts: Mapping[str, Tensor]  # detached numbers by name: parts of the loss, accuracies
-    weight: Tensor  # [] float: the number of positions that count; batches of several processes are joined by it
+    weight: Tensor  # [] float: the number of counted positions, by which micro-batches and processes are averaged

@@ -1,4 +1,4 @@
-"""What a machine and a model are like: how long passes take, and which tokens follow which without any context."""
+"""One-time measurements of a model on a machine: pass times, and the likeliest successors of each token."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from draftwood.sizing import CostProfile, measure_costs, save_profile, timed_con
 from draftwood.sources import build_successors, save_successors
 from draftwood.targets import Loaded
 
-LONGER = 4  # times the longest context that is timed where nobody asks for it
-NEUTRAL = "\n"  # what stands before every token of the vocabulary
+LONGER = 4  # factor: `draftwood tune` also times a context this much longer than the default ones
+NEUTRAL = "\n"  # context of every token of the vocabulary
 
 
 class Tuned(NamedTuple):
-    """What was measured, and the file that keeps it."""
+    """Measured costs and the file that stores them."""
 
     costs: CostProfile
     path: Path
 
 
 def tune_costs(loaded: Loaded, progress: Progress | None = None) -> Tuned:
-    """Times the model anew, also where an older profile is in the cache."""
+    """Time the model, even if the cache already has a profile."""
     contexts = timed_contexts(loaded.target.info)
     profile = measure_costs(loaded.target, (*contexts, LONGER * contexts[-1]), progress)
     if profile is None:
-        raise CapabilityError("The cache has no room to time the model", got=f"{loaded.target.num_slots} slots")
+        raise CapabilityError("The cache is too small to time the model", got=f"{loaded.target.num_slots} slots")
     return Tuned(profile, save_profile(loaded.target.info, profile))
 
 
 def tune_successors(loaded: Loaded, progress: Progress | None = None) -> Path:
-    """Makes the model's successor table and keeps it in the cache."""
-    beginning = loaded.codec.encode(NEUTRAL)[-1]
-    table = build_successors(loaded.target, beginning, progress)
+    """Build the model's successor table and store it in the cache folder."""
+    neutral_id = loaded.codec.encode(NEUTRAL)[-1]
+    table = build_successors(loaded.target, neutral_id, progress)
     return save_successors(loaded.target.info, table)

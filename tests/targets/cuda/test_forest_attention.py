@@ -15,11 +15,11 @@ from torch import Tensor
 from draftwood.heads import Eagle3Head, EagleHead
 from draftwood.targets.tiny import tiny_target
 from draftwood.train.base import Batch
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.frozen.frozen_target import FrozenTarget
 from draftwood.train.trees import attention
 from draftwood.train.trees.attention import children_of, tree_attention
-from draftwood.train.trees.dense import TextRun, TreeRun, as_target
-from draftwood.train.trees.run import HeadRun
+from draftwood.train.trees.head_run import HeadRun
+from draftwood.train.trees.layer_run import TextRun, TreeRun, as_target
 from tests.tools.head import random_head
 from tests.tools.train import MODEL, random_examples
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, resources, run_interpreted, runs_kernels

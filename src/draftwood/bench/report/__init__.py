@@ -6,7 +6,6 @@ from draftwood.bench.report.facts import list_problems
 from draftwood.bench.report.files import format_summary_json, to_json_value, write_report
 from draftwood.bench.report.html import html_report
 from draftwood.bench.report.markdown import markdown_report
-from draftwood.bench.report.svg import wrap
 
 __all__ = [
     "format_changes",
@@ -18,6 +17,5 @@ __all__ = [
     "markdown_report",
     "summarize_hidden_changes",
     "to_json_value",
-    "wrap",
     "write_report",
 ]

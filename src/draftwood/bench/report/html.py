@@ -10,15 +10,24 @@ from typing import NamedTuple
 import jinja2
 
 from draftwood.bench.figures import ALL_TASKS, Interval, Summary
-from draftwood.bench.report import svg
 from draftwood.bench.report import text as written
-from draftwood.bench.report.bars import Bar, Stack, bars, stacks
 from draftwood.bench.report.facts import command, facts, headline, setting, warnings
-from draftwood.bench.report.lines import Line, lines
-from draftwood.bench.report.marks import SHORT, Mark, marks
 from draftwood.bench.report.sections import MAX_DEPTH, sections
 from draftwood.bench.report.tables import Section, cell, families, is_peer, labels, stages
 from draftwood.display import ticks
+from draftwood.plots import (
+    SHORT,
+    Bar,
+    Line,
+    Mark,
+    Stack,
+    assign_marks,
+    plot_bars,
+    plot_lines,
+    plot_stacks,
+    read_style,
+    split_label,
+)
 
 MEAN = "mean over tasks"
 
@@ -44,11 +53,11 @@ def html_report(summaries: Sequence[Summary], *, link_requests: bool = True) -> 
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["pieces"] = svg.pieces
+    environment.filters["pieces"] = split_label
     template = environment.from_string(_read_resource("page.html.j2"))
     return template.render(
         title=summaries[0].title if len(summaries) == 1 else "Draftwood benchmark",
-        style=_read_resource("style.css"),
+        style=read_style() + _read_resource("style.css"),
         script=_read_resource("page.js"),
         articles=[_build_article(summary, place) for place, summary in enumerate(summaries, start=1)],
         linked=link_requests and sum(len(summary.runs) for summary in summaries) == 1,
@@ -60,7 +69,7 @@ def _read_resource(name: str) -> str:
 
 
 def _build_article(summary: Summary, place: int) -> dict[str, object]:
-    looks = marks(labels(summary), summary.baseline)
+    looks = assign_marks(labels(summary), summary.baseline)
     return {
         "id": f"s{place}",
         "title": summary.title,
@@ -126,8 +135,8 @@ def _draw_bars(
         return None
 
     def plot(place: str, name: str, wide: bool) -> Plot:
-        items = [Bar(looks[label], value(label, place)) for label in shown]
-        drawn = bars(
+        items = [Bar(looks[label], *(value(label, place) or ())) for label in shown]
+        drawn = plot_bars(
             items,
             title=f"{what}, {name}",
             unit=unit,
@@ -136,7 +145,7 @@ def _draw_bars(
             wide=wide,
             reference=reference,
         )
-        return Plot(name, drawn, wide)
+        return Plot(name, drawn.inline(), wide)
 
     drawn = [plot(place, MEAN if place == ALL_TASKS else place, place == ALL_TASKS) for place in places]
     if len(summary.tasks) == 1:  # the mean of one task is the task
@@ -150,10 +159,10 @@ def _draw_cycle(summary: Summary, looks: Mapping[str, Mark]) -> PlotGroup | None
     names = stages(summary)
     items = [Stack(mark, cell(summary, label).cycle_ms) for label, mark in looks.items()]
     items = [item for item in items if item.parts]
-    drawn = stacks(items, names, title="Milliseconds per cycle, by stage")
+    drawn = plot_stacks(items, names, title="Milliseconds per cycle, by stage")
     return PlotGroup(
         caption="Stages from left to right as listed; the number at the end is their sum.",
-        plots=[Plot("", drawn, True)],
+        plots=[Plot("", drawn.inline(), True)],
         parts=names,
     )
 
@@ -164,10 +173,10 @@ def _draw_lines(
     drawable = [item for item in items if any(written.finite(y) is not None for y in item.points.values())]
     if not drawable:
         return None
-    drawn = lines(drawable, title=what, x_name=x_name, y_name=y_name, low=low, high=high, logarithmic=logarithmic)
+    drawn = plot_lines(drawable, title=what, x_name=x_name, y_name=y_name, low=low, high=high, logarithmic=logarithmic)
     return PlotGroup(
         caption=f"{what}. Labels are at the right end of each line.",
-        plots=[Plot("", drawn, True)],
+        plots=[Plot("", drawn.inline(), True)],
         marks=[item.mark for item in drawable],
     )
 

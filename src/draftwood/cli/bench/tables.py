@@ -16,7 +16,7 @@ Wrap = Callable[[str, int], list[str]]
 
 def figures_table(paint: Paint, rows: Sequence[Row]) -> list[str]:
     """Format figures after long names. Columns that do not fit go into another table below."""
-    from draftwood.bench.report import wrap
+    from draftwood.plots import wrap_label
 
     room = _max_width(paint)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -27,7 +27,7 @@ def figures_table(paint: Paint, rows: Sequence[Row]) -> list[str]:
     blocks = []
     for chosen in _split_columns(widths, name, room):
         short = [(row[0], *(row[at] for at in chosen)) for row in rows]
-        blocks.append("\n".join(table(paint, list(_wrap_rows(short, 0, name, wrap)))))
+        blocks.append("\n".join(table(paint, list(_wrap_rows(short, 0, name, wrap_label)))))
     return "\n\n".join(blocks).split("\n")
 
 

@@ -22,8 +22,8 @@ def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) ->
     """What was asked for, what was measured on, and what was found: ``trees`` by growth, ``accuracy``, ``ranks``."""
     from draftwood.targets import load_target, pick_device
     from draftwood.train.data import TrainingData
-    from draftwood.train.loop import compute_dtype
-    from draftwood.train.measure import BATCH, prompts_of, validate_head
+    from draftwood.train.loop import choose_dtype
+    from draftwood.train.measure import BATCH, extract_prompts, validate_head
 
     section, seed, max_length = _section(args), args.seed or 0, args.max_length or MAX_LENGTH
     data = TrainingData.open(*args.texts, max_length=max_length)
@@ -33,7 +33,7 @@ def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) ->
     texts = _chosen(data, section.texts, seed)
     device, dtype = pick_device(args.device or "auto"), args.dtype or "auto"
     if dtype == "auto":  # that of training: in torch, half precision is slow on a CPU
-        dtype = str(compute_dtype(dtype, device)).removeprefix("torch.")
+        dtype = str(choose_dtype(dtype, device)).removeprefix("torch.")
     options = ModelOptions(model=args.model, dtype=dtype, device=str(device), max_batch=BATCH)
     target, codec = load_target(options, screen.progress)
     data.check_model(target)
@@ -41,7 +41,7 @@ def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) ->
     trees = found.pop("trees", {})
     found.pop("tau", None)  # a mean over growths, by which training chooses
     screen.progress.clear()
-    used = {"texts": len(texts), "texts_there": len(data), "prompts": len(prompts_of(texts, section.prompts))}
+    used = {"texts": len(texts), "texts_there": len(data), "prompts": len(extract_prompts(texts, section.prompts))}
     ran = {"dtype": dtype, "device": str(device)}
     return {"folders": args.texts, "seed": seed, **ran, **asdict(section), **used, "trees": trees, **found}
 

@@ -1,19 +1,18 @@
-"""``draftwood inspect theory``: what trees are expected to yield at given acceptance rates."""
+"""``draftwood inspect theory``: expected yield of draft trees at given acceptance rates."""
 
 from __future__ import annotations
 
 import argparse
 import math
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftwood.cli.console import BOLD, DIM, Paint, Screen, Subparsers, add_command, columns, counted, show, table
-from draftwood.errors import MissingExtraError, OptionError
+from draftwood.errors import OptionError
 
 if TYPE_CHECKING:
-    from draftwood.tree import SpinePlan
+    from draftwood.tree import SpinePlan, TreeShape
 
 EXAMPLES = (
     "draftwood inspect theory --ps 0.3 --pt 0.03 --budget 60",
@@ -21,11 +20,11 @@ EXAMPLES = (
     "draftwood inspect theory --ps 0.3 --pt 0.03 --plot yield.svg",
 )
 _DETAILS = """\
-Copied tokens (the spine) are right with probability p_s, all others with p_t, each independently.
-Tokens per pass count the target's own token; nodes count the root. A branch is a chain: all of its
-nodes are counted, except in the row 'tails free', which counts the first one only. A node may have
-any number of children, also more than a table of successors holds."""
-PLOT_FORMATS = (".png", ".svg")
+Copied tokens (the spine) are accepted with probability p_s, all others with p_t, independently.
+Tokens per pass include the bonus token; nodes include the root. A branch is a chain whose nodes all
+count, except in the row 'tails free', where only the first one counts. A node may have any number
+of children, even more than a transition table holds."""
+SPINE = "spine tree"
 MAX_BARS = 12
 MIN_BAR, BAR_MARGIN = 8, 20
 
@@ -36,37 +35,43 @@ class Row(NamedTuple):
     name: str
     nodes: int
     expected: float  # tokens per pass
-    shape: str  # in words
+    shape: str  # description
 
 
 class Comparison(NamedTuple):
     plan: SpinePlan
-    yields: list[float]  # of the spine trees with 1, 2, ... spine tokens
-    rows: list[Row]  # the first is the plan's
+    yields: list[float]  # expected tokens per pass with 1, 2, ... spine tokens
+    rows: list[Row]  # the plan first
 
 
 def register(views: Subparsers[Any]) -> None:
     parser = add_command(
-        views, "theory", run, "Compare what trees yield at given acceptance rates", *EXAMPLES, details=_DETAILS
+        views,
+        "theory",
+        run,
+        "Compare the expected yield of trees",
+        *EXAMPLES,
+        details=_DETAILS,
     )
-    parser.add_argument("--ps", type=float, default=0.3, metavar="P", help="acceptance on the spine (default: 0.3)")
-    parser.add_argument("--pt", type=float, default=0.03, metavar="P", help="acceptance elsewhere (default: 0.03)")
-    parser.add_argument("--budget", type=int, default=60, metavar="N", help="nodes, the root included (default: 60)")
+    parser.add_argument("--ps", type=float, default=0.3, metavar="P", help="spine acceptance rate (default: 0.3)")
+    parser.add_argument("--pt", type=float, default=0.03, metavar="P", help="acceptance rate elsewhere (default: 0.03)")
+    parser.add_argument("--budget", type=int, default=60, metavar="N", help="nodes including the root (default: 60)")
     parser.add_argument(
-        "--branch-depth", type=int, default=6, metavar="N", help="nodes of a branch at most (default: 6)"
+        "--branch-depth", type=int, default=6, metavar="N", help="maximum nodes of a branch (default: 6)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--plot", metavar="FILE", help="draw it into a .png or .svg file as well (needs matplotlib)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", metavar="FILE", help="also write a plot to this .svg file")
 
 
 def run(args: argparse.Namespace) -> int:
-    figure = _figure(args.plot) if args.plot else None
-    found = _compare(args.ps, args.pt, args.budget, args.branch_depth)
+    if args.plot:
+        _check_plot(args.plot)
+    result = _compare(args.ps, args.pt, args.budget, args.branch_depth)
     screen = Screen(args.color)
-    if figure is not None:
-        _draw(figure, found, args.plot)
-        screen.note(f"The plot is in {args.plot}.")
-    return show(args, _as_dict(args, found), [] if args.json else _lines(args, found, screen.out))
+    if args.plot:
+        _write_plot(result, args.plot)
+        screen.note(f"Plot written to {args.plot}")
+    return show(args, _to_dict(args, result), [] if args.json else _format_report(args, result, screen.out))
 
 
 def _compare(p_s: float, p_t: float, budget: int, branch_depth: int) -> Comparison:
@@ -78,106 +83,108 @@ def _compare(p_s: float, p_t: float, budget: int, branch_depth: int) -> Comparis
     harmonic = theory.harmonic_widths(length, num_branches)
     spread = theory.spine_yield(p_s, p_t, length, harmonic, depth)
     acceptance = theory.geometric_acceptance(p_t, budget - 1)
-    ranked = ranked_tree(acceptance, budget, budget)  # as good as sequoia's programme here, at any budget
+    ranked = ranked_tree(acceptance, budget, budget)  # equals Sequoia's dynamic program here, for any budget
     arity, isotropic = theory.best_isotropic(p_t, budget)
     rows = [
-        Row("spine tree", plan.num_nodes, plan.expected, _spine_words(plan)),
-        Row("  tails free", free.num_nodes, free.expected, _spine_words(free)),
+        Row(SPINE, plan.num_nodes, plan.expected, _describe_spine(plan)),
+        Row("  tails free", free.num_nodes, free.expected, _describe_spine(free)),
         Row(
             "  1/i widths",
             1 + length + depth * sum(harmonic),
             spread,
-            f"the same spine, {_number(sum(harmonic), 'branch', 'branches')}",
+            f"the same spine, {_pluralize(sum(harmonic), 'branch', 'branches')}",
         ),
     ]
     if p_s >= p_t:
         shape, expected = theory.two_rate_tree(p_s, p_t, budget)
-        words = f"branches may branch again; {_children(shape.num_children[0])} at the root, depth {max(shape.depths)}"
-        rows.append(Row("best of both", len(shape), expected, words))
+        rows.append(Row("best of both", len(shape), expected, f"branches may branch again; {_describe_shape(shape)}"))
     rows.append(Row("chain", budget, theory.chain_yield(p_s, budget - 1), counted(budget - 1, "copied token")))
     for k in (3, 5):
-        rows.append(Row(f"isotropic {k}", budget, theory.isotropic_yield(p_t, k, budget), f"{k} children a node"))
-    rows.append(Row("best isotropic", budget, isotropic, f"{_children(arity)} a node"))
-    words = f"{_children(ranked.num_children[0])} at the root, depth {max(ranked.depths)}"
-    rows.append(Row("sequoia", len(ranked), theory.expected_yield(ranked, acceptance), words))
+        rows.append(Row(f"isotropic {k}", budget, theory.isotropic_yield(p_t, k, budget), f"{k} children per node"))
+    rows.append(Row("best isotropic", budget, isotropic, f"{_count_children(arity)} per node"))
+    rows.append(Row("sequoia", len(ranked), theory.expected_yield(ranked, acceptance), _describe_shape(ranked)))
     return Comparison(plan, theory.spine_yields(p_s, p_t, budget, depth).tolist(), rows)
 
 
-def _spine_words(plan: SpinePlan) -> str:
+def _describe_spine(plan: SpinePlan) -> str:
     tails = f" of {counted(plan.branch_depth, 'node')}" if any(plan.widths) else ""
-    return f"a spine of {plan.spine_length}, {_number(sum(plan.widths), 'branch', 'branches')}{tails}"
+    return f"a spine of {plan.spine_length}, {_pluralize(sum(plan.widths), 'branch', 'branches')}{tails}"
 
 
-def _children(number: int) -> str:
-    return _number(number, "child", "children")
+def _describe_shape(shape: TreeShape) -> str:
+    return f"{_count_children(shape.num_children[0])} at the root, depth {max(shape.depths)}"
 
 
-def _number(number: int, one: str, many: str) -> str:
+def _count_children(number: int) -> str:
+    return _pluralize(number, "child", "children")
+
+
+def _pluralize(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
 
 
-def _as_dict(args: argparse.Namespace, found: Comparison) -> dict[str, Any]:
-    best = found.plan.expected
+def _to_dict(args: argparse.Namespace, result: Comparison) -> dict[str, Any]:
+    best = result.plan.expected
     return {
         "p_s": args.ps,
         "p_t": args.pt,
         "budget": args.budget,
         "branch_depth": args.branch_depth,
-        "spine": found.plan._asdict(),
-        "trees": [{**row._asdict(), "name": row.name.strip(), "ratio": row.expected / best} for row in found.rows],
-        "yield_by_spine_length": found.yields,
+        "spine": result.plan._asdict(),
+        "trees": [{**row._asdict(), "name": row.name.strip(), "ratio": row.expected / best} for row in result.rows],
+        "yield_by_spine_length": result.yields,
     }
 
 
-def _lines(args: argparse.Namespace, found: Comparison, paint: Paint) -> list[str]:
-    best = found.plan.expected
-    apart = f", {args.ps / args.pt:.3g} times as often" if args.pt else ""
+def _format_report(args: argparse.Namespace, result: Comparison, paint: Paint) -> list[str]:
+    best = result.plan.expected
+    apart = f" ({args.ps / args.pt:.3g} times lower)" if args.pt and args.ps > args.pt else ""
     cells = [("tree", "nodes", "tokens/pass", "ratio", "shape")]
     cells += [
         (row.name, f"{row.nodes:5}", f"{row.expected:11.3f}", f"{row.expected / best:5.2f}", row.shape)
-        for row in found.rows
+        for row in result.rows
     ]
-    widths = found.plan.widths[:MAX_BARS]
-    lengths = _sample(found.plan.spine_length, len(found.yields))
-    below = sum(found.plan.widths[MAX_BARS:])
+    widths = result.plan.widths[:MAX_BARS]
+    lengths = _select_lengths(result.plan.spine_length, len(result.yields))
+    below = sum(result.plan.widths[MAX_BARS:])
     return [
-        f"Spine tokens are right with {args.ps:g}, others with {args.pt:g}{apart}. Budget {args.budget}.",
+        f"Acceptance rate: spine {args.ps:g}, others {args.pt:g}{apart}. Budget: {args.budget} nodes.",
         "",
         *table(paint, cells),
         "",
-        paint("tokens per pass over the spine's length, beyond the 1 of plain decoding", BOLD),
-        *_bars(paint, lengths, [found.yields[i - 1] for i in lengths], ".3f", 1.0, found.plan.spine_length),
+        paint("tokens per pass by spine length (bars start at 1, plain decoding)", BOLD),
+        *_draw_bars(paint, lengths, [result.yields[i - 1] for i in lengths], ".3f", 1.0, result.plan.spine_length),
         "",
-        paint("branches at each spine node, the root is 0", BOLD),
-        *_bars(paint, range(len(widths)), widths, "d"),
+        paint("branches per spine node (0 is the root)", BOLD),
+        *_draw_bars(paint, range(len(widths)), widths, "d"),
         *([paint(f"  and {below} further down", DIM)] if below else []),
     ]
 
 
-def _sample(best: int, last: int) -> list[int]:
-    """Up to about a dozen spine lengths around the best, which is among them."""
+def _select_lengths(best: int, last: int) -> list[int]:
+    """Select about a dozen spine lengths, the best one included."""
     end = min(last, max(MAX_BARS, 3 * best))
     step = math.ceil(end / MAX_BARS)
     return sorted({*range(1, end + 1, step), best})
 
 
-def _bars(
+def _draw_bars(
     paint: Paint, labels: Sequence[int], values: Sequence[float], form: str, start: float = 0.0, best: int | None = None
 ) -> list[str]:
-    """A bar a line, as wide as the terminal allows; the best one is marked in words."""
+    """Draw one bar per line, up to the width of the terminal. Mark the best one with a word."""
     full = max(MIN_BAR, columns() - BAR_MARGIN - max(len(format(value, form)) for value in values))
     unit = full / max(max(values) - start, 1e-12)
-    letter = _block(paint)
+    block = _block_character(paint)
     lines = []
     for label, value in zip(labels, values, strict=True):
-        bar = letter * round((value - start) * unit)
+        bar = block * round((value - start) * unit)
         mark = " best" if label == best else ""
         lines.append(f"  {label:5}  {paint(bar, '38;5;73')}{' ' if bar else ''}{value:{form}}{mark}")
     return lines
 
 
-def _block(paint: Paint) -> str:
-    """A full block where the stream can show one."""
+def _block_character(paint: Paint) -> str:
+    """Return a full block if the stream can encode it."""
     try:
         "█".encode(paint.stream.encoding or "utf-8")
     except UnicodeError:
@@ -185,30 +192,29 @@ def _block(paint: Paint) -> str:
     return "█"
 
 
-def _figure(path: str) -> Any:
-    """An empty figure, before any time is spent: the file's kind must be known and matplotlib installed."""
-    if Path(path).suffix.lower() not in PLOT_FORMATS:
-        raise OptionError("A plot cannot be written into this kind of file", got=path, allowed=PLOT_FORMATS)
-    try:
-        figures = import_module("matplotlib.figure")
-    except ImportError:
-        raise MissingExtraError("Drawing a plot", "matplotlib", "plots") from None
-    return figures.Figure(figsize=(10, 4), layout="constrained")
+def _check_plot(path: str) -> None:
+    if Path(path).suffix.lower() != ".svg":
+        raise OptionError("A plot is an .svg file", got=path, allowed=(".svg",))
 
 
-def _draw(figure: Any, found: Comparison, path: str) -> None:
-    curve, bars = figure.subplots(1, 2)
-    lengths = range(1, len(found.yields) + 1)
-    curve.plot(lengths, found.yields, label="spine tree")
-    curve.plot([found.plan.spine_length], [found.plan.expected], "o", color="C0")
-    for number, row in enumerate(row for row in found.rows if row.name in ("chain", "best isotropic", "sequoia")):
-        curve.axhline(row.expected, color=f"C{number + 1}", linestyle="--", label=row.name)
-    curve.set(xlabel="spine tokens", ylabel="expected tokens per pass")
-    curve.legend()
-    bars.bar(range(found.plan.spine_length), found.plan.widths)
-    bars.xaxis.get_major_locator().set_params(integer=True)
-    bars.set(xlabel="spine node, the root is 0", ylabel="branches")
+def _write_plot(result: Comparison, path: str) -> None:
+    from draftwood.plots import Line, assign_marks, plot_lines, svg_file
+
+    curve = {float(length): tokens for length, tokens in enumerate(result.yields, 1)}
+    best = f"best: {result.plan.spine_length}"
+    others = [row for row in result.rows if row.name in ("chain", "best isotropic", "sequoia")]
+    marks = assign_marks([SPINE, best, *(row.name for row in others)], has_legend=False)
+    yields = [
+        Line(marks[SPINE], curve),
+        Line(marks[best], {float(result.plan.spine_length): result.plan.expected}),
+        *(Line(marks[row.name], dict.fromkeys((1.0, float(len(curve))), row.expected)) for row in others),
+    ]
+    widths = Line(marks[SPINE], {float(node): float(width) for node, width in enumerate(result.plan.widths)})
+    panels = [
+        plot_lines(yields, title="yield", x_name="spine tokens", y_name="expected tokens per pass"),
+        plot_lines([widths], title="branches", x_name="spine node, 0 is the root", y_name="branches", low=0.0),
+    ]
     try:
-        figure.savefig(path)
+        Path(path).write_text(svg_file("Expected tokens per verification pass", panels), encoding="utf-8")
     except OSError as error:
         raise OptionError(f"The plot cannot be written to {path}", got=error.strerror or error) from error

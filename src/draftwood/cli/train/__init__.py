@@ -1,1 +1,1 @@
-"""draftwood train, export."""
+"""Commands `draftwood train` and `draftwood export`."""

@@ -1,4 +1,4 @@
-"""``draftwood train data``: the target answers prompts, and the answers are kept for training."""
+"""``draftwood train data``: let the target answer prompts and store the answers for training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 _DETAILS = """\
 Prompts are .jsonl files with {"turns": [...]}, {"messages": [...]} or ShareGPT's {"conversations":
-[...]} a line, .json files with a list of those, or text with one prompt a line. Answers in the files
-are not used: the target writes its own. With --self it writes the prompts too.
+[...]} per line, .json files with a list of those, or text with one prompt per line. Answers in the
+files are ignored: the target generates its own. With --self it generates prompts too.
 
-The same command with the same --out goes on with a run that was stopped."""
+Run the same command with the same --out again to continue an interrupted run."""
 _EXAMPLES = (
     "draftwood train data prompts.jsonl --out data",
     "draftwood train data chats.jsonl questions.txt --self 2000 --temperature 0.7 --batch 256 --out data",
@@ -28,32 +28,32 @@ _EXAMPLES = (
 
 
 def register_data(group: Subparsers[Any]) -> None:
-    summary = "Let the model answer prompts: the texts that its head is trained on"
+    summary = "Let the model answer prompts, to train a head on the answers"
     parser = add_command(group, "data", run, summary, *_EXAMPLES, details=_DETAILS)
-    parser.add_argument("files", nargs="*", metavar="FILES", help="prompts; see above")
-    parser.add_argument("--out", required=True, metavar="DIR", help="the folder to write")
-    _add(parser, "self_made", int, "prompts that the model writes itself", flag="--self")
-    _add(parser, "limit", int, "only the first N prompts of the files")
-    parser.add_argument("--keep-answers", action="store_true", help="the files' answers: this model wrote them already")
-    _add(parser, "shard_size", int, "prompts a part; a run that is stopped loses one part at most")
-    parser.add_argument("--licence", metavar="TEXT", default="", help="a note on what may be done with the data")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("files", nargs="*", metavar="FILES", help="files of prompts, see above")
+    parser.add_argument("--out", required=True, metavar="DIR", help="output folder")
+    _add_option(parser, "self_made", int, "number of prompts that the model generates", flag="--self")
+    _add_option(parser, "limit", int, "use only the first N prompts of the files")
+    parser.add_argument("--keep-answers", action="store_true", help="keep the files' answers (by this model)")
+    _add_option(parser, "shard_size", int, "prompts per shard; an interrupted run loses at most one shard")
+    parser.add_argument("--licence", metavar="TEXT", default="", help="licence note for the data")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_options(parser)
     answers = parser.add_argument_group("answers")
-    _add(answers, "max_tokens", int, "tokens of an answer at most")
-    _add(answers, "max_length", int, "tokens of a text at most, prompt and answers")
-    _add(answers, "temperature", float, "0 is greedy, higher is more varied")
-    _add(answers, "top_p", float, "only the likeliest tokens that share this much probability")
-    _add(answers, "seed", int, "same seed, same draws")
-    _add(answers, "batch", int, "answers that are written together")
+    _add_option(answers, "max_tokens", int, "maximum tokens per answer")
+    _add_option(answers, "max_length", int, "maximum tokens per text (prompt and answers)")
+    _add_option(answers, "temperature", float, "0 is greedy, higher is more varied")
+    _add_option(answers, "top_p", float, "sample from the top tokens with this total probability")
+    _add_option(answers, "seed", int, "random seed")
+    _add_option(answers, "batch", int, "answers that are generated at once")
     answers.add_argument(
-        "--cache-tokens", type=int, metavar="N", help="positions of their cache (default: up to 65536)"
+        "--cache-tokens", type=int, metavar="N", help="KV cache capacity in tokens (default: up to 65536)"
     )
-    _add(answers, "drafter", str, "what drafts them, see: draftwood drafters", metavar="NAME")
+    _add_option(answers, "drafter", str, "drafter, see: draftwood drafters", metavar="NAME")
     prompts = parser.add_argument_group("self-made prompts")
-    _add(prompts, "prompt_tokens", int, "tokens at most")
-    _add(prompts, "prompt_temperature", float, "above 0: higher is more varied")
-    _add(prompts, "prompt_top_p", float, "only the likeliest tokens that share this much probability")
+    _add_option(prompts, "prompt_tokens", int, "maximum tokens")
+    _add_option(prompts, "prompt_temperature", float, "above 0; higher is more varied")
+    _add_option(prompts, "prompt_top_p", float, "sample from the top tokens with this total probability")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
         manifest = make_data(prepared, loaded, bar, bar.hear)
     except KeyboardInterrupt:
         bar.clear()
-        screen.note(f"{args.out} has what was finished. To go on:\n  {shlex.join(['draftwood', *args.argv])}")
+        screen.note(f"{args.out} has the finished shards. To continue:\n  {shlex.join(['draftwood', *args.argv])}")
         raise
     content = {"path": args.out, "model": manifest.model["name"], "prompts": manifest.prompts, **manifest.counts}
-    return show(args, content, [f"{args.out}: {_told(manifest)}{bar.pace}"])
+    return show(args, content, [f"{args.out}: {_describe_counts(manifest)}{bar.pace}"])
 
 
-def _add(
+def _add_option(
     parser: argparse._ActionsContainer,
     name: str,
     kind: Callable[[str], object],
@@ -84,15 +84,15 @@ def _add(
     flag: str = "",
     metavar: str = "N",
 ) -> None:
-    """An option with the default of the settings."""
+    """Add an option with the default of `DataSettings`."""
     default = next(f.default for f in fields(DataSettings) if f.name == name)
-    told = {"limit": "all", "max_length": "the context of the model"}.get(name, default)
+    shown = {"limit": "all", "max_length": "the context of the model"}.get(name, default)
     flag = flag or "--" + name.replace("_", "-")
-    parser.add_argument(flag, dest=name, type=kind, default=default, metavar=metavar, help=f"{text} (default: {told})")
+    parser.add_argument(flag, dest=name, type=kind, default=default, metavar=metavar, help=f"{text} (default: {shown})")
 
 
-def _told(manifest: Manifest) -> str:
+def _describe_counts(manifest: Manifest) -> str:
     counts = dict(manifest.counts)
-    told = [f"{counts.pop(name):,} {name.replace('_', ' ')}" for name in ("examples", "tokens", "answered_tokens")]
+    counted = [f"{counts.pop(name):,} {name.replace('_', ' ')}" for name in ("examples", "tokens", "answered_tokens")]
     lost = [f"{count:,} prompts {reason.replace('_', ' ')}" for reason, count in counts.items() if count]
-    return ", ".join([*told, *lost])
+    return ", ".join([*counted, *lost])

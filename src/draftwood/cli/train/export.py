@@ -1,4 +1,4 @@
-"""``draftwood export``: a head in the layout that another engine reads."""
+"""``draftwood export``: write a head in the layout of another engine."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from draftwood.config import DTYPES
 
 LAYOUTS = ("eagle", "sglang", "vllm", "speculators", "medusa", "hydra", "draftwood")
 _DETAILS = """\
-eagle       the authors' own, of EAGLE-1/2 and of EAGLE-3 heads
+eagle       original layout of EAGLE-1/2 and EAGLE-3
 sglang      EAGLE-3 for SGLang
 vllm        EAGLE-3 for vLLM
-speculators EAGLE-3 for the speculators library and vLLM; names the model, so it wants --model
-medusa      the authors' own
-hydra       the authors' own
-draftwood   our own, which can hold every head
+speculators EAGLE-3 for the speculators library and vLLM; needs --model
+medusa      original layout of Medusa
+hydra       original layout of Hydra
+draftwood   our own layout, for every head
 
-What a layout has no place for is refused, with the layouts that have. Hidden states are numbered
-as the engine numbers them.
+If a layout cannot represent a head, the error names the layouts that can. Hidden states are
+numbered as in the engine.
 
-A head that training wrote is in float32; --dtype bfloat16 halves it. With --model, if that model is on
-this disk, our own layout also notes its fingerprint: which model, whatever it is called."""
+Training writes float32; --dtype bfloat16 halves the size. With --model, if the model is on this disk,
+our layout also stores its fingerprint, which identifies the model under any name."""
 
 
 def register(commands: Subparsers[Any]) -> None:
@@ -39,15 +39,13 @@ def register(commands: Subparsers[Any]) -> None:
         "draftwood export ./downloaded-head --to draftwood ./my-head --force",
         details=_DETAILS,
     )
-    parser.add_argument(
-        "head", metavar="HEAD", help="the folder of the head, in any layout, or the name of one that ships"
-    )
-    parser.add_argument("out", metavar="OUT", help="the folder to write")
-    parser.add_argument("--to", required=True, choices=LAYOUTS, help="the layout")
-    parser.add_argument("--dtype", choices=DTYPES[1:], help="number format of the tensors (default: as they are)")
-    parser.add_argument("--model", default="", help="the model it drafts for: its name, or a folder on this disk")
-    parser.add_argument("--force", action="store_true", help="replace the folder where it exists")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("head", metavar="HEAD", help="folder of a head in any layout, or name of a shipped head")
+    parser.add_argument("out", metavar="OUT", help="output folder")
+    parser.add_argument("--to", required=True, choices=LAYOUTS, help="layout to write")
+    parser.add_argument("--dtype", choices=DTYPES[1:], help="dtype of the tensors (default: unchanged)")
+    parser.add_argument("--model", default="", help="target model of the head: name or folder")
+    parser.add_argument("--force", action="store_true", help="replace an existing folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
 
     source = find_head(args.head)
     if source.resolve() == Path(args.out).resolve():
-        raise OptionError("A head cannot replace itself", got=args.out, next_step="Name another folder.")
+        raise OptionError("A head cannot replace itself", got=args.out, next_step="Choose another folder.")
     shape = find_local_shape(args.model) if args.model else None
     model = shape if isinstance(shape, ModelConfig) else None
     dtype = getattr(torch, args.dtype) if args.dtype else None
     head, config, layout = load_head(source, dtype=dtype, model=model)
     misfits = check_fit(config, shape) if shape is not None else []
     if misfits:
-        raise OptionError("The head was made for another model", got="; ".join(misfits), next_step="Check --model.")
+        raise OptionError("The head belongs to another model", got="; ".join(misfits), next_step="Check --model.")
     if args.model:
         known = find_local_fingerprint(args.model) or config.target_fingerprint
         head.config = replace(config, target_fingerprint=known)

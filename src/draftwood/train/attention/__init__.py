@@ -1,6 +1,6 @@
-"""Attention along training texts and through unrolled steps."""
+"""Causal attention along texts, and attention of unrolled steps."""
 
-from draftwood.train.attention.texts import causal_attention
+from draftwood.train.attention.causal import causal_attention
 from draftwood.train.attention.unrolled import UnrolledAttention, unroll
 
 __all__ = ["UnrolledAttention", "causal_attention", "unroll"]

@@ -1,9 +1,9 @@
-"""Training data: prompts that the target itself answers, kept in shards on disk, and read back in batches.
+"""Training data: prompts answered by the target, stored in shards and read in batches.
 
-make_data(prepare(settings, folder), loaded)           # make.py: answers prompts, goes on where it was stopped
+make_data(prepare(settings, folder), loaded)           # make.py: answer prompts, resume an interrupted run
 data = TrainingData.open(folder)                       # read.py: examples, splits, batches
-data.check_model(target)                               # the target that trains is the one that wrote the data
-vocabulary = draft_vocabulary(data, 8192, vocab_size)  # vocabulary.py: the tokens that a small head should know
+data.check_model(target)                               # data must come from the target that is trained for
+vocabulary = draft_vocabulary(data, 8192, vocab_size)  # vocabulary.py: tokens of a draft vocabulary
 """
 
 from draftwood.train.data.make import make_data, prepare

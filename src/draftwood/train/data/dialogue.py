@@ -1,4 +1,4 @@
-"""One conversation with the target: what it is asked next, and what becomes of its answers."""
+"""A conversation with the target: the next request, and the texts made from the answers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from draftwood.config import SamplingParams
 from draftwood.text import Message, TextCodec
 from draftwood.train.data.prompts import Prompt
 from draftwood.train.data.settings import DataSettings
-from draftwood.train.data.transcript import Transcript, answer_of, asked
+from draftwood.train.data.transcript import Transcript, render_prompt, split_answer
 
-EMPTY, TOO_LONG, CUT = "empty", "too_long", "cut_short"  # what may be lost of a conversation
+EMPTY, TOO_LONG, CUT = "empty", "too_long", "cut_short"  # reasons why all or part of a conversation is lost
 
 
 class Ask(NamedTuple):
@@ -25,19 +25,19 @@ class Ask(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What all conversations of a run have in common."""
+    """Settings shared by all conversations of a run."""
 
     settings: DataSettings
     codec: TextCodec
-    max_length: int  # tokens of a text
-    opening: Sequence[int] = ()  # what stands before a user's turn: self-made prompts go on from there
+    max_length: int  # maximum tokens of a text
+    opening: Sequence[int] = ()  # tokens before a user turn, from which the target generates prompts
 
 
 class Dialogue:
-    """Every turn is answered and becomes part of what the next one is asked in.
+    """Answers every turn in the context of the earlier ones.
 
-    A first turn that leaves no room for an answer makes the conversation too long, a later one ends it there.
-    ``lost`` says so, and the count is told in the end.
+    If the first turn leaves no room for an answer, the conversation is dropped; if a later one does, it ends there.
+    ``lost`` is the reason, which is counted and reported.
     """
 
     def __init__(self, index: int, prompt: Prompt, rules: Rules) -> None:
@@ -46,48 +46,48 @@ class Dialogue:
         self.lost: str | None = None
         self._place = prompt.place
         self._rules = rules
-        self._ahead: deque[Message] = deque(prompt.messages)
-        self._said: list[Message] = []
-        self._asked: list[int] = []
+        self._remaining: deque[Message] = deque(prompt.messages)
+        self._messages: list[Message] = []
+        self._prompt_ids: list[int] = []
         self._turn = 0
 
     def ask(self) -> Ask | None:
-        """The next request; None when all is said."""
-        while self._ahead:
-            self._said.append(self._ahead.popleft())
-            if self._said[-1]["role"] == "user":
-                self._asked = asked(self._rules.codec, self._said, self._place)
-                if self._has_room(self._asked):
-                    room = self._rules.max_length - len(self._asked)
-                    return Ask(self._asked, self._rules.settings.answering(self._next_seed(), room))
+        """Return the next request, or None at the end of the conversation."""
+        while self._remaining:
+            self._messages.append(self._remaining.popleft())
+            if self._messages[-1]["role"] == "user":
+                self._prompt_ids = render_prompt(self._rules.codec, self._messages, self._place)
+                if self._has_room(self._prompt_ids):
+                    room = self._rules.max_length - len(self._prompt_ids)
+                    return Ask(self._prompt_ids, self._rules.settings.answering(self._next_seed(), room))
         return None
 
     @property
     def reads_text(self) -> bool:
-        """Whether the text of the next answer is of use: something follows it."""
-        return bool(self._ahead)
+        """Whether the text of the next answer is needed, because another turn follows."""
+        return bool(self._remaining)
 
     def take(self, token_ids: Sequence[int], text: str) -> None:
-        """The answer to the last request; its text may be missing where ``reads_text`` says so."""
-        self.transcript.add(self._asked, token_ids)
-        self._said.append({"role": "assistant", "content": text})
+        """Add the answer to the last request. Its text is needed only if ``reads_text``."""
+        self.transcript.add(self._prompt_ids, token_ids)
+        self._messages.append({"role": "assistant", "content": text})
 
     def _has_room(self, prompt_ids: Sequence[int]) -> bool:
         if len(prompt_ids) < self._rules.max_length:
             return True
         self.lost = CUT if self.transcript.examples() else TOO_LONG
-        self._ahead.clear()
+        self._remaining.clear()
         return False
 
     def _next_seed(self) -> int:
-        """Of its own for every request: what others do makes no difference to it."""
+        """Return a seed that depends only on the conversation and the turn."""
         self._turn += 1
         sequence = np.random.SeedSequence(self._rules.settings.seed, spawn_key=(self.index, self._turn))
         return int(sequence.generate_state(1, np.uint64)[0])
 
 
 class SelfMade(Dialogue):
-    """The target writes what the user says, and then answers it."""
+    """The target generates the user's turn, then answers it."""
 
     def __init__(self, index: int, number: int, rules: Rules) -> None:
         super().__init__(index, Prompt(f"self-made prompt {number}", ()), rules)
@@ -108,19 +108,19 @@ class SelfMade(Dialogue):
             return
         self._is_written = True
         if text.strip():
-            self._ahead.append({"role": "user", "content": text.strip()})
+            self._remaining.append({"role": "user", "content": text.strip()})
         else:
             self.lost = EMPTY
 
 
 class Kept(Dialogue):
-    """The answers are there already; nothing is asked."""
+    """Keeps the answers of the file; the target is not run."""
 
     def ask(self) -> Ask | None:
-        while self._ahead:
-            self._said.append(self._ahead.popleft())
-            if self._said[-1]["role"] == "assistant":
-                prompt_ids, answer = answer_of(self._rules.codec, self._said, self._place)
+        while self._remaining:
+            self._messages.append(self._remaining.popleft())
+            if self._messages[-1]["role"] == "assistant":
+                prompt_ids, answer = split_answer(self._rules.codec, self._messages, self._place)
                 if answer and self._has_room(prompt_ids):
                     self.transcript.add(prompt_ids, answer[: self._rules.max_length - len(prompt_ids)])
         return None

@@ -1,10 +1,10 @@
-"""Making training data: prompts are read, the target answers them, shard by shard.
+"""Make training data: read prompts and let the target answer them, shard by shard.
 
-    prepared = prepare(settings, folder)                   # refuses what cannot be done; needs no model
+    prepared = prepare(settings, folder)                   # checks everything that needs no model
     manifest = make_data(prepared, load_target(...))
 
-Every request has a seed of its own, and every shard starts with an empty engine. So a run that was stopped and goes on
-makes the same bytes as one that was not, as far as the target itself gives the same bits twice.
+Every request has its own seed, and every shard starts with an empty engine. An interrupted and resumed run therefore
+writes the same bytes as an uninterrupted one, as far as the target is deterministic.
 """
 
 from __future__ import annotations
@@ -23,13 +23,20 @@ from draftwood.drafters import check_drafter, drafter_class
 from draftwood.errors import OptionError, PromptError
 from draftwood.progress import Progress, report
 from draftwood.targets import Loaded
-from draftwood.train.data.answers import Answerer, Heard
+from draftwood.train.data.answers import Answerer, OnTokens
 from draftwood.train.data.dialogue import EMPTY, Dialogue, Kept, Rules, SelfMade
-from draftwood.train.data.manifest import MANIFEST, Manifest, about_model, check_same_run, read_manifest, write_manifest
+from draftwood.train.data.manifest import (
+    MANIFEST,
+    Manifest,
+    check_same_run,
+    describe_model,
+    read_manifest,
+    write_manifest,
+)
 from draftwood.train.data.prompts import Prompt, Source, read_sources
 from draftwood.train.data.settings import DataSettings
 from draftwood.train.data.shards import Counts, Shard, read_shard, shard_name, write_shard
-from draftwood.train.data.transcript import empty_user_turn
+from draftwood.train.data.transcript import find_opening
 
 LABEL = "answering prompts"
 
@@ -37,7 +44,7 @@ LABEL = "answering prompts"
 class Prepared(NamedTuple):
     settings: DataSettings
     folder: Path
-    prompts: list[Prompt]  # of the files
+    prompts: list[Prompt]  # from files
     sources: list[Source]
 
     @property
@@ -46,7 +53,7 @@ class Prepared(NamedTuple):
 
 
 def _check_drafter(name: str) -> None:
-    """Drafters that need a head or a model would have to be told which."""
+    """Raise an error for drafters that need a head or a model, which cannot be given here."""
     drafter_class(name)
     try:
         check_drafter(name, None)
@@ -55,7 +62,7 @@ def _check_drafter(name: str) -> None:
 
 
 def prepare(settings: DataSettings, folder: str | Path) -> Prepared:
-    """Reads the prompts, and refuses what cannot be done as far as that can be told without the model."""
+    """Read the prompts and check everything that can be checked without the model."""
     place = Path(folder)
     _check_drafter(settings.drafter)
     _check_folder(place)
@@ -64,37 +71,37 @@ def prepare(settings: DataSettings, folder: str | Path) -> Prepared:
 
 
 def make_data(
-    prepared: Prepared, loaded: Loaded, progress: Progress | None = None, heard: Heard | None = None
+    prepared: Prepared, loaded: Loaded, progress: Progress | None = None, on_tokens: OnTokens | None = None
 ) -> Manifest:
-    """Makes what is not there yet. ``heard`` is told how many tokens were written, whenever some were.
+    """Make the missing shards. ``on_tokens`` is called with the number of new tokens.
 
-    A prompt that leaves no room for an answer is left out and counted; so is a self-made one that is empty.
+    Prompts that leave no room for an answer and empty self-made prompts are skipped and counted.
     """
     folder = prepared.folder
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     with lock_entry(f"training-data-{name}", progress):
-        rules = _rules(prepared.settings, loaded)
-        manifest = _begin(prepared, rules, loaded)
-        _sweep(folder)
+        rules = _make_rules(prepared.settings, loaded)
+        manifest = _open_manifest(prepared, rules, loaded)
+        _remove_partial_files(folder)
         answerer = Answerer(loaded, prepared.settings.drafter, prepared.settings.batch, progress)
-        shards = list(_shards(prepared, rules, manifest.run_id, answerer, progress, heard))
+        shards = list(_make_shards(prepared, rules, manifest.run_id, answerer, progress, on_tokens))
         manifest = replace(
             manifest,
             complete=True,
-            counts=_total(prepared, shards),
+            counts=_count_total(prepared, shards),
             shards=[shard.counts() for shard in shards],
         )
         if not manifest.counts["examples"]:
             raise PromptError(
                 "No prompt leaves room for an answer",
                 got=f"{prepared.total} prompts, texts of at most {rules.max_length} tokens",
-                next_step=_more_room(rules, loaded),
+                next_step=_advise_on_room(rules, loaded),
             )
         write_manifest(folder, manifest)
         return manifest
 
 
-def _rules(settings: DataSettings, loaded: Loaded) -> Rules:
+def _make_rules(settings: DataSettings, loaded: Loaded) -> Rules:
     room = min(loaded.target.info.context_length, loaded.target.num_slots)
     if settings.max_length is not None and settings.max_length > room:
         raise OptionError(
@@ -102,22 +109,22 @@ def _rules(settings: DataSettings, loaded: Loaded) -> Rules:
             got=f"max_length {settings.max_length}",
             allowed=f"at most {room}",
         )
-    opening = empty_user_turn(loaded.codec) if settings.self_made else []
+    opening = find_opening(loaded.codec) if settings.self_made else []
     return Rules(settings, loaded.codec, settings.max_length or room, opening)
 
 
-def _more_room(rules: Rules, loaded: Loaded) -> str:
-    """What can be raised: the context of a model cannot."""
+def _advise_on_room(rules: Rules, loaded: Loaded) -> str:
+    """Return advice: which option to raise."""
     context, slots = loaded.target.info.context_length, loaded.target.num_slots
     if rules.max_length < min(context, slots):
-        return "Raise --max-length, or give shorter prompts."
-    return "Raise --cache-tokens, or give shorter prompts." if slots < context else "Give shorter prompts."
+        return "Raise --max-length, or use shorter prompts."
+    return "Raise --cache-tokens, or use shorter prompts." if slots < context else "Use shorter prompts."
 
 
-def _begin(prepared: Prepared, rules: Rules, loaded: Loaded) -> Manifest:
-    """The manifest of this run, in its folder; refuses a folder of another run."""
+def _open_manifest(prepared: Prepared, rules: Rules, loaded: Loaded) -> Manifest:
+    """Write or check the manifest of this run. Raise an error if the folder belongs to another run."""
     manifest = Manifest(
-        model=about_model(loaded.target),
+        model=describe_model(loaded.target),
         settings={**prepared.settings.recorded(), "max_length": rules.max_length},
         sources=[source._asdict() for source in prepared.sources],
         prompts=prepared.total,
@@ -133,24 +140,24 @@ def _begin(prepared: Prepared, rules: Rules, loaded: Loaded) -> Manifest:
     return manifest
 
 
-def _shards(
+def _make_shards(
     prepared: Prepared,
     rules: Rules,
     run: str,
     answerer: Answerer,
     progress: Progress | None,
-    heard: Heard | None,
+    on_tokens: OnTokens | None,
 ) -> Iterator[Shard]:
-    """All of them: read where they are there, made where not."""
+    """Yield all shards: read existing ones, make missing ones."""
     size, total = prepared.settings.shard_size, prepared.total
     done = 0
 
-    def tell(tokens: int) -> None:
-        if heard is not None:
-            heard(tokens)
+    def on_new_tokens(tokens: int) -> None:
+        if on_tokens is not None:
+            on_tokens(tokens)
         report(progress, LABEL, done, total)
 
-    def ended() -> None:
+    def on_end() -> None:
         nonlocal done
         done += 1
 
@@ -160,28 +167,28 @@ def _shards(
             yield read_shard(path, number, run)
             done = min(start + size, total)
             continue
-        dialogues = [_dialogue(prepared, rules, index) for index in range(start, min(start + size, total))]
+        dialogues = [_make_dialogue(prepared, rules, index) for index in range(start, min(start + size, total))]
         report(progress, LABEL, done, total)
-        answerer.run(dialogues, tell, ended)
-        shard = _shard(dialogues)
+        answerer.run(dialogues, on_new_tokens, on_end)
+        shard = _make_shard(dialogues)
         write_shard(path, shard, number, run)
         yield shard
     report(progress, LABEL, total, total)
 
 
-def _dialogue(prepared: Prepared, rules: Rules, index: int) -> Dialogue:
+def _make_dialogue(prepared: Prepared, rules: Rules, index: int) -> Dialogue:
     if index >= len(prepared.prompts):
         return SelfMade(index, index - len(prepared.prompts), rules)
     kind = Kept if prepared.settings.keep_answers else Dialogue
     return kind(index, prepared.prompts[index], rules)
 
 
-def _shard(dialogues: list[Dialogue]) -> Shard:
+def _make_shard(dialogues: list[Dialogue]) -> Shard:
     examples = [(dialogue.index, example) for dialogue in dialogues for example in dialogue.transcript.examples()]
     return Shard.of(examples, Counter(dialogue.lost for dialogue in dialogues if dialogue.lost is not None))
 
 
-def _total(prepared: Prepared, shards: list[Shard]) -> Counts:
+def _count_total(prepared: Prepared, shards: list[Shard]) -> Counts:
     counts: Counter[str] = Counter({EMPTY: sum(source.skipped for source in prepared.sources)})
     for shard in shards:
         counts.update(shard.counts())
@@ -190,15 +197,15 @@ def _total(prepared: Prepared, shards: list[Shard]) -> Counts:
 
 
 def _check_folder(folder: Path) -> None:
-    """A folder of ours, or one to be made; nobody's files get others among them."""
+    """Raise an error for a folder with other files, which must not be mixed with training data."""
     if folder.exists() and not folder.is_dir():
-        raise OptionError("Training data goes into a folder, and this is a file", got=folder)
+        raise OptionError("Training data needs a folder, and this is a file", got=folder)
     if folder.is_dir() and not (folder / MANIFEST).exists() and any(folder.iterdir()):
-        raise OptionError("The folder has other things in it", got=folder, next_step="Name a new or an empty one.")
+        raise OptionError("The folder has other things in it", got=folder, next_step="Use a new or an empty folder.")
 
 
-def _sweep(folder: Path) -> None:
-    """Removes what a killed run left half written; nobody else writes here while the lock is held."""
+def _remove_partial_files(folder: Path) -> None:
+    """Remove partial files of a killed run. The lock ensures that no other process writes them."""
     for leftover in folder.glob(".*.partial-*"):
         with suppress(OSError):
             leftover.unlink()

@@ -1,7 +1,7 @@
-"""What a folder of training data says about itself.
+"""The manifest of a folder of training data.
 
-There is no date in it: the same command makes the same bytes. The part that the answers depend on identifies the run;
-a folder is gone on with by the same run and no other.
+It has no date: the same command writes the same bytes. Everything that the answers depend on identifies the run. Only
+the same run can continue a folder.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Manifest:
     model: dict[str, Any]  # name, fingerprint, dtype, vocab_size
     settings: dict[str, Any]  # DataSettings.recorded()
     sources: list[dict[str, Any]]  # files: name, sha256, prompts taken and skipped
-    prompts: int  # of the files and self-made
+    prompts: int  # from files and self-made
     licence: str = ""
     complete: bool = False
-    counts: Counts = field(default_factory=dict)  # of everything
+    counts: Counts = field(default_factory=dict)  # totals
     shards: list[Counts] = field(default_factory=list)
 
     def identity(self) -> dict[str, Any]:
-        """What the answers depend on."""
+        """Return everything that the answers depend on."""
         names = ("model", "settings", "sources", "prompts")
         return {name: getattr(self, name) for name in names}
 
@@ -47,7 +47,7 @@ class Manifest:
         return -(-self.prompts // int(self.settings["shard_size"]))
 
     def check_model(self, target: Target, folder: Path) -> None:
-        """Refuses a target other than the one that wrote the data: a head would learn to guess somebody else."""
+        """Raise an error if another model generated the data: the head would learn the wrong distribution."""
         if self.model["fingerprint"] != identify_target(target):
             raise DataError(
                 f"The training data in {folder} was written by another model",
@@ -57,7 +57,7 @@ class Manifest:
             )
 
 
-def about_model(target: Target) -> dict[str, Any]:
+def describe_model(target: Target) -> dict[str, Any]:
     info = target.info
     return {
         "name": info.name,
@@ -83,7 +83,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(
             f"{folder} has no training data",
             got=f"no {MANIFEST} there",
-            next_step="Name a folder that --out of draftwood train data made.",
+            next_step="Use the --out folder of draftwood train data.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError) as error:
         raise DataError(f"{path} cannot be read", got=error, allowed=f"{FORMAT} {VERSION}") from error
@@ -91,19 +91,19 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_same_run(folder: Path, before: Manifest, now: Manifest) -> None:
-    """Refuses to go on with a folder that was begun in another way; says what differs."""
-    old, new = _flat(before.identity()), _flat(now.identity())
+    """Raise an error that names the differences if the folder was started with other settings."""
+    old, new = _flatten(before.identity()), _flatten(now.identity())
     different = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
     if different:
         raise OptionError(
-            f"{folder} was begun with other settings",
+            f"{folder} was started with other settings",
             got=", ".join(f"{name} {new.get(name)}" for name in different),
             allowed=", ".join(f"{name} {old.get(name)}" for name in different),
-            next_step="Give the settings it was begun with, or name another folder.",
+            next_step="Use the original settings, or another folder.",
         )
 
 
-def _flat(identity: dict[str, Any]) -> dict[str, Any]:
+def _flatten(identity: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in identity.items():
         if isinstance(value, dict):

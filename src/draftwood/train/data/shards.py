@@ -1,8 +1,8 @@
-"""The files that examples lie in: each whole or not there, each with a checksum and the run that it belongs to.
+"""Shard files with examples, written atomically, with a checksum and the id of their run.
 
-A shard has all its texts in one row: ``token_ids [total]`` int32, ``answered [total]`` uint8, ``offsets [n + 1]`` int64
-(text i is what lies from offset i to the next), ``prompts [n]`` int64 (which of the run's prompts a text comes from: a
-conversation may give several).
+A shard concatenates its texts: ``token_ids [total]`` int32, ``answered [total]`` uint8, ``offsets [n + 1]`` int64
+(text i is from offset i to offset i + 1), ``prompts [n]`` int64 (index of the prompt of a text; a
+conversation may give several texts).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from draftwood.train.base import Example
 
 FORMAT, VERSION = "draftwood-training-data", 1
 _TYPES = {"token_ids": np.int32, "answered": np.uint8, "offsets": np.int64, "prompts": np.int64}
-AGAIN = "Delete that file and give the command that made it again: it makes this part anew."
+AGAIN = "Delete the file and run the command that made it again: it makes this part again."
 
 Counts = dict[str, int]
 
 
 class DataError(DraftwoodError):
-    """Training data cannot be read, or belongs to something else."""
+    """Training data cannot be read, or belongs to another run or model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +40,11 @@ class Shard:
     answered: npt.NDArray[np.uint8]  # [total]
     offsets: npt.NDArray[np.int64]  # [n + 1]
     prompts: npt.NDArray[np.int64]  # [n]
-    lost: Mapping[str, int]  # conversations of which something was left out, by reason
+    lost: Mapping[str, int]  # conversations that were dropped or cut, by reason
 
     @classmethod
     def of(cls, examples: Sequence[tuple[int, Example]], lost: Mapping[str, int]) -> Shard:
-        """``examples``: each with the number of its prompt."""
+        """Build from examples with the index of their prompt."""
         texts = [example for _, example in examples]
         lengths = [len(text.token_ids) for text in texts]
         return cls(
@@ -71,10 +71,10 @@ def shard_name(number: int) -> str:
 
 
 def write_shard(path: Path, shard: Shard, number: int, run: str) -> None:
-    """``run``: which run it belongs to (``Manifest.run_id``)."""
+    """Write a shard of the run ``run`` (``Manifest.run_id``)."""
     about = {"format": FORMAT, "version": VERSION, "run": run, "number": number, "lost": dict(shard.lost)}
     about["sha256"] = _checksum(shard.arrays(), about)
-    # One text under one name: with several the order in the file, and so its bytes, would be left to chance.
+    # A single metadata key: the order of several keys in the file would be random.
     try:
         with new_file(path) as temporary:
             temporary.write_bytes(save(shard.arrays(), {"about": json.dumps(about, sort_keys=True)}))
@@ -82,12 +82,12 @@ def write_shard(path: Path, shard: Shard, number: int, run: str) -> None:
         raise DataError(
             error.what,
             got=error.got,
-            next_step="Make room, then give the same command again: it goes on from here.",
+            next_step="Free some space, then run the same command again: it continues from here.",
         ) from error
 
 
 def read_shard(path: Path, number: int, run: str) -> Shard:
-    """Refuses a shard that is damaged, or that belongs to another run or place."""
+    """Read a shard. Raise an error if it is damaged, or belongs to another run or position."""
     try:
         with safe_open(path, framework="numpy") as file:
             about = json.loads((file.metadata() or {})["about"])
@@ -98,15 +98,15 @@ def read_shard(path: Path, number: int, run: str) -> Shard:
     except FileNotFoundError as error:
         raise DataError("A part of the training data is missing", got=path, next_step=AGAIN) from error
     except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise damaged(path, error) from error
+        raise make_damage_error(path, error) from error
     if not same_run:
         raise DataError("A part of the training data belongs to another run", got=path, next_step=AGAIN)
     if checksum != _checksum(arrays, about) or not _is_sound(arrays):
-        raise damaged(path, "its checksum is another one")
+        raise make_damage_error(path, "wrong checksum")
     return Shard(**arrays, lost=lost)
 
 
-def damaged(path: Path, why: object) -> DataError:
+def make_damage_error(path: Path, why: object) -> DataError:
     return DataError("The training data is damaged", got=f"{path}: {why}", next_step=AGAIN)
 
 

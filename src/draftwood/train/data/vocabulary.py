@@ -1,4 +1,4 @@
-"""Which tokens a head with a small vocabulary should know: those that the target writes most."""
+"""The draft vocabulary: the tokens that the target generates most often."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from draftwood.train.data.read import TrainingData
 
 class DraftVocabulary(NamedTuple):
     token_ids: npt.NDArray[np.int64]  # [size] ascending
-    coverage: float  # the share of what the target wrote that they make up
+    coverage: float  # fraction of the generated tokens that are in it
 
 
 def draft_vocabulary(data: TrainingData, size: int, vocab_size: int, always: Iterable[int] = ()) -> DraftVocabulary:
-    """The ``size`` tokens that the target wrote most often, those of ``always`` (ends of turns) among them.
+    """Return the ``size`` most frequent generated tokens, including those of ``always`` (end-of-turn tokens).
 
-    Among tokens that it wrote equally often, those that occur more often in prompts come first, then lower ids.
+    Ties go to tokens that occur more often in prompts, then to lower ids.
     """
     kept = np.unique(np.fromiter(always, dtype=np.int64))
     _check(data, size, vocab_size, kept)
     written, occurring = data.token_counts()
     is_other = np.ones(vocab_size, dtype=np.bool_)
     is_other[kept] = False
-    # The last key counts first; ids in between keep their order.
+    # The last key is the primary one; the sort is stable.
     order = np.lexsort((-occurring, -written, is_other))
     token_ids = np.sort(order[:size])
     return DraftVocabulary(token_ids, float(written[token_ids].sum() / max(1, written.sum())))
@@ -42,5 +42,5 @@ def _check(data: TrainingData, size: int, vocab_size: int, kept: npt.NDArray[np.
         )
     if not max(1, len(kept)) <= size <= vocab_size:
         raise OptionError(
-            "The draft vocabulary cannot have that size", got=size, allowed=f"{max(1, len(kept))} to {vocab_size}"
+            "The size of the draft vocabulary is invalid", got=size, allowed=f"{max(1, len(kept))} to {vocab_size}"
         )

@@ -1,7 +1,7 @@
-"""The frozen target: hidden states along texts, and how much memory they take."""
+"""The frozen target: hidden states along texts, computed or stored on disk."""
 
-from draftwood.train.frozen.room import free_bytes, part_of_gpu, state_bytes
-from draftwood.train.frozen.signals import KeptSignals
-from draftwood.train.frozen.target import FrozenTarget
+from draftwood.train.frozen.frozen_target import FrozenTarget
+from draftwood.train.frozen.memory import bytes_per_row, free_bytes, working_memory
+from draftwood.train.frozen.stored_signals import StoredSignals
 
-__all__ = ["FrozenTarget", "KeptSignals", "free_bytes", "part_of_gpu", "state_bytes"]
+__all__ = ["FrozenTarget", "StoredSignals", "bytes_per_row", "free_bytes", "working_memory"]

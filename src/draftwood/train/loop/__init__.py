@@ -1,6 +1,6 @@
-"""The training run: set-up, schedule, checkpoints, logs, several processes."""
+"""A training run: setup, schedule, trainer, checkpoints, logs, distributed processes."""
 
-from draftwood.train.loop.command import add_arguments, main, planned, train
-from draftwood.train.loop.trainer import compute_dtype
+from draftwood.train.loop.command import add_arguments, main, plan_training, train
+from draftwood.train.loop.trainer import choose_dtype
 
-__all__ = ["add_arguments", "compute_dtype", "main", "planned", "train"]
+__all__ = ["add_arguments", "choose_dtype", "main", "plan_training", "train"]

@@ -1,4 +1,4 @@
-"""The arguments of a training run, which `draftwood train head` and `python -m draftwood.train` share."""
+"""Command-line arguments of a training run, for `draftwood train head` and `python -m draftwood.train`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ if TYPE_CHECKING:
     from draftwood.train.loop.plan import Plan
 
 NAMES = ("eagle", "hass", "eagle3", "griffin", "talf", "gto", "medusa", "hydra")
-PATIENCE = 3.0  # seconds
+ERROR_DELAY = 3.0  # seconds that other processes wait before they report an error
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("changes", nargs="*", metavar="SECTION.KEY=VALUE", help="changes to it, as in optim.lr=3e-5")
-    parser.add_argument("--method", choices=NAMES, default="", help="how the head is trained (or method.name)")
-    parser.add_argument("--config", metavar="FILE", help="the configuration, a TOML file")
-    parser.add_argument("--plan", action="store_true", help="say what would run, its memory and its time, and end")
+    parser.add_argument(
+        "changes", nargs="*", metavar="SECTION.KEY=VALUE", help="configuration overrides, for example optim.lr=3e-5"
+    )
+    parser.add_argument("--method", choices=NAMES, default="", help="training method (same as method.name)")
+    parser.add_argument("--config", metavar="FILE", help="configuration, a TOML file")
+    parser.add_argument("--plan", action="store_true", help="print what would run, its memory and time, and exit")
     parser.add_argument(
         "--time",
         action=argparse.BooleanOptionalAction,
-        help="with --plan: whether the model is loaded and a few steps are timed (default: they are)",
+        help="with --plan: load the model and time a few steps (default: yes)",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in run.out")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in run.out")
 
 
 def train(args: argparse.Namespace) -> Path:
-    """A run as the arguments ask for it, in every process that torchrun started."""
+    """Run the training that the arguments describe, in every process that torchrun started."""
     from draftwood.train.config import load_config
-    from draftwood.train.loop.distributed import joined_processes
+    from draftwood.train.loop.distributed import join_processes
     from draftwood.train.loop.run import train_head
 
     if args.time is not None:
-        raise OptionError("--time and --no-time are for plans", next_step="Add --plan, or leave it out.")
+        raise OptionError("--time and --no-time need --plan", next_step="Add --plan, or remove the option.")
     config = load_config(args.config, args.changes, args.method)
-    with joined_processes() as processes:
+    with join_processes() as processes:
         return train_head(config, resume=args.resume, processes=processes)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """For torchrun; exit codes as those of the command line."""
+    """Entry point for torchrun. Exit codes are those of the draftwood command."""
     parser = argparse.ArgumentParser(prog="python -m draftwood.train", description="Train a draft head.")
     add_arguments(parser)
     args = parser.parse_intermixed_args(argv)
@@ -54,12 +56,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.plan:
             if is_first:
-                sys.stdout.write("".join(f"{name:14}{text}\n" for name, text in planned(args).rows()))
+                sys.stdout.write("".join(f"{name:14}{text}\n" for name, text in plan_training(args).rows()))
             return 0
         train(args)
     except DraftwoodError as error:
         if not is_first:
-            time.sleep(PATIENCE)  # if the first one has met the same, it says so and torchrun ends the others
+            time.sleep(ERROR_DELAY)  # usually the first process reports the same error and torchrun ends the others
         sys.stderr.write(f"draftwood: error: {error}\n")
         return 2
     except KeyboardInterrupt:
@@ -67,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def planned(args: argparse.Namespace, progress: Progress | None = None) -> Plan:
-    """What the arguments ask for, in as many processes as there are."""
+def plan_training(args: argparse.Namespace, progress: Progress | None = None) -> Plan:
+    """Plan the training that the arguments describe, for the current number of processes."""
     from draftwood.train.config import load_config
     from draftwood.train.loop.plan import make_plan
 

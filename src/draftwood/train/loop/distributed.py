@@ -1,9 +1,9 @@
-"""Several processes that train one head: who this one is, how gradients meet, and tensors that lie in parts.
+"""Distributed training of one head: ranks, gradient synchronisation, sharded tensors.
 
     torchrun --nproc-per-node 2 -m draftwood.train --method eagle3 --config my.toml
 
-Every process runs the target itself and takes its share of the micro-batches. With ``ddp`` each has the whole head;
-with ``fsdp`` weights, gradients and the optimiser's state lie in parts. One process is the same with nobody to talk to.
+Every process runs the target and its share of the micro-batches. With ``ddp`` each process has the whole head; with
+``fsdp`` weights, gradients and optimiser state are sharded. A single process takes the same path without communication.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from draftwood.errors import CapabilityError
 
-WAIT = timedelta(hours=2)  # one process validates while the others wait
+TIMEOUT = timedelta(hours=2)  # the first process validates while the others wait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,16 +35,16 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that writes and speaks."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def device(self, asked: str) -> str:
-        """Each process has a GPU of its own where there are GPUs."""
+        """Return the device of this process: with several processes each has its own GPU."""
         wants_gpu = asked == "cuda" or (asked == "auto" and torch.cuda.is_available())
         return f"cuda:{self.local_rank}" if self.world_size > 1 and wants_gpu else asked
 
-    def summed(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes, the same in each."""
+    def all_reduce(self, numbers: Tensor) -> Tensor:
+        """Sum over all processes, in place."""
         if self.world_size > 1:
             dist.all_reduce(numbers)
         return numbers
@@ -55,8 +55,8 @@ class Processes:
 
 
 @contextmanager
-def joined_processes() -> Iterator[Processes]:
-    """The processes that torchrun started, for as long as the block lasts; only this one where there is no torchrun."""
+def join_processes() -> Iterator[Processes]:
+    """Join the process group of torchrun inside the block. Without torchrun there is one process."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         yield Processes()
@@ -71,34 +71,34 @@ def joined_processes() -> Iterator[Processes]:
         )
     if on_gpus:
         torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl" if on_gpus else "gloo", timeout=WAIT)
+    dist.init_process_group("nccl" if on_gpus else "gloo", timeout=TIMEOUT)
     try:
         yield Processes(rank=dist.get_rank(), world_size=world_size, local_rank=local_rank)
     finally:
         dist.destroy_process_group()
 
 
-def shared_module(module: nn.Module, strategy: str, processes: Processes) -> nn.Module:
-    """The module whose gradients are the mean over all processes after its last backward of a step."""
+def share_module(module: nn.Module, strategy: str, processes: Processes) -> nn.Module:
+    """Wrap the module so that gradients are averaged over processes after the last backward of a step."""
     if processes.world_size == 1:
         return module
     if strategy == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
 
         device = next(module.parameters()).device.type
-        # One group of parameters: the whole of a step runs inside this module's forward, and a head is small.
+        # One parameter group is enough: a whole step runs inside this module's forward, and a head is small.
         fully_shard(module, mesh=init_device_mesh(device, (processes.world_size,)))
         return module
     return DistributedDataParallel(module)
 
 
 @contextmanager
-def gradients_meet(module: nn.Module, meet: bool) -> Iterator[None]:
-    """Whether gradients of a backward inside the block go to the others: only those of a step's last micro-batch do."""
+def sync_gradients(module: nn.Module, enabled: bool) -> Iterator[None]:
+    """Synchronise gradients in the block only if ``enabled``: in the last micro-batch of a step."""
     if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(meet)
+        module.set_requires_gradient_sync(enabled)
         yield
-    elif isinstance(module, DistributedDataParallel) and not meet:
+    elif isinstance(module, DistributedDataParallel) and not enabled:
         with module.no_sync():
             yield
     else:
@@ -106,7 +106,7 @@ def gradients_meet(module: nn.Module, meet: bool) -> Iterator[None]:
 
 
 def gather_objects(own: Any, processes: Processes) -> list[Any]:
-    """What every process has, in the order of their ranks."""
+    """Return the objects of all processes, ordered by rank."""
     if processes.world_size == 1:
         return [own]
     found: list[Any] = [None] * processes.world_size
@@ -114,14 +114,14 @@ def gather_objects(own: Any, processes: Processes) -> list[Any]:
     return found
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that may lie in parts, in one piece. All processes must ask at once."""
+def gather_tensor(tensor: Tensor) -> Tensor:
+    """Return a possibly sharded tensor as a whole. Collective: all processes must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
-def fill(tensor: Tensor, values: Tensor) -> None:
-    """Writes whole ``values`` into a tensor that may lie in parts."""
+def copy_into(tensor: Tensor, values: Tensor) -> None:
+    """Copy whole ``values`` into a possibly sharded tensor."""
     if isinstance(tensor, DTensor):
         values = distribute_tensor(values.to(tensor.device), tensor.device_mesh, tensor.placements)
     tensor.copy_(values)

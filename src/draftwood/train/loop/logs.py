@@ -1,6 +1,6 @@
-"""What a run says: a table on the console, a line of JSON for everything, TensorBoard where it is installed.
+"""Logs of a run: a table on the console, JSON lines, and TensorBoard if it is installed.
 
-A log is read again when a run ends, for the plot, and when it goes on: lines of steps that are done anew are dropped.
+The JSON log is read for the plot at the end of a run. When a run resumes, lines of repeated steps are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from draftwood.errors import DraftwoodError, MissingExtraError
 
 _COLUMNS = (("step", 13), ("loss", 9), ("accuracy", 9), ("lr", 9), ("norm", 8), ("tokens/s", 9), ("left", 10))
 
-_TENSORBOARD = (  # its own modules, which have no types
+_TENSORBOARD = (  # modules without type hints
     "tensorboard.compat.proto.event_pb2",
     "tensorboard.compat.proto.summary_pb2",
     "tensorboard.summary.writer.record_writer",
@@ -28,7 +28,7 @@ _TENSORBOARD = (  # its own modules, which have no types
 
 
 class Log:
-    """``log.jsonl`` of a run. Lines have a ``kind``: train, validate, or stop where a step was no number."""
+    """``log.jsonl`` of a run. Each line has a ``kind``: train, validate, or stop (loss or gradients not finite)."""
 
     def __init__(self, path: Path, from_step: int = 0) -> None:
         self.path = path
@@ -39,13 +39,13 @@ class Log:
         self._write(json.dumps({"kind": kind, **values}) + "\n", "a")
 
     def _write(self, text: str, mode: str) -> None:
-        with _told(self.path), self.path.open(mode, encoding="utf-8") as file:
+        with _wrap_errors(self.path), self.path.open(mode, encoding="utf-8") as file:
             file.write(text)
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """A full disk is no mistake of the program."""
+def _wrap_errors(path: Path) -> Iterator[None]:
+    """Raise OSError, such as a full disk, as DraftwoodError."""
     try:
         yield
     except OSError as error:
@@ -53,7 +53,7 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Its lines; one that was cut off when the run was killed is left out."""
+    """Read the lines of a log. Skip a line that was truncated when the run was killed."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
@@ -66,9 +66,9 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 class Board:
-    """TensorBoard, or nothing. ``choice``: "on" wants it, "auto" takes it where it is installed.
+    """TensorBoard log. ``choice``: "on" requires TensorBoard, "auto" uses it if it is installed, "off".
 
-    Its own writer works in a thread, whose stack trace a full disk would print; here every line is written at once.
+    Events are written synchronously: TensorBoard's own writer thread prints a stack trace if the disk is full.
     """
 
     def __init__(self, choice: str, folder: Path) -> None:
@@ -82,26 +82,26 @@ class Board:
                 raise MissingExtraError("TensorBoard", "tensorboard", "train") from error
             return
         self._formats = events.Event, summaries.Summary, records.RecordWriter
-        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"  # a new one whenever a run goes on
-        with _told(folder):
+        self._path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"  # a new file after each resume
+        with _wrap_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._write(file_version="brain.Event:2")
 
     def add(self, kind: str, values: Mapping[str, Any]) -> None:
         if self._formats is not None:
             _, summary, _ = self._formats
-            found = [summary.Value(tag=f"{kind}/{name}", simple_value=each) for name, each in _flat(values).items()]
+            found = [summary.Value(tag=f"{kind}/{name}", simple_value=each) for name, each in _flatten(values).items()]
             self._write(step=values.get("step", 0), summary=summary(value=found))
 
     def _write(self, **fields: Any) -> None:
         assert self._formats is not None
         event, _, writer = self._formats
-        with _told(self._path), self._path.open("ab") as file:
+        with _wrap_errors(self._path), self._path.open("ab") as file:
             writer(file).write(event(wall_time=time.time(), **fields).SerializeToString())
 
 
 class Console:
-    """A table of steps on stderr; on a terminal its last line is the step under way."""
+    """Table of steps on stderr. On a terminal the last line shows the current step."""
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
@@ -112,16 +112,16 @@ class Console:
         self._drawn = 0.0
 
     def note(self, text: str) -> None:
-        self._line(text)
+        self._write_line(text)
 
-    def note_at_once(self, text: str) -> None:
-        """From a signal handler, which may have come into the middle of a write: past the stream's buffer."""
+    def note_unbuffered(self, text: str) -> None:
+        """Print from a signal handler, bytransient the buffer, since the handler may interrupt a write."""
         if not self._quiet:
-            with suppress(OSError):  # a stream of a test has no file
+            with suppress(OSError):  # a stream without a file descriptor
                 os.write(self._stream.fileno(), f"{self._clear}{text}\n".encode())
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """As ``draftwood.progress.Progress``; only on a terminal."""
+        """Show progress (see ``draftwood.progress.Progress``), only on a terminal."""
         now = time.monotonic()
         if self._live and (done >= total or now - self._drawn > 0.1):
             self._drawn = now
@@ -129,20 +129,20 @@ class Console:
             if done >= total:
                 self._write("\r\x1b[K")
 
-    def step(self, values: Mapping[str, Any], *, passing: bool = False) -> None:
-        """``passing``: the line is replaced by the next one."""
-        cells = [_cell(values, name) for name, _ in _COLUMNS]
+    def step(self, values: Mapping[str, Any], *, transient: bool = False) -> None:
+        """Print a row. A ``transient`` row is replaced by the next one."""
+        cells = [_format_cell(values, name) for name, _ in _COLUMNS]
         text = "  ".join(f"{cell:>{size}}" for cell, (_, size) in zip(cells, _COLUMNS, strict=True))
-        if passing:
+        if transient:
             if self._live:
                 self._write(f"\r\x1b[K{text}")
             return
         if self._rows % 40 == 0:
-            self._line("  ".join(f"{name:>{size}}" for name, size in _COLUMNS))
+            self._write_line("  ".join(f"{name:>{size}}" for name, size in _COLUMNS))
         self._rows += 1
-        self._line(text)
+        self._write_line(text)
 
-    def _line(self, text: str) -> None:
+    def _write_line(self, text: str) -> None:
         if not self._quiet:
             self._write(f"{self._clear}{text}\n")
 
@@ -151,7 +151,7 @@ class Console:
         self._stream.flush()
 
 
-def _cell(values: Mapping[str, Any], name: str) -> str:
+def _format_cell(values: Mapping[str, Any], name: str) -> str:
     if name == "step":
         return f"{values['step']}/{values['steps']}"
     if name == "left":
@@ -166,12 +166,12 @@ def _cell(values: Mapping[str, Any], name: str) -> str:
     return f"{value:.2e}" if name == "lr" else f"{value:.4f}"
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Numbers by the path to them."""
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return numbers by their path."""
     found: dict[str, float] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}/")
+            found |= _flatten(value, f"{prefix}{name}/")
         elif isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step":
             found[prefix + name] = float(value)
     return found

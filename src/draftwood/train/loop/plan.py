@@ -1,8 +1,7 @@
-"""What a run would be: parameters, memory, steps, and the time they take, of which a few are timed.
+"""Plan of a training run: parameters, memory, number of steps, and their time, measured on a few steps.
 
-Memory is reckoned from shapes. What activations take depends on the method; the figure is for the widest part, the
-steps that a head is unrolled along, and leaves out what the caching allocator holds in reserve. Beside what is kept for
-the way back there is *work*: what a block of positions or a step needs while it is computed, the largest of its kind.
+Memory is estimated from shapes. Activations are those of the unrolled steps of the head; memory that the caching
+allocator reserves is not included. *Work* is the largest temporary memory of a block of positions or of a step.
 """
 
 from __future__ import annotations
@@ -20,15 +19,18 @@ from draftwood.progress import Progress, report
 from draftwood.targets import default_cache_tokens, pick_device
 from draftwood.train.config import TrainConfig
 from draftwood.train.data import TrainingData
-from draftwood.train.loop.setup import check_method, count_steps, head_shape, open_texts, prepare
-from draftwood.train.loop.trainer import Trainer, compute_dtype
-from draftwood.train.losses import most_logits
+from draftwood.train.loop.setup import check_method, count_steps, make_head_config, open_texts, prepare
+from draftwood.train.loop.trainer import Trainer, choose_dtype
+from draftwood.train.losses import max_logits
 
 TIMED_STEPS = 5
-WARMING_STEPS = 2
-PATIENCE = 20.0  # seconds that steps are timed for, where they are slow; at least one is
-LOGIT_BYTES, LABEL_BYTES = 12, 4  # of a logit of the head, its logarithm and a gradient; of one of the target
-SCORE_BYTES = 12  # of an attention score, masked and as a weight
+WARMUP_STEPS = 2
+MAX_TIMING = 20.0  # seconds; at least one step is timed
+LOGIT_BYTES, LABEL_BYTES = (
+    12,
+    4,
+)  # per logit of the head (with log-probability and gradient), and per logit of the target
+SCORE_BYTES = 12  # per attention score: raw, masked, and as a weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,15 +44,15 @@ class Plan:
     device: str
     texts: int
     held_out: int
-    tokens: int  # of an epoch
-    batches: int  # of an epoch and process
+    tokens: int  # per epoch
+    batches: int  # per epoch and process
     tokens_per_step: int
-    steps: int  # 0: as many as there is time for, if that is not measured
+    steps: int  # 0: limited by time, and not measured
     epochs: float
     memory: dict[str, int]  # bytes
-    signal_bytes: int  # on disk, if hidden states are kept there
+    signal_bytes: int  # on disk, if hidden states are cached
     seconds_per_step: float | None = None
-    not_timed: str = "--no-time"  # why not, where it was not
+    not_timed: str = "--no-time"  # reason, if it was not timed
 
     @property
     def total_memory(self) -> int:
@@ -62,13 +64,13 @@ class Plan:
         return {**asdict(self), "total_memory": self.total_memory, **more}
 
     def rows(self) -> list[tuple[str, str]]:
-        """For people: a name and what is to be said."""
+        """Return rows of a table: name and description."""
         options = ", ".join(f"{name} {value}" for name, value in self.options.items())
         seconds = self.seconds_per_step
         memory = ", ".join(f"{name} {readable_size(size)}" for name, size in self.memory.items())
         timed = f"not measured: {self.not_timed}" if seconds is None else duration(seconds * self.steps)
-        pace = "" if seconds is None else f", {seconds:.3f} s a step, {self.tokens_per_step / seconds:,.0f} tokens/s"
-        steps = f"{self.steps:,} ({self.epochs:.1f} epochs)" if self.steps else "as many as there is time for,"
+        pace = "" if seconds is None else f", {seconds:.3f} s per step, {self.tokens_per_step / seconds:,.0f} tokens/s"
+        steps = f"{self.steps:,} ({self.epochs:.1f} epochs)" if self.steps else "limited by time,"
         return [
             ("method", f"{self.method}: {options}"),
             ("head", f"{self.kind}, {self.head_parameters / 1e6:,.1f} million parameters"),
@@ -77,7 +79,7 @@ class Plan:
             ("steps", f"{steps} of about {self.tokens_per_step:,} tokens"),
             ("runs on", f"{self.device} in {self.dtype}"),
             ("memory", f"about {readable_size(self.total_memory)}: {memory}"),
-            ("kept on disk", f"{readable_size(self.signal_bytes)} if run.cache_signals is set"),
+            ("on disk", f"{readable_size(self.signal_bytes)} if run.cache_signals is set"),
             ("time", timed + pace),
         ]
 
@@ -85,7 +87,7 @@ class Plan:
 def make_plan(
     config: TrainConfig, *, world_size: int = 1, timed: bool = True, progress: Progress | None = None
 ) -> Plan:
-    """Nothing is written. The target is loaded only if steps are to be timed."""
+    """Plan a run without writing anything. The target is loaded only to time steps."""
     cls, options = check_method(config)
     texts, held_out = open_texts(config)
     shape = load_target_shape(config.model.name, progress)
@@ -93,12 +95,12 @@ def make_plan(
         model = shape if isinstance(shape, ModelConfig) else None
         head = load_head(find_head(config.head.start), model=model).config
     else:
-        head = head_shape(config, shape)
+        head = make_head_config(config, shape)
     cls.check_kind(head.kind)
-    guesses = cls.guesses_a_position(options, head)
-    scores = cls.scores_a_position(options, head, int(texts.lengths.max(initial=0)))
+    outputs = cls.outputs_per_position(options, head)
+    scores = cls.scores_per_position(options, head, int(texts.lengths.max(initial=0)))
     device = pick_device(config.model.device)
-    dtype = compute_dtype(config.run.dtype, device)
+    dtype = choose_dtype(config.run.dtype, device)
     batches = texts.batches(config.run.max_tokens, seed=config.run.seed, world_size=world_size)
     tokens = int(texts.lengths.sum())
     per_step = tokens / max(1, len(batches) * world_size) * config.optim.accumulate * world_size
@@ -118,14 +120,14 @@ def make_plan(
         tokens_per_step=round(per_step),
         steps=steps,
         epochs=steps * config.optim.accumulate / max(1, len(batches)),
-        memory=memory_estimate(config, head, shape, dtype, device, guesses, scores, world_size),
+        memory=estimate_memory(config, head, shape, dtype, device, outputs, scores, world_size),
         signal_bytes=signal_bytes(head, dtype, texts),
     )
     if not timed:
         return plan
     try:
-        pace = seconds_per_step(config, progress)
-    except torch.OutOfMemoryError:  # that there is too little is what a plan is asked for
+        pace = measure_step_time(config, progress)
+    except torch.OutOfMemoryError:  # a plan reports it instead of failing
         return replace(plan, not_timed=f"a step does not fit into the memory of {device}")
     if config.optim.minutes:
         steps = max(1, round(60.0 * config.optim.minutes / pace))
@@ -134,11 +136,11 @@ def make_plan(
 
 
 def signal_bytes(head: HeadConfig, dtype: torch.dtype, texts: TrainingData) -> int:
-    """What the hidden states of all texts take on disk."""
+    """Return the size of the hidden states of all texts on disk."""
     return int(texts.lengths.sum()) * (head.num_taps + 1) * head.target_hidden_size * dtype.itemsize
 
 
-def memory_estimate(
+def estimate_memory(
     config: TrainConfig,
     head: HeadConfig,
     shape: object,
@@ -148,54 +150,54 @@ def memory_estimate(
     scores: int,
     world_size: int = 1,
 ) -> dict[str, int]:
-    """Bytes by what they are for, in one process."""
+    """Estimate the bytes that one process needs, by purpose."""
     parameters = build_head(head, device="meta").num_parameters()
     parts = world_size if config.run.strategy == "fsdp" else 1
     tokens = config.run.max_tokens
-    found = {
+    sizes = {
         "head": 4 * parameters,
         "gradients": 4 * parameters // parts,
         "optimiser": 8 * parameters // parts,
     }
     if config.optim.ema:
-        found["running mean"] = 4 * parameters // parts
-    found["activations"] = tokens * unrolled * _activations(head, config.run.checkpointing) * dtype.itemsize
-    found["work"] = max(_logit_bytes(head, tokens, unrolled, device), tokens * scores * SCORE_BYTES)
-    found["hidden states"] = tokens * (head.num_taps + 1) * head.target_hidden_size * dtype.itemsize
+        sizes["running mean"] = 4 * parameters // parts
+    sizes["activations"] = tokens * unrolled * _activations(head, config.run.checkpointing) * dtype.itemsize
+    sizes["work"] = max(_logit_bytes(head, tokens, unrolled, device), tokens * scores * SCORE_BYTES)
+    sizes["hidden states"] = tokens * (head.num_taps + 1) * head.target_hidden_size * dtype.itemsize
     if isinstance(shape, ModelConfig):
         weights = sum(prod(size) for size in tensor_shapes(shape).values())
         slots = config.model.cache_tokens or default_cache_tokens(8, shape.context_length)
-        found["target"] = weights * dtype.itemsize
-        found["target's cache"] = slots * shape.cache_bytes_per_token(dtype.itemsize)
-    return found
+        sizes["target"] = weights * dtype.itemsize
+        sizes["target's cache"] = slots * shape.cache_bytes_per_token(dtype.itemsize)
+    return sizes
 
 
 def _logit_bytes(head: HeadConfig, tokens: int, unrolled: int, device: torch.device) -> int:
-    """Of the positions whose logits are computed together (`losses.Marker`)."""
+    """Estimate the memory of the logits that are computed at once (`losses.Evaluator`)."""
     own, labels = unrolled * head.draft_vocab_size, head.vocab_size
-    positions = min(tokens, max(1, most_logits(device) // (own + labels)))
+    positions = min(tokens, max(1, max_logits(device) // (own + labels)))
     return positions * (LOGIT_BYTES * own + LABEL_BYTES * labels)
 
 
 def _activations(head: HeadConfig, checkpointing: bool) -> int:
-    """Numbers that are kept of one token in one step for the way back."""
+    """Return how many numbers per token and unrolled step the backward pass needs."""
     if not head.num_layers:
         return 3 * head.hidden_size * max(1, head.num_heads_ahead)
     if checkpointing:
         return 3 * head.hidden_size
     attention = (head.num_heads + 2 * head.num_kv_heads) * head.head_dim
-    states = 16 if head.kind == "eagle3" else 10  # it norms embeddings and features, and reads them side by side
+    states = 16 if head.kind == "eagle3" else 10  # it normalises embeddings and features, and concatenates them
     return head.num_layers * (states * head.hidden_size + 3 * attention + 4 * head.intermediate_size)
 
 
-def seconds_per_step(config: TrainConfig, progress: Progress | None = None) -> float:
-    """The mean over a few steps behind a few others that warm up. The head that they train is thrown away."""
+def measure_step_time(config: TrainConfig, progress: Progress | None = None) -> float:
+    """Measure the mean time of a few steps after warm-up. The head that they train is discarded."""
     setup = prepare(config, progress=progress)
     trainer = Trainer(config, setup.method, setup.texts, setup.frozen, setup.num_steps)
     times: list[float] = []
-    while len(times) < WARMING_STEPS + TIMED_STEPS and sum(times) < PATIENCE:
-        report(progress, "timing steps", len(times), WARMING_STEPS + TIMED_STEPS)
+    while len(times) < WARMUP_STEPS + TIMED_STEPS and sum(times) < MAX_TIMING:
+        report(progress, "timing steps", len(times), WARMUP_STEPS + TIMED_STEPS)
         times.append(trainer.step().seconds)
     report(progress, "timing steps", 1, 1)
-    timed = times[WARMING_STEPS:] or times[-1:]
+    timed = times[WARMUP_STEPS:] or times[-1:]
     return sum(timed) / len(timed)

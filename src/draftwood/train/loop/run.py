@@ -1,12 +1,12 @@
-"""A whole training run: its folder, its loop, and how it ends.
+"""A whole training run: its folder, the loop, validation and checkpoints.
 
 RUN/config.toml      the resolved configuration
-RUN/log.jsonl        a line for every step and every validation
-RUN/checkpoints/     the last few; --resume goes on from the last one
-RUN/best/            the head that validated best
-RUN/head/            the head at the end
+RUN/log.jsonl        one line per step and validation
+RUN/checkpoints/     recent checkpoints; --resume continues from the last one
+RUN/best/            the head with the best validation score_validation
+RUN/head/            the final head
 RUN/course.svg       loss and tau over the steps
-RUN/tensorboard/     the same for TensorBoard, where that is installed
+RUN/tensorboard/     the log for TensorBoard, if it is installed
 """
 
 from __future__ import annotations
@@ -31,54 +31,54 @@ from draftwood.train.loop.checkpoint import Checkpoints
 from draftwood.train.loop.distributed import Processes
 from draftwood.train.loop.logs import Board, Console, Log, read_log
 from draftwood.train.loop.plan import signal_bytes
-from draftwood.train.loop.setup import Setup, check_method, prepare, signal_source
+from draftwood.train.loop.setup import Setup, check_method, make_signal_source, prepare
 from draftwood.train.loop.trainer import NotFiniteError, StepResult, Trainer
-from draftwood.train.measure import plot_log, score, validate_head
+from draftwood.train.measure import plot_log, score_validation, validate_head
 
-SMOOTHING = 0.95  # of the pace that the time left is reckoned from
+SMOOTHING = 0.95  # of the step time, for the estimate of the remaining time
 
-# What may be changed when a run goes on: it does not change the losses.
-_FREE = {
+# Options that may change when a run resumes, since they do not change the losses.
+_CHANGEABLE = {
     "model": ("device",),
     "run": ("log_every", "checkpoint_every", "validate_every", "keep", "tensorboard", "out"),
     "validate": None,  # all of it
 }
-# Beside that where a step was no number. Hidden states on disk are of one type of numbers.
+# Further options that may change after a loss that is not finite. Cached hidden states depend on the dtype.
 _REMEDIES = {"optim": ("lr", "clip"), "run": ("dtype", "cache_signals")}
 
 
-class Stop:
-    """Whether somebody asked for an end: Ctrl-C, or whoever started the process."""
+class StopRequest:
+    """Whether the run was requested to stop by SIGINT (Ctrl-C) or SIGTERM."""
 
     def __init__(self, console: Console) -> None:
-        self.asked = False
+        self.requested = False
         self._console = console
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """The first request is kept until the step is over; a second one ends the program at once."""
+    def handle_signals(self) -> Iterator[None]:
+        """Handle signals inside the block. The first one stops after the step, the second one at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         signals = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(each, self._hear) for each in signals]
+        before = [signal.signal(each, self._handle) for each in signals]
         try:
             yield
         finally:
             for each, handler in zip(signals, before, strict=True):
                 signal.signal(each, handler)
 
-    def _hear(self, *_: object) -> None:
-        if self.asked:
+    def _handle(self, *_: object) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
-        self._console.note_at_once("what is under way is finished first; Ctrl-C again ends at once")
+        self.requested = True
+        self._console.note_unbuffered("stopping after the current step; press Ctrl-C again to stop at once")
 
 
 def train_head(
     config: TrainConfig, *, resume: bool = False, processes: Processes | None = None, console: Console | None = None
 ) -> Path:
-    """Trains a head and returns the run's folder. Ctrl-C: a checkpoint is written, then KeyboardInterrupt goes on."""
+    """Train a head and return the run's folder. Ctrl-C writes a checkpoint, then raises KeyboardInterrupt."""
     processes = processes or Processes()
     console = console or Console(quiet=not processes.is_first)
     check_method(config)
@@ -89,7 +89,7 @@ def train_head(
     setup = prepare(config, processes, console.progress)
     run = Run(config, setup, folder, checkpoints, processes, console)
     run.start(resume=resume)
-    return run.go()
+    return run.train()
 
 
 class Run:
@@ -107,43 +107,43 @@ class Run:
         if config.run.cache_signals:
             size = readable_size(signal_bytes(setup.head.config, setup.target.info.dtype, setup.texts))
             console.note(f"hidden states of the target: {size} in {config.run.cache_signals}")
-        source = signal_source(config, setup, processes, console.progress)
+        source = make_signal_source(config, setup, processes, console.progress)
         self.trainer = Trainer(config, setup.method, setup.texts, source, setup.num_steps, processes)
         self._log: Log | None = None
         self._board: Board | None = None
-        self._pace = 0.0  # seconds of a step
-        self._kept_step = 0  # of the last checkpoint
+        self._step_time = 0.0  # seconds, smoothed
+        self._saved_step = 0  # step of the last checkpoint
 
     def start(self, *, resume: bool) -> None:
-        """From the last checkpoint, where there is one to go on from."""
+        """Open the logs, and restore the last checkpoint if the run resumes."""
         steps = self.checkpoints.steps() if resume else []
         if steps:
             self.trainer.restore(self.checkpoints.load(steps[-1]))
-            self._kept_step = steps[-1]
-            self.console.note(f"goes on from step {steps[-1]}")
+            self._saved_step = steps[-1]
+            self.console.note(f"continuing from step {steps[-1]}")
         if self.processes.is_first:
             self._board = Board(self.config.run.tensorboard, self.folder / "tensorboard")
-            with new_file(self.folder / "config.toml") as path:  # only now: what was refused leaves no run behind
+            with new_file(self.folder / "config.toml") as path:  # only now, so that a refused run leaves no files
                 path.write_text(write_toml(self.config.tables()), encoding="utf-8")
             self._log = Log(self.folder / "log.jsonl", self.trainer.progress.step)
         if self.setup.coverage < 1.0:
-            self.console.note(f"the head's vocabulary has {self.setup.coverage:.2%} of what the target wrote")
+            self.console.note(f"the draft vocabulary covers {self.setup.coverage:.2%} of the generated tokens")
 
-    def go(self) -> Path:
-        """All steps that are left, and the end."""
-        progress, stop = self.trainer.progress, Stop(self.console)
-        with stop.listening():
-            self._validate_if_due()  # where the run was stopped before it came to that
+    def train(self) -> Path:
+        """Run the remaining steps, then save the head. Return the folder."""
+        progress, stop = self.trainer.progress, StopRequest(self.console)
+        with stop.handle_signals():
+            self._validate_if_due()  # if the run stopped before its validation
             while not self.trainer.is_done:
-                self._note(self._step())
+                self._report_step(self._step())
                 is_last = self.trainer.is_done
-                stopping = self._agreed(stop.asked)
+                stopping = self._any_process(stop.requested)
                 if is_last or stopping or progress.step % self.config.run.checkpoint_every == 0:
                     self._checkpoint()  # before validation, which may fail
                 if is_last or not stopping:
                     self._validate_if_due()
                 if stopping and not is_last:
-                    self.console.note(f"stopped after step {progress.step}; go on with --resume")
+                    self.console.note(f"stopped after step {progress.step}; continue with --resume")
                     raise KeyboardInterrupt
         self._finish()
         return self.folder
@@ -154,25 +154,27 @@ class Run:
         except NotFiniteError as error:
             if self._log is not None:
                 self._log.add("stop", {"step": self.trainer.progress.step + 1, "why": error.what})
-            kept = self._kept_step
-            then = f"go on from step {kept}" if kept else "begin anew (there is no checkpoint yet)"
+            kept = self._saved_step
+            then = f"continue from step {kept}" if kept else "start again (there is no checkpoint yet)"
             advice = f"{error.next_step} Then {then} with --resume."
             raise NotFiniteError(error.what, got=error.got, next_step=advice) from error
 
-    def _agreed(self, asked: bool) -> bool:
-        """Whether any process was asked to stop: all stop behind the same step."""
-        flag = torch.tensor([float(asked)], device=self.trainer.device)
-        return bool(self.processes.summed(flag).item())
+    def _any_process(self, requested: bool) -> bool:
+        """Return whether any process was requested to stop, so that all stop after the same step."""
+        flag = torch.tensor([float(requested)], device=self.trainer.device)
+        return bool(self.processes.all_reduce(flag).item())
 
-    def _note(self, result: StepResult) -> None:
+    def _report_step(self, result: StepResult) -> None:
         values: dict[str, Any] = {**asdict(result), "parts": dict(result.parts)}
         values["tokens_per_second"] = result.tokens / max(result.seconds, 1e-9)
         self._record("train", values)
-        self._pace = SMOOTHING * self._pace + (1 - SMOOTHING) * result.seconds if self._pace else result.seconds
+        self._step_time = (
+            SMOOTHING * self._step_time + (1 - SMOOTHING) * result.seconds if self._step_time else result.seconds
+        )
         num_steps = self.trainer.num_steps
-        shown = {**values, "steps": num_steps, "left": self._pace * (num_steps - result.step)}
+        shown = {**values, "steps": num_steps, "left": self._step_time * (num_steps - result.step)}
         due = result.step % self.config.run.log_every == 0 or result.step in (1, num_steps)
-        self.console.step(shown, passing=not due)
+        self.console.step(shown, transient=not due)
 
     def _validate_if_due(self) -> None:
         progress, every = self.trainer.progress, self.config.run.validate_every
@@ -181,8 +183,8 @@ class Run:
             return
         self._validate()
         progress.validated = progress.step
-        if self._kept_step == progress.step:
-            self._checkpoint()  # with the score
+        if self._saved_step == progress.step:
+            self._checkpoint()  # again, with the score_validation
 
     def _validate(self) -> None:
         texts = [self.setup.held_out[index] for index in range(len(self.setup.held_out))]
@@ -192,21 +194,21 @@ class Run:
         if trainer.mean is None:
             loss, parts = trainer.validation_loss(self._validation_batches(texts))
         else:
-            with trainer.mean.in_place():
+            with trainer.mean.applied():
                 loss, parts = trainer.validation_loss(self._validation_batches(texts))
-        head = trainer.kept_head()  # all processes gather it
+        head = trainer.copy_head()  # collective
         best = [trainer.progress.best]
         if self.processes.is_first:
             result: dict[str, Any] = {"step": trainer.progress.step, "loss": loss, "parts": parts}
             mixed = self.setup.held_out.shuffled(self.config.run.seed)
             result |= validate_head(head, self.setup.target, self.setup.codec, mixed, section, self.console.progress)
             self._record("validate", result)
-            self.console.note(validation_text(result))
-            if best[0] is None or score(result) > best[0]:
-                best[0] = score(result)
+            self.console.note(format_validation(result))
+            if best[0] is None or score_validation(result) > best[0]:
+                best[0] = score_validation(result)
                 self.checkpoints.save_best(head)
         self.processes.wait()
-        trainer.progress.best = best[0]  # only the first process's is ever saved
+        trainer.progress.best = best[0]  # only the first process saves it
 
     def _validation_batches(self, texts: Sequence[Example]) -> list[list[Example]]:
         groups = self.setup.held_out.batches(self.config.run.max_tokens, seed=self.config.run.seed)
@@ -219,14 +221,14 @@ class Run:
         return chosen
 
     def _checkpoint(self) -> None:
-        snapshot = self.trainer.snapshot()  # all processes gather it
+        snapshot = self.trainer.snapshot()  # collective
         if self.processes.is_first:
             self.checkpoints.save(self.trainer.progress.step, snapshot)
-        self._kept_step = self.trainer.progress.step
+        self._saved_step = self.trainer.progress.step
         self.processes.wait()
 
     def _finish(self) -> None:
-        head = self.trainer.kept_head()
+        head = self.trainer.copy_head()
         if not self.processes.is_first:
             return
         save_head(head, self.folder / "head", force=True)
@@ -238,7 +240,7 @@ class Run:
         tokens = sum(line["tokens"] for line in trained)
         self.console.note(
             f"{self.folder / 'head'}: {self.trainer.progress.step} steps in {duration(seconds)}, "
-            f"{tokens / max(seconds, 1e-9):,.0f} tokens/s, {target / max(seconds, 1e-9):.0%} of it in the target"
+            f"{tokens / max(seconds, 1e-9):,.0f} tokens/s, {target / max(seconds, 1e-9):.0%} of the time in the target"
         )
 
     def _record(self, kind: str, values: dict[str, Any]) -> None:
@@ -247,14 +249,14 @@ class Run:
             self._board.add(kind, values)
 
 
-def validation_text(result: dict[str, Any]) -> str:
-    """One line of what counts."""
+def format_validation(result: dict[str, Any]) -> str:
+    """Summarise a validation in one line."""
     parts = [f"step {result['step']}, held out: loss {result['loss']:.4f}"]
     if "trees" in result:
         parts.append("tau " + ", ".join(f"{name} {each['tau']:.3f}" for name, each in result["trees"].items()))
     if "accuracy" in result:
         parts.append(f"accuracy {result['accuracy']:.3f}")
-    if result.get("ranks"):  # a head that sees one token ahead says nothing below its guesses
+    if result.get("ranks"):  # empty for a head that predicts one token
         below = " ".join(f"{each['accuracy']:.2f}" for each in result["ranks"])
         errors = " ".join(f"{each['ece']:.2f}" for each in result["ranks"])
         parts.append(f"below rank 1 to {len(result['ranks'])}: accuracy {below}, calibration error {errors}")
@@ -262,18 +264,18 @@ def validation_text(result: dict[str, Any]) -> str:
 
 
 def _check_folder(folder: Path, config: TrainConfig, checkpoints: Checkpoints, *, resume: bool) -> None:
-    """Refuses a folder that another run has, or that cannot be written to."""
+    """Raise an error if the folder has another run or is not writable."""
     path = folder / "config.toml"
     if path.exists() and not resume:
         raise OptionError(
-            f"{folder} has a run already",
+            f"{folder} already has a run",
             got=f"checkpoints of steps {checkpoints.steps()}" if checkpoints.steps() else "no checkpoint yet",
-            next_step="Go on with it by --resume, or set run.out to another folder.",
+            next_step="Continue it with --resume, or set run.out to another folder.",
         )
     if path.exists() and checkpoints.steps():
         last = read_log(folder / "log.jsonl")[-1:]
         remedies = _REMEDIES if [line.get("kind") for line in last] == ["stop"] else {}
-        _check_same(read_toml(path, CONFIGURATION), config.tables(), remedies)
+        _check_unchanged(read_toml(path, CONFIGURATION), config.tables(), remedies)
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         check_output(path, force=True)
@@ -283,11 +285,11 @@ def _check_folder(folder: Path, config: TrainConfig, checkpoints: Checkpoints, *
                 place.rmdir()
 
 
-def _check_same(before: dict[str, Any], now: dict[str, Any], remedies: Mapping[str, tuple[str, ...]]) -> None:
+def _check_unchanged(before: dict[str, Any], now: dict[str, Any], remedies: Mapping[str, tuple[str, ...]]) -> None:
     before = TrainConfig.of(before).tables()
     changed = []
     for section, table in now.items():
-        free = _FREE.get(section, ())
+        free = _CHANGEABLE.get(section, ())
         if free is None:
             continue
         for key in sorted({*table, *before[section]} - {*free, *remedies.get(section, ())}):
@@ -297,5 +299,5 @@ def _check_same(before: dict[str, Any], now: dict[str, Any], remedies: Mapping[s
         raise OptionError(
             "The run was started with another configuration",
             got="; ".join(changed),
-            next_step="Set these back, or start a new run from its head: head.start.",
+            next_step="Restore these values, or start a new run with head.start set to its head.",
         )

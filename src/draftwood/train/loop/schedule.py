@@ -1,4 +1,4 @@
-"""How large steps are as training goes on, and a running mean of what they lead to."""
+"""Learning rate schedule, optimiser, and the moving average of the weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftwood.train.config import OptimSection
 
 
 def learning_rate(optim: OptimSection, step: int, num_steps: int) -> float:
-    """Of step 0, 1, ...: up in a line, then down along half a cosine."""
+    """Return the rate of step 0, 1, ...: linear warm-up, then cosine decay."""
     warmup = min(optim.warmup_steps, num_steps)
     if step < warmup:
         return optim.lr * (step + 1) / warmup
@@ -24,7 +24,7 @@ def learning_rate(optim: OptimSection, step: int, num_steps: int) -> float:
 
 
 def make_optimizer(optim: OptimSection, head: nn.Module) -> torch.optim.AdamW:
-    """Matrices decay, norms and biases do not."""
+    """Build AdamW with weight decay for matrices only, not for norms and biases."""
     matrices = [p for p in head.parameters() if p.requires_grad and p.ndim > 1]
     others = [p for p in head.parameters() if p.requires_grad and p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
@@ -36,8 +36,11 @@ def make_optimizer(optim: OptimSection, head: nn.Module) -> torch.optim.AdamW:
     )
 
 
-class RunningMean:
-    """An exponential mean of parameters (EMA). Early on it forgets faster, or the random start would stay in it."""
+class MovingAverage:
+    """Exponential moving average (EMA) of parameters.
+
+    The decay is lower in the first steps. Otherwise the random initial weights would remain in the average.
+    """
 
     def __init__(self, parameters: Iterable[Tensor], decay: float) -> None:
         self._parameters = list(parameters)
@@ -51,8 +54,8 @@ class RunningMean:
             mean.lerp_(parameter.detach(), 1.0 - decay)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The parameters are the mean for as long as the block lasts."""
+    def applied(self) -> Iterator[None]:
+        """Replace the parameters by their average inside the block."""
         self._swap()
         try:
             yield

@@ -1,4 +1,4 @@
-"""From a configuration to everything a run needs: texts, the target, the head, the method."""
+"""Build everything a run needs from its configuration: texts, target, head and method."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from draftwood.targets import Target, load_target, pick_device
 from draftwood.text import TextCodec
 from draftwood.train.config import TrainConfig
 from draftwood.train.data import TrainingData, draft_vocabulary
-from draftwood.train.frozen import FrozenTarget, KeptSignals
+from draftwood.train.frozen import FrozenTarget, StoredSignals
 from draftwood.train.loop.distributed import Processes
-from draftwood.train.loop.trainer import SignalSource, compute_dtype
+from draftwood.train.loop.trainer import SignalSource, choose_dtype
 from draftwood.train.methods import Method, method_class
 
 
@@ -44,41 +44,41 @@ class Setup:
     texts: TrainingData
     held_out: TrainingData
     num_steps: int
-    coverage: float  # share of what the target wrote that the head's vocabulary has
+    coverage: float  # fraction of the generated tokens that are in the draft vocabulary
 
 
 def check_method(config: TrainConfig) -> tuple[type[Method], Any]:
-    """The method's class and its options; a slip of the pen should not wait for a model to load."""
+    """Return the method's class and options. Raise errors in them before a model is loaded."""
     cls = method_class(config.method.name)
     options = from_mapping(cls.Options, config.method.options, f"The method {config.method.name!r}")
     kind = config.head.kind
     if kind:
         cls.check_kind(kind)
-    if cls.goes_on and not config.head.start:
+    if cls.needs_trained_head and not config.head.start:
         raise OptionError(
-            f"The method {cls.name!r} makes a trained head better",
-            next_step="Train one by another method first, and set head.start to its folder.",
+            f"The method {cls.name!r} needs a trained head",
+            next_step="Train a head with another method first, and set head.start to its folder.",
         )
     return cls, options
 
 
 def open_texts(config: TrainConfig) -> tuple[TrainingData, TrainingData]:
-    """Those to train on, and those to validate on."""
+    """Return the training texts and the held-out texts."""
     folders, most = config.data.folders, config.data.max_length
     data = TrainingData.open(*folders, max_length=most)
     if not len(data):
         prompts = [int(answered.argmax()) for _, answered in TrainingData.open(*folders).shuffled()]
         raise OptionError(
-            "Texts that are cut so short have no answer left",
+            "No text has an answer after truncation",
             got=f"data.max_length = {most}",
-            allowed=f"{1 + min(prompts, default=most)} or more keep at least a token of one",
+            allowed=f"{1 + min(prompts, default=most)} or more keeps an answer token of at least one text",
         )
     data.check_room(config.run.max_tokens)
     return data.split(config.data.held_out, config.run.seed)
 
 
 def count_steps(config: TrainConfig, texts: TrainingData, world_size: int = 1) -> int:
-    """0: as many as there is time for."""
+    """Return the number of steps; 0 if the run is limited by time."""
     if config.optim.steps or config.optim.minutes:
         return config.optim.steps
     run, epochs = config.run, range(config.optim.epochs)
@@ -86,26 +86,26 @@ def count_steps(config: TrainConfig, texts: TrainingData, world_size: int = 1) -
     return max(1, sum(sizes) // config.optim.accumulate)
 
 
-def head_shape(config: TrainConfig, shape: object) -> HeadConfig:
-    """Of a head that starts anew, for a target of this shape."""
+def make_head_config(config: TrainConfig, shape: object) -> HeadConfig:
+    """Return the shape of a new head for a target of this shape."""
     cls, _ = check_method(config)
     if not isinstance(shape, ModelConfig):
         raise CapabilityError(
-            "There is no usual head for a target that transformers runs",
+            "There is no default head for a target that runs in transformers",
             got=config.model.name,
-            next_step="Start from a head that fits it: head.start = FOLDER.",
+            next_step="Start from a head for this model: head.start = FOLDER.",
         )
     kind = config.head.kind or cls.kinds[0]
     own: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in config.head.changes.items()
     }
     size = config.head.draft_vocab_size or None
-    here = Path(config.model.name).expanduser().absolute()  # a path says where a model lies, not what it is called
+    here = Path(config.model.name).expanduser().absolute()  # name a local model after its folder or file
     name = here.name if here.is_dir() else here.stem if here.exists() else config.model.name
     head = default_head_config(kind, shape, draft_vocab_size=size, target_name=name, **own)
     problems = check_fit(head, shape)
     if problems:
-        raise OptionError("A head with these head.changes does not fit the target", got="; ".join(problems))
+        raise OptionError("With these head.changes the head does not fit the target", got="; ".join(problems))
     return head
 
 
@@ -115,7 +115,7 @@ def prepare(config: TrainConfig, processes: Processes | None = None, progress: P
     texts, held_out = open_texts(config)
     num_steps = count_steps(config, texts, processes.world_size)
     device = pick_device(processes.device(config.model.device))
-    dtype = str(compute_dtype(config.run.dtype, device)).removeprefix("torch.")
+    dtype = str(choose_dtype(config.run.dtype, device)).removeprefix("torch.")
     options = ModelOptions(
         model=config.model.name,
         dtype=dtype,
@@ -130,10 +130,10 @@ def prepare(config: TrainConfig, processes: Processes | None = None, progress: P
     longest = max((int(data.lengths.max()) for data in (texts, held_out) if len(data)), default=0)
     if longest > target.num_slots:
         raise OptionError(
-            "The target's cache has no room for the longest text",
+            "The longest text does not fit into the target's cache",
             got=f"{longest} tokens",
             allowed=f"at most {target.num_slots}",
-            next_step="Raise model.cache_tokens, or cut texts with data.max_length.",
+            next_step="Raise model.cache_tokens, or lower data.max_length.",
         )
     head, coverage = make_head(config, target, texts)
     frozen = FrozenTarget.of(target, head)
@@ -152,11 +152,11 @@ def prepare(config: TrainConfig, processes: Processes | None = None, progress: P
 
 
 def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple[HeadModule, float]:
-    """In float32 on the target's device, bound to it; and what its vocabulary covers of what the target wrote."""
+    """Return the head (float32, bound to the target, on its device) and the coverage of its vocabulary."""
     if config.head.start:
-        head = _started(config, target)
+        head = _load_start(config, target)
     else:
-        shape = head_shape(config, native_config(target))
+        shape = make_head_config(config, native_config(target))
         head = build_head(replace(shape, target_fingerprint=fingerprint(target.parts().norm)))
         if isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary:
             ends = target.info.eos_token_ids
@@ -165,33 +165,37 @@ def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple
         head = head.to(target.info.device)
         head.bind(target.parts())
         head.reset_parameters(torch.Generator().manual_seed(config.run.seed))
-    return head.requires_grad_(True).train(), _coverage(head, texts)
+    return head.requires_grad_(True).train(), _measure_coverage(head, texts)
 
 
-def _started(config: TrainConfig, target: Target) -> HeadModule:
+def _load_start(config: TrainConfig, target: Target) -> HeadModule:
     head, head_config, _ = load_head_for(find_head(config.head.start), target, torch.float32)
     if config.head.kind and config.head.kind != head_config.kind:
-        raise OptionError("The head to start from is of another kind", got=head_config.kind, allowed=config.head.kind)
-    head.config = replace(head_config, target_fingerprint=fingerprint(target.parts().norm))  # it learns this one now
+        raise OptionError("The head in head.start is of another kind", got=head_config.kind, allowed=config.head.kind)
+    head.config = replace(
+        head_config, target_fingerprint=fingerprint(target.parts().norm)
+    )  # it is trained for this target now
     return head
 
 
-def _coverage(head: HeadModule, texts: TrainingData) -> float:
+def _measure_coverage(head: HeadModule, texts: TrainingData) -> float:
     if not isinstance(head, Eagle3Head):
         return 1.0
     written, _ = texts.token_counts()
     return float(written[head.vocabulary().cpu().numpy()].sum() / max(1, written.sum()))
 
 
-def signal_source(config: TrainConfig, setup: Setup, processes: Processes, progress: Progress | None) -> SignalSource:
-    """The target itself, or its hidden states on disk, which the first process writes if they are not there."""
+def make_signal_source(
+    config: TrainConfig, setup: Setup, processes: Processes, progress: Progress | None
+) -> SignalSource:
+    """Return the target, or its hidden states on disk, which the first process writes if they are missing."""
     if not config.run.cache_signals:
         return setup.frozen
     taps = setup.head.config.taps_for(setup.target.info.num_layers)
-    kept = KeptSignals(setup.frozen, Path(config.run.cache_signals), taps)
+    stored = StoredSignals(setup.frozen, Path(config.run.cache_signals), taps)
     if processes.is_first:
         groups = setup.texts.batches(config.run.max_tokens)
-        kept.fill([[setup.texts[i] for i in group] for group in groups], setup.target.info.device, progress)
+        stored.fill([[setup.texts[i] for i in group] for group in groups], setup.target.info.device, progress)
     processes.wait()
-    kept.open()
-    return kept
+    stored.open()
+    return stored

@@ -1,16 +1,24 @@
-"""Losses over the vocabulary."""
+"""Cross-entropies over the vocabulary, and the evaluation of a head's predictions."""
 
 from draftwood.train.losses.entropy import class_cross_entropy, log_sum_exp
-from draftwood.train.losses.losses import Marker, Marks, Places, calibration_error, most_logits, share, smooth_l1
+from draftwood.train.losses.evaluator import (
+    Evaluation,
+    Evaluator,
+    Positions,
+    accuracy,
+    calibration_error,
+    max_logits,
+    smooth_l1,
+)
 
 __all__ = [
-    "Marker",
-    "Marks",
-    "Places",
+    "Evaluation",
+    "Evaluator",
+    "Positions",
+    "accuracy",
     "calibration_error",
     "class_cross_entropy",
     "log_sum_exp",
-    "most_logits",
-    "share",
+    "max_logits",
     "smooth_l1",
 ]

@@ -1,6 +1,6 @@
-"""Measuring a head: validation, calibration, plots."""
+"""Measurements of a head: validation, calibration, plots."""
 
 from draftwood.train.measure.plot import plot_log
-from draftwood.train.measure.validate import BATCH, prompts_of, score, validate_head
+from draftwood.train.measure.validate import BATCH, extract_prompts, score_validation, validate_head
 
-__all__ = ["BATCH", "plot_log", "prompts_of", "score", "validate_head"]
+__all__ = ["BATCH", "extract_prompts", "plot_log", "score_validation", "validate_head"]

@@ -1,8 +1,8 @@
-"""What counts, measured on texts that were held out: how many tokens a pass yields with real draft trees.
+"""Validation on held-out texts: tokens per pass (tau) with real draft trees.
 
-The head is saved and loaded as a user would do it, and prompts are answered with each growth policy. Beside tau, of the
-trees of ``beam``: how often the head's greedy path to full depth was pruned from the tree, and how often what was
-accepted lies on that path (of cycles that accepted anything).
+The head is saved and loaded as a user would do it, and prompts are answered with each growth policy. For the trees of
+``beam`` it also measures how often the head's greedy path to full depth is pruned from the tree, and how often the
+accepted path lies on it (in cycles that accept anything).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from draftwood.train.config import ValidateSection
 from draftwood.train.measure.calibration import measure_ranks
 from draftwood.tree import DraftTree
 
-DRAFTERS = {"eagle": "eagle2", "eagle3": "eagle3", "medusa": "medusa", "hydra": "hydra"}  # by kind of head
-BATCH = 8  # prompts that are answered together
+DRAFTERS = {"eagle": "eagle2", "eagle3": "eagle3", "medusa": "medusa", "hydra": "hydra"}  # drafter by kind of head
+BATCH = 8  # prompts that are answered at once
 
 
-class TreeNotes:
-    """Greedy paths in the trees of a run."""
+class TreeStats:
+    """Statistics of greedy paths in the trees of a run."""
 
     def __init__(self) -> None:
         self.trees = self.pruned = self.accepting = self.along = 0
 
     def add(self, tree: DraftTree, accepted: Sequence[int], depth: int) -> None:
-        """``accepted``: the nodes of the path, root first. ``depth``: that of a whole greedy path."""
+        """Add a tree. ``accepted``: nodes of the accepted path, root first. ``depth``: of a complete greedy path."""
         if len(tree) == 1:
             return
         greedy = greedy_path(tree)
@@ -60,17 +60,17 @@ class TreeNotes:
 
 
 def greedy_path(tree: DraftTree) -> list[int]:
-    """The head's best child of the best child ..., as far as the tree has it; root first."""
+    """Return the path of most likely children in the tree, root first."""
     path = [0]
     while children := tree.children_of(path[-1]):
         path.append(max(children, key=lambda child: tree.probs[child]))
     return path
 
 
-def prompts_of(texts: Sequence[Example], most: int) -> list[list[int]]:
-    """What stands before the target's first word, of so many texts."""
+def extract_prompts(texts: Sequence[Example], limit: int) -> list[list[int]]:
+    """Return the prompts before the first generated token, at most ``limit``."""
     found = [text.token_ids[: int(text.answered.argmax())].tolist() for text in texts if text.answered.any()]
-    return [prompt for prompt in found if prompt][:most]
+    return [prompt for prompt in found if prompt][:limit]
 
 
 def measure_trees(
@@ -82,14 +82,17 @@ def measure_trees(
     section: ValidateSection,
     progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
-    """tau under each growth policy, greedy, with the head in ``folder``."""
+    """Measure tau under each growth policy with greedy decoding and the head in ``folder``."""
     found = {}
     for growth in section.growths:
-        notes, written = TreeNotes(), _counted(progress, f"drafting with {growth}", len(prompts) * section.max_tokens)
+        notes, written = (
+            TreeStats(),
+            _counter(progress, f"drafting with {growth}", len(prompts) * section.max_tokens),
+        )
         llm = LLM.from_target(
             target,
             codec,
-            drafter=_watched(DRAFTERS[kind], notes, written),
+            drafter=_record_trees(DRAFTERS[kind], notes, written),
             drafter_options={"head": str(folder), "growth": growth},
             budget=section.budget,
             max_batch=BATCH,
@@ -111,12 +114,12 @@ def validate_head(
     section: ValidateSection,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Everything that needs no method: trees, accuracy, calibration by rank. ``head`` is a whole one on the host."""
+    """Measure tau, accuracy and calibration by rank. ``head`` is unsharded and on the CPU."""
     result: dict[str, Any] = {}
-    prompts = prompts_of(texts, section.prompts)
+    prompts = extract_prompts(texts, section.prompts)
     info = target.info
     if prompts and section.growths:
-        with _saved(head) as folder:
+        with _save_temporarily(head) as folder:
             trees = measure_trees(folder, head.config.kind, target, codec, prompts, section, progress)
         _free_memory()
         result |= {"tau": sum(each["tau"] for each in trees.values()) / len(trees), "trees": trees}
@@ -128,15 +131,15 @@ def validate_head(
 
 
 @contextmanager
-def _saved(head: HeadModule) -> Iterator[Path]:
-    """A folder with the head, for as long as the block lasts."""
+def _save_temporarily(head: HeadModule) -> Iterator[Path]:
+    """Save the head in a temporary folder for the duration of the block."""
     with ExitStack() as stack:
         try:
             place = stack.enter_context(TemporaryDirectory(prefix="draftwood-head-"))
             folder = save_head(head, Path(place) / "head")
         except (OSError, DraftwoodError) as error:
             raise DraftwoodError(
-                "There is no room for the head among temporary files",
+                "The head cannot be saved among temporary files",
                 got=getattr(error, "got", None) or error,
                 next_step="Free some space there, or set TMPDIR to another folder.",
             ) from error
@@ -144,20 +147,20 @@ def _saved(head: HeadModule) -> Iterator[Path]:
 
 
 def _free_memory() -> None:
-    """Drafters hold caches and captured graphs; training wants their memory back at once."""
+    """Free the caches and captured graphs of drafters at once, since training needs the memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def score(result: dict[str, Any]) -> float:
-    """What the best head is chosen by: tau, or the loss where no prompts were answered."""
+def score_validation(result: dict[str, Any]) -> float:
+    """Return the score_validation that selects the best head: tau, or the negative loss if no prompts were answered."""
     tau = result.get("tau")
     return float(tau) if tau is not None else -float(result["loss"])
 
 
-def _counted(progress: Progress | None, label: str, total: int) -> Callable[[int], None]:
-    """Told of tokens that were written, it tells how many there are of ``total``, the most there can be."""
+def _counter(progress: Progress | None, label: str, total: int) -> Callable[[int], None]:
+    """Return a function that adds new tokens and reports progress towards ``total``."""
     done = 0
 
     def add(tokens: int) -> None:
@@ -169,24 +172,26 @@ def _counted(progress: Progress | None, label: str, total: int) -> Callable[[int
     return add
 
 
-def _watched(name: str, notes: TreeNotes, written: Callable[[int], None] = lambda tokens: None) -> type[NeuralDrafter]:
+def _record_trees(
+    name: str, notes: TreeStats, written: Callable[[int], None] = lambda tokens: None
+) -> type[NeuralDrafter]:
     base = drafter_class(name)
     assert issubclass(base, NeuralDrafter)
 
-    class Watched(base):  # type: ignore[valid-type, misc]
-        """The drafter as it is, whose trees are counted by the way."""
+    class Recorded(base):  # type: ignore[valid-type, misc]
+        """The same drafter, with statistics of its trees."""
 
         def begin(self, request: DraftRequest) -> None:
             self._left = request.params.max_tokens
             super().begin(request)
 
         def observe(self, verified: VerifiedTree) -> None:
-            depth = self.shared.growth.depth or BEAM_DEPTH  # what a head cannot see below is left out there
-            if self._left > depth:  # else the tree was cut at the end of the answer
+            depth = self.shared.growth.depth or BEAM_DEPTH  # None means the default
+            if self._left > depth:  # otherwise the tree was cut at the end of the answer
                 notes.add(verified.tree, verified.path, depth)
             self._left -= len(verified.emitted)
             written(len(verified.emitted))
             super().observe(verified)
 
-    Watched.name = base.name
-    return Watched
+    Recorded.name = base.name
+    return Recorded

@@ -1,4 +1,4 @@
-"""Training methods by name; each is imported when it is asked for."""
+"""Training methods by name, imported on first use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS: dict[str, str] = {
 def method_class(name: str) -> type[Method]:
     if name not in METHODS:
         raise OptionError(
-            "There is no training method of that name",
+            "Unknown training method",
             got=repr(name),
             allowed=sorted(METHODS),
             next_step=did_you_mean(name, METHODS),

@@ -12,23 +12,23 @@ from draftwood.train.frozen import FrozenTarget
 
 
 class Method(ABC):
-    """How a head is trained. Built once for a run; options are its own record.
+    """A training method: computes the losses of a head. Built once per run.
 
         method = method_class("hass")(options, head, frozen, seed)
-        method.begin_step(step, num_steps)                     # before the batches of an optimiser step
+        method.begin_step(step, num_steps)                     # before the micro-batches of an optimiser step
         losses = method.losses(batch, signals)
 
-    What is random follows from the seed, the step and the text alone: neither from what ran before nor from the batch
-    a text is in. A head in evaluation mode (``head.eval()``) sees nothing random.
+    Randomness depends only on the seed, the step and the text, not on earlier steps or on the batch of a text. In
+    evaluation mode (``head.eval()``) nothing is random.
     """
 
     name: ClassVar[str]
-    kinds: ClassVar[tuple[str, ...]]  # of heads that it trains
-    goes_on: ClassVar[bool] = False  # whether it makes a trained head better, and cannot begin with a new one
+    kinds: ClassVar[tuple[str, ...]]  # kinds of heads that it trains; the first one is the default
+    needs_trained_head: ClassVar[bool] = False  # whether it needs an already trained head
     Options: ClassVar[type[Any]]
 
-    checkpoints: bool = False  # whether what lies between is computed again on the way back, to save memory
-    block: int | None = None  # positions whose logits over the vocabulary are computed together; None: as many as fit
+    checkpoints: bool = False  # activation checkpointing
+    block: int | None = None  # positions whose logits are computed at once; None: automatic
 
     def __init__(self, options: Any, head: Head, frozen: FrozenTarget, seed: int = 0) -> None:
         self.check_kind(head.config.kind)
@@ -37,7 +37,7 @@ class Method(ABC):
         self.frozen = frozen
         self.seed = seed
         self.step = 0
-        self.num_steps = 0  # 0: not known
+        self.num_steps = 0  # 0: unknown
 
     @classmethod
     def check_kind(cls, kind: str) -> None:
@@ -45,17 +45,17 @@ class Method(ABC):
             raise OptionError(f"The method {cls.name!r} does not train heads of this kind", got=kind, allowed=cls.kinds)
 
     @classmethod
-    def guesses_a_position(cls, options: Any, head: HeadConfig) -> int:
-        """Outputs of the head that a position leads to, for estimates of memory."""
+    def outputs_per_position(cls, options: Any, head: HeadConfig) -> int:
+        """Return the number of head outputs per position, for memory estimates."""
         return 1
 
     @classmethod
-    def scores_a_position(cls, options: Any, head: HeadConfig, length: int) -> int:
-        """Attention scores that are held at once, by position of texts of such a length; also for estimates."""
+    def scores_per_position(cls, options: Any, head: HeadConfig, length: int) -> int:
+        """Return the attention scores per position that are in memory at once, for memory estimates."""
         return 0
 
     def begin_step(self, step: int, num_steps: int) -> None:
-        """What changes as training goes on follows from this: optimiser step ``step``, from 0, of ``num_steps``."""
+        """Start optimiser step ``step`` (from 0) of ``num_steps``. Schedules of a method depend on it."""
         self.step = step
         self.num_steps = num_steps
 

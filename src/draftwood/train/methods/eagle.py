@@ -1,4 +1,4 @@
-"""EAGLE: the head imitates the target's next feature and its distribution, always from the target's own features."""
+"""EAGLE: predict the target's next feature and distribution from the target's own features."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from draftwood.train.methods.unrolled import Recipe, UnrolledMethod, check_some_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EagleOptions:
-    regression: float = 1.0  # weight of the distance from the target's feature
+    regression: float = 1.0  # weight of the smooth L1 distance to the target's feature
     classification: float = 10.0  # weight of the cross-entropy with the target's distribution
-    noise: float = 0.2  # width of the uniform noise on features, for texts of 512 tokens; less on longer ones
+    noise: float = 0.2  # width of uniform noise on features of texts of 512 tokens; scaled by 512 / length
 
     def __post_init__(self) -> None:
         check_some_weight(self, "regression", "classification")

@@ -1,4 +1,4 @@
-"""EAGLE-3: training-time test. Cross-entropy alone, along as many steps as are drafted, with gradients through all."""
+"""EAGLE-3: training-time test. Cross-entropy over several unrolled steps, with gradients through all of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from draftwood.train.methods.unrolled import Recipe, UnrolledMethod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Eagle3Options:
-    steps: int = 7
-    decay: float = 0.8  # of a step's weight against the one before
+    steps: int = 7  # unrolled steps
+    decay: float = 0.8  # factor between the weights of consecutive steps
 
     def __post_init__(self) -> None:
         check_int(self, 1, "steps")

@@ -1,7 +1,7 @@
-"""GRIFFIN: as HASS, but deeper steps learn only where a draft tree would have got to.
+"""GRIFFIN: like HASS, but deeper steps learn only where a draft tree would have reached.
 
-A guess of step j counts if the text's token was among the head's ``close`` likeliest at every step before it. Steps are
-added one by one: training falls into as many stages of equal length as there are steps.
+A prediction of step j counts if the text's token was in the head's top ``close`` at every earlier step. Steps are added
+one by one in stages of equal length.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from draftwood.drafters import check_flag, check_int
 from draftwood.train.base import Batch
-from draftwood.train.losses import Marks, Places
+from draftwood.train.losses import Evaluation, Positions
 from draftwood.train.methods.hass import HassMethod, HassOptions
 from draftwood.train.methods.unrolled import Recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GriffinOptions(HassOptions):
-    close: int = 3  # the head's likeliest tokens, among which that of the text must have been
-    staged: bool = True
+    close: int = 3  # top-k of the head that must contain the text's token
+    staged: bool = True  # add steps one by one during training
 
     def __post_init__(self) -> None:
         HassOptions.__post_init__(self)
@@ -36,23 +36,23 @@ class GriffinMethod(HassMethod):
     options: GriffinOptions
 
     def recipe(self) -> Recipe:
-        recipe = super().recipe()._replace(steps=self._steps_now(), close_k=self.options.close)
+        recipe = super().recipe()._replace(steps=self._current_steps(), close_k=self.options.close)
         if self.head.config.kind == "eagle":
             return recipe
-        return recipe._replace(regression=0.0, noise=0.0)  # the features of EAGLE-3 heads are their own
+        return recipe._replace(regression=0.0, noise=0.0)  # EAGLE-3 heads have no target features to regress to
 
-    def counted(self, marks: Marks, places: Places, batch: Batch) -> Tensor:
-        """A guess was led to by those of the steps before it, one position before; what is not guessed, since the
-        target did not write it, stands in nobody's way."""
+    def counted(self, evaluation: Evaluation, positions: Positions, batch: Batch) -> Tensor:
+        """Count a prediction if the previous step was close one position earlier. Tokens that the target did not
+        generate have no prediction and block nothing."""
         counted: list[Tensor] = []
-        on_the_way = torch.ones_like(batch.answered)  # [B, L]: the steps so far got this far, by position
-        for close, reached in zip(marks.close, places.reached(len(marks.close)), strict=True):
-            counted.append(reached & places.at(on_the_way, ahead=-1) if counted else reached)
-            on_the_way = torch.ones_like(on_the_way)
-            on_the_way[places.text, places.last] = counted[-1] & close
+        is_reached = torch.ones_like(batch.answered)  # [B, L]: whether the steps so far reached this position
+        for close, reached in zip(evaluation.close, positions.reached(len(evaluation.close)), strict=True):
+            counted.append(reached & positions.at(is_reached, ahead=-1) if counted else reached)
+            is_reached = torch.ones_like(is_reached)
+            is_reached[positions.text, positions.last] = counted[-1] & close
         return torch.stack(counted)
 
-    def _steps_now(self) -> int:
+    def _current_steps(self) -> int:
         options = self.options
         if not options.staged or not self.num_steps:
             return options.steps

@@ -1,4 +1,4 @@
-"""HASS: EAGLE's loss along several steps on the head's own features, with weight on the target's likeliest tokens."""
+"""HASS: EAGLE's loss over several unrolled steps, with extra weight on the target's top-k tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from draftwood.train.methods.unrolled import Recipe, UnrolledMethod, check_some_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HassOptions:
-    steps: int = 3
-    decay: float = 1.0  # of a step's weight against the one before
-    regression: float = 1.0  # weight of the distance from the target's feature
+    steps: int = 3  # unrolled steps
+    decay: float = 1.0  # factor between the weights of consecutive steps
+    regression: float = 1.0  # weight of the smooth L1 distance to the target's feature
     classification: float = 10.0  # weight of the cross-entropy with the target's distribution
-    top_k: int = 10  # the target's likeliest tokens, whose part of the cross-entropy counts once more
-    top_k_weight: float = 10.0
-    noise: float = 0.2  # width of the uniform noise on features, for texts of 512 tokens; less on longer ones
-    detach: bool = True  # no gradient from a step into the one before it, as in the original
+    top_k: int = 10  # number of the target's top tokens whose cross-entropy terms get extra weight
+    top_k_weight: float = 10.0  # their extra weight
+    noise: float = 0.2  # width of uniform noise on features of texts of 512 tokens; scaled by 512 / length
+    detach: bool = True  # no gradient from a step into the previous one, as in the original
 
     def __post_init__(self) -> None:
         check_int(self, 1, "steps", "top_k")

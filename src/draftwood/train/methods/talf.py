@@ -1,17 +1,16 @@
-"""TALF: a head learns what the target says behind every node of trees that the target grew itself.
+"""TALF: train the head on every node of trees that the target grows.
 
-For root positions of a text the target grows a tree once (`trees/grow.py`); its distributions behind the nodes are the
-labels, in every epoch. The head follows every path and reads its own features on the way, all nodes of a depth of all
-roots together (`trees/run.py`). The loss is the cross-entropy, summed over the nodes of a tree; there is no regression
-of features. With k = 1 it is HASS without that regression, along the target's choices instead of the text.
+For root positions of a text the target grows a tree once (`trees/grow.py`). Its distributions after the nodes are the
+labels in every epoch. The head follows every path with its own features, all nodes of a depth of all roots at once
+(`trees/head_run.py`). The loss is the cross-entropy summed over the nodes of a tree, without feature regression. With
+k = 1 it is HASS without regression, along the target's choices instead of the text.
 
-In the paper all nodes of a tree count alike: the root is one of 1 + k * (depth - 1), and a node that the target would
-hardly ever reach weighs as much. With ``weights = "path"`` a node counts as often as the target would get there: the
-loss is then what is to be expected along its own continuations, and less of the head goes to rare branches.
+In the paper all nodes of a tree have the same weight. With ``weights = "path"`` a node is weighted by the target's
+probability of reaching it: the loss is then the expected loss along the target's own continuations.
 
-In the paper a tree hangs off every position. Where ``roots`` of a text do, for the time that trees take, a guess right
-behind the text is learned at these alone. With ``text`` it is learned at all positions, which the head and the target
-read anyway, and counts as much as before: the same loss is to be expected, and less is left to chance.
+In the paper every position is a root. With ``roots`` only some positions are, to save time. With ``text`` the
+prediction right after the text is then still trained at all positions, with the same total weight: the expected loss is
+the same and its variance is lower.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig, identify_target
 from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.frozen import FrozenTarget
-from draftwood.train.losses import Marker, Places
+from draftwood.train.losses import Evaluator, Positions
 from draftwood.train.methods.base import Method
 from draftwood.train.methods.unrolled import zero_of
 from draftwood.train.trees import (
@@ -41,44 +40,44 @@ from draftwood.train.trees import (
     TextTrees,
     TreeStore,
     counted_roots,
-    drawn_roots,
+    find_vocabulary,
     grow_trees,
     joined,
     node_losses,
     padded,
-    spread,
+    sample_roots,
+    scatter,
     texts_of,
-    vocabulary_of,
 )
 
-MOST_WIDTH = 1 << 14  # parents are kept in 16 bits
+MAX_WIDTH = 1 << 14  # parents are stored in 16 bits
 WEIGHTS = ("even", "path")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TalfOptions:
-    width: int = 4  # k: nodes of a depth
-    depth: int = 3  # steps of the head: the root, and depth - 1 rows of nodes below it
-    roots: int = 0  # positions of a text that trees hang off, drawn once for all epochs; 0: all that count
-    labels: int = 64  # tokens of a label that are kept; all others are one class
-    weights: str = "even"  # of the nodes of a tree: all alike, or (path) the target's probability of the way there
-    text: bool = False  # whether guesses behind the text are learned at all positions, not at those with a tree alone
-    folder: str = ""  # where trees are kept from one run to the next; empty: nowhere
-    memory_mb: int = 8192  # of trees that are held; the others are read, or grown, again
+    width: int = 4  # k: nodes per depth
+    depth: int = 3  # steps of the head: the root, then depth - 1 levels of nodes
+    roots: int = 0  # root positions per text, sampled once for all epochs; 0: all counted positions
+    labels: int = 64  # tokens per label; all others form one class
+    weights: str = "even"  # of nodes: even, or path (the target's probability of reaching the node)
+    text: bool = False  # also train the prediction after the text at positions without a tree
+    folder: str = ""  # folder that stores trees between runs; empty: none
+    memory_mb: int = 8192  # memory for trees; others are read or grown again
 
-    detach: bool = False  # no gradient from a node into the output that it reads
+    detach: bool = False  # no gradient from a node into its parent's output
 
     def __post_init__(self) -> None:
-        check_int(self, 1, "width", high=MOST_WIDTH)
+        check_int(self, 1, "width", high=MAX_WIDTH)
         check_int(self, 1, "depth", "labels")
         check_int(self, 0, "roots", "memory_mb")
         check_flag(self, "detach", "text")
         check_choice(self, "weights", WEIGHTS)
         if self.weights == "path" and self.labels < self.width:
             raise OptionError(
-                "The weights of paths need every child among the labels",
+                'With weights = "path" labels must not be smaller than width',
                 got=f"labels = {self.labels}, width = {self.width}",
-                allowed="labels of width or more",
+                allowed="labels >= width",
             )
 
 
@@ -91,28 +90,28 @@ class TalfMethod(Method):
 
     def __init__(self, options: TalfOptions, head: Head, frozen: FrozenTarget, seed: int = 0) -> None:
         super().__init__(options, head, frozen, seed)
-        self._vocabulary = vocabulary_of(cast(DraftHead, head))
+        self._vocabulary = find_vocabulary(cast(DraftHead, head))
         tokens = head.config.draft_vocab_size
         self._beam = Beam(min(options.width, tokens), options.depth, min(options.labels, tokens))
         folder = Path(options.folder) if options.folder else None
-        self.store = TreeStore(self._setting(), self._grow, folder, options.memory_mb << 20)
+        self.store = TreeStore(self._store_key(), self._grow, folder, options.memory_mb << 20)
 
     @classmethod
-    def guesses_a_position(cls, options: TalfOptions, head: HeadConfig) -> int:
+    def outputs_per_position(cls, options: TalfOptions, head: HeadConfig) -> int:
         return 1 + options.width * (options.depth - 1)
 
     def losses(self, batch: Batch, signals: Signals) -> Losses:
         head = cast(DraftHead, self.head)
         device = batch.token_ids.device
         texts, roots = texts_of(batch), counted_roots(batch)
-        guesses = [len(own) for own in roots]
+        num_counted = [len(own) for own in roots]
         if self.options.roots:
             pairs = zip(texts, roots, strict=True)
-            roots = [drawn_roots(own, self.options.roots, text, self.seed) for text, own in pairs]
-        trees = _sent(joined(self.store.trees(texts, roots)), device)  # of M roots
-        places, is_root = padded(roots, 1, device)  # [B, R]
+            roots = [sample_roots(own, self.options.roots, text, self.seed) for text, own in pairs]
+        trees = _copy_to_device(joined(self.store.trees(texts, roots)), device)  # of M roots
+        positions, is_root = padded(roots, 1, device)  # [B, R]
         where = is_root.flatten().nonzero()[:, 0]  # [M]
-        run = HeadRun(head, batch, signals, places, detach=self.options.detach, checkpoints=self.checkpoints)
+        run = HeadRun(head, batch, signals, positions, detach=self.options.detach, checkpoints=self.checkpoints)
         hidden = self._follow(run, trees, where, is_root.shape)  # [B, R, nodes, H]
         num_nodes = hidden.shape[2]
         counts = trees.counts.clone()  # [M, nodes]
@@ -120,56 +119,56 @@ class TalfMethod(Method):
         counted = counts.flatten().nonzero()[:, 0]  # [N] among all nodes of the M roots
         nodes = where[counted // num_nodes] * num_nodes + counted % num_nodes
         labels = Labels(*(part.flatten(0, 1)[counted] for part in (trees.ids, trees.probs, trees.rest, trees.counts)))
-        found = node_losses(head, hidden.flatten(0, 2).index_select(0, nodes), labels, self.block)
+        losses = node_losses(head, hidden.flatten(0, 2).index_select(0, nodes), labels, self.block)
         num_roots = is_root.sum().float()
-        weighted = found.cross_entropy
+        weighted = losses.cross_entropy
         if self.options.weights == "path":
-            weighted = weighted * self._reach(trees).flatten()[counted]
+            weighted = weighted * self._path_probs(trees).flatten()[counted]
         loss = weighted.sum() if len(weighted) else zero_of(head)
-        parts = self._parts(found.cross_entropy, found.is_right, counted % num_nodes)
+        parts = self._parts(losses.cross_entropy, losses.is_right, counted % num_nodes)
         if self.options.text:
-            shares = [len(own) / max(all_of_them, 1) for own, all_of_them in zip(roots, guesses, strict=True)]
-            of_text, its_parts = self._behind_text(run, batch, signals, torch.tensor(shares, device=device))
+            shares = [len(own) / max(count, 1) for own, count in zip(roots, num_counted, strict=True)]
+            of_text, its_parts = self._text_loss(run, batch, signals, torch.tensor(shares, device=device))
             loss, parts = loss + of_text, parts | its_parts
         total = loss / num_roots.clamp(min=1.0)
         return Losses(total, {"loss": total.detach(), **parts}, num_roots)
 
-    def _behind_text(
+    def _text_loss(
         self, run: HeadRun, batch: Batch, signals: Signals, shares: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of guesses at all positions; those of a text count together as its roots would: its share [B]."""
-        places = Places.of(batch)
-        marker = Marker(self.head, self.frozen, lambda hidden, _: cast(DraftHead, self.head).logits(hidden))
-        hidden = run.along_text()[places.text, places.last - 1]  # [P, H]
-        marks = marker.marks(hidden[None], places, batch, signals.hidden, self.block)
-        cross_entropy, right = marks.cross_entropy[0], marks.right[0]  # [P]
+        """Return the loss of the predictions after the text at all positions, weighted per text by ``shares [B]``."""
+        positions = Positions.of(batch)
+        evaluator = Evaluator(self.head, self.frozen, lambda hidden, _: cast(DraftHead, self.head).logits(hidden))
+        hidden = run.along_text()[positions.text, positions.last - 1]  # [P, H]
+        evaluation = evaluator.evaluate(hidden[None], positions, batch, signals.hidden, self.block)
+        cross_entropy, right = evaluation.cross_entropy[0], evaluation.right[0]  # [P]
         means = {"cross_entropy": cross_entropy.detach(), "accuracy": right.float()}
-        number = max(places.number, 1)
-        return (cross_entropy * shares[places.text]).sum(), {name: x.sum() / number for name, x in means.items()}
+        number = max(positions.number, 1)
+        return (cross_entropy * shares[positions.text]).sum(), {name: x.sum() / number for name, x in means.items()}
 
     def _follow(self, run: HeadRun, trees: TextTrees, where: Tensor, shape: torch.Size) -> Tensor:
-        """The head's outputs behind all nodes, [B, R, nodes, H]. The roots stand at ``where`` of B x R."""
+        """Return the head's outputs at all nodes, [B, R, nodes, H]. The roots are at ``where`` of B x R."""
         outputs = [run.at_roots()]
         for level in zip(trees.tokens.long().unbind(1), trees.parents.long().unbind(1), strict=True):  # [M, k] each
-            outputs.append(run.step(*(spread(each, where, shape) for each in level)))
+            outputs.append(run.step(*(scatter(each, where, shape) for each in level)))
         return torch.cat(outputs, dim=2)
 
-    def _reach(self, trees: TextTrees) -> Tensor:
-        """The target's probability of the way to every node, [M, nodes], among the tokens that the head has."""
+    def _path_probs(self, trees: TextTrees) -> Tensor:
+        """Return the target's probability of reaching each node, [M, nodes], over the draft vocabulary."""
         reached = torch.ones_like(trees.rest[:, :1])
-        rows, above = [reached], 0  # the number of the first node of the row above
+        rows, above = [reached], 0  # index of the first node of the previous level
         for tokens, parents in zip(trees.tokens.unbind(1), trees.parents.long().unbind(1), strict=True):  # [M, k]
             ids, probs = (
                 torch.take_along_dim(part, above + parents[..., None], 1) for part in (trees.ids, trees.probs)
             )
-            said = (probs.float() * (ids == self.head.draft_ids(tokens.long())[..., None])).sum(dim=-1)
+            edge_probs = (probs.float() * (ids == self.head.draft_ids(tokens.long())[..., None])).sum(dim=-1)
             above += reached.shape[1]
-            reached = reached.gather(1, parents) * said
+            reached = reached.gather(1, parents) * edge_probs
             rows.append(reached)
         return torch.cat(rows, dim=1)
 
     def _parts(self, cross_entropy: Tensor, is_right: Tensor, numbers: Tensor) -> dict[str, Tensor]:
-        """Means by depth; ``numbers [N]`` are those of the nodes in their trees."""
+        """Average by depth. ``numbers [N]`` are the indices of the nodes in their trees."""
         depths = (numbers + self._beam.width - 1) // self._beam.width
         sizes, losses, right = (
             torch.zeros(self._beam.depth, device=depths.device).index_add_(0, depths, each.detach().float())
@@ -186,15 +185,15 @@ class TalfMethod(Method):
     def _grow(self, texts: Texts, roots: Texts) -> list[TextTrees]:
         return grow_trees(self.frozen.target, texts, roots, self._beam, self._vocabulary)
 
-    def _setting(self) -> str:
-        """What the trees of a text depend on besides the text: the target, the beam and the head's vocabulary."""
+    def _store_key(self) -> str:
+        """Return a key of everything that trees depend on besides the text: target, beam and draft vocabulary."""
         target, own = self.frozen.target, self._vocabulary
         tokens = "all" if own is None else hashlib.sha256(own.cpu().numpy().tobytes()).hexdigest()
         return f"{identify_target(target)} {target.info.name} {target.info.dtype} {tuple(self._beam)} {tokens}"
 
 
-def _sent(trees: TextTrees, device: torch.device) -> TextTrees:
-    """To the device; a GPU reads them by itself meanwhile."""
+def _copy_to_device(trees: TextTrees, device: torch.device) -> TextTrees:
+    """Copy trees to the device, asynchronously to a GPU."""
     if device.type != "cuda":
         return TextTrees(*(part.to(device) for part in trees))
     return TextTrees(*(part.pin_memory().to(device, non_blocking=True) for part in trees))

@@ -1,4 +1,4 @@
-"""What the methods for EAGLE-type heads have in common: the head runs over its own outputs, every step is compared."""
+"""Base of the methods for EAGLE-type heads: unroll the head and evaluate every step."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from draftwood.errors import OptionError
 from draftwood.heads import Eagle3Head, EagleHead, Head, HeadConfig
 from draftwood.train.attention import unroll
 from draftwood.train.base import Batch, Losses, Signals
-from draftwood.train.losses import Marker, Marks, Places, share, smooth_l1
+from draftwood.train.losses import Evaluation, Evaluator, Positions, accuracy, smooth_l1
 from draftwood.train.methods.base import Method
 
-NOISE_LENGTH = 512  # tokens of a text to which the noise that is asked for applies; longer ones get less
+NOISE_LENGTH = 512  # tokens of a text that the noise option refers to; longer texts get less noise
 
 
 class Recipe(NamedTuple):
-    """A loss: of step j ``decay ** j`` times the weighted sum of its parts."""
+    """A loss: the sum over steps j of ``decay ** j`` times the weighted sum of its parts."""
 
     steps: int = 1
     decay: float = 1.0
@@ -29,53 +29,53 @@ class Recipe(NamedTuple):
     classification: float = 1.0
     top_k_weight: float = 0.0
     top_k: int = 10
-    noise: float = 0.0  # width of the uniform noise on the target's features, for texts of 512 tokens
-    detach: bool = False  # no gradient from a step into the one before it
-    close_k: int = 0  # see Marks.close
+    noise: float = 0.0  # width of uniform noise on the target's features, for texts of 512 tokens
+    detach: bool = False  # no gradient from a step into the previous one
+    close_k: int = 0  # see Evaluation.close
 
 
 class UnrolledMethod(Method):
-    """Subclasses say what the loss is made of, and which guesses take part in it."""
+    """Subclasses define the loss (``recipe``) and which predictions count."""
 
     kinds: ClassVar[tuple[str, ...]] = ("eagle",)
     head: EagleHead | Eagle3Head
 
     @classmethod
-    def guesses_a_position(cls, options: Any, head: HeadConfig) -> int:
-        return int(getattr(options, "steps", 1))  # EAGLE has no such option: it takes one
+    def outputs_per_position(cls, options: Any, head: HeadConfig) -> int:
+        return int(getattr(options, "steps", 1))  # EAGLE has no such option and one step
 
     @classmethod
-    def scores_a_position(cls, options: Any, head: HeadConfig, length: int) -> int:
-        """Only the first step is plain causal attention, which holds none."""
-        return head.num_heads * length if cls.guesses_a_position(options, head) > 1 else 0
+    def scores_per_position(cls, options: Any, head: HeadConfig, length: int) -> int:
+        """Return 0 for a single step: causal attention does not materialise scores."""
+        return head.num_heads * length if cls.outputs_per_position(options, head) > 1 else 0
 
     @abstractmethod
     def recipe(self) -> Recipe: ...
 
     def losses(self, batch: Batch, signals: Signals) -> Losses:
         recipe = self.recipe()
-        places = Places.of(batch)
+        positions = Positions.of(batch)
         taps = signals.taps.to(next(self.head.parameters()).dtype)
         features = self.head.fuse(taps)  # [B, L, H]
-        hidden = self._guesses(batch, features, places, recipe)  # [S, P, H]
-        marker = Marker(
+        hidden = self._run_head(batch, features, positions, recipe)  # [S, P, H]
+        evaluator = Evaluator(
             self.head,
             self.frozen,
             lambda hidden, _: self.head.logits(hidden),
             top_k=recipe.top_k if recipe.top_k_weight else 0,
             close_k=recipe.close_k,
         )
-        marks = marker.marks(hidden, places, batch, signals.hidden, self.block)
-        away = smooth_l1(hidden, places.at(features).detach()) if recipe.regression else None
-        return joined(recipe, marks, away, self.counted(marks, places, batch))
+        evaluation = evaluator.evaluate(hidden, positions, batch, signals.hidden, self.block)
+        distance = smooth_l1(hidden, positions.at(features).detach()) if recipe.regression else None
+        return combine_losses(recipe, evaluation, distance, self.counted(evaluation, positions, batch))
 
-    def counted(self, marks: Marks, places: Places, batch: Batch) -> Tensor:
-        """The guesses that take part, ``[S, P]``."""
-        return places.reached(len(marks.right))
+    def counted(self, evaluation: Evaluation, positions: Positions, batch: Batch) -> Tensor:
+        """Return which predictions count, ``[S, P]``."""
+        return positions.reached(len(evaluation.right))
 
-    def _guesses(self, batch: Batch, features: Tensor, places: Places, recipe: Recipe) -> Tensor:
-        num_pairs = batch.token_ids.shape[1] - 2  # the last one guesses the last token
-        if not places.number:
+    def _run_head(self, batch: Batch, features: Tensor, positions: Positions, recipe: Recipe) -> Tensor:
+        num_pairs = batch.token_ids.shape[1] - 2  # the last pair predicts the last token
+        if not positions.number:
             return torch.zeros(recipe.steps, 0, features.shape[-1], device=features.device) + zero_of(self.head)
         if recipe.noise and self.head.training:
             features = features + self._noise(batch, features, recipe.noise)
@@ -88,10 +88,10 @@ class UnrolledMethod(Method):
             detach=recipe.detach,
             checkpoints=self.checkpoints,
         )
-        return places.guesses(outputs, recipe.steps)
+        return positions.select(outputs, recipe.steps)
 
     def _noise(self, batch: Batch, features: Tensor, width: float) -> Tensor:
-        """Noise for every text that depends on its tokens, the step and the seed, not on what it is padded to."""
+        """Return noise per text that depends on its tokens, the step and the seed, not on its padding."""
         noise = torch.zeros_like(features)
         for row, (ids, length) in enumerate(zip(batch.token_ids.cpu(), batch.lengths.tolist(), strict=True)):
             digest = hashlib.blake2b(ids[:length].numpy().tobytes(), digest_size=6).digest()
@@ -102,22 +102,24 @@ class UnrolledMethod(Method):
         return noise
 
 
-def joined(recipe: Recipe, marks: Marks, away: Tensor | None, counted: Tensor) -> Losses:
-    """The loss of the guesses that are ``counted [S, P]``; ``away [S, P]``, how far their features are.
+def combine_losses(recipe: Recipe, evaluation: Evaluation, distance: Tensor | None, counted: Tensor) -> Losses:
+    """Combine the losses of the ``counted [S, P]`` predictions. ``distance [S, P]`` is that of their features.
 
-    All parts are divided by the number of guesses of step 0, so that batches of several processes can be joined.
+    All parts are divided by the number of predictions of step 0, so that batches of several processes can be averaged.
     """
     number = max(counted.shape[1], 1)
     decay = recipe.decay ** torch.arange(recipe.steps, device=counted.device)  # [S]
     weighted = counted * decay[:, None]  # [S, P]
-    terms = [("classification", recipe.classification, marks.cross_entropy)]
-    if away is not None:
-        terms.append(("regression", recipe.regression, away))
+    terms = [("classification", recipe.classification, evaluation.cross_entropy)]
+    if distance is not None:
+        terms.append(("regression", recipe.regression, distance))
     if recipe.top_k_weight:
-        terms.append(("top_k", recipe.top_k_weight, marks.top_k))
+        terms.append(("top_k", recipe.top_k_weight, evaluation.top_k))
     parts = {name: (weighted * each).sum() / number for name, _, each in terms}
     total = torch.stack([weight * parts[name] for name, weight, _ in terms]).sum()
-    accuracies = {f"accuracy_{step}" if step else "accuracy": x for step, x in enumerate(share(marks.right, counted))}
+    accuracies = {
+        f"accuracy_{step}" if step else "accuracy": x for step, x in enumerate(accuracy(evaluation.right, counted))
+    }
     logged = {"loss": total, **parts, **accuracies}
     weight = torch.tensor(float(counted.shape[1]), device=counted.device)
     return Losses(total, {name: value.detach() for name, value in logged.items()}, weight)
@@ -140,4 +142,4 @@ def check_some_weight(options: Any, *names: str) -> None:
     """A loss without any part teaches nothing."""
     check_weights(options, *names)
     if not any(getattr(options, name) for name in names):
-        raise OptionError("A loss needs a part with a weight", got="0 for all", allowed=names)
+        raise OptionError("At least one weight of the loss must be above 0", got="0 for all", allowed=names)

@@ -1,13 +1,13 @@
-"""Trees that hang off the positions of training texts: grown by the target or by a head, followed, and judged."""
+"""Trees at positions of training texts: grown by the target or by a head, and verified."""
 
-from draftwood.train.trees.beam import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.branch import branch_log_probs
-from draftwood.train.trees.dense import blocks_of, spread
+from draftwood.train.trees.draft_trees import DraftBeam, DraftTrees, grow_draft_trees
 from draftwood.train.trees.grow import grow_trees
-from draftwood.train.trees.labels import Labels, node_losses, vocabulary_of
+from draftwood.train.trees.head_run import DraftHead, HeadRun
+from draftwood.train.trees.labels import Labels, find_vocabulary, node_losses
+from draftwood.train.trees.layer_run import scatter, split_blocks
 from draftwood.train.trees.rewards import REWARDS, Branch, accepted_branch, advantages, clipped, ratios, reward
-from draftwood.train.trees.roots import counted_roots, drawn_groups, drawn_roots, padded, texts_of
-from draftwood.train.trees.run import DraftHead, HeadRun
+from draftwood.train.trees.roots import counted_roots, padded, sample_groups, sample_roots, texts_of
 from draftwood.train.trees.store import TreeStore
 from draftwood.train.trees.target_trees import Beam, TextTrees, joined
 from draftwood.train.trees.verify import verify_trees
@@ -27,12 +27,10 @@ __all__ = [
     "TreeStore",
     "accepted_branch",
     "advantages",
-    "blocks_of",
     "branch_log_probs",
     "clipped",
     "counted_roots",
-    "drawn_groups",
-    "drawn_roots",
+    "find_vocabulary",
     "grow_draft_trees",
     "grow_trees",
     "joined",
@@ -40,8 +38,10 @@ __all__ = [
     "padded",
     "ratios",
     "reward",
-    "spread",
+    "sample_groups",
+    "sample_roots",
+    "scatter",
+    "split_blocks",
     "texts_of",
     "verify_trees",
-    "vocabulary_of",
 ]

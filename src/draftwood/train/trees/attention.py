@@ -1,6 +1,6 @@
-"""Who sees whom below the positions of texts: nodes of trees over the text up to their root, and over their ancestors.
+"""Attention of tree nodes at positions of texts: over the text up to their root, and over their ancestors.
 
-Shapes: B texts, R roots in each, k nodes below a root that look, m nodes below it that are looked at.
+Shapes: B texts, R roots per text, k query nodes per root, m key nodes per root.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ MOST_FUSED_DIM = 256
 
 
 def children_of(ancestors: Tensor, parents: Tensor) -> Tensor:
-    """What the next nodes see, [B, R, k, m + k]: what their ``parents [B, R, k]``, numbers of the rows of ``ancestors
-    [B, R, nodes, m]``, see, and themselves."""
+    """Return the ancestors of the next nodes, [B, R, k, m + k]: those of their parents, and themselves.
+
+    ``parents [B, R, k]`` are rows of ``ancestors [B, R, nodes, m]``."""
     above = torch.take_along_dim(ancestors, parents[..., None], dim=2)
     own = torch.eye(parents.shape[2], dtype=torch.bool, device=parents.device)
     return torch.cat([above, own.expand(*above.shape[:2], -1, -1)], dim=-1)
 
 
 def ancestors_of(parents: Tensor, height: int) -> Tensor:
-    """Of whole trees ``parents [..., N]`` of this height, whose node 0 is the root and its own parent: [..., N, N]
-    bool, the nodes themselves among them."""
+    """Return the ancestors of all nodes, [..., N, N] bool, including the nodes themselves.
+
+    ``parents [..., N]`` are trees of this height. Node 0 is the root and its own parent."""
     own = torch.eye(parents.shape[-1], dtype=torch.bool, device=parents.device)
     found = own.expand(*parents.shape, -1)
     for _ in range(height):
@@ -38,14 +40,15 @@ def ancestors_of(parents: Tensor, height: int) -> Tensor:
 
 
 def unseen_by(last: Tensor, num_text: int, ancestors: Tensor) -> Tensor:
-    """What nodes do not see, [B, R, k, S + m]: the first ``num_text`` positions of the text from behind ``last
-    [B, R]``, and nodes that are no ``ancestors [B, R, k, m]``."""
+    """Return the mask of keys that nodes do not see, [B, R, k, S + m].
+
+    These are text positions after ``last [B, R]``, and nodes that are not ``ancestors [B, R, k, m]``."""
     behind = torch.arange(num_text, device=last.device) > last[..., None]  # [B, R, S]
     return torch.cat([behind[:, :, None].expand(-1, -1, ancestors.shape[2], -1), ~ancestors], dim=-1)
 
 
 def joined(steps: Sequence[Rows], spare: int = 0) -> Rows:
-    """Keys and values [B, R, k, kv_heads, D] of several steps side by side, and so many ``spare`` rows of zeros."""
+    """Concatenate keys and values [B, R, k, kv_heads, D] of several steps and ``spare`` rows of zeros."""
     if len(steps) == 1 and not spare:
         return steps[0]
     key = steps[0][0]
@@ -55,21 +58,22 @@ def joined(steps: Sequence[Rows], spare: int = 0) -> Rows:
 
 
 def is_fused(query: Tensor, *others: Tensor) -> bool:
-    """Whether one kernel does it, without the scores in memory: in half precision, on GPUs that Triton compiles for,
-    where no gradients are wanted of any of these."""
+    """Return whether one Triton kernel can run it without scores in memory: half precision, no gradients."""
     wants_gradients = torch.is_grad_enabled() and any(each.requires_grad for each in (query, *others))
     return not wants_gradients and has_kernel(query.dtype, query.shape[-1], query.device)
 
 
 @cache
 def has_kernel(dtype: torch.dtype, dim: int, device: torch.device) -> bool:
-    """For heads of this kind; on a CPU where Triton interprets it, for tests."""
+    """Return whether the kernel supports this head size, dtype and device."""
     return dtype in FUSED_DTYPES and dim <= MOST_FUSED_DIM and not why_not_on(device)
 
 
 def tree_attention(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ancestors: Tensor) -> Tensor:
-    """``query [B, R, k, heads, D]`` over the ``text [B, S, kv_heads, D]`` up to ``last [B, R]``, and over those of the
-    ``nodes [B, R, m, kv_heads, D]`` that are ``ancestors [B, R, k, m]``. The text lies there once for all roots."""
+    """Attend: ``query [B, R, k, heads, D]`` over the text and over ancestors.
+
+    ``text [B, S, kv_heads, D]`` is shared by all roots and visible up to ``last [B, R]``. Of the ``nodes
+    [B, R, m, kv_heads, D]`` the ``ancestors [B, R, k, m]`` are visible."""
     if is_fused(query, *text, *nodes):
         from draftwood.targets.native.cuda.attention import forest_attention
 
@@ -78,7 +82,7 @@ def tree_attention(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ancesto
 
 
 def attention_in_steps(query: Tensor, text: Rows, nodes: Rows, last: Tensor, ancestors: Tensor) -> Tensor:
-    """The same with all scores in memory, as gradients want it."""
+    """Compute the same with all scores in memory, which gradients need."""
     unseen = unseen_by(last, text[0].shape[1], ancestors)
     num_texts, num_roots, width, heads, dim = query.shape
     num_text, kv_heads = text[0].shape[1:3]
@@ -100,6 +104,6 @@ def attention_in_steps(query: Tensor, text: Rows, nodes: Rows, last: Tensor, anc
 
 
 def _scores(query: Tensor, key: Tensor) -> Tensor:
-    """Products of ``query [n, q, D]`` and ``key [n, s, D]``, scaled before they are rounded."""
+    """Return scores of ``query [n, q, D]`` and ``key [n, s, D]``, scaled before rounding."""
     scale = query.shape[-1] ** -0.5
     return torch.baddbmm(query.new_empty(1), query, key.transpose(1, 2), beta=0.0, alpha=scale)

@@ -1,4 +1,4 @@
-"""How likely a head finds a branch below each root, with gradients."""
+"""Log-probability of a branch at each root under the head, with gradients."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from draftwood.train.trees.head_run import DraftHead, HeadRun
 from draftwood.train.trees.rewards import Branch
-from draftwood.train.trees.run import DraftHead, HeadRun
 
-ROWS = 4096  # whose logits are held at once
+ROWS = 4096  # rows whose logits are in memory at once
 
 
 def branch_log_probs(head: DraftHead, run: HeadRun, branch: Branch, is_root: Tensor) -> Tensor:
-    """The log-probability of the whole branch [B, R, D] under the head, [B, R]; 0 where it is empty and at what
-    ``is_root [B, R]`` says is none. ``run`` has not left its roots. All tokens of a branch are tokens of the head."""
+    """Return the log-probability [B, R] of the branches [B, R, D]; 0 for empty ones and where ``is_root`` is False.
+
+    ``run`` is still at its roots. All tokens of a branch are in the draft vocabulary."""
     length = torch.where(is_root, branch.length, 0)  # [B, R]
     longest = int(length.amax()) if length.numel() else 0
     total = torch.zeros(length.numel(), device=length.device)
@@ -32,18 +33,18 @@ def branch_log_probs(head: DraftHead, run: HeadRun, branch: Branch, is_root: Ten
 
 
 def _log_probs(head: DraftHead, hidden: Tensor, own_ids: Tensor) -> Tensor:
-    """Of tokens [n] of the head behind ``hidden [n, H]``, some at a time; logits are not kept."""
+    """Return log-probabilities of draft tokens [n] after ``hidden [n, H]``, in blocks, without storing logits."""
     parts = []
     for rows, ids in zip(torch.split(hidden, ROWS), torch.split(own_ids, ROWS), strict=True):
         if torch.is_grad_enabled() and rows.requires_grad:
-            again = checkpoint(_some_log_probs, head, rows, ids, use_reentrant=False, preserve_rng_state=False)
+            again = checkpoint(_block_log_probs, head, rows, ids, use_reentrant=False, preserve_rng_state=False)
             parts.append(cast(Tensor, again))
         else:
-            with torch.enable_grad():  # half-precision logits are rounded as those that are trained
-                parts.append(_some_log_probs(head, rows.detach().requires_grad_(), ids).detach())
+            with torch.enable_grad():  # the same rounding as with gradients
+                parts.append(_block_log_probs(head, rows.detach().requires_grad_(), ids).detach())
     return torch.cat(parts)
 
 
-def _some_log_probs(head: DraftHead, hidden: Tensor, own_ids: Tensor) -> Tensor:
+def _block_log_probs(head: DraftHead, hidden: Tensor, own_ids: Tensor) -> Tensor:
     logits = head.logits(hidden)  # [n, Vd]
     return logits.gather(1, own_ids[:, None])[:, 0] - logits.logsumexp(dim=-1)

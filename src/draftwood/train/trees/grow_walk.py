@@ -1,4 +1,4 @@
-"""Trees that a target grows which does not lend its layers: along its texts, pass by pass (`walk.py`)."""
+"""Grow target trees with ordinary forward passes (`walk.py`), for targets that do not expose their layers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from torch import Tensor
 
 from draftwood.targets import Target
 from draftwood.train.trees.labels import Labels, read_labels
-from draftwood.train.trees.target_trees import Beam, TextTrees, best_of, by_root, no_trees, packed
-from draftwood.train.trees.walk import Block, Load, Nodes, Texts, Walk, together, walking
+from draftwood.train.trees.target_trees import Beam, TextTrees, by_root, no_trees, packed, select_best
+from draftwood.train.trees.walk import Block, Load, Nodes, Texts, Walk, group_texts, walking
 
-MOST_TEXTS = 16  # whose trees grow together
+MAX_TEXTS = 16  # texts whose trees grow at once
 
 
-def grow_walking(target: Target, texts: Texts, roots: Texts, beam: Beam, vocabulary: Tensor | None) -> list[TextTrees]:
+def grow_by_passes(
+    target: Target, texts: Texts, roots: Texts, beam: Beam, vocabulary: Tensor | None
+) -> list[TextTrees]:
     load = Load(branching=beam.width, total=max(1, beam.width * (beam.depth - 1)))
     found: list[TextTrees] = []
-    for group in together(target, texts, load, MOST_TEXTS):
+    for group in group_texts(target, texts, load, MAX_TEXTS):
         with walking(target, texts[group], roots[group], load) as walk:
-            found += _grow_along(walk, len(texts[group]), beam, vocabulary)
+            found += _grow_walk(walk, len(texts[group]), beam, vocabulary)
     return found
 
 
-def _grow_along(walk: Walk, num_texts: int, beam: Beam, vocabulary: Tensor | None) -> list[TextTrees]:
+def _grow_walk(walk: Walk, num_texts: int, beam: Beam, vocabulary: Tensor | None) -> list[TextTrees]:
     parts: list[list[TextTrees]] = [[] for _ in range(num_texts)]
     for blocks in walk.rounds():
         logits = walk.read(blocks)
@@ -40,12 +42,12 @@ def _grow_along(walk: Walk, num_texts: int, beam: Beam, vocabulary: Tensor | Non
 
 
 def _grow_round(walk: Walk, rooted: Sequence[tuple[Block, Tensor]], beam: Beam, vocabulary: Tensor | None) -> TextTrees:
-    """The trees below all roots of the blocks, M of them."""
+    """Grow the trees at all M roots of the blocks."""
     blocks = [block for block, _ in rooted]
     rows = torch.cat([logits[[root - block.start for root in block.roots]] for block, logits in rooted])  # [M, V]
     labels, children = read_labels(rows, vocabulary, beam.num_kept, beam.width)
     all_labels = [Labels(*(part[:, None] for part in labels))]  # [M, 1, K]
-    tokens, parents, values = best_of(children, torch.zeros_like(children.log_probs[:, :1]), beam.width)
+    tokens, parents, values = select_best(children, torch.zeros_like(children.log_probs[:, :1]), beam.width)
     frontier = Frontier.of(blocks)
     levels: list[tuple[Tensor, Tensor]] = []
     for _ in range(beam.depth - 1):
@@ -53,26 +55,26 @@ def _grow_round(walk: Walk, rooted: Sequence[tuple[Block, Tensor]], beam: Beam, 
         rows = torch.cat(walk.hang(blocks, frontier.hang(tokens, parents)))  # [M*k, V]
         labels, children = read_labels(rows, vocabulary, beam.num_kept, beam.width)
         all_labels.append(Labels(*(by_root(part, beam.width) for part in labels)))  # [M, k, K]
-        tokens, parents, values = best_of(children, values, beam.width)
+        tokens, parents, values = select_best(children, values, beam.width)
     return packed(torch.tensor([root for block in blocks for root in block.roots]), levels, all_labels, beam.width)
 
 
 class Frontier:
-    """Where the nodes of the last row stand in the pending trees of their blocks."""
+    """Positions of the last level's nodes in the pending trees of their blocks."""
 
     def __init__(self, sizes: Sequence[int], written: Sequence[int], places: Tensor) -> None:
-        self._sizes = list(sizes)  # by block: its trees
-        self._written = list(written)  # by block: nodes that are written
+        self._sizes = list(sizes)  # trees per block
+        self._written = list(written)  # written nodes per block
         self._places = places  # [M, 1 or k]
 
     @classmethod
     def of(cls, blocks: Sequence[Block]) -> Frontier:
-        """The roots themselves."""
+        """Start at the roots."""
         places = torch.tensor([[root - block.start] for block in blocks for root in block.roots])
         return cls([len(block.roots) for block in blocks], [block.end - block.start for block in blocks], places)
 
     def hang(self, tokens: Tensor, parents: Tensor) -> list[Nodes]:
-        """The next row [M, k] as what hangs off each block."""
+        """Return the nodes of the next level [M, k] per block."""
         above = self._places.gather(1, parents.cpu())
         width = tokens.shape[1]
         first = torch.cat(

@@ -1,12 +1,11 @@
-"""What a target says behind a node, kept as its best K tokens and the mass of all others; and the loss against it.
+"""Labels: the target's distribution after a node as its top K tokens and the mass of all others, and the loss.
 
-The others count as one class, "something else": the head's probability of that is the sum over all but the K tokens, so
-nothing is pretended about how the mass is spread there. The loss is then the cross-entropy between two distributions
-over K + 1 classes. It is smallest where the head agrees on all of them, and its distance from that point is never more
-than the distance of the whole distributions; with K = V they are the same.
+All other tokens form one class, so nothing is assumed about their distribution. The loss is the cross-entropy over
+K + 1 classes. It is minimal where the head agrees on all of them, and its excess over the minimum is at most that of
+the full cross-entropy; with K = V they are equal.
 
-A head with a vocabulary of its own is told the target's distribution over its tokens, renormalised. Where the target's
-own choice is none of them a label does not count, as in the original EAGLE-3.
+A head with a draft vocabulary gets the target's distribution restricted to it and renormalised. If the target's top-1
+token is not in it, the label does not count, as in the original EAGLE-3.
 """
 
 from __future__ import annotations
@@ -17,33 +16,33 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from draftwood.train.losses import class_cross_entropy, log_sum_exp, most_logits
-from draftwood.train.trees.run import DraftHead
+from draftwood.train.losses import class_cross_entropy, log_sum_exp, max_logits
+from draftwood.train.trees.head_run import DraftHead
 
 
 class Labels(NamedTuple):
-    """Best first; ids are the head's own."""
+    """Labels, best token first."""
 
-    ids: Tensor  # [..., K] integer
+    ids: Tensor  # [..., K] integer, draft token ids
     probs: Tensor  # [..., K]
     rest: Tensor  # [...] the mass of all other tokens
     counts: Tensor  # [...] bool
 
 
 class Children(NamedTuple):
-    """The best k tokens behind a node among those that the head has."""
+    """The top k tokens after a node within the draft vocabulary."""
 
-    tokens: Tensor  # [n, k] int64, tokens of the target
-    log_probs: Tensor  # [n, k] under the target's distribution over all its tokens
+    tokens: Tensor  # [n, k] int64, target token ids
+    log_probs: Tensor  # [n, k] under the target's distribution over its whole vocabulary
 
 
-def vocabulary_of(head: DraftHead) -> Tensor | None:
-    """The target's tokens that the head has, [Vd]; None: all."""
-    return head.target_ids(_own_ids(head)) if head.config.has_draft_vocabulary else None
+def find_vocabulary(head: DraftHead) -> Tensor | None:
+    """Return the target token ids of the draft vocabulary, [Vd]; None if it has all tokens."""
+    return head.target_ids(_list_draft_ids(head)) if head.config.has_draft_vocabulary else None
 
 
 def read_labels(logits: Tensor, vocabulary: Tensor | None, num_kept: int, width: int) -> tuple[Labels, Children]:
-    """From the target's logits [n, V]: ``num_kept`` entries of a label, ``width`` children."""
+    """Read labels with ``num_kept`` tokens and ``width`` children from the target's logits [n, V]."""
     own = logits if vocabulary is None else logits[:, vocabulary]  # [n, Vd]
     best = own.topk(min(max(num_kept, width), own.shape[1]))
     own_total = log_sum_exp(own, best.indices[:, 0])[:, None]  # [n, 1]
@@ -62,19 +61,21 @@ def read_labels(logits: Tensor, vocabulary: Tensor | None, num_kept: int, width:
 
 class NodeLosses(NamedTuple):
     cross_entropy: Tensor  # [N]
-    is_right: Tensor  # [N] bool, whether the head's choice is the target's
+    is_right: Tensor  # [N] bool: the head's top-1 token is the target's
 
 
 def node_losses(head: DraftHead, hidden: Tensor, labels: Labels, block: int | None = None) -> NodeLosses:
-    """Of the head's outputs ``hidden [N, H]`` against labels [N, K], ``block`` at a time; logits are not kept."""
-    size = block or max(1, most_logits(hidden.device) // head.config.draft_vocab_size)
+    """Return the losses of ``hidden [N, H]`` against labels [N, K], in blocks, without storing logits."""
+    size = block or max(1, max_logits(hidden.device) // head.config.draft_vocab_size)
     given = zip(
         *(torch.split(each, size) for each in (hidden, labels.ids.long(), labels.probs, labels.rest)), strict=True
     )
     parts = [
-        cast(tuple[Tensor, Tensor], checkpoint(_losses_of, head, *part, use_reentrant=False, preserve_rng_state=False))
+        cast(
+            tuple[Tensor, Tensor], checkpoint(_score_block, head, *part, use_reentrant=False, preserve_rng_state=False)
+        )
         if torch.is_grad_enabled()
-        else _losses_of(head, *part)
+        else _score_block(head, *part)
         for part in given
     ]
     if not parts:
@@ -83,11 +84,11 @@ def node_losses(head: DraftHead, hidden: Tensor, labels: Labels, block: int | No
     return NodeLosses(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
-def _losses_of(head: DraftHead, hidden: Tensor, ids: Tensor, probs: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
+def _score_block(head: DraftHead, hidden: Tensor, ids: Tensor, probs: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
     logits = head.logits(hidden)  # [n, Vd]
-    losses = class_cross_entropy(logits, ids, probs, rest)  # first: a checkpoint that comes again leaves behind it
+    losses = class_cross_entropy(logits, ids, probs, rest)  # first: the recomputation of a checkpoint stops after it
     return losses, logits.detach().argmax(dim=-1) == ids[:, 0]
 
 
-def _own_ids(head: DraftHead) -> Tensor:
+def _list_draft_ids(head: DraftHead) -> Tensor:
     return torch.arange(head.config.draft_vocab_size, device=head.fc.weight.device)

@@ -1,4 +1,4 @@
-"""Draft trees below the same roots as one tree each: heads that have learned from each other agree on most nodes."""
+"""Merge the draft trees of several heads at the same roots: related heads share most nodes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
-from draftwood.train.trees.beam import DraftTrees
+from draftwood.train.trees.draft_trees import DraftTrees
 
 
 class MergedTrees(NamedTuple):
-    """The nodes of several trees below B x R roots, M at most. Node 0 is the root; parents come before children, and
-    what is no node comes last."""
+    """Merged trees of at most M nodes at B x R roots. Node 0 is the root; parents precede children; padding is last."""
 
-    tokens: Tensor  # [B, R, M] int64; of the root, and where there is no node, -1
-    parents: Tensor  # [B, R, M] int64; of the root, and where there is no node, 0
+    tokens: Tensor  # [B, R, M] int64; -1 at the root and at padding
+    parents: Tensor  # [B, R, M] int64; 0 at the root and at padding
     is_node: Tensor  # [B, R, M] bool
     height: int
-    numbers: list[Tensor]  # of each tree which nodes are its own, [B, R, N] int64
+    numbers: list[Tensor]  # per tree: its nodes in the merged tree, [B, R, N] int64
 
 
 def merge(trees: Sequence[DraftTrees]) -> MergedTrees:
@@ -35,7 +34,7 @@ def merge(trees: Sequence[DraftTrees]) -> MergedTrees:
         own = torch.where(is_new, sizes + is_new.cumsum(dim=2) - 1, found)
         sizes = sizes + is_new.sum(dim=2, keepdim=True)
         width = int(sizes.amax())
-        places = torch.where(is_new, own, width)  # the others into a column that is cut off
+        places = torch.where(is_new, own, width)  # known nodes go to a column that is dropped
         tokens, parents = (
             F.pad(known, (0, width + 1 - known.shape[2]), value=fill).scatter(2, places, new)[..., :width]
             for known, new, fill in ((tokens, tree.tokens, -1), (parents, own.gather(2, tree.parents), 0))
@@ -46,11 +45,11 @@ def merge(trees: Sequence[DraftTrees]) -> MergedTrees:
 
 
 def _find(tree: DraftTrees, tokens: Tensor, parents: Tensor, height: int) -> Tensor:
-    """Which of the nodes ``tokens, parents [B, R, M]`` those of a tree are, [B, R, N]; -1: none of them."""
+    """Find the nodes of a tree among ``tokens, parents [B, R, M]``: indices [B, R, N], -1 if missing."""
     same_token = tree.tokens[..., None] == tokens[:, :, None]  # [B, R, N, M]
     is_root = tree.depths == 0
     found = torch.where(is_root, 0, -1)
-    for _ in range(height):  # what is right at one depth is right at the next one after another round
+    for _ in range(height):  # each round resolves one more depth
         above = found.gather(2, tree.parents)
         fits = same_token & (parents[:, :, None] == above[..., None])
         has_one, which = fits.to(torch.uint8).max(dim=-1)

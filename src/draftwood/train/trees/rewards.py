@@ -1,6 +1,6 @@
-"""GTO's objective: what a draft tree is worth, compared inside groups, and the clipped ratio along its best branch.
+"""GTO's objective: rewards of draft trees, advantages in groups, and the clipped ratio of the accepted branch.
 
-All of it are functions of tensors with trees in the last dimensions, [..., N] nodes or [..., m] members of a group.
+All functions take tensors whose last dimension is [..., N] nodes or [..., m] members of a group.
 """
 
 from __future__ import annotations
@@ -10,24 +10,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftwood.train.trees.beam import DraftTrees
+from draftwood.train.trees.draft_trees import DraftTrees
 
 REWARDS = ("lse", "max", "mean")
 
 
 def branch_values(probs: Tensor, trees: DraftTrees) -> Tensor:
-    """How many tokens of the path down to each node the target accepts, on average, [..., N]: the sum over the path of
-    the products of ``probs`` so far. The root counts nothing."""
+    """Return the expected number of accepted tokens on the path to each node, [..., N], without the root.
+
+    This is the sum over the path of the products of ``probs``."""
     below_root = trees.depths > 0
     chance, value = torch.ones_like(probs), torch.zeros_like(probs)
-    for _ in range(_height(trees)):  # what is right at one depth is right at the next one after another round
+    for _ in range(_height(trees)):  # each round resolves one more depth
         chance = torch.where(below_root, probs * chance.gather(-1, trees.parents), 1.0)
         value = torch.where(below_root, chance + value.gather(-1, trees.parents), 0.0)
     return value
 
 
 def is_leaf(trees: DraftTrees) -> Tensor:
-    """[..., N] bool. A tree that is only its root has none below it: its root is the leaf."""
+    """Return [..., N] bool. If the tree is only the root, the root is a leaf."""
     has_child = torch.zeros_like(trees.parents, dtype=torch.bool)
     below_root = trees.depths > 0
     has_child.scatter_(-1, torch.where(below_root, trees.parents, 0), True)
@@ -37,7 +38,7 @@ def is_leaf(trees: DraftTrees) -> Tensor:
 
 
 def reward(probs: Tensor, trees: DraftTrees, kind: str, eta: float) -> Tensor:
-    """What the branches of each tree are worth together, [...]: the smooth maximum, the maximum or the mean."""
+    """Return the reward of each tree, [...]: the smooth maximum, maximum or mean over its branches."""
     values, leaves = branch_values(probs, trees), is_leaf(trees)
     if kind == "lse":
         return (eta * values).masked_fill(~leaves, float("-inf")).logsumexp(dim=-1) / eta
@@ -47,12 +48,12 @@ def reward(probs: Tensor, trees: DraftTrees, kind: str, eta: float) -> Tensor:
 
 
 class Branch(NamedTuple):
-    tokens: Tensor  # [..., D] int64, 0 behind the end
+    tokens: Tensor  # [..., D] int64, 0 after the end
     length: Tensor  # [...] int64
 
 
 def accepted_branch(choices: Tensor, trees: DraftTrees) -> Branch:
-    """The longest branch all of whose tokens are the target's ``choices [..., N]`` behind their parents."""
+    """Return the longest branch whose tokens are all the target's ``choices [..., N]`` after their parents."""
     below_root = trees.depths > 0
     fits = (trees.tokens == choices.gather(-1, trees.parents)) | ~below_root
     accepted = fits
@@ -70,18 +71,18 @@ def accepted_branch(choices: Tensor, trees: DraftTrees) -> Branch:
 
 
 def advantages(rewards: Tensor, delta: float) -> Tensor:
-    """Standardised inside groups [..., m]. The deviation is that of the group itself, 0 for a group of one."""
+    """Standardise rewards in groups [..., m], with the population standard deviation (0 for a group of one)."""
     away = rewards - rewards.mean(dim=-1, keepdim=True)
     return away / (away.square().mean(dim=-1, keepdim=True).sqrt() + delta)
 
 
 def ratios(log_probs: Tensor, reference: Tensor, length: Tensor) -> Tensor:
-    """Of a branch's log-probabilities under the head and under the reference, per token, [...]."""
+    """Return the per-token probability ratio of a branch under the head and the reference, [...]."""
     return ((log_probs - reference) / length.clamp(min=1)).exp()
 
 
 def clipped(ratio: Tensor, advantage: Tensor, epsilon: float) -> Tensor:
-    """What each tree contributes to the objective, which is to go up, [...]."""
+    """Return the clipped objective of each tree, to be maximised, [...]."""
     return torch.minimum(ratio * advantage, ratio.clamp(1.0 - epsilon, 1.0 + epsilon) * advantage)
 
 

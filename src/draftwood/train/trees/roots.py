@@ -1,4 +1,4 @@
-"""Which positions of a text trees hang off. What is drawn follows from a seed and the text alone."""
+"""Choice of root positions. Random choices depend only on the seed and the text."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from draftwood.train.base import Batch
 
 
 def texts_of(batch: Batch) -> list[list[int]]:
-    """The tokens of each text, without padding."""
+    """Return the tokens of each text without padding."""
     ids = batch.token_ids.tolist()
     return [row[:length] for row, length in zip(ids, batch.lengths.tolist(), strict=True)]
 
 
 def counted_roots(batch: Batch) -> list[list[int]]:
-    """Of each text the positions before a token that the target wrote: there a head has to guess. A root needs the
-    feature of the token before it, so position 0 is none."""
-    guessed = batch.answered[:, 2:].tolist()
-    return [[place + 1 for place, counts in enumerate(row) if counts] for row in guessed]
+    """Return the positions of each text whose next token the target generated.
+
+    A root needs the feature of the previous token, so position 0 is excluded."""
+    is_counted = batch.answered[:, 2:].tolist()
+    return [[place + 1 for place, counts in enumerate(row) if counts] for row in is_counted]
 
 
-def drawn_roots(roots: Sequence[int], count: int, text: Sequence[int], seed: int) -> list[int]:
-    """``count`` of the roots, or all if there are no more."""
+def sample_roots(roots: Sequence[int], count: int, text: Sequence[int], seed: int) -> list[int]:
+    """Sample ``count`` of the roots, or return all if there are fewer."""
     if len(roots) <= count:
         return list(roots)
     chosen = _generator(text, seed).choice(len(roots), size=count, replace=False)
     return [roots[index] for index in sorted(chosen.tolist())]
 
 
-def drawn_groups(roots: Sequence[int], num_groups: int, size: int, text: Sequence[int], *seeds: int) -> list[int]:
-    """The members of up to ``num_groups`` groups of ``size`` adjacent roots that do not overlap, group after group."""
+def sample_groups(roots: Sequence[int], num_groups: int, size: int, text: Sequence[int], *seeds: int) -> list[int]:
+    """Sample up to ``num_groups`` disjoint groups of ``size`` adjacent roots. Return their members in order."""
     generator = _generator(text, *seeds)
     runs = _runs(roots)
     places = [run for run, (first, end) in enumerate(runs) for _ in range((end - first) // size)]
@@ -43,7 +44,7 @@ def drawn_groups(roots: Sequence[int], num_groups: int, size: int, text: Sequenc
     found: list[int] = []
     for run, (first, end) in enumerate(runs):
         count = places.count(run)
-        # Gaps before the groups, ascending: all ways to place them are equally likely but for equal gaps.
+        # Ascending gaps before the groups: all placements are equally likely, except for equal gaps.
         gaps = sorted(generator.integers(0, end - first - count * size + 1, size=count).tolist())
         for number, gap in enumerate(gaps):
             start = first + gap + number * size
@@ -52,8 +53,7 @@ def drawn_groups(roots: Sequence[int], num_groups: int, size: int, text: Sequenc
 
 
 def padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows of different lengths side by side, [B, R] int64, and where they have something, [B, R] bool; R is at least
-    1."""
+    """Pad rows to [B, R] int64 with R >= 1. Also return the mask of real entries, [B, R] bool."""
     longest = max([1, *map(len, rows)])
     values = torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows], dtype=torch.int64)
     lengths = torch.tensor([len(row) for row in rows])
@@ -61,7 +61,7 @@ def padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tu
 
 
 def _runs(roots: Sequence[int]) -> list[tuple[int, int]]:
-    """Stretches of adjacent roots: first, and one behind the last."""
+    """Return ranges (first, end) of adjacent roots."""
     runs: list[tuple[int, int]] = []
     for root in roots:
         if runs and runs[-1][1] == root:

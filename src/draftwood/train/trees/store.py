@@ -1,6 +1,6 @@
-"""Trees that were grown once and are used in every epoch: in memory, and in a folder if there is one.
+"""Store of grown trees for all epochs: in memory, and in a folder if given.
 
-A text's trees follow from its tokens, its roots, how they are grown and by whom: those name them.
+The key of a text's trees is a hash of its tokens, its roots, and the setting that they were grown with.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Grow = Callable[[Texts, Texts], list[TextTrees]]  # (texts, roots of each) -> th
 
 
 class TreeStore:
-    """``setting`` says by whom and how trees are grown; ``most_bytes`` may be held in memory."""
+    """``setting`` identifies target and beam. At most ``max_bytes`` are kept in memory."""
 
-    def __init__(self, setting: str, grow: Grow, folder: Path | None, most_bytes: int) -> None:
+    def __init__(self, setting: str, grow: Grow, folder: Path | None, max_bytes: int) -> None:
         self._setting = setting
         self._grow = grow
         self._folder = folder
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._held: dict[str, TextTrees] = {}
         self._num_bytes = 0
         self.num_grown = 0  # texts
 
     def trees(self, texts: Texts, roots: Texts) -> list[TextTrees]:
-        """Of each text the trees below its roots; those that nobody has are grown together."""
+        """Return the trees of each text. Missing ones are grown in one call."""
         names = [self._name(text, own) for text, own in zip(texts, roots, strict=True)]
         found = {name: trees for name in names if (trees := self._look_up(name)) is not None}
         missing = {name: index for index, name in enumerate(names) if name not in found}
@@ -43,7 +43,7 @@ class TreeStore:
             for name, trees in zip(missing, grown, strict=True):
                 found[name] = trees
                 self._write(name, trees)
-                self._hold(name, trees)
+                self._keep(name, trees)
         return [found[name] for name in names]
 
     def _name(self, text: Sequence[int], roots: Sequence[int]) -> str:
@@ -55,12 +55,12 @@ class TreeStore:
             return self._held[name]
         trees = self._read(name)
         if trees is not None:
-            self._hold(name, trees)
+            self._keep(name, trees)
         return trees
 
-    def _hold(self, name: str, trees: TextTrees) -> None:
-        """As long as there is room. Nothing leaves: an epoch goes round, and what was used longest ago is next."""
-        if self._num_bytes + trees.nbytes <= self._most_bytes:
+    def _keep(self, name: str, trees: TextTrees) -> None:
+        """Keep trees while there is room. Nothing is evicted: in epochs the least recently used text is needed next."""
+        if self._num_bytes + trees.nbytes <= self._max_bytes:
             self._held[name] = trees
             self._num_bytes += trees.nbytes
 
@@ -75,7 +75,7 @@ class TreeStore:
             return TextTrees(**load_file(path))
         except (OSError, SafetensorError, TypeError) as error:
             raise DraftwoodError(
-                f"The trees in {path} cannot be read", got=error, next_step="Delete the file: they are grown again."
+                f"The trees in {path} cannot be read", got=error, next_step="Delete the file to grow them again."
             ) from error
 
     def _write(self, name: str, trees: TextTrees) -> None:

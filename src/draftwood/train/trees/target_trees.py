@@ -1,7 +1,7 @@
-"""Trees that the target grew below the positions of texts, and what it said behind every node of them.
+"""Trees grown by the target at positions of texts, with its distributions after every node as labels.
 
-A beam: the best k tokens behind the root, then of all children of the last depth's nodes the k with the largest path
-probabilities. A tree of depth n has n rows of labels, that of the root among them: as many steps as a head takes.
+They are grown by a beam: the top k tokens after the root, then the k children with the largest path probabilities. A
+tree of depth n has n levels of labels including the root's: one per step of the head.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from draftwood.train.trees.labels import Children, Labels
 
 
 class Beam(NamedTuple):
-    """How trees grow."""
+    """Size of the trees and labels."""
 
     width: int  # k
-    depth: int  # steps of the head: the root, and depth - 1 rows of k nodes below it
-    num_kept: int  # K of the labels
+    depth: int  # steps of the head: the root, then depth - 1 levels of k nodes
+    num_kept: int  # K: tokens per label
 
 
 class TextTrees(NamedTuple):
-    """The trees of one text, on the host: R roots, d = depth - 1 rows of k nodes below each, 1 + d * k labels."""
+    """Trees of one text on the CPU: R roots, each with d = depth - 1 levels of k nodes and 1 + d * k labels."""
 
     roots: Tensor  # [R] int32
-    tokens: Tensor  # [R, d, k] int32, tokens of the target
-    parents: Tensor  # [R, d, k] int16, which of the row above
-    ids: Tensor  # [R, 1 + d*k, K] int32, the head's ids
+    tokens: Tensor  # [R, d, k] int32, target token ids
+    parents: Tensor  # [R, d, k] int16, index in the previous level
+    ids: Tensor  # [R, 1 + d*k, K] int32, draft token ids
     probs: Tensor  # [R, 1 + d*k, K] float16
     rest: Tensor  # [R, 1 + d*k] float32
     counts: Tensor  # [R, 1 + d*k] bool
@@ -41,19 +41,19 @@ class TextTrees(NamedTuple):
 
 
 def by_root(rows: Tensor, num_nodes: int) -> Tensor:
-    """[M, nodes, ...]"""
+    """Reshape rows to [M, nodes, ...]."""
     return rows.view(-1, num_nodes, *rows.shape[1:])
 
 
-def best_of(children: Children, values: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the children [M*nodes, k] of nodes with ``values [M, nodes]`` the best: tokens, parents and values [M, k]."""
+def select_best(children: Children, values: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Select the best children [M*nodes, k] of nodes with ``values [M, nodes]``: tokens, parents, values [M, k]."""
     tokens, log_probs = (by_root(part, values.shape[1]) for part in children)
     best = (values[..., None] + log_probs).flatten(1).topk(width)
     return tokens.flatten(1).gather(1, best.indices), best.indices // tokens.shape[2], best.values
 
 
 def packed(roots: Tensor, levels: Sequence[tuple[Tensor, Tensor]], labels: Sequence[Labels], width: int) -> TextTrees:
-    """Of M ``roots``, on the host: tokens and parents [M, k] of every row below them; labels of all rows."""
+    """Pack M ``roots``, the tokens and parents [M, k] of every level, and all labels, on the CPU."""
     ids, probs, rest, counts = (torch.cat(parts, dim=1) for parts in zip(*labels, strict=True))
     none = torch.zeros(len(roots), 0, width, dtype=torch.int64)
     tokens, parents = (torch.stack(parts, dim=1) for parts in zip(*levels, strict=True)) if levels else (none, none)
@@ -69,7 +69,7 @@ def packed(roots: Tensor, levels: Sequence[tuple[Tensor, Tensor]], labels: Seque
 
 
 def joined(parts: Sequence[TextTrees]) -> TextTrees:
-    """One behind the other. By numpy: torch would wake a thread for every core, and wait for the last of them."""
+    """Concatenate trees. With numpy, since torch would start and join a thread per core."""
     if len(parts) == 1:
         return parts[0]
     return TextTrees(*(torch.from_numpy(np.concatenate(each)) for each in zip(*parts, strict=True)))

@@ -1,9 +1,9 @@
-"""The target along texts, block by block, with trees that hang off the positions of a block.
+"""Run the target along texts, block by block, with trees at positions of a block.
 
-Roots of one text have different prefixes, which are all prefixes of that text. So a block of the text is a chain in the
-pending tree, its roots are nodes of that chain, and their trees are branches of it: the pass that runs the chain or a
-depth of the trees runs it for all roots of a block, and of several texts. Then the chain is kept, its branches are
-forgotten, and the next block begins. Every token of a text goes through the target once.
+The prefixes of all roots of a text are prefixes of that text. A block of the text is therefore a chain in the pending
+tree, its roots are nodes of the chain, and their trees are branches. One pass runs the chain, or one depth of the
+trees, for all roots of a block and for several texts. Then the chain is kept, the branches are dropped, and the next
+block starts. Every token of a text runs through the target once.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from draftwood.targets import Segment, Target, chain_parents
 
-PASS_ROWS = 1024  # nodes of a pass, about: the largest that GPUs run as a captured graph
-LONG_CHAIN = 1024  # positions without roots that are read at once
+PASS_ROWS = 1024  # approximate nodes per pass: the largest captured graph on GPUs
+LONG_CHAIN = 1024  # positions without roots that run at once
 
 
 class Block(NamedTuple):
-    """A stretch of a text, and the roots in it."""
+    """A range of a text and the roots in it."""
 
     text: int
     start: int
@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """What hangs off a block. Parents are numbers of its pending tree, whose node i is position start + i at first."""
+    """Tree nodes of a block. Parents are nodes of its pending tree, whose node i is position start + i at first."""
 
     tokens: Sequence[int]
     parents: Sequence[int]
@@ -43,29 +43,29 @@ Texts = Sequence[Sequence[int]]
 
 
 class Load(NamedTuple):
-    """How many nodes hang off a root: in one pass, and in all passes until its block is done."""
+    """Number of nodes per root: in one pass, and in all passes of its block."""
 
     branching: int
     total: int
 
 
 class Walk:
-    """Through ``texts``, to the last root of each: see `walking`."""
+    """A walk through ``texts`` up to the last root of each, see `walking`."""
 
     def __init__(self, target: Target, texts: Texts, roots: Texts, load: Load) -> None:
         self._target = target
         self._texts = texts
         share = PASS_ROWS // max(1, len(texts))
-        # A GPU's pass has rows for all nodes of a pending tree, also for those that earlier passes have written.
+        # On a GPU a pass has rows for all nodes of a pending tree, including those of earlier passes.
         num_positions = max(1, min(share, PASS_ROWS // 4))
         num_roots = min(share // load.branching, (PASS_ROWS - num_positions) // load.total)
         longest = max((own[-1] + 1 for own in roots if own), default=0)
-        fitting = (target.num_slots // max(1, len(texts)) - longest) // load.total  # beside the text in the cache
+        fitting = (target.num_slots // max(1, len(texts)) - longest) // load.total  # besides the text in the cache
         num_roots = max(1, min(num_roots, fitting))
         self._blocks = [_blocks(text, own, num_roots, num_positions) for text, own in enumerate(roots)]
         self._room = load.total * max((len(block.roots) for own in self._blocks for block in own), default=0)
         self._sequences: list[int] = []
-        self._pending: dict[int, int] = {}  # by text: nodes that are written behind what is kept
+        self._pending: dict[int, int] = {}  # by text: pending nodes
 
     def open(self) -> None:
         for text, blocks in zip(self._texts, self._blocks, strict=True):
@@ -80,7 +80,7 @@ class Walk:
             self._target.close(self._sequences.pop())
 
     def rounds(self) -> Iterator[list[Block]]:
-        """The blocks that go together, one of each text that is not done; what was hung off them is forgotten then."""
+        """Yield the blocks that run at once, one per unfinished text. Their branches are dropped afterwards."""
         for number in range(max(map(len, self._blocks), default=0)):
             current = [blocks[number] for blocks in self._blocks if number < len(blocks)]
             yield current
@@ -89,8 +89,9 @@ class Walk:
             self._pending.clear()
 
     def read(self, blocks: Sequence[Block], below: Sequence[Nodes] | None = None) -> list[Tensor]:
-        """Runs the chains of blocks, and what hangs off them: of each the logits ``[n, V]`` of all its nodes, none for
-        a block without roots. They are the target's memory until its next pass."""
+        """Run the chains of blocks with their tree nodes. Return the logits ``[n, V]`` per block, none without roots.
+
+        Logits are valid until the target's next pass."""
         segments = []
         for block, (tokens, parents) in zip(blocks, below or [NOTHING] * len(blocks), strict=True):
             size = block.end - block.start
@@ -102,7 +103,7 @@ class Walk:
         return [output.logits for output in self._target.forward(segments).split(segments)]
 
     def hang(self, blocks: Sequence[Block], below: Sequence[Nodes]) -> list[Tensor]:
-        """Runs further nodes below blocks that were read, as ``read`` does."""
+        """Run further tree nodes of blocks that were read. Return their logits."""
         segments = []
         for block, (tokens, parents) in zip(blocks, below, strict=True):
             after = self._pending[block.text]
@@ -113,7 +114,7 @@ class Walk:
 
 @contextmanager
 def walking(target: Target, texts: Texts, roots: Texts, load: Load) -> Iterator[Walk]:
-    """A walk, and an end to it. The target computes as it always does, whatever precision a head is trained in."""
+    """Open a walk for the block. The target runs in its own precision, whatever the head is trained in."""
     walk = Walk(target, texts, roots, load)
     with torch.autocast(target.info.device.type, enabled=False):
         try:
@@ -123,29 +124,29 @@ def walking(target: Target, texts: Texts, roots: Texts, load: Load) -> Iterator[
             walk.close()
 
 
-def together(target: Target, texts: Texts, load: Load, most: int) -> Iterator[slice]:
-    """Texts that go together, at most so many and as many as the cache holds with what hangs off them."""
+def group_texts(target: Target, texts: Texts, load: Load, max_texts: int) -> Iterator[slice]:
+    """Yield groups of at most ``max_texts`` texts that fit into the cache with their tree nodes."""
     room = target.num_slots - PASS_ROWS * load.total // load.branching
     first = used = 0
     for text, tokens in enumerate(texts):
         needed = len(tokens) + load.total
-        if text > first and (used + needed > room or text - first == most):
+        if text > first and (used + needed > room or text - first == max_texts):
             yield slice(first, text)
             first, used = text, 0
         used += needed
     yield slice(first, len(texts))
 
 
-def _blocks(text: int, roots: Sequence[int], most_roots: int, most_positions: int) -> list[Block]:
+def _blocks(text: int, roots: Sequence[int], max_roots: int, max_positions: int) -> list[Block]:
     found: list[Block] = []
     start = number = 0
     while number < len(roots):
         gap = roots[number] - start
-        if gap >= most_positions:
+        if gap >= max_positions:
             end = start + min(gap, LONG_CHAIN)
             found.append(Block(text, start, end, ()))
         else:
-            own = [root for root in roots[number : number + most_roots] if root < start + most_positions]
+            own = [root for root in roots[number : number + max_roots] if root < start + max_positions]
             end = own[-1] + 1
             found.append(Block(text, start, end, own))
             number += len(own)

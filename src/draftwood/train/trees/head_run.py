@@ -1,13 +1,13 @@
-"""A head along texts, and from some of their positions down trees, all nodes of a depth of all trees at once.
+"""Run a head along texts and down trees at root positions, all nodes of a depth of all trees at once.
 
     run = HeadRun(head, batch, signals, roots)
-    hidden = run.along_text()                                # [B, L-1, H] behind every pair of the texts
-    hidden = run.at_roots()                                  # [B, R, 1, H] behind the roots
-    hidden = run.step(tokens, parents)                       # [B, R, k, H] behind their children, and so on
+    hidden = run.along_text()                                # [B, L-1, H] after every pair of the texts
+    hidden = run.at_roots()                                  # [B, R, 1, H] after the roots
+    hidden = run.step(tokens, parents)                       # [B, R, k, H] after their children, and so on
 
-Shapes: B texts, R roots in each, k nodes of a depth below a root. A root s stands for the pair (token s, feature of
-s - 1), the last that a head reads before it drafts. A node below it reads the head's own output for its parent, and
-sees the pairs up to its root, as the target's features made them, then its ancestors and itself.
+Shapes: B texts, R roots per text, k nodes per depth and root. Root s is the pair (token s, feature of s - 1), the last
+one that a head reads before it drafts. A node reads the head's output for its parent, and attends to the pairs up to
+its root (with the target's features), its ancestors and itself.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from draftwood.train.attention import causal_attention
 from draftwood.train.base import Batch, Signals
 from draftwood.train.trees.attention import Rows, attention_in_steps, children_of, is_fused, joined, tree_attention
 
-MOST_SCORES = 1 << 26  # attention weights that are held at once
+MAX_SCORES = 1 << 26  # attention scores in memory at once
 
 DraftHead = EagleHead | Eagle3Head
 
 
 class HeadRun:
-    """``roots [B, R]`` are positions from 1 on; gradients flow where they are enabled.
+    """``roots [B, R]`` are positions >= 1. Gradients flow if they are enabled.
 
-    ``detach``: none from a node back into the output that it reads. ``checkpoints``: what lies between is computed
-    again on the way back. ``fused``: by one kernel where no gradients are wanted, which rounds less than what has them.
+    ``detach``: no gradient from a node into its parent's output. ``checkpoints``: activation checkpointing. ``fused``:
+    use one kernel if no gradients are needed, which rounds less than the path with gradients.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class HeadRun:
         self._fused = fused
         self._detach = detach
         self._checkpoints = checkpoints
-        self._pairs = roots - 1  # [B, R] by number of the pair
-        self._reach: list[int] = roots.amax(dim=0).tolist()  # [R] pairs that the trees of this number see at most
+        self._pairs = roots - 1  # [B, R] index of the pair
+        self._reach: list[int] = roots.amax(dim=0).tolist()  # [R] maximum number of visible pairs
         self._text: dict[int, Rows] = {}  # by layer [B, L-1, kv_heads, D]
         self._nodes: dict[tuple[int, int], Rows] = {}  # by depth and layer [B, R, k, kv_heads, D]
         self._ancestors = [torch.zeros(*roots.shape, 1, 0, dtype=torch.bool, device=roots.device)]  # [B, R, k, m] each
@@ -61,17 +61,18 @@ class HeadRun:
         self._hidden = torch.take_along_dim(self._along, self._pairs[..., None], dim=1)[:, :, None]
 
     def along_text(self) -> Tensor:
-        """The head's output behind every pair, [B, L-1, H]: the last of a text's own has nothing to guess."""
+        """Return the head's output after every pair, [B, L-1, H]."""
         return self._along
 
     def at_roots(self) -> Tensor:
-        """The head's output behind the roots, [B, R, 1, H]."""
-        assert len(self._ancestors) == 1, "the run is further down by now"
+        """Return the head's output after the roots, [B, R, 1, H]."""
+        assert len(self._ancestors) == 1, "the run has already left its roots"
         return self._hidden
 
     def step(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        """The head's output behind the nodes one deeper, [B, R, k, H]: their ``tokens [B, R, k]``, and which of the
-        nodes of the last step are their ``parents [B, R, k]``."""
+        """Return the head's output after the nodes of the next depth, [B, R, k, H].
+
+        ``tokens [B, R, k]`` are their tokens, ``parents [B, R, k]`` indices of the nodes of the previous step."""
         depth = len(self._ancestors)
         self._ancestors.append(children_of(self._ancestors[-1], parents))
         positions = (self._pairs[..., None] + depth).expand(tokens.shape)
@@ -93,7 +94,7 @@ class HeadRun:
         return cast(Tensor, self._head(*given))
 
     def _attend_text(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Plain causal order; padding comes last and is seen by nobody."""
+        """Attend causally. Padding is at the end, so no token sees it."""
         query, key = query.to(value.dtype), key.to(value.dtype)
         self._text[layer] = key, value
         return causal_attention(query, key, value)
@@ -105,13 +106,13 @@ class HeadRun:
         text, ancestors = self._text[layer], self._ancestors[depth]
         if self._fused and is_fused(query, *text, *nodes):
             return tree_attention(query, text, nodes, self._pairs, ancestors)
-        return self._in_blocks(query, text, nodes, ancestors)
+        return self._attend_in_blocks(query, text, nodes, ancestors)
 
-    def _in_blocks(self, query: Tensor, text: Rows, nodes: Rows, ancestors: Tensor) -> Tensor:
-        """Blocks of roots; where gradients are wanted the weights are computed again for them."""
+    def _attend_in_blocks(self, query: Tensor, text: Rows, nodes: Rows, ancestors: Tensor) -> Tensor:
+        """Attend in blocks of roots. With gradients the scores are recomputed in the backward pass."""
         num_texts, num_roots, width, heads, _ = query.shape
         num_seen = text[0].shape[1] + ancestors.shape[-1]
-        size = max(1, MOST_SCORES // (num_texts * width * heads * num_seen))
+        size = max(1, MAX_SCORES // (num_texts * width * heads * num_seen))
         mixed = []
         for first in range(0, num_roots, size):
             rows = slice(first, first + size)
