@@ -162,7 +162,7 @@ def test_a_folder_that_is_no_run(draftwood_command: Command, tmp_path: Path) -> 
     for line in (("report", str(tmp_path)), ("diff", str(tmp_path), str(tmp_path))):
         result = draftwood_command("bench", *line)
         assert result.code == 2
-        assert "no benchmark run" in result.err
+        assert "not a benchmark run" in result.err
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_help_has_the_defaults_of_the_settings(draftwood_command: Command, monke
             assert f"(default: {f.default:{'g' if isinstance(f.default, float) else ''}})" in line
     assert f"(default: {DEFAULT_WIDTH})" in draftwood_command("bench", "record", "--help").out
     text = " ".join(draftwood_command("bench", "diff", "--help").out.split())
-    assert f"{CONFIDENCE:.0%} interval leaves out 1, it is more than {FLOOR:.0%}" in text
+    assert f"{CONFIDENCE:.0%} interval excludes 1, it is more than {FLOOR:.0%}" in text
     assert f"at least {MIN_PROMPTS} prompts" in text
 
 
@@ -277,7 +277,7 @@ def test_an_interruption_before_anything_was_measured(
     monkeypatch.setattr("draftwood.bench.run.runner.load_target", interrupted)
     result = draftwood_command(*BENCH, "--out", str(tmp_path / "a"))
     assert result.code == 130
-    assert "Nothing was measured" in result.err
+    assert "No results yet" in result.err
 
 
 def test_a_failing_method_and_an_absent_peer_are_told(
