@@ -174,7 +174,7 @@ def test_labels_are_those_of_their_own_run() -> None:
     assert lines[0] == "No method matches in the first run (one)"
     assert lines[1:3] == ["  got: 'talf'", f"  allowed: 'plain', '{HASS}'"]
     assert "beginning" in lines[3]
-    with pytest.raises(OptionError, match=r"run after \(two\)") as caught:
+    with pytest.raises(OptionError, match=r"second run \(two\)") as caught:
         find_pairs(before, after, [("hass", "hass")])
     assert caught.value.allowed == ["'plain'", f"'{TALF}'", "'pld'"]
 
