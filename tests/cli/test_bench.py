@@ -80,8 +80,8 @@ def test_methods_of_different_labels_are_compared(draftwood_command: Command, tm
 @pytest.mark.parametrize(
     ("pair", "words"),
     [
-        (("pld", "sam"), ("No method of the run after (a)", "'sam'", "'plain', 'pld'", "Give a label")),
-        (("pl", "pld"), ("Several methods of the run before (a)", "'pl'", "'plain', 'pld'", "Give a label")),
+        (("pld", "sam"), ("No method matches in the second run (a)", "'sam'", "'plain', 'pld'", "Give a label")),
+        (("pl", "pld"), ("Several methods match in the first run (a)", "'pl'", "'plain', 'pld'", "Give a label")),
         (("pld",), ("--pair: expected 2 arguments",)),
     ],
 )
@@ -368,7 +368,7 @@ def test_texts_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     lines = prose_table(Paint("never", Terminal()), rows)
     assert max(map(len, lines)) <= 40
-    assert " ".join(" ".join(lines).split()) == f"{rows[0][0]} {rows[0][1]} b there"
+    assert " ".join(" ".join(lines).split()) == f"{rows[0][0]} {rows[0][1]} b installed"
     assert prose_table(Paint("never", io.StringIO()), rows)[0] == f"vllm  {rows[0][1]}"
 
 
