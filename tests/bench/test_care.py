@@ -112,7 +112,7 @@ def test_settings_name_what_is_wrong(wrong: dict[str, object], word: str) -> Non
 def test_empty_places_between_commas(draftwood_command: Command, line: tuple[str, str]) -> None:
     result = draftwood_command("bench", "--model", "tiny", *line)
     assert result.code == 2
-    assert "empty place" in result.err
+    assert "empty item" in result.err
 
 
 def test_damage_comes_with_a_next_step(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_worker_that_hangs_is_given_up_and_ended(fake: PeerSpec, monkeypatch: 
     assert running is not None
     monkeypatch.setattr(process, "ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(process, "TOKEN_SECONDS", 0.0)
-    with pytest.raises(DraftwoodError, match="did not answer"):
+    with pytest.raises(DraftwoodError, match="did not reply"):
         peer.generate([1], SamplingParams())
     assert running.returncode is not None
 

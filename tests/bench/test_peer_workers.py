@@ -71,9 +71,9 @@ def test_passes_and_tokens_give_counts(workers: None) -> None:
 
 def test_llama_is_asked_as_we_sample(workers: None) -> None:
     worker: Any = importlib.import_module("llamacpp_worker")
-    asked = worker._completion(encode_request([1, 2], SamplingParams(max_tokens=5), seed=3))
+    asked = worker._build_request(encode_request([1, 2], SamplingParams(max_tokens=5), seed=3))
     assert (asked["prompt"], asked["n_predict"], asked["samplers"], asked["top_k"]) == ([1, 2], 5, ["top_k"], 1)
-    asked = worker._completion(encode_request([1], SamplingParams(temperature=0.7, top_p=0.9), seed=3))
+    asked = worker._build_request(encode_request([1], SamplingParams(temperature=0.7, top_p=0.9), seed=3))
     assert asked["samplers"] == ["temperature", "top_k", "top_p", "min_p"]
     assert (asked["temperature"], asked["top_p"], asked["top_k"], asked["seed"]) == (0.7, 0.9, 0, 3)
 

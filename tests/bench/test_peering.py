@@ -27,7 +27,7 @@ class Stranger:
 
     def warm_up(self, prompts: Any, params: SamplingParams) -> None: ...
 
-    def answer(self, prompts: Any, params: SamplingParams) -> list[list[SampleResult]]:
+    def generate(self, prompts: Any, params: SamplingParams) -> list[list[SampleResult]]:
         return [[SampleResult([1, 2], "hm", "length", len(prompt), 2, 0.5, 1.0, 0.5, None, None)] for prompt in prompts]
 
 

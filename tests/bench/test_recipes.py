@@ -221,7 +221,7 @@ def test_params_fill_methods_and_figures(tmp_path: Path) -> None:
     assert run.figures[0]["method"] == "rest:datastore=some/file.ds"
     with pytest.raises(OptionError, match=r"no parameter 'head'\n.*datastore"):
         load(tmp_path, text, head="x")
-    with pytest.raises(OptionError, match="no comma"):
+    with pytest.raises(OptionError, match="without commas"):
         load(tmp_path, text, datastore="a,b")
 
 

@@ -122,7 +122,7 @@ def test_a_prompt_that_does_not_fit_is_no_success(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("own", "word"), [('memory = "process"\nrepeats = 2', "asked again"), ("limit = 1", "contains other files")]
+    ("own", "word"), [('memory = "process"\nrepeats = 2', "in a repeat"), ("limit = 1", "contains other files")]
 )
 def test_what_the_last_run_would_refuse_is_refused_before_the_first(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, word: str

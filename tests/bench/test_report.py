@@ -39,7 +39,9 @@ def test_without_plain_there_are_speeds_instead_of_ratios():
     assert rows[2] == "| goose | 40.0 | 40.0 | 40.0 (39.0-41.0) | 1.00 | 1.0 | 24 identical, 1 tie |"
 
 
-@pytest.mark.parametrize(("temperature", "why"), [(0.6, "they are sampled"), (0.0, "there is none of the same")])
+@pytest.mark.parametrize(
+    ("temperature", "why"), [(0.6, "they are sampled"), (0.0, "it did not run on the same prompts")]
+)
 def test_outputs_that_were_not_compared(temperature, why):
     summary = make(["goose"], manifest={"settings": {"temperature": temperature}})
     for task in (*summary.tasks, ALL_TASKS):
@@ -47,7 +49,7 @@ def test_outputs_that_were_not_compared(temperature, why):
     report = markdown_report([summary])
     assert rows_of(report, "Speed")[0] == "| method | gsm8k | mbpp | mean tokens/s | tau | nodes |"
     assert rows_of(report, "Speed")[2] == "| goose | 40.0 | 40.0 | 40.0 (39.0-41.0) | 1.00 | 1.0 |"
-    assert f"not compared with those of plain decoding: {why}" in report
+    assert f"not compared with plain decoding: {why}" in report
 
 
 def test_what_ran_is_told():
@@ -69,7 +71,7 @@ def test_what_ran_is_told():
         assert line in report.splitlines()
     assert "95% bootstrap over prompts (10 prompts in 2 tasks)" in report
     assert "ran together" not in report
-    assert "8 prompts ran together" in markdown_report([make(manifest={"settings": {"batch": 8}})])
+    assert "Batches of 8 prompts" in markdown_report([make(manifest={"settings": {"batch": 8}})])
     stopped = changed(make(), "goose", "mbpp", prompts=3)  # a run that goes on: those that were answered count
     assert "95% bootstrap over prompts (8 prompts in 2 tasks)" in markdown_report([stopped])
 
@@ -79,13 +81,13 @@ def test_other_tables_have_the_figures():
     assert rows_of(report, "Acceptance length by task")[-1] == (
         "| goose | 3.00 (2.95-3.05) | 3.00 (2.95-3.05) | 3.00 (2.95-3.05) |"
     )
-    assert rows_of(report, "Where the time of a cycle goes")[-1] == "| goose | 1.00 | 20.00 | 0.50 | 0.25 | 21.75 |"
+    assert rows_of(report, "Time per cycle")[-1] == "| goose | 1.00 | 20.00 | 0.50 | 0.25 | 21.75 |"
     assert "| goose | 0.60 | 0.20 | 0.60 | 0.20 | 3.00x |" in report
     assert "| goose | 25.0% | 75.0% |" in report
     depths = rows_of(report, "Acceptance by depth")
     assert depths[0] == "| method | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 |"  # the first eight of ten
     assert depths[-1] == "| goose | 0.80 | 0.40 | 0.27 | 0.20 | 0.16 | 0.13 | 0.11 | 0.10 |"
-    assert rows_of(report, "First token and memory")[-1] == "| goose | 52.0 | 1.00 GiB |"
+    assert rows_of(report, "Latency and memory")[-1] == "| goose | 52.0 | 1.00 GiB |"
 
 
 def test_empty_sections_are_left_out():
@@ -103,7 +105,7 @@ def test_empty_sections_are_left_out():
 def test_budgets_of_one_family_become_a_table_and_a_curve():
     budgets = {"goose @8": 8, "goose @60": 60, "goose @auto": "auto", "pld": 60}
     summary = make(["plain", *budgets], budgets=budgets)
-    assert rows_of(markdown_report([summary]), "tau against budget") == [
+    assert rows_of(markdown_report([summary]), "tau by budget") == [
         "| method | 8 | 60 | auto |",
         "| --- | ---: | ---: | ---: |",
         "| goose | 2.00 | 3.00 | 4.00 |",
@@ -114,7 +116,7 @@ def test_budgets_of_one_family_become_a_table_and_a_curve():
 
 def test_trajectories_become_a_table_and_a_curve():
     summary = changed(make(), "goose", by_trajectories={1: 2.0, 4: 2.5})
-    assert rows_of(markdown_report([summary]), "tau against trajectories")[2] == "| goose | 2.00 | 2.50 |"
+    assert rows_of(markdown_report([summary]), "tau by number of trajectories")[2] == "| goose | 2.00 | 2.50 |"
     assert any("first samples" in one.get("aria-label", "") for one in drawings(html_report([summary])))
 
 
@@ -126,7 +128,7 @@ def test_published_figures_stand_beside_ours():
         {"method": "eagle", "task": ALL_TASKS, "metric": "speedup", "value": 3.0},
     ]
     summary = changed(make(manifest={"paper": published}), "goose", by_trajectories={4: 2.5})
-    assert rows_of(markdown_report([summary]), "Beside the paper")[2:] == [
+    assert rows_of(markdown_report([summary]), "Comparison with the paper")[2:] == [
         "| goose | gsm8k | tau (7B) | 3.90 | 3.00 (2.95-3.05) |",
         "| goose | mean | speedup (8B) | 2.41x | 2.00x (1.90-2.10) |",
         "| goose | mean | tau, 4 trajectories | 2.80 | 2.50 |",
@@ -140,7 +142,7 @@ def test_failures_are_told_with_their_reasons():
     report = markdown_report([summary])
     assert rows_of(report, "What did not run")[2:] == [
         "| pld | **failed** | no room |",
-        "| goose | **requests failed** | 2 requests failed; requests.jsonl has the messages |",
+        "| goose | **requests failed** | 2 requests failed; see the errors in requests.jsonl |",
         "| vllm | absent | not installed |",
     ]
     assert "**22 identical, 3 ERROR**" in report
@@ -166,13 +168,13 @@ def test_headline():
 
 def test_peers_are_told_about():
     summary = make(["plain", "goose", "vllm"], peers=["vllm"])
-    assert "About the peers" not in markdown_report([summary])
+    assert "Notes on peers" not in markdown_report([summary])
     noted = [
         {**method, "note": "version 1; <eager>" if method["label"] == "vllm" else ""} for method in summary.methods
     ]
     summary = replace(summary, methods=noted)
     report = markdown_report([summary])
-    assert rows_of(report, "About the peers") == [
+    assert rows_of(report, "Notes on peers") == [
         "| peer | note |",
         "| --- | --- |",
         "| vllm | version 1; &lt;eager&gt; |",

@@ -24,7 +24,7 @@ from tests.tools.cli import Command, draftwood_command  # noqa: F401 - a fixture
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = bench(tmp_path / "a")
-    monkeypatch.setattr(DrafterEngine, "generate", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(DrafterEngine, "generate", lambda *_: pytest.fail("in a repeat"))
     assert bench(tmp_path / "a").records == first.records
 
 
@@ -138,5 +138,5 @@ def test_a_kill_before_the_first_file_leaves_a_folder_to_begin_in(tmp_path: Path
     (tmp_path / "a" / ".run.json.partial-0123").write_text("{")
     assert bench(tmp_path / "a", tasks=("code",), limit=1).records
     (tmp_path / "b").write_text("a file")
-    with pytest.raises(DraftwoodError, match="contains other files"):
+    with pytest.raises(DraftwoodError, match="is a file"):
         bench(tmp_path / "b")

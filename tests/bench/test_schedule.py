@@ -98,7 +98,7 @@ def test_memories_that_falsify_are_refused(tmp_path: Path) -> None:
     check_memories(parse_methods(["plain", "goose"], str(file), [8]), 1)  # plain decoding keeps nothing
     with pytest.raises(OptionError, match="copy its own answers"):
         check_memories(parse_methods(["plain", "goose:memory=process"], "request", [8]), 2)
-    with pytest.raises(OptionError, match="in one file"):
+    with pytest.raises(OptionError, match="in the same file"):
         check_memories(parse_methods(["goose", "recycling"], str(file), [8]), 1)
-    with pytest.raises(OptionError, match="in one file"):
+    with pytest.raises(OptionError, match="in the same file"):
         check_memories(parse_methods(["goose"], str(file), [8, 16]), 1)

@@ -244,7 +244,7 @@ def test_places_that_are_not_there(tmp_path: Path) -> None:
         load_tasks((), str(tmp_path / "nowhere"), None)
     with pytest.raises(PromptError, match="no prompt files"):
         load_tasks((), str(tmp_path), None)
-    with pytest.raises(PromptError, match="no prompt file"):
+    with pytest.raises(PromptError, match="not a prompt file"):
         load_tasks((), str(put(tmp_path / "a.csv", "x")), None)
 
 

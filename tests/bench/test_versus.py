@@ -171,10 +171,10 @@ def test_labels_are_those_of_their_own_run() -> None:
     with pytest.raises(OptionError) as caught:
         find_pairs(before, after, [("talf", "hass")])
     lines = str(caught.value).splitlines()
-    assert lines[0] == "No method of the run before (one) can be meant"
+    assert lines[0] == "No method matches in the first run (one)"
     assert lines[1:3] == ["  got: 'talf'", f"  allowed: 'plain', '{HASS}'"]
     assert "beginning" in lines[3]
-    with pytest.raises(OptionError, match=r"run after \(two\)") as caught:
+    with pytest.raises(OptionError, match=r"second run \(two\)") as caught:
         find_pairs(before, after, [("hass", "hass")])
     assert caught.value.allowed == ["'plain'", f"'{TALF}'", "'pld'"]
 
@@ -183,7 +183,7 @@ def test_labels_are_those_of_their_own_run() -> None:
     ("text", "labels"), [("eagle", [HASS, TALF]), ("budget=60", [HASS, TALF]), ("pl", ["plain", "pld"])]
 )
 def test_a_text_that_several_labels_have_is_refused_with_them(text: str, labels: list[str]) -> None:
-    with pytest.raises(OptionError, match="Several methods of the run after") as caught:
+    with pytest.raises(OptionError, match="Several methods match in the second run") as caught:
         find_pairs(one_run(), one_run(), [("plain", text)])
     assert caught.value.allowed == [repr(label) for label in labels]
 

@@ -80,8 +80,8 @@ def test_methods_of_different_labels_are_compared(draftwood_command: Command, tm
 @pytest.mark.parametrize(
     ("pair", "words"),
     [
-        (("pld", "sam"), ("No method of the run after (a)", "'sam'", "'plain', 'pld'", "Give a label")),
-        (("pl", "pld"), ("Several methods of the run before (a)", "'pl'", "'plain', 'pld'", "Give a label")),
+        (("pld", "sam"), ("No method matches in the second run (a)", "'sam'", "'plain', 'pld'", "Give a label")),
+        (("pl", "pld"), ("Several methods match in the first run (a)", "'pl'", "'plain', 'pld'", "Give a label")),
         (("pld",), ("--pair: expected 2 arguments",)),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_folder_that_is_no_run(draftwood_command: Command, tmp_path: Path) -> 
     for line in (("report", str(tmp_path)), ("diff", str(tmp_path), str(tmp_path))):
         result = draftwood_command("bench", *line)
         assert result.code == 2
-        assert "no benchmark run" in result.err
+        assert "not a benchmark run" in result.err
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_help_has_the_defaults_of_the_settings(draftwood_command: Command, monke
             assert f"(default: {f.default:{'g' if isinstance(f.default, float) else ''}})" in line
     assert f"(default: {DEFAULT_WIDTH})" in draftwood_command("bench", "record", "--help").out
     text = " ".join(draftwood_command("bench", "diff", "--help").out.split())
-    assert f"{CONFIDENCE:.0%} interval leaves out 1, it is more than {FLOOR:.0%}" in text
+    assert f"{CONFIDENCE:.0%} interval excludes 1, it is more than {FLOOR:.0%}" in text
     assert f"at least {MIN_PROMPTS} prompts" in text
 
 
@@ -277,7 +277,7 @@ def test_an_interruption_before_anything_was_measured(
     monkeypatch.setattr("draftwood.bench.run.runner.load_target", interrupted)
     result = draftwood_command(*BENCH, "--out", str(tmp_path / "a"))
     assert result.code == 130
-    assert "Nothing was measured" in result.err
+    assert "No results yet" in result.err
 
 
 def test_a_failing_method_and_an_absent_peer_are_told(
@@ -368,7 +368,7 @@ def test_texts_fit_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     lines = prose_table(Paint("never", Terminal()), rows)
     assert max(map(len, lines)) <= 40
-    assert " ".join(" ".join(lines).split()) == f"{rows[0][0]} {rows[0][1]} b there"
+    assert " ".join(" ".join(lines).split()) == f"{rows[0][0]} {rows[0][1]} b installed"
     assert prose_table(Paint("never", io.StringIO()), rows)[0] == f"vllm  {rows[0][1]}"
 
 

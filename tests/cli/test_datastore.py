@@ -196,7 +196,7 @@ def test_missing_files_and_empty_folders_are_refused(draftwood_command: Command,
     (tmp_path / "folder").mkdir()
     result = build(draftwood_command, tmp_path / "store", tmp_path / "folder")
     assert result.code == 2
-    assert "has no texts" in result.err
+    assert "contains no text files" in result.err
     assert "*.jsonl" in result.err
     assert draftwood_command("datastore", "build", "--output", "x").code == 2  # no files at all
 

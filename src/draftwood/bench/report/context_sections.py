@@ -25,7 +25,7 @@ def paper(summary: Summary) -> Section:
         count = entry.get("trajectories")
         ours = get_figure(cell(summary, label, place), metric, count) if label is not None else None
         measured = interval(ours, decimals, unit) if isinstance(ours, Interval) else figure(ours, decimals, unit)
-        shown = Entry("not get_figure") if measured.number is None else measured
+        shown = Entry("not measured") if measured.number is None else measured
         what = (
             f"tau, {text.counted(count, 'trajectory', 'trajectories')}"
             if metric == BY_TRAJECTORIES and count
@@ -43,8 +43,8 @@ def paper(summary: Summary) -> Section:
             ]
         )
     columns = [Column("method", False), Column("task", False), Column("figure", False), Column("paper"), Column("here")]
-    table = Table(caption="Published and get_figure", columns=columns, rows=rows)
-    note = "Published figures are from the paper's models and hardware, get_figure ones from this run."
+    table = Table(caption="Published and measured", columns=columns, rows=rows)
+    note = "Published figures are from the paper's models and hardware, measured ones from this run."
     return Section(key="paper", short="Paper", title="Comparison with the paper", note=note, tables=[table])
 
 
