@@ -18,9 +18,11 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from prometheus_client import generate_latest  # noqa: E402
+
 from draftwood import LLM, SamplingParams  # noqa: E402
 from draftwood.cli.main import build_parser  # noqa: E402
-from draftwood.config import DEFAULT_DRAFTER, EngineOptions  # noqa: E402
+from draftwood.config import DEFAULT_DRAFTER, EngineOptions, ModelOptions  # noqa: E402
 from draftwood.drafters import Drafter, drafter_class  # noqa: E402
 from draftwood.drafters.registry import BUILTIN  # noqa: E402
 from draftwood.serve.metrics import Metrics  # noqa: E402
@@ -35,12 +37,6 @@ LLM_ARGUMENTS = {
     "drafter_options": "options of the drafter by name",
     "memory": "who shares what drafters learn: `request`, `prompt`, `process`, or a file",
     "budget": "positions per verification pass, or `auto`",
-    "dtype": "`auto`, `float32`, `bfloat16` or `float16`",
-    "quantize": "`fp8` or `int8`: weights in 8 bits, GPU only",
-    "device": "`auto`, `cpu`, `cuda`, `cuda:1`, ...",
-    "target": "decoder: `auto`, `native`, `hf` or `hf-plain`",
-    "max_batch": "maximum number of sequences that run together",
-    "cache_tokens": "KV cache capacity in tokens; `None`: chosen from `max_batch` and the context length",
     "progress": "callback for loading and conversion progress",
 }
 
@@ -144,6 +140,7 @@ def record_table(cls: type[Any], label: str = "option") -> str:
 
 def llm_table() -> str:
     parameters = {name: each for name, each in inspect.signature(LLM).parameters.items() if name != "self"}
+    parameters.pop("loading")  # the fields of ModelOptions
     if set(parameters) != set(LLM_ARGUMENTS):
         raise SystemExit(f"docs/generate.py: LLM_ARGUMENTS must describe {sorted(parameters)}")
     rows = [(code(name), default_text(each.default), LLM_ARGUMENTS[name]) for name, each in parameters.items()]
@@ -264,11 +261,7 @@ def metavar(action: argparse.Action) -> str:
 
 def metrics_text() -> str:
     """What GET /metrics returns before the first request."""
-    if not hasattr(Metrics, "text"):
-        from prometheus_client import generate_latest
-
-        return generate_latest(Metrics(lambda: 0).registry).decode()
-    return Metrics().text(0)
+    return generate_latest(Metrics(lambda: 0).registry).decode()
 
 
 def metrics_table() -> str:
@@ -284,6 +277,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "drafter-table-readme": lambda: drafter_table("docs/drafters.md"),
     "drafter-options": drafter_sections,
     "engine-options": lambda: record_table(EngineOptions),
+    "model-options": lambda: record_table(ModelOptions),
     "environment": environment_table,
     "llm-arguments": llm_table,
     "metrics": metrics_table,

@@ -76,10 +76,10 @@ class ModelOptions:
     """Which model is loaded, and how it runs."""
 
     model: str | os.PathLike[str] = DEFAULT_MODEL  # a known name, a folder, a GGUF file or a hub id
-    dtype: str = "auto"
-    quantize: str | None = None  # 8-bit weights, on a GPU: half the memory, and another model
-    device: str = "auto"
-    target: str = "auto"  # "native": our own decoder; "hf": transformers; "hf-plain": also without trees
+    dtype: str = "auto"  # auto, float32, bfloat16 or float16
+    quantize: str | None = None  # fp8 or int8: weights in 8 bits on a GPU, at half the memory; a different model
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
+    target: str = "auto"  # native: own decoders; hf: transformers; hf-plain: also models that cannot run trees
     max_batch: int = 8  # sequences that run together
     cache_tokens: int | None = None  # KV cache capacity; None: what max_batch full contexts need, at most 65,536
 
