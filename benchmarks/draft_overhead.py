@@ -21,7 +21,7 @@ import torch
 
 import draftwood.drafters.base
 from draftwood import SamplingParams
-from draftwood.cli.console.options import drafter_options
+from draftwood.cli.options import drafter_options
 from draftwood.drafters import DraftRequest, PromptRows, VerifiedTree, make_factory
 from draftwood.targets.base import TargetInfo
 from draftwood.targets.find_top import top_rows

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftwood import LLM, SamplingParams
-from draftwood.cli.console.options import drafter_options
+from draftwood.cli.options import drafter_options
 from draftwood.config import ModelOptions
 from draftwood.engine import RequestStats
 from draftwood.prompts import prompt_ids, read_prompts

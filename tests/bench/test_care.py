@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from draftwood.bench.records.run_folder import read_manifest, read_records
-from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.replay import load_recording
+from draftwood.bench.settings import BenchSettings
 from draftwood.disk.files import check_output
 from draftwood.errors import DraftwoodError, OptionError
 from tests.tools.cli import Command, _plain_environment, draftwood_command  # noqa: F401

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from draftwood import SamplingParams
-from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.run.engines import DrafterEngine
 from draftwood.bench.run.runner import MAX_FAILURES, RunSpec, run_bench
+from draftwood.bench.settings import BenchSettings
 from draftwood.errors import DraftwoodError
 from tests.tools.bench import BASE, Spy, bench, conversations
 

@@ -13,9 +13,9 @@ import pytest
 from draftwood import SamplingParams
 from draftwood.bench.records.methods import PEER, BenchMethod
 from draftwood.bench.records.run_folder import write_records
-from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.run import peer_engines, runner
 from draftwood.bench.run.engines import SampleResult
+from draftwood.bench.settings import BenchSettings
 from draftwood.config import ModelOptions
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.targets.load import load_target

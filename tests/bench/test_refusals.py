@@ -13,10 +13,10 @@ import pytest
 
 from draftwood.bench.records.methods import list_labels, parse_methods
 from draftwood.bench.records.run_folder import lock_run, read_run
-from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.run import runner
 from draftwood.bench.run.engines import DrafterEngine
 from draftwood.bench.run.runner import MAX_FAILURES, RunSpec, run_bench
+from draftwood.bench.settings import BenchSettings
 from draftwood.bench.tasks.load import load_tasks
 from draftwood.cli.console.terminal import _KNOWN
 from draftwood.config import SamplingParams

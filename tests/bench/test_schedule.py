@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from draftwood.bench.records.methods import check_memories, parse_methods, split_methods
-from draftwood.bench.records.settings import BenchSettings
+from draftwood.bench.records.methods import check_memories, parse_methods
 from draftwood.bench.run.schedule import method_order, schedule
+from draftwood.bench.settings import BenchSettings, split_methods
 from draftwood.bench.tasks.load import load_tasks
 from draftwood.errors import OptionError
 

@@ -12,9 +12,9 @@ import pytest
 
 from draftwood.bench.figures.diff import CONFIDENCE, FLOOR, MIN_PROMPTS
 from draftwood.bench.records.run_folder import RequestRecord, append_records
-from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.replay.recording import DEFAULT_WIDTH
 from draftwood.bench.run.engines import DrafterEngine, SampleResult
+from draftwood.bench.settings import BenchSettings
 from draftwood.cli.bench.tables import figures_table, prose_table
 from draftwood.cli.console.terminal import CLEAR_LINE, Paint, ProgressBar
 from draftwood.config import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from draftwood.cli.train.export import LAYOUTS
+from draftwood.cli.train.parser import LAYOUTS
 from draftwood.heads import FORMATS, load_head, save_head
 from draftwood.targets.tiny import TINY_CONFIG
 from tests.tools.cli import Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures

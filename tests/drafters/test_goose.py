@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood import LLM, SamplingParams
-from draftwood.cli.console.options import drafter_options
+from draftwood.cli.options import drafter_options
 from draftwood.drafters import DraftRequest, VerifiedTree, check_drafter
 from draftwood.drafters.goose import BYPASSES, CONSENSUS, EXTENSIONS, SPINES, GooseDrafter, GooseOptions
 from draftwood.errors import OptionError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from draftwood import LLM, SamplingParams
-from draftwood.cli.inspect.head import SHIPPED
+from draftwood.cli.inspect.parser import SHIPPED
 from draftwood.config import DEFAULT_MODEL, ModelOptions
 from draftwood.disk.toml import read_toml
 from draftwood.drafters import check_drafter, make_factory

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from draftwood import LLM, SamplingParams
 from draftwood.bench.records.machine import describe_model
-from draftwood.bench.records.settings import BenchSettings
+from draftwood.bench.settings import BenchSettings
 from draftwood.check import check
 from draftwood.config import ModelOptions
 from draftwood.drafters.memory import model_fingerprint

@@ -10,9 +10,9 @@ import pytest
 
 from draftwood import SamplingParams
 from draftwood.bench.records.run_folder import BenchRun
-from draftwood.bench.records.settings import BenchSettings
 from draftwood.bench.run.engines import DrafterEngine
 from draftwood.bench.run.runner import RunSpec, run_bench
+from draftwood.bench.settings import BenchSettings
 
 BASE: dict[str, Any] = {
     "model": "tiny",

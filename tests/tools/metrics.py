@@ -10,7 +10,7 @@ from draftwood.bench.figures.diff import Change
 from draftwood.bench.figures.metrics import summarize
 from draftwood.bench.figures.summary import Interval, Summary
 from draftwood.bench.records.run_folder import BenchRun, RequestRecord, RunManifest
-from draftwood.bench.records.settings import BenchSettings
+from draftwood.bench.settings import BenchSettings
 from draftwood.engine.stats import RequestStats
 from draftwood.tree import DraftTree, TreeBuilder
 

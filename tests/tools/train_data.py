@@ -19,8 +19,8 @@ from draftwood.train.data.answers import OnTokens
 from draftwood.train.data.dialogue import Rules
 from draftwood.train.data.make import make_data, prepare
 from draftwood.train.data.manifest import Manifest
-from draftwood.train.data.settings import DataSettings
 from draftwood.train.data.transcript import find_opening
+from draftwood.train.data_settings import DataSettings
 
 HAS_SMOLLM2 = (models_home() / "smollm2" / "tokenizer.json").is_file()
 

@@ -19,7 +19,7 @@ from draftwood.train.attention.unrolled import unroll
 from draftwood.train.base import Batch, Example, Losses, Signals
 from draftwood.train.config import TrainConfig, load_config
 from draftwood.train.data.make import make_data, prepare
-from draftwood.train.data.settings import DataSettings
+from draftwood.train.data_settings import DataSettings
 from draftwood.train.loop.logs import Console, read_log
 from draftwood.train.loop.run import train_head
 from draftwood.train.loop.trainer import Trainer

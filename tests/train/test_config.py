@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from draftwood.disk.toml import read_toml
 from draftwood.errors import DraftwoodError, OptionError
+from draftwood.train.arguments import NAMES
 from draftwood.train.config import CONFIGURATION, TrainConfig, load_config, write_toml
-from draftwood.train.loop.command import NAMES
 from draftwood.train.methods import METHODS
 
 NEEDED = ("data.folder=data", "run.out=out", "optim.steps=10")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from draftwood.cli.console.options import Subparsers, add_group
 from draftwood.cli.console.pace import PaceBar
 from draftwood.cli.console.terminal import Paint
-from draftwood.cli.train.data import register_data
+from draftwood.cli.options import Subparsers, add_group
+from draftwood.cli.train.parser import register_data
 from draftwood.train.data.read import TrainingData
 from tests.tools.cli import Command, Result, Terminal, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 from tests.tools.train_data import contents, lines

@@ -17,8 +17,8 @@ from draftwood.text.chat import Message
 from draftwood.text.tokenizer import TextCodec, Tokenizer
 from draftwood.train.data.dialogue import Ask, Dialogue, Kept, Rules, SelfMade
 from draftwood.train.data.prompts import Prompt
-from draftwood.train.data.settings import DataSettings
 from draftwood.train.data.transcript import Transcript, find_opening, split_answer
+from draftwood.train.data_settings import DataSettings
 from tests.tools.train_data import (
     BARE,
     CHAT,

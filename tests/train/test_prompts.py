@@ -10,7 +10,7 @@ import pytest
 
 from draftwood.errors import OptionError, PromptError
 from draftwood.train.data.prompts import read_sources
-from draftwood.train.data.settings import DataSettings
+from draftwood.train.data_settings import DataSettings
 from tests.tools.train_data import CHAT, assistant, lines, user
 
 

@@ -1,6 +1,6 @@
-"""``draftwood``: the commands under one name, and how they end.
+"""The ``draftwood`` command: parses arguments, runs the command, maps errors to exit codes.
 
-Exit codes: 0 done, 1 a check found errors or the program has one, 2 the request makes no sense, 130 interrupted.
+Exit codes: 0 done, 1 a check found errors or the program has one, 2 invalid arguments or input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -9,28 +9,24 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from io import TextIOWrapper
 
 from draftwood import __version__
-from draftwood.cli.bench import command as bench
-from draftwood.cli.console import CommandParser, HelpFormatter, examples
-from draftwood.cli.generation import chat, check, generate, serve
-from draftwood.cli.inspect import command as inspect
-from draftwood.cli.setup import datastore, drafters, models, tune
-from draftwood.cli.train import command as train
-from draftwood.cli.train import export
+from draftwood.cli import bench, generation, inspect, setup, train
+from draftwood.cli.options import CommandParser, HelpFormatter, examples
 from draftwood.errors import DraftwoodError
 
-COMMANDS = (generate, chat, serve, bench, inspect, check, models, drafters, datastore, export, train, tune)
-BROKEN_PIPE = 141  # what a program gets that a closed pipe ended
-ISSUES = "This is a mistake in draftwood, not in what you typed. Please report it with the lines above."
+ROOMS = (generation, bench, inspect, setup, train)
+BROKEN_PIPE = 141  # exit code of a program ended by a closed pipe
+ISSUES = "This is a bug in draftwood, not in your input. Please report it with the lines above."
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="draftwood",
-        description="Makes a language model generate faster, and its output stays the same.",
+        description="Makes a language model generate faster without changing its output.",
         epilog=examples(
             "draftwood generate 'Write a haiku about trees.'",
             "draftwood chat --model smollm2",
@@ -40,8 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"draftwood {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.register(commands)
+    for room in ROOMS:
+        room.register(commands)
     return parser
 
 
@@ -52,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(given, argparse.Namespace(argv=given))
         debug = debug or args.debug
-        code: int = args.run(args)
+        code: int = load_command(args.run)(args)
         sys.stdout.flush()
         return code
     except DraftwoodError as error:
@@ -64,17 +60,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\ndraftwood: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read the output has gone; Python would complain once more when it flushes at exit.
+        # The reader has closed the pipe; without this Python would report it again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except Exception:  # noqa: BLE001 - the last stop: whatever comes here is a bug
+    except Exception:  # noqa: BLE001 - anything that arrives here is a bug
         traceback.print_exc()
         print(f"\ndraftwood: {ISSUES}", file=sys.stderr)
         return 1
 
 
+def load_command(name: str) -> Callable[[argparse.Namespace], int]:
+    """The function behind "module:function", relative to this package."""
+    module, function = name.split(":")
+    command: Callable[[argparse.Namespace], int] = getattr(import_module(f"draftwood.cli.{module}"), function)
+    return command
+
+
 def _forgive_encodings() -> None:
-    """A letter the terminal cannot show is no reason to stop."""
+    """Replaces characters that the terminal cannot show."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,6 +1,9 @@
-"""Training of draft heads on text that the target generated: one trainer, one loss per method."""
+"""Training of draft heads on text that the target generated: one trainer, one loss per method.
 
-from draftwood.train.base import Example
-from draftwood.train.config import ValidateSection
+The face is light to import: the parts are packages of their own.
+"""
 
-__all__ = ["Example", "ValidateSection"]
+from draftwood.train.arguments import add_arguments
+from draftwood.train.data_settings import DataSettings
+
+__all__ = ["DataSettings", "add_arguments"]

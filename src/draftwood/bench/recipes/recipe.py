@@ -18,7 +18,8 @@ from typing import Any
 
 from draftwood.bench.figures import ALL_TASKS
 from draftwood.bench.recipes.recipe_file import RecipeFile
-from draftwood.bench.records import DEFAULT_METHODS, BenchSettings, list_labels, parse_method, parse_methods
+from draftwood.bench.records import list_labels, parse_method, parse_methods
+from draftwood.bench.settings import DEFAULT_METHODS, BenchSettings
 from draftwood.config import DEFAULT_MEMORY
 from draftwood.drafters import drafter_names
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean

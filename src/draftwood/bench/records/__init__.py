@@ -10,7 +10,6 @@ from draftwood.bench.records.methods import (
     list_labels,
     parse_method,
     parse_methods,
-    split_methods,
 )
 from draftwood.bench.records.run_folder import (
     DIFFERENT,
@@ -36,10 +35,8 @@ from draftwood.bench.records.run_folder import (
     write_manifest,
     write_records,
 )
-from draftwood.bench.records.settings import DEFAULT_METHODS, BenchSettings
 
 __all__ = [
-    "DEFAULT_METHODS",
     "DIFFERENT",
     "DRAFTER",
     "ERROR",
@@ -53,7 +50,6 @@ __all__ = [
     "VERSION",
     "BenchMethod",
     "BenchRun",
-    "BenchSettings",
     "LosslessVerdict",
     "RequestKey",
     "RequestRecord",
@@ -73,7 +69,6 @@ __all__ = [
     "read_records",
     "read_run",
     "read_runs",
-    "split_methods",
     "write_manifest",
     "write_records",
 ]

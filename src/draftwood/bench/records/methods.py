@@ -93,17 +93,6 @@ def check_memories(methods: Sequence[BenchMethod], repeats: int) -> None:
         )
 
 
-def split_methods(text: str) -> list[str]:
-    """Split at commas. Options contain commas too: a piece ``KEY=VALUE`` belongs to the method before it."""
-    methods: list[str] = []
-    for piece in filter(None, (part.strip() for part in text.split(","))):
-        if methods and "=" in piece and ":" not in piece.split("=", 1)[0]:
-            methods[-1] += f",{piece}"
-        else:
-            methods.append(piece)
-    return methods
-
-
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """Parse ``NAME:KEY=VALUE,...`` into the name and its options."""
     name, _, rest = text.partition(":")

@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from draftwood.bench.peers import Peer, PeerModel, PeerSpec, find_gguf, find_peer
-from draftwood.bench.records import PEER, BenchMethod, BenchSettings
+from draftwood.bench.records import PEER, BenchMethod
 from draftwood.bench.run.engines import SampleResult
+from draftwood.bench.settings import BenchSettings
 from draftwood.bench.tasks import Task
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, OptionError

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from draftwood.bench.peers import explain_absence, find_peer
 from draftwood.bench.recipes import Recipe, load_recipe
-from draftwood.bench.records import MANIFEST, BenchSettings
+from draftwood.bench.records import MANIFEST
 from draftwood.bench.run.runner import RunSpec, prepare
+from draftwood.bench.settings import BenchSettings
 from draftwood.errors import OptionError
 from draftwood.progress import Progress
 

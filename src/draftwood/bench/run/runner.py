@@ -19,7 +19,6 @@ from draftwood.bench.records import (
     MANIFEST,
     BenchMethod,
     BenchRun,
-    BenchSettings,
     RequestKey,
     RequestRecord,
     RunManifest,
@@ -40,6 +39,7 @@ from draftwood.bench.run.engines import BenchEngine, DrafterEngine, SampleResult
 from draftwood.bench.run.lossless import LosslessJudge
 from draftwood.bench.run.peer_engines import check_peers, longest_request, start_peers
 from draftwood.bench.run.schedule import BenchJob, schedule
+from draftwood.bench.settings import BenchSettings
 from draftwood.bench.tasks import Task, TaskPrompt, load_tasks
 from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, PromptError

@@ -1,5 +1,6 @@
 """The command ``draftwood bench``."""
 
 from draftwood.cli.bench.options import words
+from draftwood.cli.bench.parser import register
 
-__all__ = ["words"]
+__all__ = ["register", "words"]

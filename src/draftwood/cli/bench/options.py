@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from draftwood.bench.records import BenchSettings
+from draftwood.bench import BenchSettings
 
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(BenchSettings)}
 
@@ -47,12 +47,6 @@ def words(text: str) -> list[str]:
     if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r} has an empty item")
     return found
-
-
-def methods(text: str) -> list[str]:
-    from draftwood.bench.records import split_methods  # imports torch, which is slow
-
-    return split_methods(text)
 
 
 def numbers(text: str) -> list[int]:

@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwood.bench.recipes import Recipe, list_recipes, load_recipe
 from draftwood.cli.bench.tables import print_note, prose_table
-from draftwood.cli.console import Screen, Subparsers, add_command, counted, show
-
-if TYPE_CHECKING:
-    from draftwood.bench.recipes import Recipe
-
-
-def register(commands: Subparsers[Any]) -> None:
-    parser = add_command(
-        commands,
-        "recipes",
-        run,
-        "List the recipes (tables and figures of papers), or show one",
-        "draftwood bench recipes",
-        "draftwood bench recipes goose-table1",
-        "draftwood bench --recipe goose-table1 --data hub --limit 3",
-    )
-    parser.add_argument(
-        "recipe", nargs="?", metavar="NAME", help="show this recipe; a name or the path of a .toml file"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+from draftwood.cli.console import Screen, counted, show
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.bench.recipes import list_recipes, load_recipe
-
     paint = Screen(args.color).out
     if args.recipe:
         recipe = load_recipe(args.recipe)

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from draftwood.cli.console import Paint, Screen, columns, table
+from draftwood.plots import wrap_label
 
 GAP = 2  # between columns
 MIN_WIDTH = 16  # of a wrapped column
@@ -16,7 +17,6 @@ Wrap = Callable[[str, int], list[str]]
 
 def figures_table(paint: Paint, rows: Sequence[Row]) -> list[str]:
     """Format figures after long names. Columns that do not fit go into another table below."""
-    from draftwood.plots import wrap_label
 
     room = _max_width(paint)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

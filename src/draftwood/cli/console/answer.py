@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftwood.cli.console.terminal import Screen
-
-if TYPE_CHECKING:
-    from draftwood.config import SamplingParams
-    from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
-    from draftwood.llm import LLM, Completion
+from draftwood.config import SamplingParams
+from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
+from draftwood.llm import LLM, Completion
 
 
 def _no_stats() -> RequestStats:
-    from draftwood.engine import RequestStats  # torch: not before a model is loaded
-
     return RequestStats()
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import warnings
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from draftwood.cli.console.options import drafter_options, model_options
 from draftwood.cli.console.terminal import Screen
-
-if TYPE_CHECKING:
-    from draftwood.llm import LLM
-    from draftwood.targets import TargetInfo
+from draftwood.cli.options import drafter_options, model_options
+from draftwood.llm import LLM
+from draftwood.targets import TargetInfo
+from draftwood.targets.native.cpu import CpuDecoder
 
 
 def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1, cache_tokens: int | None = None) -> LLM:
     """The model and drafter the options ask for; what was not given is left to the library."""
     options = drafter_options(args.drafter_option)
-    from draftwood.llm import LLM  # torch: only now, a help text does not wait for it
 
     warnings.filterwarnings("ignore", "Decoding is slow")  # the note below takes its place
     llm = LLM(
@@ -61,8 +59,6 @@ def _slow_on_cpu(info: TargetInfo) -> bool:
 
 
 def _why_slow(info: TargetInfo) -> str:
-    from draftwood.targets.native.cpu import CpuDecoder
-
     why = CpuDecoder.why_unavailable()
     if why:
         return f"The slow eager decoder runs: {why}."

@@ -6,15 +6,13 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwood.cli.console.answer import Answer
 from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, Paint, Screen, quoted
-
-if TYPE_CHECKING:
-    from draftwood.cli.console.answer import Answer
-    from draftwood.compare import Comparison
-    from draftwood.engine import RequestStats, TokenLogprobs
-    from draftwood.llm import LLM
+from draftwood.compare import Comparison
+from draftwood.engine import RequestStats, TokenLogprobs
+from draftwood.llm import LLM
 
 SEPARATOR = " · "
 DEPTHS_SHOWN = 6

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from draftwood.errors import PromptError
+from draftwood.prompts import read_text
 
 
 def read_prompt(prompt: str | None, file: str | None = None) -> str:
@@ -22,8 +23,6 @@ def _given(prompt: str | None, file: str | None) -> str:
     if prompt is not None and file is not None:
         raise PromptError("There are two prompts", got=f"a text and the file {file}", allowed="one of them")
     if file is not None:
-        from draftwood.prompts import read_text
-
         return read_text(file).removesuffix("\n")
     if prompt is not None and prompt != "-":
         with _text_only():

@@ -1,1 +1,5 @@
-"""draftwood generate, chat, check, serve."""
+"""The commands ``draftwood generate``, ``chat``, ``check`` and ``serve``."""
+
+from draftwood.cli.generation.parser import register
+
+__all__ = ["register"]

@@ -4,41 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
-from draftwood.cli.console import (
-    BOLD,
-    Screen,
-    Subparsers,
-    add_command,
-    add_run_options,
-    budget_text,
-    load_llm,
-    piped_lines,
-    sampling_params,
-    typed_lines,
-)
+from draftwood.cli.console import BOLD, Screen, budget_text, load_llm, piped_lines, typed_lines
 from draftwood.cli.generation.conversation import HELP, Conversation
+from draftwood.cli.options import sampling_params
 from draftwood.errors import CapabilityError
 
 PROMPT = "> "
 CONTEXTS = 3  # cached at once while a turn moves on: the last turn, its longer copy, the gap of the one before
-
-
-def register(commands: Subparsers[Any]) -> None:
-    parser = add_command(
-        commands,
-        "chat",
-        run,
-        "Talk with a model in the terminal",
-        "draftwood chat",
-        "draftwood chat --system 'Answer in one sentence.' --max-tokens 512",
-        "echo 'What is a tree?' | draftwood chat --temperature 0.7 --seed 1",
-    )
-    parser.add_argument("--system", metavar="TEXT", help="how the model is to behave")
-    add_run_options(parser)
-    # A turn finds most of its prompt in the cache, so what drafters learnt from it must outlive the turn before.
-    parser.set_defaults(memory="process")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,66 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console import (
-    BOLD,
-    GREEN,
-    RED,
-    SEPARATOR,
-    Screen,
-    Subparsers,
-    add_command,
-    add_run_options,
-    counted,
-    dtype_name,
-    facts,
-    load_llm,
-    quoted,
-    sampling_params,
-)
-
-if TYPE_CHECKING:
-    from draftwood.check import CheckRecord, CheckSummary, Difference
-    from draftwood.llm import LLM
-
-
-_DETAILS = """\
-Where the outputs part, both tokens are looked up in the model's own distribution. If neither lies
-further below the best token than rounding can move it in the chosen dtype, the difference is a
-numeric tie: either is the model's answer. Anything else is an ERROR, and the exit code is 1."""
-
-
-def register(commands: Subparsers[Any]) -> None:
-    parser = add_command(
-        commands,
-        "check",
-        run,
-        "Compare speculative with plain greedy decoding, token for token",
-        "draftwood check --prompts prompts.txt --dtype float32",
-        "draftwood check --prompts humaneval.jsonl --limit 20 --drafter stand",
-        "draftwood check --prompts prompts.txt --json",
-        details=_DETAILS,
-    )
-    parser.add_argument(
-        "--prompts", metavar="FILE", required=True, help="one prompt a line; .jsonl: 'prompt', 'turns' or 'messages'"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
-    parser.add_argument("--raw", action="store_true", help="prompts are texts to continue: no chat template")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    add_run_options(parser)
+from draftwood.check import CheckRecord, CheckSummary, Difference, check
+from draftwood.cli.console import BOLD, GREEN, RED, SEPARATOR, Screen, counted, dtype_name, facts, load_llm, quoted
+from draftwood.cli.options import sampling_params
+from draftwood.llm import LLM
+from draftwood.prompts import prompt_ids, read_prompts
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.prompts import prompt_ids, read_prompts
-
     params = sampling_params(args)
     prompts = read_prompts(args.prompts, args.limit)
     screen = Screen(args.color)
     records: list[CheckRecord] = []
     with load_llm(args, screen) as llm:
-        from draftwood.check import CheckSummary, check
-
         ids = [prompt_ids(llm.tokenizer, prompt, raw=args.raw) for prompt in prompts]
         screen.progress("checking", 0, len(ids))
         for record in check(llm, ids, params):

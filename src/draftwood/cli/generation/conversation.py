@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftwood.cli.console import SEPARATOR, Answer, Screen, counted, legend, stats_line
+from draftwood.config import SamplingParams
+from draftwood.engine import RequestStats
 from draftwood.errors import DraftwoodError
-
-if TYPE_CHECKING:
-    from draftwood.config import SamplingParams
-    from draftwood.llm import LLM
+from draftwood.llm import LLM
 
 HELP = "/help, /reset, /stats, /system TEXT, /quit. Ctrl-C stops an answer."
 
@@ -69,7 +68,6 @@ class Conversation:
     def _stats(self) -> str:
         if not self._answers:
             return "Nothing was said yet."
-        from draftwood.engine import RequestStats
 
         names = ("output_tokens", "cycles", "drafted_nodes", "prefill_seconds", "total_seconds")
         sums: dict[str, Any] = {name: sum(getattr(answer.stats, name) for answer in self._answers) for name in names}

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftwood.cli.console import (
     Answer,
     Screen,
-    Subparsers,
-    add_command,
-    add_prompt_options,
-    add_run_options,
     all_answers,
     budget_text,
     closing,
@@ -21,42 +17,13 @@ from draftwood.cli.console import (
     load_llm,
     logprob_lines,
     read_prompt,
-    sampling_params,
 )
+from draftwood.cli.options import sampling_params
+from draftwood.compare import Comparison, TimedRun, check_params, compare, warm_up
+from draftwood.config import SamplingParams
 from draftwood.errors import OptionError
-
-if TYPE_CHECKING:
-    from draftwood.compare import Comparison
-    from draftwood.config import SamplingParams
-    from draftwood.llm import LLM
-
-
-def register(commands: Subparsers[Any]) -> None:
-    parser = add_command(
-        commands,
-        "generate",
-        run,
-        "Answer one prompt",
-        "draftwood generate 'Write a haiku about trees.'",
-        "draftwood generate --file notes.txt --max-tokens 400 --compare",
-        "echo 'def fibonacci(n):' | draftwood generate --raw --json",
-        details="The prompt is put to the model as a user's message if the model has a chat template.",
-    )
-    add_prompt_options(parser)
-    parser.add_argument(
-        "--stream", action=argparse.BooleanOptionalAction, help="show tokens as they come (default: on a terminal)"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
-    parser.add_argument("--compare", action="store_true", help="decode plainly too; say how much faster it was")
-    parser.add_argument(
-        "--prediction",
-        metavar="F",
-        help="a file with the answer that you expect, such as a program of which a line is to change: faster, if it is "
-        "about right",
-    )
-    parser.add_argument("--n", type=int, default=1, help="samples of the prompt (default: 1)")
-    parser.add_argument("--logprobs", type=int, metavar="K", help="show each token's probability and K alternatives")
-    add_run_options(parser)
+from draftwood.llm import LLM
+from draftwood.prompts import prompt_ids, read_text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,9 +33,6 @@ def run(args: argparse.Namespace) -> int:
     prediction = _prediction(args.prediction)
     screen = Screen(args.color)
     with load_llm(args, screen, max_batch=params.n) as llm:
-        from draftwood.compare import TimedRun, compare, warm_up
-        from draftwood.prompts import prompt_ids
-
         ids = prompt_ids(llm.tokenizer, prompt, raw=args.raw)
         if args.compare:
             warm_up(llm, ids, params)
@@ -91,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
 def _prediction(path: str | None) -> str | None:
     if path is None:
         return None
-    from draftwood.prompts import read_text
 
     return read_text(path)
 
@@ -102,8 +65,6 @@ def _check(args: argparse.Namespace, params: SamplingParams) -> None:
         other = "--json" if args.json else f"--n {params.n}"
         raise OptionError("Only a single answer in plain text can be streamed", got=f"--stream {other}")
     if args.compare:
-        from draftwood.compare import check_params
-
         check_params(params)
 
 

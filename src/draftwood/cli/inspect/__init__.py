@@ -1,1 +1,5 @@
-"""draftwood inspect."""
+"""The command ``draftwood inspect``."""
+
+from draftwood.cli.inspect.parser import register
+
+__all__ = ["register"]

@@ -68,7 +68,7 @@ def _at_least(low: int) -> Callable[[str], int]:
 
 
 def _growths(text: str) -> tuple[str, ...]:
-    from draftwood.growth.neural import GROWTHS  # waits for torch
+    from draftwood.growth.neural import GROWTHS  # slow to import, and seldom needed
 
     for name in words(text):
         if name not in GROWTHS:

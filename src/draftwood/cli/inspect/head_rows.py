@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftwood.cli.console import Paint, counted, table
-
-if TYPE_CHECKING:
-    from draftwood.heads import HeadConfig
+from draftwood.heads import HeadConfig
 
 _VARIANTS = {
     "qk_norm": "queries and keys normed",

@@ -5,25 +5,21 @@ from __future__ import annotations
 import argparse
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftwood.cli.console import Screen
 from draftwood.cli.inspect.head_options import DEFAULTS, MAX_LENGTH, SECTION
 from draftwood.config import ModelOptions
 from draftwood.errors import OptionError
-
-if TYPE_CHECKING:
-    from draftwood.heads import HeadModule
-    from draftwood.train import Example, ValidateSection
-    from draftwood.train.data import TrainingData
+from draftwood.heads import HeadModule
+from draftwood.targets import load_target, pick_device
+from draftwood.train.data import Example, TrainingData
+from draftwood.train.loop import choose_dtype
+from draftwood.train.measure import BATCH, ValidateSection, extract_prompts, validate_head
 
 
 def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) -> dict[str, Any]:
     """What was asked for, what was measured on, and what was found: ``trees`` by growth, ``accuracy``, ``ranks``."""
-    from draftwood.targets import load_target, pick_device
-    from draftwood.train.data import TrainingData
-    from draftwood.train.loop import choose_dtype
-    from draftwood.train.measure import BATCH, extract_prompts, validate_head
 
     section, seed, max_length = _section(args), args.seed or 0, args.max_length or MAX_LENGTH
     data = TrainingData.open(*args.texts, max_length=max_length)
@@ -47,8 +43,6 @@ def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) ->
 
 
 def _section(args: argparse.Namespace) -> ValidateSection:
-    from draftwood.train import ValidateSection
-
     given = {SECTION.get(name, name): getattr(args, name) for name in (*DEFAULTS, "growth")}
     return ValidateSection(**{name: value for name, value in given.items() if value is not None})
 

@@ -6,24 +6,13 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from draftwood.cli.console import BOLD, DIM, Paint, Screen, Subparsers, add_command, columns, counted, show, table
+from draftwood.cli.console import BOLD, DIM, Paint, Screen, columns, counted, show, table
 from draftwood.errors import OptionError
+from draftwood.plots import Line, assign_marks, plot_lines, svg_file
+from draftwood.tree import SpinePlan, TreeShape, ranked_tree, theory
 
-if TYPE_CHECKING:
-    from draftwood.tree import SpinePlan, TreeShape
-
-EXAMPLES = (
-    "draftwood inspect theory --ps 0.3 --pt 0.03 --budget 60",
-    "draftwood inspect theory --ps 0.6 --pt 0.05 --budget 16 --json",
-    "draftwood inspect theory --ps 0.3 --pt 0.03 --plot yield.svg",
-)
-_DETAILS = """\
-Copied tokens (the spine) are accepted with probability p_s, all others with p_t, independently.
-Tokens per pass include the bonus token; nodes include the root. A branch is a chain whose nodes all
-count, except in the row 'tails free', where only the first one counts. A node may have any number
-of children, even more than a transition table holds."""
 SPINE = "spine tree"
 MAX_BARS = 12
 MIN_BAR, BAR_MARGIN = 8, 20
@@ -44,25 +33,6 @@ class Comparison(NamedTuple):
     rows: list[Row]  # the plan first
 
 
-def register(views: Subparsers[Any]) -> None:
-    parser = add_command(
-        views,
-        "theory",
-        run,
-        "Compare the expected yield of trees",
-        *EXAMPLES,
-        details=_DETAILS,
-    )
-    parser.add_argument("--ps", type=float, default=0.3, metavar="P", help="spine acceptance rate (default: 0.3)")
-    parser.add_argument("--pt", type=float, default=0.03, metavar="P", help="acceptance rate elsewhere (default: 0.03)")
-    parser.add_argument("--budget", type=int, default=60, metavar="N", help="nodes including the root (default: 60)")
-    parser.add_argument(
-        "--branch-depth", type=int, default=6, metavar="N", help="maximum nodes of a branch (default: 6)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--plot", metavar="FILE", help="also write a plot to this .svg file")
-
-
 def run(args: argparse.Namespace) -> int:
     if args.plot:
         _check_plot(args.plot)
@@ -75,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(p_s: float, p_t: float, budget: int, branch_depth: int) -> Comparison:
-    from draftwood.tree import ranked_tree, theory
-
     plan = theory.best_spine(p_s, p_t, budget, branch_depth)
     free = theory.best_spine(p_s, p_t, budget, branch_depth, free_chains=True)
     length, depth, num_branches = plan.spine_length, plan.branch_depth, sum(plan.widths)
@@ -198,8 +166,6 @@ def _check_plot(path: str) -> None:
 
 
 def _write_plot(result: Comparison, path: str) -> None:
-    from draftwood.plots import Line, assign_marks, plot_lines, svg_file
-
     curve = {float(length): tokens for length, tokens in enumerate(result.yields, 1)}
     best = f"best: {result.plan.spine_length}"
     others = [row for row in result.rows if row.name in ("chain", "best isotropic", "sequoia")]

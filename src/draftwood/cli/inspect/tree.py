@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftwood.cli.console import BOLD, BONUS_SOURCE, DIM, GREEN, Paint, counted, quoted, width
-
-if TYPE_CHECKING:
-    from draftwood.engine import TokenEvent
-    from draftwood.text import TextCodec
-    from draftwood.tree import DraftTree
+from draftwood.engine import TokenEvent
+from draftwood.text import TextCodec
+from draftwood.tree import DraftTree
 
 MIN_WIDTH = 20
 

@@ -1,1 +1,5 @@
-"""draftwood models, drafters, datastore, tune."""
+"""The commands ``draftwood models``, ``drafters``, ``datastore`` and ``tune``."""
+
+from draftwood.cli.setup.parser import register
+
+__all__ = ["register"]

@@ -5,32 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from draftwood.cli.console import BOLD, DIM, Screen, Subparsers, add_command
+from draftwood.cli.console import BOLD, DIM, Screen
 from draftwood.config import DEFAULT_DRAFTER
-
-if TYPE_CHECKING:
-    from draftwood.drafters import Drafter
-
-
-def register(commands: Subparsers[Any]) -> None:
-    parser = add_command(
-        commands,
-        "drafters",
-        run,
-        "List the drafters with their options and defaults",
-        "draftwood drafters",
-        "draftwood drafters --json",
-        "draftwood generate --drafter goose --drafter-option bypass=copied 'Count to ten, twice.'",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+from draftwood.drafters import Drafter, drafter_classes
+from draftwood.heads import list_shipped_heads
 
 
 def run(args: argparse.Namespace) -> int:
-    from draftwood.drafters import drafter_classes
-    from draftwood.heads import list_shipped_heads
-
     classes = drafter_classes()
     if args.json:
         rows = {

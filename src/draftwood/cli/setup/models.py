@@ -4,77 +4,40 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.console import Screen, Subparsers, add_command, add_group, show, table
-
-if TYPE_CHECKING:
-    from draftwood.models import ModelDescription
-
-_EXAMPLES = ("draftwood models list", "draftwood models get smollm2", "draftwood models show ./my-model --json")
-
-
-def register(commands: Subparsers[Any]) -> None:
-    actions = add_group(commands, "models", "List, fetch, describe and remove models", *_EXAMPLES)
-    for name, run, summary in (
-        ("list", _list, "List the models that are known or kept on this disk"),
-        ("get", _get, "Fetch or convert a model, unless it is here already"),
-        ("path", _path, "Print the folder a kept model lies in"),
-        ("rm", _remove, "Remove a kept model from this disk"),
-        ("show", _show, "State a model's size, shape, memory and origin"),
-    ):
-        operand = "" if name == "list" else " smollm2"
-        line = f"draftwood models {name}{operand}"
-        action = add_command(actions, name, run, summary, line, f"{line} --json")
-        if operand:
-            kept = name in ("path", "rm")
-            source = "as models list shows it" if kept else "a known name, a folder, a GGUF file or a hub id"
-            action.add_argument("name", help=source)
-        action.add_argument("--json", action="store_true", help="one JSON object on stdout")
+from draftwood.cli.console import Screen, show, table
+from draftwood.display import readable_size
+from draftwood.models import ModelDescription, describe, list_models, model_path, remove_model, resolve
 
 
 def _list(args: argparse.Namespace) -> int:
-    from draftwood.display import readable_size
-    from draftwood.models import list_models
-
     entries = list_models()
     rows = [(entry.name, readable_size(entry.num_bytes), entry.origin or "not here yet") for entry in entries]
     return show(args, {"models": [asdict(entry) for entry in entries]}, table(Screen(args.color).out, rows))
 
 
 def _get(args: argparse.Namespace) -> int:
-    from draftwood.models import resolve
-
     folder = resolve(args.name, Screen(args.color).progress)
     return show(args, asdict(folder), [str(folder.path)])
 
 
 def _path(args: argparse.Namespace) -> int:
-    from draftwood.models import model_path
-
     path = model_path(args.name)
     return show(args, {"path": path}, [str(path)])
 
 
 def _remove(args: argparse.Namespace) -> int:
-    from draftwood.display import readable_size
-    from draftwood.models import remove_model
-
     freed = remove_model(args.name)
     return show(args, {"freed_bytes": freed}, [f"{args.name} is removed, {readable_size(freed)} are free again"])
 
 
 def _show(args: argparse.Namespace) -> int:
-    from draftwood.models import describe, resolve
-
     screen = Screen(args.color)
     model = describe(resolve(args.name, screen.progress).path)
     return show(args, asdict(model), table(screen.out, _facts(model)))
 
 
 def _facts(model: ModelDescription) -> list[tuple[str, str]]:
-    from draftwood.display import readable_size
-
     def cache(dtype: str, size: int) -> str:
         return f"{size / 1024:.1f} KiB a token, {readable_size(model.cache_bytes_full_context[dtype])} when full"
 

@@ -8,8 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftwood.cli.console import Screen, drafter_options, model_options, sampling_params, show
+from draftwood.cli.console import Screen, show
+from draftwood.cli.options import drafter_options, model_options, sampling_params
+from draftwood.drafters import check_drafter
 from draftwood.errors import OptionError
+from draftwood.llm import LLM
+from draftwood.prompts import prompt_ids, read_prompts
+from draftwood.targets import load_target
+from draftwood.tree import initial_tree
+from draftwood.tune import optimise_tree
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,10 +25,6 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args, n=args.samples)
     options = drafter_options(args.drafter_option)
     _check(args, output, options)
-    from draftwood.llm import LLM
-    from draftwood.prompts import prompt_ids, read_prompts
-    from draftwood.targets import load_target
-    from draftwood.tune import optimise_tree
 
     prompts = read_prompts(args.prompts, args.limit)
     loaded = load_target(model_options(args, max_batch=1), screen.progress)
@@ -48,8 +51,6 @@ def _check(args: argparse.Namespace, output: Path, options: dict[str, Any]) -> N
         raise OptionError("A static tree goes into a file", got=output, allowed="a file in a folder that is there")
     if output.exists() and not args.force:
         raise OptionError(f"{output} exists", next_step="Name another file, or replace it with --force.")
-    from draftwood.drafters import check_drafter
-    from draftwood.tree import initial_tree
 
     drafter, _ = check_drafter(args.drafter, options)
     if "tree" not in {field.name for field in fields(drafter.Options)}:

@@ -1,1 +1,5 @@
-"""Commands `draftwood train` and `draftwood export`."""
+"""The commands ``draftwood train`` and ``draftwood export``."""
+
+from draftwood.cli.train.parser import register
+
+__all__ = ["register"]

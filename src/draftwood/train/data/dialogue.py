@@ -11,8 +11,8 @@ import numpy as np
 from draftwood.config import SamplingParams
 from draftwood.text import Message, TextCodec
 from draftwood.train.data.prompts import Prompt
-from draftwood.train.data.settings import DataSettings
 from draftwood.train.data.transcript import Transcript, render_prompt, split_answer
+from draftwood.train.data_settings import DataSettings
 
 EMPTY, TOO_LONG, CUT = "empty", "too_long", "cut_short"  # reasons why all or part of a conversation is lost
 

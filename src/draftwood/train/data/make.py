@@ -34,9 +34,9 @@ from draftwood.train.data.manifest import (
     write_manifest,
 )
 from draftwood.train.data.prompts import Prompt, Source, read_sources
-from draftwood.train.data.settings import DataSettings
 from draftwood.train.data.shards import Counts, Shard, read_shard, shard_name, write_shard
 from draftwood.train.data.transcript import find_opening
+from draftwood.train.data_settings import DataSettings
 
 LABEL = "answering prompts"
 

@@ -1,4 +1,4 @@
-"""Command-line arguments of a training run, for `draftwood train head` and `python -m draftwood.train`."""
+"""A training run from command-line arguments, for `draftwood train head` and `python -m draftwood.train`."""
 
 from __future__ import annotations
 
@@ -7,38 +7,20 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from draftwood.errors import DraftwoodError, OptionError
+from draftwood.progress import Progress
+from draftwood.train.arguments import add_arguments
+from draftwood.train.config import load_config
+from draftwood.train.loop.distributed import join_processes
+from draftwood.train.loop.plan import Plan, make_plan
+from draftwood.train.loop.run import train_head
 
-if TYPE_CHECKING:
-    from draftwood.progress import Progress
-    from draftwood.train.loop.plan import Plan
-
-NAMES = ("eagle", "hass", "eagle3", "griffin", "talf", "gto", "medusa", "hydra")
 ERROR_DELAY = 3.0  # seconds that other processes wait before they report an error
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "changes", nargs="*", metavar="SECTION.KEY=VALUE", help="configuration overrides, for example optim.lr=3e-5"
-    )
-    parser.add_argument("--method", choices=NAMES, default="", help="training method (same as method.name)")
-    parser.add_argument("--config", metavar="FILE", help="configuration, a TOML file")
-    parser.add_argument("--plan", action="store_true", help="print what would run, its memory and time, and exit")
-    parser.add_argument(
-        "--time",
-        action=argparse.BooleanOptionalAction,
-        help="with --plan: load the model and time a few steps (default: yes)",
-    )
-    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in run.out")
 
 
 def train(args: argparse.Namespace) -> Path:
     """Run the training that the arguments describe, in every process that torchrun started."""
-    from draftwood.train.config import load_config
-    from draftwood.train.loop.distributed import join_processes
-    from draftwood.train.loop.run import train_head
 
     if args.time is not None:
         raise OptionError("--time and --no-time need --plan", next_step="Add --plan, or remove the option.")
@@ -71,8 +53,6 @@ def main(argv: list[str] | None = None) -> int:
 
 def plan_training(args: argparse.Namespace, progress: Progress | None = None) -> Plan:
     """Plan the training that the arguments describe, for the current number of processes."""
-    from draftwood.train.config import load_config
-    from draftwood.train.loop.plan import make_plan
 
     config = load_config(args.config, args.changes, args.method)
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))

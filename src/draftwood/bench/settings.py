@@ -99,3 +99,14 @@ class BenchSettings:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> BenchSettings:
         return from_mapping(cls, values, "A benchmark")
+
+
+def split_methods(text: str) -> list[str]:
+    """Split at commas. Options contain commas too: a piece ``KEY=VALUE`` belongs to the method before it."""
+    methods: list[str] = []
+    for piece in filter(None, (part.strip() for part in text.split(","))):
+        if methods and "=" in piece and ":" not in piece.split("=", 1)[0]:
+            methods[-1] += f",{piece}"
+        else:
+            methods.append(piece)
+    return methods

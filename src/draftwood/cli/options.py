@@ -48,12 +48,16 @@ def examples(*lines: str) -> str:
 def add_command(
     commands: Subparsers[Any],
     name: str,
-    run: Callable[[argparse.Namespace], int],
+    run: str,
     summary: str,
     *lines: str,
     details: str = "",
 ) -> argparse.ArgumentParser:
-    """A command's parser with the options that every command has; ``lines`` are its examples."""
+    """A command's parser with the options that all commands share.
+
+    ``run`` is "module:function" inside this package: the module is imported when the command runs, so that help texts
+    do not wait for torch. ``lines`` are examples.
+    """
     parser = _parser(commands, name, summary, details, lines)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="colours (default: auto)")
     parser.add_argument("--debug", action="store_true", help="show where in the program an error arose")

@@ -1,0 +1,110 @@
+"""Parsers of the commands in this folder. Light to import: the commands themselves are loaded when they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwood.cli.inspect.head_options import add_worth_options
+from draftwood.cli.options import Subparsers, add_command, add_group, add_prompt_options, add_run_options
+
+_INSPECT_EXAMPLES = (
+    "draftwood inspect tree 'Say one two three, one two three.'",
+    "draftwood inspect tree --skip 10 --cycles 5 'Explain recursion.'",
+    "draftwood inspect tree --json --cycles 1 'Hello'",
+)
+
+
+_INSPECT_DETAILS = """\
+One node a line: its token, who suggested it, how likely the drafter thought it, and a tick where
+the target agreed. An only child stands under its parent, siblings branch off. The last line is the
+token that the target added itself."""
+
+
+def register(commands: Subparsers[Any]) -> None:
+    lines = (*_INSPECT_EXAMPLES[:2], _THEORY_EXAMPLES[0], _HEAD_EXAMPLES[0])
+    views = add_group(commands, "inspect", "Look inside a run or a draft head", *lines)
+    tree = add_command(
+        views,
+        "tree",
+        "inspect.command:run",
+        "Draw the draft trees of some cycles",
+        *_INSPECT_EXAMPLES,
+        details=_INSPECT_DETAILS,
+    )
+    add_prompt_options(tree)
+    tree.add_argument("--cycles", type=int, default=3, metavar="N", help="cycles to show (default: 3)")
+    tree.add_argument("--skip", type=int, default=0, metavar="K", help="cycles to pass over first (default: 0)")
+    tree.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_run_options(tree)
+    register_theory(views)
+    register_head(views)
+
+
+_THEORY_EXAMPLES = (
+    "draftwood inspect theory --ps 0.3 --pt 0.03 --budget 60",
+    "draftwood inspect theory --ps 0.6 --pt 0.05 --budget 16 --json",
+    "draftwood inspect theory --ps 0.3 --pt 0.03 --plot yield.svg",
+)
+
+
+_THEORY_DETAILS = """\
+Copied tokens (the spine) are accepted with probability p_s, all others with p_t, independently.
+Tokens per pass include the bonus token; nodes include the root. A branch is a chain whose nodes all
+count, except in the row 'tails free', where only the first one counts. A node may have any number
+of children, even more than a transition table holds."""
+
+
+def register_theory(views: Subparsers[Any]) -> None:
+    parser = add_command(
+        views,
+        "theory",
+        "inspect.theory:run",
+        "Compare the expected yield of trees",
+        *_THEORY_EXAMPLES,
+        details=_THEORY_DETAILS,
+    )
+    parser.add_argument("--ps", type=float, default=0.3, metavar="P", help="spine acceptance rate (default: 0.3)")
+    parser.add_argument("--pt", type=float, default=0.03, metavar="P", help="acceptance rate elsewhere (default: 0.03)")
+    parser.add_argument("--budget", type=int, default=60, metavar="N", help="nodes including the root (default: 60)")
+    parser.add_argument(
+        "--branch-depth", type=int, default=6, metavar="N", help="maximum nodes of a branch (default: 6)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plot", metavar="FILE", help="also write a plot to this .svg file")
+
+
+SHIPPED = "smollm2-eagle3"
+
+
+_HEAD_EXAMPLES = (
+    "draftwood inspect head ./my-head",
+    "draftwood inspect head ./my-head --model smollm2",
+    "draftwood inspect head ./my-head --model smollm2 --texts data --limit 100",
+    "draftwood inspect head smollm2-eagle3 --json",
+)
+
+
+_HEAD_DETAILS = """\
+Reads a folder with config.json and the tensors of an EAGLE, EAGLE-3, Medusa or Hydra head, in the
+layout of its authors, of SGLang, vLLM or speculators, or our own. Hidden states are numbered by
+the layer that reads them; the number of layers stands for the last one's output.
+
+With --model the head is compared with that model, of which only config.json is read. The command
+ends with 1 if they do not fit.
+
+With --texts the model runs: how many tokens a pass yields with real draft trees, how right the head
+is behind the model's own words and below its own guesses, and how far its probabilities are from
+that (expected calibration error). Texts that it was trained on flatter it. Those that a training run
+held out are taken with its data.held_out as --limit, its run.seed as --seed, its data.max_length as
+--max-length and its folders in the same order."""
+
+
+def register_head(views: Subparsers[Any]) -> None:
+    parser = add_command(
+        views, "head", "inspect.head:run", "State what a draft head is", *_HEAD_EXAMPLES, details=_HEAD_DETAILS
+    )
+    about = f"the folder of the head, or the name of one that ships (default: {SHIPPED})"
+    parser.add_argument("path", metavar="PATH", nargs="?", default=SHIPPED, help=about)
+    parser.add_argument("--model", help="whether it fits this model: a known name, a folder, a GGUF file or a hub id")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_worth_options(parser)
