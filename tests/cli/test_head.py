@@ -184,7 +184,7 @@ def test_the_verifiers_name(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("eagle3", SMALL), tmp_path / "head")
     refused = draftwood_command("export", str(folder), "--to", "speculators", str(tmp_path / "out"))
     assert refused.code == 2
-    assert "give it with --model" in refused.err
+    assert "pass it with --model" in refused.err
     result = draftwood_command(
         "export", str(folder), "--to", "speculators", str(tmp_path / "out"), "--model", "org/not-fetched"
     )

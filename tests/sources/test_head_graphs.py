@@ -317,7 +317,7 @@ def test_joined_weights_are_those_of_the_module(variant: str) -> None:
 @pytest.mark.parametrize(("capability", "pdl"), [(90, True), (80, False)])
 def test_the_kernels_compile_for_gpus_and_stay_in_registers(capability: int, pdl: bool) -> None:
     pointers = dict.fromkeys(("ids", "sources", "slots"), "*i32")
-    names = ("table", "left", "given", "token_norm", "feature_norm", "joined", "states", "norm")
+    names = ("table", "feature_cache", "given", "token_norm", "feature_norm", "joined", "states", "norm")
     types = {**pointers, **dict.fromkeys(names, "*bf16"), "eps": "fp32"}
     sizes: dict[str, Any] = {"H": 4096, "BLOCK": 4096, "NORMED": True}
     for kernel, constants in (

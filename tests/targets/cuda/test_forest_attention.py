@@ -25,6 +25,7 @@ from tests.tools.train import MODEL, random_examples
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, resources, run_interpreted, runs_kernels
 
 pytest.importorskip("triton")
+from draftwood.targets.native.cuda import attention as cuda_attention
 from draftwood.targets.native.cuda.attention import forest
 from draftwood.targets.native.cuda.products.launch import Gpu
 
@@ -254,7 +255,7 @@ def both_ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Tensor]
     def run(compute: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         calls = []
         kernel = forest.forest_attention
-        monkeypatch.setattr(forest, "forest_attention", lambda *given: calls.append(1) or kernel(*given))
+        monkeypatch.setattr(cuda_attention, "forest_attention", lambda *given: calls.append(1) or kernel(*given))
         fused = compute()
         used = len(calls)
         monkeypatch.setattr(attention, "has_kernel", lambda *_: False)

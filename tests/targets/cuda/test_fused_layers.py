@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.models.config import ModelConfig, Rope
-from draftwood.targets.base import Attend, Layers
+from draftwood.targets.base import Attend
 from draftwood.targets.native.weights import Weights, assemble
 from tests.tools.cuda import BASE, SMALL, assert_as_good, error, named_tensors, new_target
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, resources, run_interpreted, runs_kernels
@@ -24,6 +24,7 @@ pytest.importorskip("triton")
 
 from draftwood.targets.native.cuda import layers as fused_layers
 from draftwood.targets.native.cuda.layers import FusedLayers
+from draftwood.targets.native.eager import EagerLayers
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 EVERYTHING: dict[str, Any] = {
@@ -98,14 +99,14 @@ def tokens_of(config: ModelConfig, shape: tuple[int, ...], first: int = 3) -> tu
     return token_ids, torch.arange(first, first + shape[-1], device=DEVICE).expand(shape)
 
 
-def states_of(layers: Layers, shape: tuple[int, ...], attend: Attend = causal) -> list[torch.Tensor]:
+def states_of(layers: EagerLayers, shape: tuple[int, ...], attend: Attend = causal) -> list[torch.Tensor]:
     with torch.no_grad():
         return list(layers.states(*tokens_of(layers.config, shape), attend))
 
 
 def assert_all_as_good(config: ModelConfig, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     half, wide = weights_of(config, dtype), weights_of(config, dtype, wide=True)
-    kinds = FusedLayers(config, half), Layers(config, half), Layers(config, wide)
+    kinds = FusedLayers(config, half), EagerLayers(config, half), EagerLayers(config, wide)
     keeps = Kept(), Kept(), Kept()
     found = [states_of(layers, shape, kept) for layers, kept in zip(kinds, keeps, strict=True)]
     for states in zip(*found, strict=True):
@@ -165,8 +166,8 @@ def test_keeping_keys_keeps_nothing_else() -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 2)])
-@pytest.mark.parametrize("kind", [Layers, FusedLayers])
-def test_no_rows(kind: type[Layers], shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("kind", [EagerLayers, FusedLayers])
+def test_no_rows(kind: type[EagerLayers], shape: tuple[int, ...]) -> None:
     layers = kind(SMALL, weights_of(SMALL, torch.bfloat16))
     states = states_of(layers, shape, lambda _, query, key, value: query)
     assert [state.shape for state in states] == 3 * [(*shape, SMALL.hidden_size)]
@@ -182,7 +183,7 @@ def test_positions_are_those_of_the_rows() -> None:
     positions = torch.tensor([[5, 0, 4097, 5], [9, 8, 8, 100_000]], device=DEVICE)
     found = [
         list(layers.states(token_ids, positions, causal))[-1].flatten(0, 1)
-        for layers in (FusedLayers(config, half), Layers(config, half), Layers(config, wide))
+        for layers in (FusedLayers(config, half), EagerLayers(config, half), EagerLayers(config, wide))
     ]
     assert_as_good(*found)
     other = list(FusedLayers(config, half).states(token_ids, positions.flip(1), causal))[-1].flatten(0, 1)
@@ -203,7 +204,7 @@ def test_states_that_are_not_contiguous() -> None:
 def test_8_bit_matrices(quantize: str) -> None:
     config = replace(BASE, qkv_bias=True)
     weights = weights_of(config, torch.bfloat16, quantize=quantize)
-    fused, eager = (states_of(kind(config, weights), SHAPES[-1])[-1] for kind in (FusedLayers, Layers))
+    fused, eager = (states_of(kind(config, weights), SHAPES[-1])[-1] for kind in (FusedLayers, EagerLayers))
     assert error(fused, eager) < 0.02
 
 
@@ -215,7 +216,7 @@ def test_large_states_in_float16() -> None:
     weights.embed = (weights.embed * 9000.0).clamp(-30_000, 30_000)
     wide = weights_of(config, torch.float16, wide=True)
     wide.embed = weights.embed.float()
-    kinds = FusedLayers(config, weights), Layers(config, weights), Layers(config, wide)
+    kinds = FusedLayers(config, weights), EagerLayers(config, weights), EagerLayers(config, wide)
     found = [states_of(layers, (4,))[-1] for layers in kinds]
     assert found[0].abs().max() > 15_000
     assert_as_good(*found)
@@ -241,7 +242,7 @@ def test_more_numbers_than_32_bits_count() -> None:
 @runs_kernels
 def test_a_target_exposes_them_if_it_runs_in_kernels() -> None:
     assert type(new_target().layers()) is FusedLayers
-    assert type(new_target(backend="eager").layers()) is Layers
+    assert type(new_target(backend="eager").layers()) is EagerLayers
     assert new_target(replace(BASE, sliding_window=8)).layers() is None
 
 

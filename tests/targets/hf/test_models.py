@@ -68,7 +68,7 @@ def test_configurations_that_a_short_probe_cannot_judge_are_refused() -> None:
 
 
 def test_the_probe_alone_finds_a_recurrent_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf, "obstacles", lambda *_: [])
+    monkeypatch.setattr(hf, "find_obstacles", lambda *_: [])
     with pytest.raises(CapabilityError, match="MambaForCausalLM"):
         HFTarget(mamba())
 
