@@ -91,7 +91,7 @@ def test_unknown_drafter_suggests_the_nearest() -> None:
 @pytest.mark.parametrize("drafter", [None, 5, ["pld"], int, Drafter, PlainDrafter])
 def test_what_is_no_drafter(drafter: object) -> None:
     wrong = drafter if drafter is not PlainDrafter else PlainDrafter(PlainDrafter.Options(), None)
-    with pytest.raises(OptionError, match=r"no drafter[\s\S]*pld"):
+    with pytest.raises(OptionError, match=r"not a drafter[\s\S]*pld"):
         check_drafter(wrong, None)
     assert check_drafter(PlainDrafter, None)[0] is PlainDrafter
 
@@ -115,7 +115,7 @@ def test_drafters_of_other_packages_come_through_the_entry_points(monkeypatch: p
     assert drafter_class("mine").name == "pld"
     with pytest.raises(DraftwoodError, match="cannot be loaded"):
         drafter_class("gone")
-    with pytest.raises(DraftwoodError, match="no Drafter subclass"):
+    with pytest.raises(DraftwoodError, match="not a Drafter subclass"):
         drafter_class("odd")
 
 

@@ -287,10 +287,10 @@ def test_an_unknown_tree_is_answered_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ({"format": "another", "version": 1, "parents": [-1], "ranks": [0]}, "no tree shape"),
+        ({"format": "another", "version": 1, "parents": [-1], "ranks": [0]}, "not a tree shape"),
         ({"format": "draftwood-tree", "version": 99, "parents": [-1], "ranks": [0]}, "another version"),
         ({"format": "draftwood-tree", "version": 1, "parents": [-1, 5], "ranks": [0, 0]}, "broken"),
-        ([1, 2], "no tree shape"),
+        ([1, 2], "not a tree shape"),
     ],
 )
 def test_a_bad_tree_file_is_refused_before_the_model_loads(

@@ -242,7 +242,7 @@ def test_tokens_the_model_does_not_have_are_refused(drafter: str, table: str, tm
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="this is a folder"):
+    with pytest.raises(OptionError, match="not a folder"):
         open_llm(tmp_path)
 
 

@@ -131,7 +131,7 @@ def test_every_budget_is_kept(own_words: Path) -> None:
 
 
 def test_no_datastore_is_an_error_with_the_command_that_builds_one() -> None:
-    with pytest.raises(OptionError, match=r"none was named(.|\n)*draftwood datastore build"):
+    with pytest.raises(OptionError, match=r"needs a datastore(.|\n)*draftwood datastore build"):
         make_llm(drafter=RetrievalDrafter)
 
 

@@ -304,7 +304,7 @@ def test_what_says_nothing_is_skipped(name: str, mode: str) -> None:
 
 def test_unknown_names_and_missing_shapes_are_refused() -> None:
     for draw in (choose_best, make_draw("gumbel", np.random.default_rng(0))):
-        with pytest.raises(OptionError, match="no growth of that name"):
+        with pytest.raises(OptionError, match="Unknown growth"):
             make_growth("bushy", 1, 10, GrowthOptions(), draw)
         with pytest.raises(OptionError, match="needs a shape"):
             make_growth("static", 1, 10, GrowthOptions(), draw)

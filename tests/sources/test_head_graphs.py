@@ -333,7 +333,7 @@ def test_the_kernels_compile_for_gpus_and_stay_in_registers(capability: int, pdl
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=30))
 def test_passes_take_as_many_segments_as_fit(sizes: list[int]) -> None:
     segments = [DraftSegment(Segment(number, [0] * size, [-1] * size, 1)) for number, size in enumerate(sizes)]
-    passes = list(head_graphs._passes(segments))
+    passes = list(head_graphs._split_passes(segments))
     assert [segment for some in passes for segment in some] == segments
     totals = [sum(len(segment.segment.token_ids) for segment in some) for some in passes]
     for some, total in zip(passes, totals, strict=True):

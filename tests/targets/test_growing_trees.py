@@ -126,7 +126,7 @@ def test_what_is_pending(backend: str) -> None:
     refused(1)
     run(2, 0)
     copy = target.fork(sequence, 20)
-    with pytest.raises(CapabilityError, match="go on"):
+    with pytest.raises(CapabilityError, match="continue"):
         target.forward([Segment(copy, [7], [0], 1, 1)])
     run(2, 2)  # a copy leaves the tree as it is
 

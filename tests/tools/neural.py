@@ -98,7 +98,7 @@ def draft_models(make: Callable[..., NativeTarget]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "draftwood.drafters.sps.load_target",
-            lambda name, *, cache_tokens, **_: Loaded(make(cache_tokens=cache_tokens), ByteTokenizer()),
+            lambda options: Loaded(make(cache_tokens=options.cache_tokens), ByteTokenizer()),
         )
         yield
 

@@ -163,7 +163,7 @@ def test_places_that_are_taken_are_refused(prompts: str, tmp_path: Path) -> None
         make(tmp_path, (prompts,))
     with pytest.raises(OptionError, match="this is a file"):
         make(Path(prompts), (prompts,))
-    with pytest.raises(OptionError, match="no drafter"):
+    with pytest.raises(OptionError, match="Unknown drafter"):
         make(tmp_path / "data", (prompts,), drafter="gose")
     assert not (tmp_path / "data").exists()
 

@@ -6,32 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from draftwood.cli.console.pace import PaceBar
 from draftwood.cli.console.terminal import Paint
-from draftwood.cli.options import Subparsers, add_group
-from draftwood.cli.train.parser import register_data
 from draftwood.train.data.read import TrainingData
 from tests.tools.cli import Command, Result, Terminal, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 from tests.tools.train_data import contents, lines
 
 SMALL = ("--model", "tiny", "--max-tokens", "10", "--prompt-tokens", "6", "--shard-size", "2")
-
-
-class _Train:
-    """The group with this command alone."""
-
-    @staticmethod
-    def register(commands: Subparsers[Any]) -> None:
-        register_data(add_group(commands, "train", "Train draft heads"))
-
-
-@pytest.fixture(autouse=True)
-def _only_this_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood.cli.main.COMMANDS", (_Train,))
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_kept_answers_are_cut_to_the_length() -> None:
 def test_a_template_that_refuses_says_whom() -> None:
     codec = template_codec("{{ raise_exception('no system here') if messages[0]['role'] == 'system' }}x")
     dialogue = Dialogue(0, Prompt("a.jsonl, line 3", ({"role": "system", "content": "s"}, user("u"))), rules_of(codec))
-    with pytest.raises(PromptError, match=r"a\.jsonl, line 3: .*refuses") as refusal:
+    with pytest.raises(PromptError, match=r"a\.jsonl, line 3: .*rejects") as refusal:
         dialogue.ask()
     assert "no system here" in str(refusal.value)
 

@@ -313,16 +313,16 @@ def test_a_method_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     ("name", "options", "message"),
     [
         ("eagle", {"regression": -1.0}, "regression is no weight"),
-        ("eagle", {"regression": 0.0, "classification": 0}, "needs a part with a weight"),
+        ("eagle", {"regression": 0.0, "classification": 0}, "At least one weight"),
         ("eagle", {"noise": float("nan")}, "noise is no weight"),
         ("eagle", {"steps": 3}, "has no option 'steps'"),
         ("hass", {"steps": 0}, "steps must be a whole number"),
         ("hass", {"decay": 1.5}, "decay must be a fraction"),
-        ("hass", {"detach": 1}, "detach is on or off"),
+        ("hass", {"detach": 1}, "detach must be true or false"),
         ("griffin", {"close": 0}, "close must be a whole number"),
         ("griffin", {"steps": "3"}, "steps must be a whole number"),
         ("eagle3", {"decay": True}, "decay must be a fraction"),
-        ("medusa", {"soft": "yes"}, "soft is on or off"),
+        ("medusa", {"soft": "yes"}, "soft must be true or false"),
     ],
 )
 def test_bad_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:

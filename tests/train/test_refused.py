@@ -192,9 +192,9 @@ def test_a_held_out_text_that_is_too_long_is_not_found_out_at_the_end(tmp_path: 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("num_layers=1.5", r"head\.changes\.num_layers .*\n  got: 1\.5\n  allowed: a whole number"),
+        ("num_layers=1.5", r"head\.changes\.num_layers .*\n  got: 1\.5\n  allowed: an integer"),
         ("num_layers=true", "a whole number"),
-        ("num_heads=abc", r"head\.changes\.num_heads .*\n  got: 'abc'\n  allowed: a whole number"),
+        ("num_heads=abc", r"head\.changes\.num_heads .*\n  got: 'abc'\n  allowed: an integer"),
         ("taps=[0, 1.5, 2]", "a list of whole numbers"),
         ("own_embed=1", "true or false"),
         ("norm_eps=small", "a number"),

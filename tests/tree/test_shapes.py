@@ -191,7 +191,7 @@ def test_pruned_siblings_stay_in_order_and_are_ranked_anew() -> None:
 
 
 def test_counts_must_fit_the_tree() -> None:
-    with pytest.raises(TreeError, match="one count a node"):
+    with pytest.raises(TreeError, match="one count per node"):
         prune(chain_tree(2), [1, 1], 2)
     with pytest.raises(TreeError, match="Node 2 was visited more often than its parent"):
         prune(chain_tree(2), [4, 2, 3], 2)

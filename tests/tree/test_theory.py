@@ -296,7 +296,7 @@ def test_the_spines_lead_grows_with_its_rate(p_t: float) -> None:
         (lambda: best_spine(0.3, 0.1, 1, 1), "budget"),
         (lambda: best_spine(0.3, 0.1, 10_001, 1), "budget"),
         (lambda: best_spine(0.3, 0.1, 10, 0), "branch depth"),
-        (lambda: spine_yield(0.3, 0.1, 2, (1,), 1), "one width a spine node"),
+        (lambda: spine_yield(0.3, 0.1, 2, (1,), 1), "one width per spine node"),
         (lambda: isotropic_yield(0.3, 0, 10), "arity"),
         (lambda: best_isotropic(0.3, 1), "budget"),
         (lambda: two_rate_tree(0.1, 0.2, 10), "better source"),

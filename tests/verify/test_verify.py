@@ -230,7 +230,7 @@ def test_only_nodes_of_the_path_can_fail() -> None:
     probs[1] = float("nan")
     assert accept_at_once(tree, probs, SeededRandomness(0)) == AcceptedPath((0, 2), 3)
     probs[2] = float("nan")
-    with pytest.raises(ModelError, match="no usable probabilities"):
+    with pytest.raises(ModelError, match="invalid probabilities"):
         accept_at_once(tree, probs, SeededRandomness(0))
 
 
@@ -289,7 +289,7 @@ def test_an_impossible_child_is_never_accepted() -> None:
 def test_no_distribution_is_an_error_that_says_so(bad: float) -> None:
     p = torch.full((3,), bad)
     for tree in (DraftTree.chain([0, 1]), one_level([1, 2], [1, 2], [0.5, 0.5])):
-        with pytest.raises(ModelError, match="no usable probabilities"):
+        with pytest.raises(ModelError, match="invalid probabilities"):
             accept_sampled(tree, lambda _: p, SeededRandomness(0))
 
 

@@ -145,7 +145,7 @@ def check_run(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> fl
         text += event.token_ids
         cycles += 1
         for session in engine._scheduler.running:
-            if session.request.request_id == event.request_id and cycles % 3 == 0:
+            if session.sample.request_id == event.request_id and cycles % 3 == 0:
                 check_cache(llm, session.drafter, text)
     assert not drafters_of(llm)
     return len(prompts) * max_tokens / cycles

@@ -323,7 +323,7 @@ def test_on_a_gpu_that_is_not_the_current_one() -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="there the decoder does run on a CPU")
 def test_a_cpu_is_refused() -> None:
-    with pytest.raises(CapabilityError, match="The fused GPU decoder cannot run here") as caught:
+    with pytest.raises(CapabilityError, match="The decoder 'fused-cuda' cannot run") as caught:
         tiny_target(dtype=torch.bfloat16, backend="fused-cuda")
     assert "not a GPU" in str(caught.value)
     assert "eager" in str(caught.value)

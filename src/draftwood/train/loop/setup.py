@@ -116,14 +116,14 @@ def prepare(config: TrainConfig, processes: Processes | None = None, progress: P
     num_steps = count_steps(config, texts, processes.world_size)
     device = pick_device(processes.device(config.model.device))
     dtype = str(choose_dtype(config.run.dtype, device)).removeprefix("torch.")
-    options = ModelOptions(
+    model = ModelOptions(
         model=config.model.name,
         dtype=dtype,
         device=str(device),
         target=config.model.target,
         cache_tokens=config.model.cache_tokens or None,
     )
-    target, codec = load_target(options, progress)
+    target, codec = load_target(model, progress)
     if not target.info.can_tap:
         raise CapabilityError("The target does not expose its hidden states", got=target.info.backend)
     texts.check_model(target)
