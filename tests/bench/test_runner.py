@@ -99,7 +99,7 @@ def test_warming_up_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     known: list[object] = []
 
     def spied(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
-        known.append(self.llm._default.memory._of_process)
+        known.append(self.llm._default.memory._shared)
         return answer(self, prompts, params)
 
     monkeypatch.setattr(DrafterEngine, "generate", spied)

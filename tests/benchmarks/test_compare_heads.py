@@ -154,7 +154,7 @@ def test_a_given_head_is_not_trained(
         (["--set", "data.held_out=0.5"], ["held out", "0.5"]),
         (["--also", "talf=hass"], ["--also"]),
         (["--out", "one,two"], ["comma"]),
-        (["--stages", "table"], ["no figures"]),
+        (["--stages", "table"], ["No figures"]),
     ],
 )
 def test_what_would_fail_later_is_refused_at_once(

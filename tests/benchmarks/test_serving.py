@@ -34,7 +34,7 @@ def test_predictions(capsys: pytest.CaptureFixture[str]) -> None:
     script = load_script("prediction")
     assert script.main(["--model", "tiny", "--budget", "8", "--max-tokens", "8", "--drafters", "pld,sam"]) == 0
     rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()]
-    assert rows == ["tokens a pass", "---", "`pld`", "`sam`"]
+    assert rows == ["tokens per pass", "---", "`pld`", "`sam`"]
     assert script.changed("a b c d e", 2) == "a something c something e"
     assert script.main(["--every", "0"]) == 2
     assert script.main(["--model", "tiny", "--drafters", "nobody"]) == 2

@@ -121,7 +121,7 @@ def test_a_sampled_comparison_needs_a_seed_and_promises_no_equal_draws(draftwood
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--compare", "--n", "2"), "A comparison is made with one sample"),
+        (("--compare", "--n", "2"), "A comparison needs exactly one sample"),
         (("--compare", "--temperature", "1"), "A comparison of sampled output needs a seed"),
         (("--stream", "--n", "2"), "got: --stream --n 2"),
         (("--stream", "--json"), "got: --stream --json"),

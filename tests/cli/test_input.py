@@ -96,7 +96,11 @@ def test_no_prompt_at_a_terminal_is_refused(draftwood_command: Command) -> None:
 def test_unreadable_files_are_refused(draftwood_command: Command, tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
-    for path, message in ((tmp_path / "none", "cannot be read"), (tmp_path, "cannot be read"), (binary, "no UTF-8")):
+    for path, message in (
+        (tmp_path / "none", "cannot be read"),
+        (tmp_path, "cannot be read"),
+        (binary, "not valid UTF-8"),
+    ):
         result = draftwood_command("generate", "--file", str(path), *TINY)
         assert (result.code, message in result.err) == (2, True)
 

@@ -40,7 +40,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("draftwood.targets.load.load_target", never)
+    monkeypatch.setattr("draftwood.cli.setup.tune.load_target", never)
 
 
 def tiny_info() -> Any:
@@ -139,7 +139,7 @@ def stepping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         target.info = replace(target.info, pass_sizes=PASS_SIZES, device=torch.device(request.param))
         return Loaded(target, ByteTokenizer())
 
-    monkeypatch.setattr("draftwood.targets.load.load_target", load)
+    monkeypatch.setattr("draftwood.cli.setup.tune.load_target", load)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda *_: "a GPU")
     monkeypatch.setattr(costs, "_fill", lambda *_: None)
     monkeypatch.setattr(costs, "_forward", lambda target, sequence, size: 0.002 + 0.00001 * size)

@@ -161,7 +161,7 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     assert "belongs to another model" in message
     assert "258x48x2" in message
     assert "258x48x3" in message
-    assert "Name another file" in message
+    assert memories.NEW_FILE in message
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_damaged_file_is_refused(damage: str, drafter: str, tmp_path: Path) ->
     )
     message = refusal(path, drafter)
     assert "cannot be read as a memory" in message
-    assert "this one is left alone" in message
+    assert memories.NEW_FILE in message
 
 
 @pytest.mark.parametrize("drafter", ["goose", "stand"])

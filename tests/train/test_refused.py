@@ -193,9 +193,9 @@ def test_a_held_out_text_that_is_too_long_is_not_found_out_at_the_end(tmp_path: 
     ("change", "said"),
     [
         ("num_layers=1.5", r"head\.changes\.num_layers .*\n  got: 1\.5\n  allowed: an integer"),
-        ("num_layers=true", "a whole number"),
+        ("num_layers=true", "an integer"),
         ("num_heads=abc", r"head\.changes\.num_heads .*\n  got: 'abc'\n  allowed: an integer"),
-        ("taps=[0, 1.5, 2]", "a list of whole numbers"),
+        ("taps=[0, 1.5, 2]", "a list of integers"),
         ("own_embed=1", "true or false"),
         ("norm_eps=small", "a number"),
         ("foo=3", r"head\.changes has no key 'foo'\n  allowed: .*num_layers"),
@@ -269,7 +269,7 @@ def test_prompts_without_room_are_told_what_would_help(draftwood_command: Comman
     path.write_text("x" * 3000)
     asked = ("train", "data", str(path), "--model", "tiny", "--out")
     for place, more, said in (
-        ("a", (), "1024 tokens\n  Give shorter"),
+        ("a", (), "1024 tokens\n  Use shorter"),
         ("b", ("--cache-tokens", "512"), "Raise --cache-tokens"),
         ("c", ("--max-length", "99"), "Raise --max-length"),
         ("d", ("--cache-tokens", "0"), "1 or more"),
@@ -286,7 +286,7 @@ def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
         stop = StopRequest(Console(stream))
         with stop.handle_signals():
             signal.raise_signal(signal.SIGINT)
-            assert "Ctrl-C again ends at once\n" in (tmp_path / "err").read_text()
+            assert "press Ctrl-C again to stop at once\n" in (tmp_path / "err").read_text()
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
     quiet = StopRequest(Console(io.StringIO()))  # which is no file

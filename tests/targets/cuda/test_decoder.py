@@ -326,7 +326,7 @@ def test_a_cpu_is_refused() -> None:
     with pytest.raises(CapabilityError, match="The decoder 'fused-cuda' cannot run") as caught:
         tiny_target(dtype=torch.bfloat16, backend="fused-cuda")
     assert "not a GPU" in str(caught.value)
-    assert "eager" in str(caught.value)
+    assert "auto" in str(caught.value)
 
 
 def test_why_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
