@@ -37,10 +37,10 @@ def test_chat_commands(draftwood_command: Command, monkeypatch: pytest.MonkeyPat
     result = draftwood_command("chat", *SHORT)
     assert result.out == ""
     lines = result.err.strip().split("\n")
-    assert lines[0] == "Nothing was said yet."
+    assert lines[0] == "There are no answers yet."
     assert lines[1].startswith("/help, /reset")
-    assert lines[2].startswith("There is no /what.")
-    assert lines[3:] == ["The system message is set.", "There is no system message now.", "A new conversation."]
+    assert lines[2].startswith("Unknown command /what.")
+    assert lines[3:] == ["Set the system message.", "Removed the system message.", "Started a new conversation."]
 
 
 def test_chat_sends_the_system_message_and_forgets_on_reset(
@@ -69,7 +69,7 @@ def test_chat_goes_on_after_a_message_that_does_not_fit(
     monkeypatch.setattr("sys.stdout", Terminal())
     result = draftwood_command("chat", *SHORT)
     assert result.code == 0
-    assert "/reset starts a new conversation" in result.err
+    assert "Type /reset to start a new conversation" in result.err
     assert "12 tokens" in result.err
 
 
@@ -121,7 +121,7 @@ def test_chat_at_a_terminal(draftwood_command: Command, monkeypatch: pytest.Monk
     result = draftwood_command("chat", *SHORT)
     assert result.code == 0
     assert len(prompts) == 4
-    assert "tiny, drafted by" in result.err
+    assert "tiny, drafter" in result.err
     assert "1 answer ·" in result.err
     assert printable(screen.getvalue().replace(ESCAPE, "")) == screen.getvalue().replace(ESCAPE, "")
 

@@ -87,7 +87,7 @@ def test_show_states_what_is_inside(draftwood_command: Command, corpus: Path, tm
         "tokens": "21",
         "vocabulary": f"258 tokens, tokenizer {tokenizer_fingerprint(ByteTokenizer())[:12]}",
         "on disk": "1 MB",
-        "made from": f"{corpus / 'a.md'}, {corpus / 'b.txt'}",
+        "source": f"{corpus / 'a.md'}, {corpus / 'b.txt'}",
     }
 
 
@@ -102,7 +102,7 @@ def test_an_existing_output_needs_force(draftwood_command: Command, corpus: Path
     output.write_text("precious", encoding="utf-8")
     result = build(draftwood_command, output, corpus)
     assert result.code == 2
-    assert "exists already" in result.err
+    assert "already exists" in result.err
     assert "--force" in result.err
     assert output.read_text(encoding="utf-8") == "precious"
     assert build(draftwood_command, output, corpus, "--force").code == 0
@@ -112,7 +112,7 @@ def test_an_existing_output_needs_force(draftwood_command: Command, corpus: Path
 def test_the_output_is_never_one_of_the_texts(draftwood_command: Command, corpus: Path) -> None:
     result = build(draftwood_command, corpus / "b.txt", corpus, "--force")
     assert result.code == 2
-    assert "one of the texts" in result.err
+    assert "also an input" in result.err
     assert (corpus / "b.txt").read_text(encoding="utf-8") == "second text"
 
 
@@ -120,7 +120,7 @@ def test_the_output_is_never_one_of_the_texts(draftwood_command: Command, corpus
 def test_an_output_that_cannot_be_is_refused(name: str, draftwood_command: Command, corpus: Path) -> None:
     result = build(draftwood_command, corpus.parent / name, corpus)
     assert result.code == 2
-    assert "no file in an existing folder" in result.err
+    assert "must be a file in an existing folder" in result.err
 
 
 def test_interrupting_leaves_nothing(

@@ -49,12 +49,12 @@ def test_inspect_states_what_the_head_is(draftwood_command: Command, head_folder
     lines = dict(line.split("  ", 1) for line in result.out.splitlines())
     facts = {name.strip(): text.strip() for name, text in lines.items()}
     assert facts == {
-        "kind": "eagle3, in the layout draftwood",
+        "kind": "eagle3, layout draftwood",
         "parameters": "0.0 million in float32",
-        "layers": "1, 24 wide, 4 heads over 2, 6 wide",
-        "reads": "the hidden states 2, 4, 6 of 24",
+        "layers": "1, hidden size 24, 4 heads, 2 KV heads, head size 6",
+        "reads": "the hidden states 2, 4, 6 of size 24",
         "vocabulary": "17 of 40 tokens",
-        "made for": "org/small",
+        "target model": "org/small",
     }
 
 
@@ -99,7 +99,7 @@ def test_inspect_knows_models_that_only_transformers_runs(
 
 def test_taps_that_are_not_named_are_those_of_the_model(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("eagle3", SMALL), tmp_path / "head", to="eagle")
-    assert "the usual ones of its model" in draftwood_command("inspect", "head", str(folder)).out
+    assert "the default ones of its model" in draftwood_command("inspect", "head", str(folder)).out
     model = model_folder(tmp_path / "model", num_hidden_layers=32)
     result = draftwood_command("inspect", "head", str(folder), "--model", str(model))
     assert "the hidden states 2, 16, 29" in result.out
@@ -109,11 +109,11 @@ def test_taps_that_are_not_named_are_those_of_the_model(draftwood_command: Comma
 @pytest.mark.parametrize(
     ("kind", "changes", "texts"),
     [
-        ("eagle", {}, ["the last hidden state of 24, behind the final norm", "40 of 40 tokens"]),
+        ("eagle", {}, ["the last hidden state of size 24, after the final norm", "40 of 40 tokens"]),
         ("eagle", {"feature": "raw"}, ["before the final norm"]),
-        ("medusa", {}, ["looks ahead", "4 tokens, 1 residual block for each"]),
-        ("hydra", {"prefix": True, "num_residual": 2}, ["2 residual blocks for each", "1, 24 wide"]),
-        ("eagle3", {"norm_output": True, "fc_norm": True}, ["variant", "taps normed one by one, fed back normed"]),
+        ("medusa", {}, ["predicts", "4 tokens ahead, 1 residual block each"]),
+        ("hydra", {"prefix": True, "num_residual": 2}, ["2 residual blocks each", "1, hidden size 24"]),
+        ("eagle3", {"norm_output": True, "fc_norm": True}, ["variant", "one norm per tap, feeds back normed output"]),
     ],
 )
 def test_other_kinds(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from draftwood.cli.inspect.head_options import DEFAULT_GROWTHS, DEFAULTS, MAX_LENGTH, SECTION
-from draftwood.cli.inspect.head_worth import _chosen
+from draftwood.cli.inspect.head_worth import _choose_texts
 from draftwood.heads import save_head
 from draftwood.targets.load import Loaded
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
@@ -79,13 +79,13 @@ def test_the_table(draftwood_command: Command) -> None:
     beam = worth["trees"]["beam"]
     assert [line.split("  ", 1) for line in measured.splitlines()] == [
         ["measured on", "6 of 24 texts"],
-        ["answered", "   2 prompts with trees of 8 nodes at most"],
+        ["answered", "   2 prompts with trees of up to 8 nodes"],
         [
             "greedy path",
-            f"pruned from {beam['greedy_pruned']:.0%} of beam's trees; "
-            f"{beam['accepted_greedy']:.0%} of accepted paths lie on it",
+            f"pruned from {beam['greedy_pruned']:.0%} of beam trees; "
+            f"{beam['accepted_greedy']:.0%} of accepted paths are on it",
         ],
-        ["accuracy", f"   {worth['accuracy']:.3f} behind the text"],
+        ["accuracy", f"   {worth['accuracy']:.3f} after the text"],
     ]
     assert [line.split() for line in trees.splitlines()[1:]] == [
         [name, f"{each['tau']:.3f}", f"{each['mean_tree_size']:.1f}"] for name, each in worth["trees"].items()
@@ -115,8 +115,8 @@ def test_parts_can_be_left_out(
     assert list(worth["trees"]) == (["chain", "salf"] if has_trees else [])
     assert ("accuracy" in worth, "ranks" in worth) == (has_ranks, has_ranks)
     result = draftwood_command("inspect", "head", head, *wanted)
-    assert ("tokens a pass" in result.out, "answered" in result.out) == (has_trees, has_trees)
-    assert ("below guess" in result.out, "accuracy" in result.out) == (has_ranks, has_ranks)
+    assert ("tokens/pass" in result.out, "answered" in result.out) == (has_trees, has_trees)
+    assert ("after draft rank" in result.out, "accuracy" in result.out) == (has_ranks, has_ranks)
     assert ("drafting" in result.err, "calibration" in result.err) == (has_trees, has_ranks)
     assert "greedy path" not in result.out  # that is of beam
 
@@ -128,8 +128,8 @@ def test_below_the_guess_of_a_head_that_sees_one_token_ahead_there_is_nothing(
     wanted = asked("--limit", "3", "--growth", "beam")
     assert worth_of(draftwood_command("inspect", "head", str(folder), *wanted, "--json"))["ranks"] == []
     out = draftwood_command("inspect", "head", str(folder), *wanted).out
-    assert "behind the text" in out
-    assert "below" not in out
+    assert "after the text" in out
+    assert "rank" not in out
 
 
 def test_a_run_says_nothing_about_ranks_that_there_are_not() -> None:
@@ -155,14 +155,14 @@ def test_number_formats(draftwood_command: Command) -> None:
 
 def test_texts_are_those_that_a_run_holds_out_in_any_order() -> None:
     data = TrainingData.open(data_folder())
-    found = {seed: [text.token_ids.tobytes() for text in _chosen(data, 9, seed)] for seed in (0, 1)}
+    found = {seed: [text.token_ids.tobytes() for text in _choose_texts(data, 9, seed)] for seed in (0, 1)}
     for seed, texts in found.items():
         _, held_out = data.split(9, seed)
         in_order = [held_out[index].token_ids.tobytes() for index in range(9)]
         assert sorted(texts) == sorted(in_order)
         assert texts != in_order
     assert set(found[0]) != set(found[1])
-    everything = sorted(text.token_ids.tobytes() for text in _chosen(data, 1000, 0))
+    everything = sorted(text.token_ids.tobytes() for text in _choose_texts(data, 1000, 0))
     assert everything == sorted(data[index].token_ids.tobytes() for index in range(len(data)))
 
 
@@ -190,9 +190,9 @@ def test_several_folders_and_no_more_texts_than_asked_for(draftwood_command: Com
         (("--model", "tiny", "--prompts", "3", "--growth", "beam"), "got: --prompts, --growth"),
         (("--model", "tiny", "--texts", "nowhere"), "nowhere has no training data"),
         (asked("--prompts", "0", "--positions", "0"), "There is nothing to measure"),
-        (asked("--limit", "0"), "--limit: '0' is no whole number, 1 or more"),
-        (asked("--budget", "1"), "--budget: '1' is no whole number, 2 or more"),
-        (asked("--growth", "beam,bean"), "--growth: 'bean' is none of chain, static, beam"),
+        (asked("--limit", "0"), "--limit: '0' is not an integer of at least 1"),
+        (asked("--budget", "1"), "--budget: '1' is not an integer of at least 2"),
+        (asked("--growth", "beam,bean"), "--growth: 'bean' is not one of chain, static, beam"),
         (asked("--growth", "beam,"), "has an empty item"),
     ],
     ids=lambda part: part if isinstance(part, str) else "",
@@ -243,7 +243,7 @@ def test_defaults_are_those_of_training() -> None:
     assert next(f.default for f in fields(DataSection) if f.name == "max_length") == MAX_LENGTH
 
 
-def test_help_warns_of_texts_that_flatter(draftwood_command: Command) -> None:
+def test_help_warns_of_training_texts(draftwood_command: Command) -> None:
     out = draftwood_command("inspect", "head", "--help").out
-    assert "Texts that it was trained on flatter it" in out
+    assert "Results are too good on\ntexts from the training set" in out
     assert "--texts data" in out.split("examples:")[1]

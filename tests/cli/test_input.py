@@ -37,7 +37,7 @@ from tests.tools.cli import ESCAPE, SHORT, TINY, Command, Terminal, _plain_envir
         (("--model", "tiny", "--budget", "many"), "budget must be a number"),
         ((*TINY, "--dtype", "int8"), "invalid choice"),
         ((*TINY, "--device", "toaster"), "got: 'toaster'"),
-        ((*TINY, "--file", "/nowhere.txt"), "two prompts"),
+        ((*TINY, "--file", "/nowhere.txt"), "Two prompts"),
         ((*TINY, "--no-such-option"), "unrecognized arguments"),
     ],
 )
@@ -90,7 +90,7 @@ def test_a_prompt_that_does_not_fit_is_refused(draftwood_command: Command) -> No
 
 
 def test_no_prompt_at_a_terminal_is_refused(draftwood_command: Command) -> None:
-    assert "There is no prompt" in draftwood_command("generate", *TINY).err
+    assert "The prompt is missing" in draftwood_command("generate", *TINY).err
 
 
 def test_unreadable_files_are_refused(draftwood_command: Command, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_bytes_that_are_no_text_are_refused(
         stream = io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
         monkeypatch.setattr("sys.stdin", stream)
         result = draftwood_command(command, *SHORT)
-        assert (result.code, "no UTF-8 text" in result.err) == (2, True)
+        assert (result.code, "not valid UTF-8" in result.err) == (2, True)
     assert draftwood_command("generate", "ab\udcff", *SHORT).code == 2
 
 

@@ -106,7 +106,7 @@ def test_an_output_that_ends_early_is_an_error(
     monkeypatch.setattr(LLM, "generate", short)
     result = draftwood_command("check", "--prompts", str(prompt_file), *SHORT)
     assert result.code == 1
-    assert "the end, plainly" in result.out
+    assert "end of output instead of" in result.out
 
 
 @pytest.mark.parametrize(

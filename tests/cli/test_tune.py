@@ -64,7 +64,7 @@ def test_tune_measures_and_keeps(draftwood_command: Command, cache: Path) -> Non
     assert second[0] == "2"
     assert float(second[1]) >= float(first[1]) > 0.0
     assert "these sizes" not in result.out  # passes may have any size
-    kept = [Path(line.removeprefix("kept in ")) for line in lines if line.startswith("kept in ")]
+    kept = [Path(line.removeprefix("stored in ")) for line in lines if line.startswith("stored in ")]
     assert [path.parent for path in kept] == [cache / "profiles", cache / "successors"]
     assert all(path.is_file() for path in kept)
     assert costs.LABEL in result.err
@@ -157,7 +157,7 @@ def test_tune_tells_the_sizes_that_passes_have(draftwood_command: Command, cache
     assert rows[0][1:4] == ["2.01", "ms", "1.00x"]
     assert rows[8][1:4] == ["3.28", "ms", "1.63x"]
     kind = "CUDA graphs" if stepping == "cuda" else "passes"
-    assert lines[12].startswith(f"{kind} of these sizes are there (768, 1024 too, not timed)")
+    assert lines[12].startswith(f"{kind} exist for these sizes only (also 768, 1024, not timed)")
     assert "up to 128 positions" in lines[13]
     assert len(list(cache.rglob("*.json"))) == len(list(cache.rglob("*.safetensors"))) == 1
 
@@ -249,9 +249,9 @@ def test_an_existing_file_is_replaced_by_force_alone(
     [
         (
             ("--drafter", "pld"),
-            ["'pld' does not draft along a static tree", "stand, recycling, sam+recycling, sequoia"],
+            ["'pld' does not use a static tree", "stand, recycling, sam+recycling, sequoia"],
         ),
-        ((), ["does not draft along a static tree", "--drafter"]),
+        ((), ["does not use a static tree", "--drafter"]),
         (("--drafter", "no-such"), ["no-such"]),
         (("--drafter", "stand", "--drafter-option", "no_such=1"), ["no_such"]),
         (("--drafter", "stand", "--size", "626"), ["626", "1 to 625"]),
@@ -280,7 +280,7 @@ def test_a_static_tree_needs_prompts_and_a_place(draftwood_command: Command, pro
     for output in (tmp_path, tmp_path / "no" / "folder.json"):
         result = tune_tree(draftwood_command, output, prompt_file, "--drafter", "stand", "--force")
         assert result.code == 2
-        assert "a file in a folder that is there" in result.err
+        assert "a file in an existing folder" in result.err
 
 
 @pytest.mark.usefixtures("no_model")

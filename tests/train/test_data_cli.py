@@ -95,7 +95,7 @@ def test_control_c_exits_with_130_and_says_how_to_go_on(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(PaceBar, "hear", interrupt)
+        patch.setattr(PaceBar, "add_tokens", interrupt)
         result = train_data(draftwood_command, out, prompts)
     assert result.code == 130
     assert f"draftwood train data {prompts} --out '{out}'" in result.err
@@ -123,10 +123,10 @@ def test_the_pace_counts_from_the_first_token(monkeypatch: pytest.MonkeyPatch) -
     bar = PaceBar(Paint("never", Terminal()))
     now = 200.0
     assert bar.pace == ""
-    bar.hear(1000)
+    bar.add_tokens(1000)
     assert bar.pace == ""
     now = 202.0
-    bar.hear(2000)
+    bar.add_tokens(2000)
     assert bar.pace == ", 1,500 tokens/s"
 
 

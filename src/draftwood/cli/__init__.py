@@ -1,1 +1,1 @@
-"""The command line: one file a command. It reads options, calls the library and shows what came back."""
+"""Command line: one file per command. Parses options, calls the library and prints the result."""

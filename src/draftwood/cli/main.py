@@ -1,6 +1,6 @@
 """The ``draftwood`` command: parses arguments, runs the command, maps errors to exit codes.
 
-Exit codes: 0 done, 1 a check found errors or the program has one, 2 invalid arguments or input, 130 interrupted.
+Exit codes: 0 success, 1 failed check or internal error, 2 invalid arguments or input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from draftwood.cli import bench, generation, inspect, setup, train
 from draftwood.cli.options import CommandParser, HelpFormatter, examples
 from draftwood.errors import DraftwoodError
 
-ROOMS = (generation, bench, inspect, setup, train)
-BROKEN_PIPE = 141  # exit code of a program ended by a closed pipe
+GROUPS = (generation, bench, inspect, setup, train)
+BROKEN_PIPE = 141  # exit code of a process killed by SIGPIPE
 ISSUES = "This is a bug in draftwood, not in your input. Please report it with the lines above."
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="draftwood",
-        description="Makes a language model generate faster without changing its output.",
+        description="Speculative decoding: faster generation with unchanged output.",
         epilog=examples(
             "draftwood generate 'Write a haiku about trees.'",
             "draftwood chat --model smollm2",
@@ -36,13 +36,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"draftwood {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for room in ROOMS:
-        room.register(commands)
+    for group in GROUPS:
+        group.register(commands)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    _forgive_encodings()
+    _replace_unencodable()
     debug = os.environ.get("DRAFTWOOD_DEBUG", "0") not in ("", "0")
     given = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -60,24 +60,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\ndraftwood: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader has closed the pipe; without this Python would report it again when it flushes at exit.
+        # The reader closed the pipe. Redirect stdout, so that the flush at exit does not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except Exception:  # noqa: BLE001 - anything that arrives here is a bug
+    except Exception:  # noqa: BLE001 - any other exception is a bug
         traceback.print_exc()
         print(f"\ndraftwood: {ISSUES}", file=sys.stderr)
         return 1
 
 
 def load_command(name: str) -> Callable[[argparse.Namespace], int]:
-    """The function behind "module:function", relative to this package."""
+    """Import "module:function", relative to this package."""
     module, function = name.split(":")
     command: Callable[[argparse.Namespace], int] = getattr(import_module(f"draftwood.cli.{module}"), function)
     return command
 
 
-def _forgive_encodings() -> None:
-    """Replaces characters that the terminal cannot show."""
+def _replace_unencodable() -> None:
+    """Print a replacement for characters that the output encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""The options that commands share: spelled and explained in one place, their defaults read off the library's own."""
+"""Options shared by several commands. Defaults come from the library."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from draftwood.config import (
 )
 from draftwood.errors import OptionError
 
-# The types of what add_subparsers and add_argument_group return have no public names.
+# argparse has no public names for these return types.
 Subparsers = argparse._SubParsersAction
 Group = argparse._ArgumentGroup
 HelpFormatter = argparse.RawDescriptionHelpFormatter
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Takes a list of arguments in several groups too, with options between them."""
+    """Accepts options between the values of a list argument."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, rest = super().parse_known_args(args, namespace)
         lists = [action.dest for action in self._actions if not action.option_strings and action.nargs in ("*", "+")]
         if not lists:
             return found, rest
-        more = list(takewhile(lambda text: not text.startswith("-"), rest))  # the others may belong to an option
+        more = list(takewhile(lambda text: not text.startswith("-"), rest))  # later ones may belong to an option
         setattr(found, lists[-1], [*getattr(found, lists[-1]), *more])
         return found, rest[len(more) :]
 
@@ -53,26 +53,26 @@ def add_command(
     *lines: str,
     details: str = "",
 ) -> argparse.ArgumentParser:
-    """A command's parser with the options that all commands share.
+    """Add a command with the options that all commands share.
 
-    ``run`` is "module:function" inside this package: the module is imported when the command runs, so that help texts
-    do not wait for torch. ``lines`` are examples.
+    ``run`` is "module:function" in this package. The module is imported when the command runs, so that --help does
+    not import torch. ``lines`` are examples.
     """
-    parser = _parser(commands, name, summary, details, lines)
+    parser = _add_parser(commands, name, summary, details, lines)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="colours (default: auto)")
-    parser.add_argument("--debug", action="store_true", help="show where in the program an error arose")
+    parser.add_argument("--debug", action="store_true", help="print the stack trace of errors")
     parser.set_defaults(run=run)
     return parser
 
 
 def add_group(commands: Subparsers[Any], name: str, summary: str, *lines: str) -> Subparsers[Any]:
-    """A name that other commands stand under."""
-    return _parser(commands, name, summary, "", lines).add_subparsers(
+    """Add a command that has subcommands."""
+    return _add_parser(commands, name, summary, "", lines).add_subparsers(
         title="commands", metavar="COMMAND", required=True
     )
 
 
-def _parser(
+def _add_parser(
     commands: Subparsers[Any], name: str, summary: str, details: str, lines: tuple[str, ...]
 ) -> argparse.ArgumentParser:
     text = f"{summary}.\n\n{details}" if details else f"{summary}."
@@ -83,7 +83,7 @@ def _parser(
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, own_trees: bool = False) -> None:
-    """What every command takes that runs a model. With ``own_trees`` the size of trees and the memory are its own."""
+    """Add options to load and run a model. ``own_trees``: the command sets tree size and memory itself."""
     group = add_model_options(parser)
     _add_drafter_options(group)
     if not own_trees:
@@ -92,35 +92,35 @@ def add_run_options(parser: argparse.ArgumentParser, *, own_trees: bool = False)
 
 
 def add_drafting_options(parser: argparse.ArgumentParser) -> None:
-    """The same without how answers are sampled: each request says that for itself."""
+    """Add the same options without sampling, which each request sets."""
     group = add_model_options(parser)
     _add_drafter_options(group)
     _add_draft_options(group)
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", help="the prompt; '-' or nothing reads it from standard input")
+    parser.add_argument("prompt", nargs="?", help="prompt; if omitted or '-', read from standard input")
     parser.add_argument("--file", metavar="F", help="read the prompt from this file")
-    parser.add_argument("--raw", action="store_true", help="continue the text as it is, without the chat template")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as text, without a chat template")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> Group:
-    """Which model, and how it runs; returns the group they stand in."""
+    """Add options to load a model. Return their argument group."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
         default=DEFAULT_MODEL,
-        help=f"a known name, a folder, a GGUF file or a hub id, see: draftwood models list (default: {DEFAULT_MODEL})",
+        help=f"model name, folder, GGUF file or hub id, see: draftwood models list (default: {DEFAULT_MODEL})",
     )
-    group.add_argument("--dtype", choices=DTYPES, default="auto", help="number format (default: auto)")
+    group.add_argument("--dtype", choices=DTYPES, default="auto", help="dtype of the weights (default: auto)")
     group.add_argument(
         "--quantize",
         choices=QUANTIZE,
-        help="hold the weights in 8 bits: half the memory, and another model; GPUs only, as in --device cuda "
-        "--quantize fp8",
+        help="quantize the weights to 8 bits: half the memory, different outputs; GPUs only, as in "
+        "--device cuda --quantize fp8",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
-    group.add_argument("--target", choices=TARGETS, default="auto", help="which decoder runs it (default: auto)")
+    group.add_argument("--target", choices=TARGETS, default="auto", help="decoder backend (default: auto)")
     return group
 
 
@@ -130,10 +130,10 @@ def _add_drafter_options(group: Group) -> None:
         "--drafter",
         metavar="NAME",
         default=DEFAULT_DRAFTER,
-        help=f"where the guesses come from, see: draftwood drafters (default: {DEFAULT_DRAFTER})",
+        help=f"drafter, see: draftwood drafters (default: {DEFAULT_DRAFTER})",
     )
     group.add_argument(
-        "--drafter-option", metavar="KEY=VALUE", action="append", default=[], help="one of its options; repeatable"
+        "--drafter-option", metavar="KEY=VALUE", action="append", default=[], help="option of the drafter; repeatable"
     )
 
 
@@ -142,10 +142,10 @@ def _add_draft_options(group: Group) -> None:
         "--memory",
         metavar="SCOPE|FILE",
         default=DEFAULT_MEMORY,
-        help="who shares what the drafter learns: request, prompt, process, or a file that keeps it "
+        help="scope of the drafter's learned state: request, prompt, process, or a file to store it in "
         f"(default: {DEFAULT_MEMORY}; chat, serve: process)",
     )
-    budget = _default(EngineOptions, "budget")
+    budget = _field_default(EngineOptions, "budget")
     group.add_argument(
         "--budget",
         type=parse_value,
@@ -158,7 +158,7 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
 
     def add(name: str, kind: Callable[[str], object], text: str) -> None:
-        default = _default(SamplingParams, name)
+        default = _field_default(SamplingParams, name)
         flag = "--" + name.replace("_", "-")
         group.add_argument(
             flag,
@@ -168,16 +168,16 @@ def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
             help=f"{text} (default: {'none' if default is None else default})",
         )
 
-    add("max_tokens", int, "tokens of output at most")
+    add("max_tokens", int, "maximum number of output tokens")
     add("temperature", float, "0 is greedy, higher is more varied")
-    add("top_k", int, "only the N likeliest tokens, 0: all")
-    add("top_p", float, "only the likeliest tokens that share this much probability")
-    add("min_p", float, "only tokens with this share of the likeliest one's probability")
-    add("repetition_penalty", float, "against tokens of prompt and output, 1: none")
-    add("presence_penalty", float, "against tokens of the output, once each, 0: none")
-    add("frequency_penalty", float, "against tokens of the output, by their count, 0: none")
-    add("seed", int, "same seed, same draws")
-    group.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end before this text; repeatable")
+    add("top_k", int, "sample from the N most likely tokens, 0: all")
+    add("top_p", float, "sample from the top tokens with this total probability")
+    add("min_p", float, "minimum probability, relative to the most likely token")
+    add("repetition_penalty", float, "penalty for tokens in prompt or output, 1: none")
+    add("presence_penalty", float, "penalty for tokens in the output, 0: none")
+    add("frequency_penalty", float, "penalty per occurrence in the output, 0: none")
+    add("seed", int, "random seed")
+    group.add_argument("--stop", metavar="TEXT", action="append", default=[], help="stop before this text; repeatable")
 
 
 def model_options(args: argparse.Namespace, **more: Any) -> ModelOptions:
@@ -195,10 +195,10 @@ def drafter_options(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals):
-            raise OptionError("A drafter option is a name and a value", got=repr(pair), allowed="KEY=VALUE")
+            raise OptionError("Invalid drafter option", got=pair, allowed="KEY=VALUE")
         options[key.strip().replace("-", "_")] = parse_value(value)
     return options
 
 
-def _default(record: type, name: str) -> Any:
+def _field_default(record: type, name: str) -> Any:
     return next(f.default for f in fields(record) if f.name == name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftwood.bench.recipes import Recipe, list_recipes, load_recipe
 from draftwood.cli.bench.tables import print_note, prose_table
-from draftwood.cli.console import Screen, counted, show
+from draftwood.cli.console import Screen, pluralize, show
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,7 +55,7 @@ def _describe(recipe: Recipe) -> list[tuple[str, str]]:
         ("needs", ", ".join(recipe.needs)),
         ("optional", ", ".join(recipe.optional)),
         *((f"run {run.name}", _format_settings(run.settings)) for run in recipe.runs),
-        ("figures", f"{counted(figures, 'figure')} of the paper for comparison" if figures else ""),
+        ("figures", f"{pluralize(figures, 'figure')} of the paper for comparison" if figures else ""),
         ("claims", f"{', '.join(map(str, recipe.claims))} in docs/reproduction.md" if recipe.claims else ""),
         ("then", recipe.then),
         ("missing", "; ".join(recipe.list_missing())),

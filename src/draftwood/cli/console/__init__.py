@@ -1,16 +1,16 @@
-"""What all commands share: options, loading, terminal output."""
+"""Shared by all commands: model loading, prompts, terminal output."""
 
-from draftwood.cli.console.answer import Answer, all_answers
-from draftwood.cli.console.loading import budget_text, dtype_name, facts, load_llm
+from draftwood.cli.console.answer import Answer, generate_answers
+from draftwood.cli.console.loading import budget_text, dtype_name, load_llm, run_info
 from draftwood.cli.console.pace import PaceBar
 from draftwood.cli.console.report import (
     SEPARATOR,
-    closing,
     comparison_line,
-    counted,
     legend,
     logprob_lines,
+    pluralize,
     show,
+    show_summary,
     stats_line,
     table,
 )
@@ -28,21 +28,21 @@ __all__ = [
     "PaceBar",
     "Paint",
     "Screen",
-    "all_answers",
     "budget_text",
-    "closing",
     "columns",
     "comparison_line",
-    "counted",
     "dtype_name",
-    "facts",
+    "generate_answers",
     "legend",
     "load_llm",
     "logprob_lines",
     "piped_lines",
+    "pluralize",
     "quoted",
     "read_prompt",
+    "run_info",
     "show",
+    "show_summary",
     "stats_line",
     "table",
     "typed_lines",

@@ -1,4 +1,4 @@
-"""An answer as it is written: token events on the screen, and what they add up to."""
+"""An answer, collected and displayed while it is generated."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
 from draftwood.llm import LLM, Completion
 
 
-def _no_stats() -> RequestStats:
-    return RequestStats()
-
-
 @dataclass(kw_only=True)
 class Answer:
-    """What has arrived of an answer: all of it, or as much as came before it was stopped."""
+    """Tokens received so far. Incomplete if the request was cancelled."""
 
-    texts: list[str] = field(default_factory=list)  # one a token
+    texts: list[str] = field(default_factory=list)  # one per token
     token_ids: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str = "cancelled"
-    stats: RequestStats = field(default_factory=_no_stats)
+    stats: RequestStats = field(default_factory=RequestStats)
 
     @classmethod
     def of(cls, completion: Completion) -> Answer:
@@ -42,8 +38,8 @@ class Answer:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def take(self, events: Iterator[TokenEvent], screen: Screen | None = None) -> None:
-        """Adds the events as they come, and shows them on the screen if there is one."""
+    def collect(self, events: Iterator[TokenEvent], screen: Screen | None = None) -> None:
+        """Append events as they arrive. Display them if there is a screen."""
         for event in events:
             if screen is not None:
                 screen.answer(event.texts, event.sources)
@@ -55,7 +51,6 @@ class Answer:
             self.stats = event.stats
 
     def show(self, screen: Screen) -> None:
-        """All at once."""
         screen.answer(self.texts, self.sources)
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,12 +65,12 @@ class Answer:
         }
 
 
-def all_answers(
+def generate_answers(
     llm: LLM, ids: list[int], params: SamplingParams, screen: Screen | None, prediction: str | None = None
 ) -> list[Answer]:
-    """The ``n`` answers to a prompt; a single one shows itself on the screen as it comes, if there is one."""
+    """Generate ``n`` answers. A single answer is streamed to the screen, if there is one."""
     if params.n > 1:
         return [Answer.of(completion) for completion in llm.generate(ids, params, prediction=prediction)]
     answer = Answer()
-    answer.take(llm.stream(ids, params, prediction=prediction), screen)
+    answer.collect(llm.stream(ids, params, prediction=prediction), screen)
     return [answer]

@@ -1,4 +1,4 @@
-"""The model a command runs, and what is told about it."""
+"""Load the model of a command and describe it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from draftwood.targets.native.cpu import CpuDecoder
 
 
 def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1, cache_tokens: int | None = None) -> LLM:
-    """The model and drafter the options ask for; what was not given is left to the library."""
+    """Load the model and drafter given by the options."""
     options = drafter_options(args.drafter_option)
 
-    warnings.filterwarnings("ignore", "Decoding is slow")  # the note below takes its place
+    warnings.filterwarnings("ignore", "Decoding is slow")  # replaced by the note below
     llm = LLM(
         drafter=args.drafter,
         drafter_options=options,
@@ -28,12 +28,12 @@ def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1, cache
         **asdict(model_options(args, max_batch=max_batch, cache_tokens=cache_tokens)),
     )
     if _slow_on_cpu(llm.info):
-        screen.note(_why_slow(llm.info))
+        screen.note(_explain_slow(llm.info))
     return llm
 
 
-def facts(llm: LLM) -> dict[str, Any]:
-    """What runs, for JSON."""
+def run_info(llm: LLM) -> dict[str, Any]:
+    """Describe model, device and drafter for JSON output."""
     info = llm.info
     return {
         "model": info.name,
@@ -50,7 +50,7 @@ def dtype_name(info: TargetInfo) -> str:
 
 
 def budget_text(args: argparse.Namespace, llm: LLM) -> str:
-    """The budget that was asked for: under ``auto`` the library's own number is only the most it ever takes."""
+    """Format the budget option. With ``auto``, `LLM.budget` is only an upper bound."""
     return "budget auto" if args.budget == "auto" else f"budget {llm.budget}"
 
 
@@ -58,11 +58,11 @@ def _slow_on_cpu(info: TargetInfo) -> bool:
     return info.backend == "eager" and info.device.type == "cpu"
 
 
-def _why_slow(info: TargetInfo) -> str:
+def _explain_slow(info: TargetInfo) -> str:
     why = CpuDecoder.why_unavailable()
     if why:
-        return f"The slow eager decoder runs: {why}."
+        return f"Using the slow eager decoder: {why}."
     return (
-        f"The slow eager decoder runs: the fast one cannot take this model in {dtype_name(info)}.\n"
+        f"Using the slow eager decoder: the fast one does not support this model in {dtype_name(info)}.\n"
         "  Try --dtype float32 or --dtype bfloat16."
     )

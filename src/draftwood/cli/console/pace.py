@@ -1,4 +1,4 @@
-"""A progress bar for commands that make tokens: how many a second."""
+"""A progress bar with throughput in tokens/s."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from draftwood.cli.console.terminal import Paint, ProgressBar
 
 
 class PaceBar(ProgressBar):
-    """Tells tokens/s beside the time that is left. Whoever makes tokens says so with ``hear``."""
+    """Shows tokens/s and the remaining time. Report generated tokens with ``add_tokens``."""
 
     def __init__(self, paint: Paint) -> None:
         super().__init__(paint)
         self._tokens = 0
         self._since = time.monotonic()
 
-    def hear(self, tokens: int) -> None:
-        """The clock starts with the first of them: what came before was spent on other things."""
+    def add_tokens(self, tokens: int) -> None:
+        """Count generated tokens. The clock starts at the first call, so that loading does not count."""
         if not self._tokens:
             self._since = time.monotonic()
         self._tokens += tokens
 
     @property
     def pace(self) -> str:
-        """As in ``, 1,234 tokens/s``; nothing before there is a pace."""
+        """Throughput as ``, 1,234 tokens/s``; empty before the first token."""
         seconds = time.monotonic() - self._since
         return f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens and seconds > 0.0 else ""
 

@@ -1,4 +1,4 @@
-"""What is said about a run when it is over."""
+"""Statistics and tables that commands print."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ SEPARATOR = " · "
 DEPTHS_SHOWN = 6
 
 
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def pluralize(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def stats_line(stats: RequestStats, finish_reason: str | None, *more: str) -> str:
-    """The figures everybody asks for first; ``more`` goes behind them."""
+    """Format the main statistics, followed by ``more``."""
     parts = [
-        counted(stats.output_tokens, "token"),
+        pluralize(stats.output_tokens, "token"),
         f"{stats.tokens_per_second:.1f} tokens/s",
         f"tau {stats.acceptance_length:.2f}",
-        counted(stats.cycles, "cycle"),
+        pluralize(stats.cycles, "cycle"),
         f"trees of {stats.mean_tree_size:.1f}" if stats.cycles else "",
         _rates_text(stats),
         _routes_text(stats),
@@ -50,14 +50,14 @@ def _rates_text(stats: RequestStats) -> str:
 
 
 def _routes_text(stats: RequestStats) -> str:
-    """Which ways the drafter went, where it has several."""
+    """Format the share of each route, for drafters with several."""
     if len(set(stats.routes) - {"plain"}) < 2:
         return ""
     return ", ".join(f"{name} {count / stats.cycles:.0%}" for name, count in stats.routes.most_common())
 
 
 def guesses_line(stats: RequestStats) -> str:
-    """How right the guesses were: by who made them, by depth, and which kinds of paths the accepted tokens lay on."""
+    """Format the acceptance rates by source and depth, and the accepted tokens by kind of path."""
     by_source = [f"{name} {rate:.2f}" for name, rate in stats.acceptance_by_source().items()]
     depths = stats.acceptance_by_depth()
     by_depth = [f"{rate:.2f}" for rate in depths[:DEPTHS_SHOWN]] + ["..."] * (len(depths) > DEPTHS_SHOWN)
@@ -67,7 +67,7 @@ def guesses_line(stats: RequestStats) -> str:
 
 
 def legend(paint: Paint, sources: Sequence[str]) -> str:
-    """Each colour's name with its share of the output; nothing where there are no colours."""
+    """Format each source with its colour and share of the output. Empty without colours."""
     if not paint.enabled or not sources:
         return ""
     counts = Counter(sources)
@@ -75,8 +75,8 @@ def legend(paint: Paint, sources: Sequence[str]) -> str:
     return "  ".join(f"{paint.source('■', name)} {name} {counts[name] / len(sources):.0%}" for name in names)
 
 
-def closing(screen: Screen, answer: Answer, *more: str) -> None:
-    """The lines under an answer, and the legend of its colours."""
+def show_summary(screen: Screen, answer: Answer, *more: str) -> None:
+    """Print statistics and the colour legend of an answer."""
     screen.note(stats_line(answer.stats, answer.finish_reason, *more))
     if answer.stats.drafted_nodes:
         screen.note(guesses_line(answer.stats))
@@ -87,11 +87,11 @@ def closing(screen: Screen, answer: Answer, *more: str) -> None:
 
 def comparison_line(comparison: Comparison) -> str:
     if comparison.identical is None:
-        outcome = "sampled: same distribution, other draws"
+        outcome = "sampled: same distribution, different samples"
     elif comparison.identical:
         outcome = "identical output"
     else:
-        outcome = f"outputs differ from token {comparison.first_difference} on (see: draftwood check)"
+        outcome = f"outputs differ from token {comparison.first_difference} on, see: draftwood check"
     plain = comparison.plain.stats.tokens_per_second
     return SEPARATOR.join([f"{comparison.speedup:.2f}x the speed of plain decoding ({plain:.1f} tokens/s)", outcome])
 
@@ -105,7 +105,7 @@ def logprob_lines(llm: LLM, logprobs: Sequence[TokenLogprobs]) -> list[str]:
 
 
 def table(paint: Paint, rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as lines: the first column stands out, the last may be as long as it likes."""
+    """Align columns. The first one is bold, the last one is not padded."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = []
     for first, *middle, last in rows:
@@ -115,6 +115,6 @@ def table(paint: Paint, rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def show(args: argparse.Namespace, content: dict[str, Any], lines: Sequence[str]) -> int:
-    """A command's result on stdout, as JSON where that was asked for; the exit code of success."""
+    """Print a result, as JSON with --json. Return exit code 0."""
     print(json.dumps(content, ensure_ascii=False, default=str) if args.json else "\n".join(lines))
     return 0

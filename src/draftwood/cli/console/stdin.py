@@ -1,4 +1,4 @@
-"""Prompts from where the user put them."""
+"""Read prompts from arguments, files and standard input."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from draftwood.prompts import read_text
 
 
 def read_prompt(prompt: str | None, file: str | None = None) -> str:
-    """The argument, the file, or standard input. Nothing at all is refused before a model is loaded for it."""
-    text = _given(prompt, file)
+    """Read the prompt from the argument, the file or standard input. Raise if it is empty."""
+    text = _read_source(prompt, file)
     if not text:
-        raise PromptError("The prompt is empty", next_step="Give at least one word.")
+        raise PromptError("The prompt is empty", next_step="Pass a non-empty prompt.")
     return text
 
 
-def _given(prompt: str | None, file: str | None) -> str:
-    """A final line break is an editor's or ``echo``'s, not the user's."""
+def _read_source(prompt: str | None, file: str | None) -> str:
+    """Strip one final line break, which editors and ``echo`` add."""
     if prompt is not None and file is not None:
-        raise PromptError("There are two prompts", got=f"a text and the file {file}", allowed="one of them")
+        raise PromptError("Two prompts were given", got=f"a prompt and --file {file}", allowed="one of them")
     if file is not None:
         return read_text(file).removesuffix("\n")
     if prompt is not None and prompt != "-":
-        with _text_only():
-            return _whole(prompt)
+        with _convert_unicode_errors():
+            return _check_unicode(prompt)
     if prompt is None and sys.stdin.isatty():
-        raise PromptError("There is no prompt", next_step="Give one as an argument, with --file, or through a pipe.")
-    with _text_only():
-        return _whole(sys.stdin.read().removesuffix("\n"))
+        raise PromptError("The prompt is missing", next_step="Pass it as an argument, with --file, or through a pipe.")
+    with _convert_unicode_errors():
+        return _check_unicode(sys.stdin.read().removesuffix("\n"))
 
 
 def piped_lines() -> Iterator[str]:
-    with _text_only():
+    with _convert_unicode_errors():
         for line in sys.stdin:
-            yield _whole(line)
+            yield _check_unicode(line)
 
 
 def typed_lines(prompt: str, style: str = "") -> Iterator[str]:
-    """What a person types, line by line, until Ctrl-D. Ctrl-C throws a half-typed line away."""
+    """Read typed lines until Ctrl-D. Ctrl-C discards the current line."""
     try:
-        import readline  # noqa: F401 - gives input() arrow keys and a history
+        import readline  # noqa: F401 - adds arrow keys and a history to input()
 
-        # The marks tell readline which characters take no room.
+        # The marks enclose characters of zero width for readline.
         shown = f"\x01\x1b[{style}m\x02{prompt}\x01\x1b[0m\x02" if style else prompt
     except ImportError:
         shown = prompt
     while True:
         try:
-            with _text_only():
-                line = _whole(input(shown))
+            with _convert_unicode_errors():
+                line = _check_unicode(input(shown))
         except EOFError:
             print()
             return
@@ -61,14 +61,14 @@ def typed_lines(prompt: str, style: str = "") -> Iterator[str]:
         yield line
 
 
-def _whole(text: str) -> str:
-    text.encode()  # bytes that are no text come in as lone surrogates in some locales, and raise here
+def _check_unicode(text: str) -> str:
+    text.encode()  # raises for lone surrogates, which represent invalid bytes in some locales
     return text
 
 
 @contextmanager
-def _text_only() -> Iterator[None]:
+def _convert_unicode_errors() -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        raise PromptError("The prompt is no UTF-8 text", got=error) from error
+        raise PromptError("The prompt is not valid UTF-8", got=error) from error

@@ -1,4 +1,4 @@
-"""The little a terminal needs: colours, text that cannot play tricks on it, a progress bar."""
+"""Terminal output: colours, escaping of control characters, a progress bar."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from draftwood.display import duration
 
 CLEAR_LINE = "\r\x1b[K"
 BOLD, DIM, RED, GREEN = "1", "2", "31", "32"
-BONUS_SOURCE, ROOT_SOURCE = "target", "root"  # the engine's and the tree's names, known here without loading torch
+BONUS_SOURCE, ROOT_SOURCE = "target", "root"  # as in the engine and the tree; repeated here to avoid importing torch
 BAR_WIDTH = 24
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 60.0
-SOME_SECONDS = 2.0  # before that a pace means nothing
+MIN_SECONDS = 2.0  # before the first estimate of the remaining time
 
-# Calm colours that can be read on dark and on light grounds. Known sources keep theirs from run to run.
+# Colours that are readable on dark and light backgrounds. Known sources have a fixed colour.
 _KNOWN = {"context": 73, "suffix": 73, "corpus": 140, "transition": 179, "ngram": 108, "datastore": 140}
 _KNOWN |= {"pool": 110, "window": 174}
 _OTHERS = (137, 67, 132, 101, 145, 97)
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except tab and newline
 
 
 class Paint:
-    """Colours for one stream, or none."""
+    """Colours the text of one stream, if enabled."""
 
     def __init__(self, choice: str, stream: TextIO) -> None:
         self.stream = stream
         self.is_terminal = stream.isatty()
         allowed = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         self.enabled = choice == "always" or (choice == "auto" and self.is_terminal and allowed)
-        self._seen: list[str] = []  # sources without a colour of their own, in order
+        self._seen: list[str] = []  # sources without a fixed colour, in order
 
     def __call__(self, text: str, *styles: str) -> str:
         return f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if self.enabled and styles and text else text
 
     def source(self, text: str, source: str) -> str:
-        """Text in the colour of who drafted it; what the target added itself stays as it is."""
+        """Colour text by its draft source. Tokens of the target stay uncoloured."""
         if source in (BONUS_SOURCE, ROOT_SOURCE):
             return text
         if source not in _KNOWN and source not in self._seen:
@@ -57,7 +57,7 @@ class Paint:
 
 
 class Screen:
-    """Where a command writes: the answer to stdout, everything else to stderr."""
+    """Output of a command: answers to stdout, everything else to stderr."""
 
     def __init__(self, colour: str) -> None:
         self.out = Paint(colour, sys.stdout)
@@ -65,24 +65,24 @@ class Screen:
         self.progress = ProgressBar(self.err)
 
     def note(self, text: str) -> None:
-        """A line beside the answer."""
+        """Print a message to stderr."""
         self.out.stream.flush()
         self.err.write(self.err(text, DIM) + "\n")
 
     def answer(self, texts: Sequence[str], sources: Sequence[str]) -> None:
-        """A piece of model output as it arrives. A terminal does not get to see its control characters."""
+        """Print model output. On a terminal, replace control characters."""
         safe = [printable(text) for text in texts] if self.out.is_terminal else texts
         self.out.write("".join(self.out.source(text, source) for text, source in zip(safe, sources, strict=True)))
 
 
 class ProgressBar:
-    """``progress(label, done, total)``: a bar with the time left on a terminal; anywhere else a line for each label,
-    and one a minute under way."""
+    """``progress(label, done, total)``: on a terminal a bar with the remaining time, otherwise one line per label and
+    one per minute."""
 
     def __init__(self, paint: Paint) -> None:
         self._paint = paint
         self._label = ""
-        self._began = (0.0, 0)  # when this label came up, and how much was done then
+        self._began = (0.0, 0)  # time and progress at the start of this label
         self._drawn = 0.0
 
     def __call__(self, label: str, done: int, total: int) -> None:
@@ -112,7 +112,7 @@ class ProgressBar:
             self._paint.write(f"{label}: {done / total:.0%}{self._time_left(done, total, now)}\n")
 
     def _bar(self, label: str, done: int, total: int, now: float) -> str:
-        """One line whatever the terminal: a second one could not be cleared. A narrow one gets a shorter bar."""
+        """Format the bar to fit into one line: `CLEAR_LINE` cannot clear a second one."""
         room = columns() - len(" 100%  ") - 1
         size = max(0, min(BAR_WIDTH, room - BAR_WIDTH))
         share = done / max(total, 1)
@@ -122,9 +122,9 @@ class ProgressBar:
         return f"{bar} {share:4.0%}  {text[: max(0, room - size)]}"
 
     def _time_left(self, done: int, total: int, now: float) -> str:
-        """At the pace since the label came up; nothing before there is a pace."""
+        """Estimate the remaining time. Empty until there is enough progress."""
         since, at_first = self._began
-        if done <= at_first or now - since < SOME_SECONDS:
+        if done <= at_first or now - since < MIN_SECONDS:
             return ""
         return f", {duration((now - since) * (total - done) / (done - at_first))} left"
 
@@ -134,18 +134,17 @@ def columns() -> int:
 
 
 def printable(text: str) -> str:
-    """Text without the characters that could move the cursor or recolour the screen."""
+    """Replace control characters, which could move the cursor or change colours."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def quoted(text: str) -> str:
-    """A token between quotes, on one line."""
+    """Quote a token and escape unprintable characters."""
     return "'" + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) + "'"
 
 
 def width(text: str) -> int:
-    """Columns the text takes: wide letters take two, combining marks none."""
+    """Return the number of columns: wide characters take two, combining marks none."""
     return sum(
-        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-        for letter in text
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
     )

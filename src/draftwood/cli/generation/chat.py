@@ -11,7 +11,7 @@ from draftwood.cli.options import sampling_params
 from draftwood.errors import CapabilityError
 
 PROMPT = "> "
-CONTEXTS = 3  # cached at once while a turn moves on: the last turn, its longer copy, the gap of the one before
+CONTEXTS = 3  # in the KV cache during a turn: the previous turn, its extended copy, freed space of an earlier turn
 
 
 def run(args: argparse.Namespace) -> int:
@@ -21,15 +21,15 @@ def run(args: argparse.Namespace) -> int:
     with load_llm(args, screen, max_batch=CONTEXTS) as llm:
         if not llm.tokenizer.has_chat:
             raise CapabilityError(
-                "This model has no chat template, so it cannot hold a conversation",
+                "This model has no chat template",
                 got=llm.info.name,
-                next_step="Use draftwood generate, or a model that was trained to chat.",
+                next_step="Use draftwood generate, or a chat model.",
             )
-        conversation = Conversation(llm, params, screen, args.system, budget_text(args, llm), goes_on=interactive)
+        conversation = Conversation(llm, params, screen, args.system, budget_text(args, llm), interactive=interactive)
         if interactive:
-            screen.note(f"{llm.info.name}, drafted by {llm.drafter}. {HELP}")
+            screen.note(f"{llm.info.name}, drafter {llm.drafter}. {HELP}")
         typed = typed_lines(PROMPT, BOLD if screen.out.enabled else "")
         for line in typed if interactive else piped_lines():
-            if not conversation.hear(line.strip()):
+            if not conversation.handle(line.strip()):
                 break
     return 0

@@ -1,4 +1,4 @@
-"""``draftwood check``: is the output really unchanged?"""
+"""``draftwood check``: compare speculative with plain greedy decoding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from draftwood.check import CheckRecord, CheckSummary, Difference, check
-from draftwood.cli.console import BOLD, GREEN, RED, SEPARATOR, Screen, counted, dtype_name, facts, load_llm, quoted
+from draftwood.cli.console import BOLD, GREEN, RED, SEPARATOR, Screen, dtype_name, load_llm, pluralize, quoted, run_info
 from draftwood.cli.options import sampling_params
 from draftwood.llm import LLM
 from draftwood.prompts import prompt_ids, read_prompts
@@ -29,8 +29,8 @@ def run(args: argparse.Namespace) -> int:
             screen.progress("checking", len(records), len(ids))
         summary = CheckSummary.of(records)
         if args.json:
-            listed = [record.as_dict() for record in records]
-            print(json.dumps({**facts(llm), "summary": asdict(summary), "records": listed}))
+            results = [record.as_dict() for record in records]
+            print(json.dumps({**run_info(llm), "summary": asdict(summary), "records": results}))
         else:
             print(_summary_line(screen, summary, dtype_name(llm.info)))
     return 1 if summary.errors else 0
@@ -38,20 +38,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _difference_line(screen: Screen, llm: LLM, index: int, verdict: str, difference: Difference) -> str:
     def token(token_id: int | None) -> str:
-        return "the end" if token_id is None else f"{quoted(llm.tokenizer.token_text(token_id))} ({token_id})"
+        return "end of output" if token_id is None else f"{quoted(llm.tokenizer.token_text(token_id))} ({token_id})"
 
     label = "numeric tie" if verdict == "tie" else screen.out("ERROR", BOLD, RED)
     gap = "no gap" if difference.gap is None else f"gap {difference.gap:.3g}, tolerance {difference.tolerance:g}"
-    pair = f"{token(difference.speculative_id)}, plainly {token(difference.plain_id)}"
+    pair = f"{token(difference.speculative_id)} instead of {token(difference.plain_id)}"
     return f"prompt {index + 1}, token {difference.position}: {pair}: {label} ({gap})"
 
 
 def _summary_line(screen: Screen, summary: CheckSummary, dtype: str) -> str:
-    errors = counted(summary.errors, "error")
+    errors = pluralize(summary.errors, "error")
     parts = [
-        f"{counted(summary.prompts, 'prompt')}, {counted(summary.positions, 'position')} in {dtype}",
+        f"{pluralize(summary.prompts, 'prompt')}, {pluralize(summary.positions, 'position')} in {dtype}",
         f"{summary.identical} identical",
-        counted(summary.ties, "numeric tie"),
+        pluralize(summary.ties, "numeric tie"),
         screen.out(errors, BOLD, RED) if summary.errors else screen.out(errors, GREEN),
         f"tau {summary.acceptance_length:.2f}",
     ]

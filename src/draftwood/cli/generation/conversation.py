@@ -1,10 +1,10 @@
-"""The turns of a chat, and the commands between them."""
+"""Turns and commands of a chat."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from draftwood.cli.console import SEPARATOR, Answer, Screen, counted, legend, stats_line
+from draftwood.cli.console import SEPARATOR, Answer, Screen, legend, pluralize, stats_line
 from draftwood.config import SamplingParams
 from draftwood.engine import RequestStats
 from draftwood.errors import DraftwoodError
@@ -15,29 +15,29 @@ HELP = "/help, /reset, /stats, /system TEXT, /quit. Ctrl-C stops an answer."
 
 class Conversation:
     def __init__(
-        self, llm: LLM, params: SamplingParams, screen: Screen, system: str | None, budget: str, *, goes_on: bool
+        self, llm: LLM, params: SamplingParams, screen: Screen, system: str | None, budget: str, *, interactive: bool
     ) -> None:
-        """``goes_on``: a message that cannot be answered is a note to whoever types, not the end."""
+        """``interactive``: if a message cannot be answered, print the error and continue."""
         self._llm, self._params, self._screen = llm, params, screen
-        self._system, self._budget, self._goes_on = system, budget, goes_on
+        self._system, self._budget, self._interactive = system, budget, interactive
         self._turns: list[dict[str, str]] = []
         self._answers: list[Answer] = []
 
-    def hear(self, line: str) -> bool:
-        """Answers a line or obeys it; whether the conversation goes on."""
+    def handle(self, line: str) -> bool:
+        """Answer a message or run a command. Return False to end the chat."""
         command, _, rest = line.partition(" ")
         if command in ("/quit", "/exit"):
             return False
         if command == "/reset":
             self._turns.clear()
-            self._screen.note("A new conversation.")
+            self._screen.note("Started a new conversation.")
         elif command == "/system":
             self._system = rest.strip() or None
-            self._screen.note("The system message is set." if self._system else "There is no system message now.")
+            self._screen.note("Set the system message." if self._system else "Removed the system message.")
         elif command == "/stats":
-            self._screen.note(self._stats())
+            self._screen.note(self._format_stats())
         elif line.startswith("/"):
-            self._screen.note(HELP if command == "/help" else f"There is no {command}. {HELP}")
+            self._screen.note(HELP if command == "/help" else f"Unknown command {command}. {HELP}")
         elif line:
             self._answer(line)
         return True
@@ -48,30 +48,30 @@ class Conversation:
         answer = Answer()
         try:
             events = self._llm.stream_chat([*system, *turns], self._params)
-        except DraftwoodError as error:  # most often: the conversation no longer fits
-            if not self._goes_on:
+        except DraftwoodError as error:  # usually the conversation exceeds the context
+            if not self._interactive:
                 raise
-            self._screen.note(f"{error}\n  /reset starts a new conversation.")
+            self._screen.note(f"{error}\n  Type /reset to start a new conversation.")
             return
         try:
-            answer.take(events, self._screen)
+            answer.collect(events, self._screen)
         except KeyboardInterrupt:
             answer.finish_reason = "cancelled"
         finally:
-            del events  # ends the request
+            del events  # cancels the request
         self._screen.out.write("\n")
         self._turns = [*turns, {"role": "assistant", "content": answer.text}]
         self._answers.append(answer)
         reused = f"{answer.stats.reused_tokens} of {answer.stats.prompt_tokens} prompt tokens reused"
         self._screen.note(stats_line(answer.stats, answer.finish_reason, reused))
 
-    def _stats(self) -> str:
+    def _format_stats(self) -> str:
         if not self._answers:
-            return "Nothing was said yet."
+            return "There are no answers yet."
 
         names = ("output_tokens", "cycles", "drafted_nodes", "prefill_seconds", "total_seconds")
         sums: dict[str, Any] = {name: sum(getattr(answer.stats, name) for answer in self._answers) for name in names}
         figures = stats_line(RequestStats(**sums), None, self._budget, self._llm.drafter)
         sources = [source for answer in self._answers for source in answer.sources]
         colours = legend(self._screen.out, sources)
-        return counted(len(self._answers), "answer") + SEPARATOR + figures + (f"\n{colours}" if colours else "")
+        return pluralize(len(self._answers), "answer") + SEPARATOR + figures + (f"\n{colours}" if colours else "")

@@ -1,4 +1,4 @@
-"""``draftwood generate``: one prompt, one answer."""
+"""``draftwood generate``: answer one prompt."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from draftwood.cli.console import (
     Answer,
     Screen,
-    all_answers,
     budget_text,
-    closing,
     comparison_line,
-    facts,
+    generate_answers,
     load_llm,
     logprob_lines,
     read_prompt,
+    run_info,
+    show_summary,
 )
 from draftwood.cli.options import sampling_params
 from draftwood.compare import Comparison, TimedRun, check_params, compare, warm_up
@@ -28,16 +28,16 @@ from draftwood.prompts import prompt_ids, read_text
 
 def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
-    _check(args, params)
+    _check_options(args, params)
     prompt = read_prompt(args.prompt, args.file)
-    prediction = _prediction(args.prediction)
+    prediction = None if args.prediction is None else read_text(args.prediction)
     screen = Screen(args.color)
     with load_llm(args, screen, max_batch=params.n) as llm:
         ids = prompt_ids(llm.tokenizer, prompt, raw=args.raw)
         if args.compare:
             warm_up(llm, ids, params)
         streams = not args.json and params.n == 1 and (screen.out.is_terminal if args.stream is None else args.stream)
-        answers = all_answers(llm, ids, params, screen if streams else None, prediction)
+        answers = generate_answers(llm, ids, params, screen if streams else None, prediction)
         first = TimedRun(answers[0].token_ids, answers[0].stats)
         comparison = None
         if args.compare:
@@ -52,33 +52,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prediction(path: str | None) -> str | None:
-    if path is None:
-        return None
-
-    return read_text(path)
-
-
-def _check(args: argparse.Namespace, params: SamplingParams) -> None:
-    """What makes no sense together, before a model is loaded for it."""
+def _check_options(args: argparse.Namespace, params: SamplingParams) -> None:
+    """Reject conflicting options before the model is loaded."""
     if args.stream and (args.json or params.n > 1):
         other = "--json" if args.json else f"--n {params.n}"
-        raise OptionError("Only a single answer in plain text can be streamed", got=f"--stream {other}")
+        raise OptionError("--stream needs a single answer in plain text", got=f"--stream {other}")
     if args.compare:
         check_params(params)
 
 
 def _as_dict(llm: LLM, answers: list[Answer], comparison: Comparison | None) -> dict[str, Any]:
-    """One answer's fields as they are; several under ``samples``."""
+    """Return the fields of a single answer, or a list of answers under ``samples``."""
     content = answers[0].as_dict() if len(answers) == 1 else {"samples": [answer.as_dict() for answer in answers]}
     compared = {} if comparison is None else {"compare": comparison.as_dict()}
-    return {**content, **compared, **facts(llm)}
+    return {**content, **compared, **run_info(llm)}
 
 
 def _show(screen: Screen, llm: LLM, answer: Answer, budget: str, *, streamed: bool) -> None:
     if not streamed:
         answer.show(screen)
     screen.out.write("\n")
-    closing(screen, answer, budget, llm.drafter)
+    show_summary(screen, answer, budget, llm.drafter)
     for line in logprob_lines(llm, answer.logprobs):
         screen.note(line)

@@ -1,4 +1,4 @@
-"""Parsers of the commands in this folder. Light to import: the commands themselves are loaded when they run."""
+"""Parsers of the commands in this folder. Commands are imported when they run, so that --help stays fast."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ def register_generate(commands: Subparsers[Any]) -> None:
         "draftwood generate 'Write a haiku about trees.'",
         "draftwood generate --file notes.txt --max-tokens 400 --compare",
         "echo 'def fibonacci(n):' | draftwood generate --raw --json",
-        details="The prompt is put to the model as a user's message if the model has a chat template.",
+        details="If the model has a chat template, the prompt is sent as a user message.",
     )
     add_prompt_options(parser)
     parser.add_argument(
-        "--stream", action=argparse.BooleanOptionalAction, help="show tokens as they come (default: on a terminal)"
+        "--stream", action=argparse.BooleanOptionalAction, help="print tokens as they come (default: on a terminal)"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout and nothing else")
-    parser.add_argument("--compare", action="store_true", help="decode plainly too; say how much faster it was")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--compare", action="store_true", help="run plain decoding too and print the speedup")
     parser.add_argument(
         "--prediction",
         metavar="F",
-        help="a file with the answer that you expect, such as a program of which a line is to change: faster, if it is "
-        "about right",
+        help="file with the predicted output, such as the source code to edit; faster if most of it is right",
     )
-    parser.add_argument("--n", type=int, default=1, help="samples of the prompt (default: 1)")
-    parser.add_argument("--logprobs", type=int, metavar="K", help="show each token's probability and K alternatives")
+    parser.add_argument("--n", type=int, default=1, help="samples per prompt (default: 1)")
+    parser.add_argument("--logprobs", type=int, metavar="K", help="print logprobs of each token and K alternatives")
     add_run_options(parser)
 
 
@@ -41,14 +40,14 @@ def register_chat(commands: Subparsers[Any]) -> None:
         commands,
         "chat",
         "generation.chat:run",
-        "Talk with a model in the terminal",
+        "Chat with a model in the terminal",
         "draftwood chat",
         "draftwood chat --system 'Answer in one sentence.' --max-tokens 512",
         "echo 'What is a tree?' | draftwood chat --temperature 0.7 --seed 1",
     )
-    parser.add_argument("--system", metavar="TEXT", help="how the model is to behave")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
     add_run_options(parser)
-    # A turn finds most of its prompt in the cache, so what drafters learnt from it must outlive the turn before.
+    # Most of a turn's prompt is in the cache already, so the drafter must keep what it learned from earlier turns.
     parser.set_defaults(memory="process")
 
 
@@ -83,9 +82,9 @@ def register_serve(commands: Subparsers[Any]) -> None:
 
 
 _CHECK_DETAILS = """\
-Where the outputs part, both tokens are looked up in the model's own distribution. If neither lies
-further below the best token than rounding can move it in the chosen dtype, the difference is a
-numeric tie: either is the model's answer. Anything else is an ERROR, and the exit code is 1."""
+At the first difference, both tokens are compared with the top token of the model. If neither is below
+it by more than the rounding error of the dtype, the difference is a numeric tie: both tokens are valid
+greedy choices. Any other difference is an ERROR, and the exit code is 1."""
 
 
 def register_check(commands: Subparsers[Any]) -> None:
@@ -100,11 +99,11 @@ def register_check(commands: Subparsers[Any]) -> None:
         details=_CHECK_DETAILS,
     )
     parser.add_argument(
-        "--prompts", metavar="FILE", required=True, help="one prompt a line; .jsonl: 'prompt', 'turns' or 'messages'"
+        "--prompts", metavar="FILE", required=True, help="one prompt per line; .jsonl: 'prompt', 'turns' or 'messages'"
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts")
-    parser.add_argument("--raw", action="store_true", help="prompts are texts to continue: no chat template")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
+    parser.add_argument("--raw", action="store_true", help="continue prompts as text, without a chat template")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_run_options(parser)
 
 

@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     with (
         listen(args.host, args.port) as listener,
         load_llm(args, screen, max_batch=args.max_batch, cache_tokens=args.cache_tokens) as llm,
-        suppress(KeyboardInterrupt),  # it stopped the server
+        suppress(KeyboardInterrupt),  # Ctrl-C stops the server
     ):
         llm.budget  # noqa: B018 - measures costs now, not during the first request
-        ready = f"{llm.info.name}, drafted by {llm.drafter}, at {server_url(listener)}/v1. Press Ctrl-C to stop."
+        ready = f"{llm.info.name}, drafter {llm.drafter}, at {server_url(listener)}/v1. Press Ctrl-C to stop."
         create_server(llm, options, lambda: screen.note(ready)).run(sockets=[listener])
     return 0
 

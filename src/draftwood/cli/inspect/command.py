@@ -1,4 +1,4 @@
-"""``draftwood inspect``: look inside a run, or a draft head."""
+"""``draftwood inspect tree``: draw the draft trees of a run."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import argparse
 import json
 from itertools import islice
 
-from draftwood.cli.console import BOLD, Screen, facts, legend, load_llm, read_prompt
+from draftwood.cli.console import BOLD, Screen, legend, load_llm, read_prompt, run_info
 from draftwood.cli.inspect.tree import as_dict, heading, tree_lines
-from draftwood.cli.options import (
-    sampling_params,
-)
+from draftwood.cli.options import sampling_params
 from draftwood.errors import OptionError
 from draftwood.prompts import prompt_ids
 
 
 def run(args: argparse.Namespace) -> int:
     if args.cycles < 1 or args.skip < 0:
-        raise OptionError("There is nothing to show", got=f"--cycles {args.cycles} --skip {args.skip}")
+        raise OptionError("No cycles to show", got=f"--cycles {args.cycles} --skip {args.skip}")
     params = sampling_params(args)
     prompt = read_prompt(args.prompt, args.file)
     screen = Screen(args.color)
@@ -26,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         events = islice(enumerate(llm.stream(ids, params), start=1), args.skip, args.skip + args.cycles)
         if args.json:
             cycles = [as_dict(cycle, event, llm.tokenizer) for cycle, event in events]
-            print(json.dumps({**facts(llm), "cycles": cycles}))
+            print(json.dumps({**run_info(llm), "cycles": cycles}))
             return 0
         sources: list[str] = []
         for cycle, event in events:

@@ -1,4 +1,4 @@
-"""``draftwood inspect head``: what a draft head is, whether it fits a model, and what it is worth there."""
+"""``draftwood inspect head``: describe a draft head, check its fit to a model, evaluate it on texts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def run(args: argparse.Namespace) -> int:
     fit = {"model": args.model, "fits": fits, "misfits": misfits, "trained_for_it": same}
     facts = {"path": path, "format": layout, "num_parameters": size, "dtype": dtype, "taps": taps}
     rows = [
-        ("kind", f"{config.kind}, in the layout {layout}"),
+        ("kind", f"{config.kind}, layout {layout}"),
         ("parameters", f"{size / 1e6:,.1f} million in {dtype}"),
         *shape_rows(config),
         ("reads", taps_text(config, taps)),
         ("vocabulary", f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens"),
-        ("made for", config.target_name or "not stated"),
+        ("target model", config.target_name or "not stated"),
         *[("model card", str(card)) for card in path.glob("README.md")],
         *([] if misfits is None else [(f"fits {args.model}", "; ".join(misfits) if misfits else "yes")]),
         *([] if same is None else [("trained for it", "yes" if same else "no, for another model")]),

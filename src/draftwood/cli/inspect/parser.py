@@ -1,4 +1,4 @@
-"""Parsers of the commands in this folder. Light to import: the commands themselves are loaded when they run."""
+"""Parsers of the commands in this folder. Commands are imported when they run, so that --help stays fast."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _INSPECT_EXAMPLES = (
 
 
 _INSPECT_DETAILS = """\
-One node a line: its token, who suggested it, how likely the drafter thought it, and a tick where
-the target agreed. An only child stands under its parent, siblings branch off. The last line is the
-token that the target added itself."""
+One node per line: its token, its draft source, its draft probability, and a tick if it was accepted.
+An only child is printed below its parent, siblings branch off. The last line is the bonus token of
+the target."""
 
 
 def register(commands: Subparsers[Any]) -> None:
     lines = (*_INSPECT_EXAMPLES[:2], _THEORY_EXAMPLES[0], _HEAD_EXAMPLES[0])
-    views = add_group(commands, "inspect", "Look inside a run or a draft head", *lines)
+    views = add_group(commands, "inspect", "Show draft trees, expected yields or a draft head", *lines)
     tree = add_command(
         views,
         "tree",
@@ -33,8 +33,8 @@ def register(commands: Subparsers[Any]) -> None:
     )
     add_prompt_options(tree)
     tree.add_argument("--cycles", type=int, default=3, metavar="N", help="cycles to show (default: 3)")
-    tree.add_argument("--skip", type=int, default=0, metavar="K", help="cycles to pass over first (default: 0)")
-    tree.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    tree.add_argument("--skip", type=int, default=0, metavar="K", help="cycles to skip first (default: 0)")
+    tree.add_argument("--json", action="store_true", help="print one JSON object")
     add_run_options(tree)
     register_theory(views)
     register_head(views)
@@ -86,25 +86,25 @@ _HEAD_EXAMPLES = (
 
 _HEAD_DETAILS = """\
 Reads a folder with config.json and the tensors of an EAGLE, EAGLE-3, Medusa or Hydra head, in the
-layout of its authors, of SGLang, vLLM or speculators, or our own. Hidden states are numbered by
-the layer that reads them; the number of layers stands for the last one's output.
+layout of its authors, SGLang, vLLM, speculators or Draftwood. Hidden state i is the input of layer i;
+the number of layers denotes the output of the last one.
 
-With --model the head is compared with that model, of which only config.json is read. The command
-ends with 1 if they do not fit.
+With --model, check the head against that model; only its config.json is read. The exit code is 1 if
+they do not fit.
 
-With --texts the model runs: how many tokens a pass yields with real draft trees, how right the head
-is behind the model's own words and below its own guesses, and how far its probabilities are from
-that (expected calibration error). Texts that it was trained on flatter it. Those that a training run
-held out are taken with its data.held_out as --limit, its run.seed as --seed, its data.max_length as
---max-length and its folders in the same order."""
+With --texts, run the model and measure tokens per pass with draft trees, the accuracy of the head
+after the text and after its own drafts, and the expected calibration error. Results are too good on
+texts from the training set. To use the held-out texts of a training run, set --limit to its
+data.held_out, --seed to its run.seed and --max-length to its data.max_length, and pass the same
+folders in the same order."""
 
 
 def register_head(views: Subparsers[Any]) -> None:
     parser = add_command(
-        views, "head", "inspect.head:run", "State what a draft head is", *_HEAD_EXAMPLES, details=_HEAD_DETAILS
+        views, "head", "inspect.head:run", "Describe a draft head", *_HEAD_EXAMPLES, details=_HEAD_DETAILS
     )
-    about = f"the folder of the head, or the name of one that ships (default: {SHIPPED})"
+    about = f"folder of a head, or name of a shipped head (default: {SHIPPED})"
     parser.add_argument("path", metavar="PATH", nargs="?", default=SHIPPED, help=about)
-    parser.add_argument("--model", help="whether it fits this model: a known name, a folder, a GGUF file or a hub id")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--model", help="check the fit to this model: name, folder, GGUF file or hub id")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_worth_options(parser)

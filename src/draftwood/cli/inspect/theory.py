@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draftwood.cli.console import BOLD, DIM, Paint, Screen, columns, counted, show, table
+from draftwood.cli.console import BOLD, DIM, Paint, Screen, columns, pluralize, show, table
 from draftwood.errors import OptionError
 from draftwood.plots import Line, assign_marks, plot_lines, svg_file
 from draftwood.tree import SpinePlan, TreeShape, ranked_tree, theory
@@ -60,13 +60,13 @@ def _compare(p_s: float, p_t: float, budget: int, branch_depth: int) -> Comparis
             "  1/i widths",
             1 + length + depth * sum(harmonic),
             spread,
-            f"the same spine, {_pluralize(sum(harmonic), 'branch', 'branches')}",
+            f"the same spine, {pluralize(sum(harmonic), 'branch', 'branches')}",
         ),
     ]
     if p_s >= p_t:
         shape, expected = theory.two_rate_tree(p_s, p_t, budget)
         rows.append(Row("best of both", len(shape), expected, f"branches may branch again; {_describe_shape(shape)}"))
-    rows.append(Row("chain", budget, theory.chain_yield(p_s, budget - 1), counted(budget - 1, "copied token")))
+    rows.append(Row("chain", budget, theory.chain_yield(p_s, budget - 1), pluralize(budget - 1, "copied token")))
     for k in (3, 5):
         rows.append(Row(f"isotropic {k}", budget, theory.isotropic_yield(p_t, k, budget), f"{k} children per node"))
     rows.append(Row("best isotropic", budget, isotropic, f"{_count_children(arity)} per node"))
@@ -75,8 +75,8 @@ def _compare(p_s: float, p_t: float, budget: int, branch_depth: int) -> Comparis
 
 
 def _describe_spine(plan: SpinePlan) -> str:
-    tails = f" of {counted(plan.branch_depth, 'node')}" if any(plan.widths) else ""
-    return f"a spine of {plan.spine_length}, {_pluralize(sum(plan.widths), 'branch', 'branches')}{tails}"
+    tails = f" of {pluralize(plan.branch_depth, 'node')}" if any(plan.widths) else ""
+    return f"a spine of {plan.spine_length}, {pluralize(sum(plan.widths), 'branch', 'branches')}{tails}"
 
 
 def _describe_shape(shape: TreeShape) -> str:
@@ -84,11 +84,7 @@ def _describe_shape(shape: TreeShape) -> str:
 
 
 def _count_children(number: int) -> str:
-    return _pluralize(number, "child", "children")
-
-
-def _pluralize(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+    return pluralize(number, "child", "children")
 
 
 def _to_dict(args: argparse.Namespace, result: Comparison) -> dict[str, Any]:
@@ -162,7 +158,7 @@ def _block_character(paint: Paint) -> str:
 
 def _check_plot(path: str) -> None:
     if Path(path).suffix.lower() != ".svg":
-        raise OptionError("A plot is an .svg file", got=path, allowed=(".svg",))
+        raise OptionError("The plot must be an .svg file", got=path)
 
 
 def _write_plot(result: Comparison, path: str) -> None:

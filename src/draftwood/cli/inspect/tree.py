@@ -1,11 +1,11 @@
-"""A draft tree as text: one node a line, an only child under its parent, siblings as branches."""
+"""Draw a draft tree as text: one node per line, an only child below its parent, siblings as branches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from draftwood.cli.console import BOLD, BONUS_SOURCE, DIM, GREEN, Paint, counted, quoted, width
+from draftwood.cli.console import BOLD, BONUS_SOURCE, DIM, GREEN, Paint, pluralize, quoted, width
 from draftwood.engine import TokenEvent
 from draftwood.text import TextCodec
 from draftwood.tree import DraftTree
@@ -14,7 +14,7 @@ MIN_WIDTH = 20
 
 
 def tree_lines(event: TokenEvent, codec: TextCodec, paint: Paint) -> list[str]:
-    """The verified tree with its accepted path marked, and the target's own token below it."""
+    """Draw the verified tree with its accepted path, and the bonus token below."""
     tree = event.tree
     accepted = set(event.path[1 : len(event.token_ids) + 1])
     rows = [(node, branch, quoted(codec.token_text(tree.tokens[node]))) for node, branch in _walk(tree)]
@@ -36,10 +36,10 @@ def tree_lines(event: TokenEvent, codec: TextCodec, paint: Paint) -> list[str]:
 
 
 def heading(cycle: int, event: TokenEvent) -> str:
-    """A cycle in a line. The root is counted among the nodes, as the budget counts it."""
-    drawn = f"{counted(len(event.tree), 'node')}, depth {max(event.tree.depths)}"
+    """Summarize a cycle. The number of nodes includes the root, as the budget does."""
+    drawn = f"{pluralize(len(event.tree), 'node')}, depth {max(event.tree.depths)}"
     kept = sum(source != BONUS_SOURCE for source in event.sources)
-    return f"cycle {cycle}: {drawn}, {kept} accepted, {counted(len(event.token_ids), 'token')} out"
+    return f"cycle {cycle}: {drawn}, {kept} accepted, {pluralize(len(event.token_ids), 'token')} emitted"
 
 
 def as_dict(cycle: int, event: TokenEvent, codec: TextCodec) -> dict[str, Any]:
@@ -60,9 +60,9 @@ def as_dict(cycle: int, event: TokenEvent, codec: TextCodec) -> dict[str, Any]:
 
 
 def _walk(tree: DraftTree) -> Iterator[tuple[int, str]]:
-    """Every node with the branch drawn before it, in the order of the lines. Trees are deep: no recursion."""
+    """Yield each node with the branch before it, in the order of lines. Not recursive: trees are deep."""
     children = tree.children()
-    waiting = [(0, "", "")]  # node, its own branch, what its descendants are indented by
+    waiting = [(0, "", "")]  # node, its branch, indentation of its descendants
     while waiting:
         node, branch, indent = waiting.pop()
         yield node, branch

@@ -18,11 +18,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         rows = {
             name: {
-                "summary": _summary(cls),
+                "summary": _find_summary(cls),
                 "guesses_from": cls.guesses_from,
                 "tree_shape": cls.tree_shape,
                 "copies_text": cls.copies_text,
-                "options": _options(cls),
+                "options": _find_defaults(cls),
                 "heads": [head.name for head in list_shipped_heads(name)],
             }
             for name, cls in classes.items()
@@ -32,25 +32,25 @@ def run(args: argparse.Namespace) -> int:
     paint = Screen(args.color).out
     for name, cls in classes.items():
         default = paint("  (default)", DIM) if name == DEFAULT_DRAFTER else ""
-        print(f"{paint(name, BOLD)}{default}\n  {_summary(cls)}")
+        print(f"{paint(name, BOLD)}{default}\n  {_find_summary(cls)}")
         for title, value in (("guesses from", cls.guesses_from), ("tree", cls.tree_shape)):
             if value:
                 print(f"  {title}: {value}")
         for head in list_shipped_heads(name):
             print(f"  ships with the head {head.title}")
-        options = _options(cls)
+        options = _find_defaults(cls)
         for option, value in options.items():
             print(f"    {option:{max(map(len, options))}}  {paint(str(value), DIM)}")
     return 0
 
 
-def _summary(cls: type[Drafter]) -> str:
-    """The summary, or the first line of the docstring for drafters of other packages that set none."""
+def _find_summary(cls: type[Drafter]) -> str:
+    """Return the summary, or the first line of the docstring for external drafters without one."""
     return cls.summary or (cls.__doc__ or "").strip().split("\n")[0]
 
 
-def _options(cls: type[Drafter]) -> dict[str, Any]:
-    """Default value of each option."""
+def _find_defaults(cls: type[Drafter]) -> dict[str, Any]:
+    """Return the default of each option."""
     defaults: dict[str, Any] = {}
     for option in fields(cls.Options):
         value = option.default_factory() if option.default_factory is not MISSING else "required"

@@ -1,4 +1,4 @@
-"""``draftwood models``: what is on this disk, fetching it and removing it."""
+"""``draftwood models``: list, fetch, describe and remove models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.models import ModelDescription, describe, list_models, model_path
 
 def _list(args: argparse.Namespace) -> int:
     entries = list_models()
-    rows = [(entry.name, readable_size(entry.num_bytes), entry.origin or "not here yet") for entry in entries]
+    rows = [(entry.name, readable_size(entry.num_bytes), entry.origin or "not downloaded") for entry in entries]
     return show(args, {"models": [asdict(entry) for entry in entries]}, table(Screen(args.color).out, rows))
 
 
@@ -28,27 +28,27 @@ def _path(args: argparse.Namespace) -> int:
 
 def _remove(args: argparse.Namespace) -> int:
     freed = remove_model(args.name)
-    return show(args, {"freed_bytes": freed}, [f"{args.name} is removed, {readable_size(freed)} are free again"])
+    return show(args, {"freed_bytes": freed}, [f"removed {args.name}, {readable_size(freed)} freed"])
 
 
 def _show(args: argparse.Namespace) -> int:
     screen = Screen(args.color)
     model = describe(resolve(args.name, screen.progress).path)
-    return show(args, asdict(model), table(screen.out, _facts(model)))
+    return show(args, asdict(model), table(screen.out, _describe(model)))
 
 
-def _facts(model: ModelDescription) -> list[tuple[str, str]]:
+def _describe(model: ModelDescription) -> list[tuple[str, str]]:
     def cache(dtype: str, size: int) -> str:
-        return f"{size / 1024:.1f} KiB a token, {readable_size(model.cache_bytes_full_context[dtype])} when full"
+        return f"{size / 1024:.1f} KiB per token, {readable_size(model.cache_bytes_full_context[dtype])} when full"
 
     return [
         ("name", model.name),
         ("architecture", f"{model.architecture} ({'native' if model.native else 'transformers'})"),
         ("parameters", f"{model.num_parameters / 1e6:,.1f} million in {model.storage_dtype}"),
-        ("layers", f"{model.num_layers}, {model.hidden_size} wide"),
+        ("layers", f"{model.num_layers}, hidden size {model.hidden_size}"),
         ("vocabulary", f"{model.vocab_size:,} tokens"),
         ("context", f"{model.context_length:,} tokens"),
-        *((f"cache in {dtype}", cache(dtype, size)) for dtype, size in model.cache_bytes_per_token.items()),
+        *((f"KV cache in {dtype}", cache(dtype, size)) for dtype, size in model.cache_bytes_per_token.items()),
         ("chat template", "yes" if model.has_chat_template else "no"),
         ("on disk", f"{readable_size(model.num_bytes)} in {model.path}"),
         ("origin", model.origin or "unknown"),

@@ -1,4 +1,4 @@
-"""``draftwood tune --static-tree``: the tree that suits a drafter, a model and its prompts."""
+"""``draftwood tune --static-tree``: optimise a tree for a drafter, a model and prompts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     output = Path(args.static_tree).expanduser()
     params = sampling_params(args, n=args.samples)
     options = drafter_options(args.drafter_option)
-    _check(args, output, options)
+    _check_options(args, output, options)
 
     prompts = read_prompts(args.prompts, args.limit)
     loaded = load_target(model_options(args, max_batch=1), screen.progress)
@@ -38,26 +38,26 @@ def run(args: argparse.Namespace) -> int:
         progress=screen.progress,
     )
     shape.save(output, **about)
-    whole = f"with all {about['start_nodes']}: {about['start_tau']}"
-    line = f"{len(shape)} nodes, {about['depth']} levels, tau {about['tau']} ({whole})"
+    full = f"with all {about['start_nodes']} nodes: {about['start_tau']}"
+    line = f"{len(shape)} nodes, {about['depth']} levels, tau {about['tau']} ({full})"
     return show(args, {"tree": output, **about}, [line, f"written to {output}"])
 
 
-def _check(args: argparse.Namespace, output: Path, options: dict[str, Any]) -> None:
-    """What can be refused is refused before a model is loaded and prompts are answered."""
+def _check_options(args: argparse.Namespace, output: Path, options: dict[str, Any]) -> None:
+    """Reject invalid options before the model is loaded."""
     if not args.prompts:
-        raise OptionError("A static tree is measured on prompts", next_step="Give some with --prompts FILE.")
+        raise OptionError("--static-tree needs prompts", next_step="Add --prompts FILE.")
     if output.is_dir() or not output.parent.is_dir():
-        raise OptionError("A static tree goes into a file", got=output, allowed="a file in a folder that is there")
+        raise OptionError("Invalid output file", got=output, allowed="a file in an existing folder")
     if output.exists() and not args.force:
-        raise OptionError(f"{output} exists", next_step="Name another file, or replace it with --force.")
+        raise OptionError(f"{output} already exists", next_step="Choose another file, or add --force to replace it.")
 
     drafter, _ = check_drafter(args.drafter, options)
     if "tree" not in {field.name for field in fields(drafter.Options)}:
         raise OptionError(
-            f"The drafter {args.drafter!r} does not draft along a static tree",
+            f"The drafter {args.drafter!r} does not use a static tree",
             allowed="a drafter with the option 'tree': stand, recycling, sam+recycling, sequoia",
-            next_step="Name one with --drafter.",
+            next_step="Choose one with --drafter.",
         )
     largest = len(initial_tree())
     if not 1 <= args.size <= largest:

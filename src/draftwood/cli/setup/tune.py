@@ -1,4 +1,4 @@
-"""``draftwood tune``: measure once what every later run can use."""
+"""``draftwood tune``: measure costs and build tables for later runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def run(args: argparse.Namespace) -> int:
     if args.static_tree:
         return static_tree.run(args)
     if args.prompts:
-        raise OptionError("Prompts are for a static tree", got=args.prompts, next_step="Add --static-tree FILE.")
+        raise OptionError("--prompts needs --static-tree", got=args.prompts, next_step="Add --static-tree FILE.")
     if args.drafter != DEFAULT_DRAFTER or args.drafter_option:
         given = " ".join([args.drafter, *args.drafter_option])
-        raise OptionError("A drafter is for a static tree", got=given, next_step="Add --static-tree FILE.")
+        raise OptionError("--drafter needs --static-tree", got=given, next_step="Add --static-tree FILE.")
     screen = Screen(args.color)
 
     loaded = load_target(model_options(args, max_batch=1), screen.progress)
@@ -31,12 +31,12 @@ def run(args: argparse.Namespace) -> int:
     info = loaded.target.info
     about = {"model": info.name, "device": str(info.device), "backend": info.backend, "pass_sizes": info.pass_sizes}
     content = {**about, **asdict(costs), "largest_tree": costs.largest, "kept": kept}
-    lines = [*table(screen.out, _cost_rows(costs)), *_about_sizes(costs, info), *(f"kept in {path}" for path in kept)]
-    return show(args, content, lines)
+    notes = [*_describe_sizes(costs, info), *(f"stored in {path}" for path in kept)]
+    return show(args, content, [*table(screen.out, _cost_rows(costs)), *notes])
 
 
 def _cost_rows(costs: CostProfile) -> list[tuple[str, ...]]:
-    """A line a size: milliseconds, and beside them times a single position, at every length of context."""
+    """Format one row per size: milliseconds and cost relative to one position, per context length."""
     columns = [(f"context {context}", *_cells(costs, place)) for place, context in enumerate(costs.contexts)]
     return list(zip(("positions", *map(str, costs.sizes)), *columns, strict=True))
 
@@ -46,14 +46,14 @@ def _cells(costs: CostProfile, context_index: int) -> list[str]:
     return [f"{1e3 * seconds:8.2f} ms {cost:6.2f}x" for seconds, cost in pairs]
 
 
-def _about_sizes(costs: CostProfile, info: TargetInfo) -> list[str]:
-    """What the sizes mean, where passes have no others."""
+def _describe_sizes(costs: CostProfile, info: TargetInfo) -> list[str]:
+    """Explain the sizes if passes are limited to them."""
     if not costs.stepped:
         return []
     kind = "CUDA graphs" if info.device.type == "cuda" else "passes"
     larger = [str(size) for size in info.pass_sizes if size > costs.sizes[-1]]
-    untimed = f" ({', '.join(larger)} too, not timed)" if larger else ""
+    untimed = f" (also {', '.join(larger)}, not timed)" if larger else ""
     return [
-        f"{kind} of these sizes are there{untimed}: a number of positions between them costs what the next one does",
-        f"trees have up to {costs.largest} positions; larger passes are for batches",
+        f"{kind} exist for these sizes only{untimed}: other sizes cost as much as the next larger one",
+        f"trees have up to {costs.largest} positions; larger passes are used for batches",
     ]

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     prepared = prepare(settings, args.out)
     loaded = load_target(model_options(args, max_batch=args.batch), bar)
     try:
-        manifest = make_data(prepared, loaded, bar, bar.hear)
+        manifest = make_data(prepared, loaded, bar, bar.add_tokens)
     except KeyboardInterrupt:
         bar.clear()
         screen.note(f"{args.out} has the finished shards. To continue:\n  {shlex.join(['draftwood', *args.argv])}")
