@@ -116,8 +116,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> Group:
     group.add_argument(
         "--quantize",
         choices=QUANTIZE,
-        help="quantize the weights to 8 bits: half the memory, different outputs; GPUs only, as in "
-        "--device cuda --quantize fp8",
+        help="quantize the weights to 8 bits, on GPUs only: half the memory, different outputs",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
     group.add_argument("--target", choices=TARGETS, default="auto", help="decoder backend (default: auto)")
@@ -142,7 +141,7 @@ def _add_draft_options(group: Group) -> None:
         "--memory",
         metavar="SCOPE|FILE",
         default=DEFAULT_MEMORY,
-        help="scope of the drafter's learned state: request, prompt, process, or a file to store it in "
+        help="scope of the drafter state: request, prompt, process, or a file to keep it "
         f"(default: {DEFAULT_MEMORY}; chat, serve: process)",
     )
     budget = _field_default(EngineOptions, "budget")

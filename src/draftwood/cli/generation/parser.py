@@ -82,9 +82,9 @@ def register_serve(commands: Subparsers[Any]) -> None:
 
 
 _CHECK_DETAILS = """\
-At the first difference, both tokens are compared with the top token of the model. If neither is below
-it by more than the rounding error of the dtype, the difference is a numeric tie: both tokens are valid
-greedy choices. Any other difference is an ERROR, and the exit code is 1."""
+At the first difference, both tokens are compared with the top token of the model. If neither is
+below it by more than the rounding error of the dtype, the difference is a numeric tie: both tokens
+are valid greedy choices. Any other difference is an ERROR, and the exit code is 1."""
 
 
 def register_check(commands: Subparsers[Any]) -> None:

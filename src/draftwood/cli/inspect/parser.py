@@ -15,9 +15,9 @@ _INSPECT_EXAMPLES = (
 
 
 _INSPECT_DETAILS = """\
-One node per line: its token, its draft source, its draft probability, and a tick if it was accepted.
-An only child is printed below its parent, siblings branch off. The last line is the bonus token of
-the target."""
+One node per line: its token, draft source, draft probability, and a tick if it was accepted. An only
+child is printed below its parent, siblings branch off. The last line is the bonus token of the
+target."""
 
 
 def register(commands: Subparsers[Any]) -> None:
@@ -86,8 +86,8 @@ _HEAD_EXAMPLES = (
 
 _HEAD_DETAILS = """\
 Reads a folder with config.json and the tensors of an EAGLE, EAGLE-3, Medusa or Hydra head, in the
-layout of its authors, SGLang, vLLM, speculators or Draftwood. Hidden state i is the input of layer i;
-the number of layers denotes the output of the last one.
+layout of its authors, SGLang, vLLM, speculators or Draftwood. Hidden state i is the input of layer
+i; the number of layers denotes the output of the last one.
 
 With --model, check the head against that model; only its config.json is read. The exit code is 1 if
 they do not fit.
