@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from draftwood.cli.console.terminal import Paint, printable
+from draftwood.cli.console.terminal import Paint, replace_controls
 from draftwood.cli.inspect.tree import tree_lines
 from draftwood.engine import RequestStats, TokenEvent
 from draftwood.llm import LLM
@@ -123,7 +123,7 @@ def test_chat_at_a_terminal(draftwood_command: Command, monkeypatch: pytest.Monk
     assert len(prompts) == 4
     assert "tiny, drafter" in result.err
     assert "1 answer ·" in result.err
-    assert printable(screen.getvalue().replace(ESCAPE, "")) == screen.getvalue().replace(ESCAPE, "")
+    assert replace_controls(screen.getvalue().replace(ESCAPE, "")) == screen.getvalue().replace(ESCAPE, "")
 
 
 def test_a_model_without_a_template_cannot_chat(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

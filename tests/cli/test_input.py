@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import draftwood
-from draftwood.cli.console.terminal import Paint, ProgressBar, duration, printable, quoted, width
+from draftwood.cli.console.terminal import Paint, ProgressBar, duration, quote, replace_controls, width
 from draftwood.cli.main import build_parser
 from draftwood.llm import LLM
 from tests.tools.cli import ESCAPE, SHORT, TINY, Command, Terminal, _plain_environment, draftwood_command  # noqa: F401 - fixtures
@@ -199,8 +199,8 @@ def test_each_source_has_a_colour_of_its_own_and_the_target_none() -> None:
 
 
 def test_a_terminal_never_sees_control_characters_of_the_model() -> None:
-    assert printable("a\x1b[31mb\tc\n\x9b\x00") == "a\ufffd[31mb\tc\n\ufffd\ufffd"
-    assert quoted("a\n\x1b") == "'a\\n\\x1b'"
+    assert replace_controls("a\x1b[31mb\tc\n\x9b\x00") == "a\ufffd[31mb\tc\n\ufffd\ufffd"
+    assert quote("a\n\x1b") == "'a\\n\\x1b'"
 
 
 def test_wide_letters_take_two_columns() -> None:

@@ -15,7 +15,7 @@ from io import TextIOWrapper
 
 from draftwood import __version__
 from draftwood.cli import bench, generation, inspect, setup, train
-from draftwood.cli.options import CommandParser, HelpFormatter, examples
+from draftwood.cli.options import CommandParser, HelpFormatter, format_examples
 from draftwood.errors import DraftwoodError
 
 GROUPS = (generation, bench, inspect, setup, train)
@@ -27,7 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="draftwood",
         description="Speculative decoding: faster generation with unchanged output.",
-        epilog=examples(
+        epilog=format_examples(
             "draftwood generate 'Write a haiku about trees.'",
             "draftwood chat --model smollm2",
             "draftwood generate --help",

@@ -41,7 +41,7 @@ class CommandParser(argparse.ArgumentParser):
         return found, rest[len(more) :]
 
 
-def examples(*lines: str) -> str:
+def format_examples(*lines: str) -> str:
     return "examples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -77,7 +77,7 @@ def _add_parser(
 ) -> argparse.ArgumentParser:
     text = f"{summary}.\n\n{details}" if details else f"{summary}."
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=text, epilog=examples(*lines), formatter_class=HelpFormatter
+        name, help=summary, description=text, epilog=format_examples(*lines), formatter_class=HelpFormatter
     )
     return parser
 

@@ -15,7 +15,7 @@ from draftwood.cli.console.report import (
     table,
 )
 from draftwood.cli.console.stdin import piped_lines, read_prompt, typed_lines
-from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, DIM, GREEN, RED, Paint, Screen, columns, quoted, width
+from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, DIM, GREEN, RED, Paint, Screen, columns, quote, width
 
 __all__ = [
     "BOLD",
@@ -38,7 +38,7 @@ __all__ = [
     "logprob_lines",
     "piped_lines",
     "pluralize",
-    "quoted",
+    "quote",
     "read_prompt",
     "run_info",
     "show",

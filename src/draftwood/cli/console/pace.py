@@ -27,5 +27,5 @@ class PaceBar(ProgressBar):
         seconds = time.monotonic() - self._since
         return f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens and seconds > 0.0 else ""
 
-    def _time_left(self, done: int, total: int, now: float) -> str:
-        return super()._time_left(done, total, now) + self.pace
+    def _format_time_left(self, done: int, total: int, now: float) -> str:
+        return super()._format_time_left(done, total, now) + self.pace

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftwood.cli.console.answer import Answer
-from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, Paint, Screen, quoted
+from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, Paint, Screen, quote
 from draftwood.compare import Comparison
 from draftwood.engine import RequestStats, TokenLogprobs
 from draftwood.llm import LLM
@@ -99,8 +99,8 @@ def comparison_line(comparison: Comparison) -> str:
 def logprob_lines(llm: LLM, logprobs: Sequence[TokenLogprobs]) -> list[str]:
     lines = []
     for token_id, logprob, top in logprobs:
-        others = "  ".join(f"{quoted(llm.tokenizer.token_text(i))} {value:.3f}" for i, value in top)
-        lines.append(f"{quoted(llm.tokenizer.token_text(token_id)):16} {logprob:8.3f}   {others}")
+        others = "  ".join(f"{quote(llm.tokenizer.token_text(i))} {value:.3f}" for i, value in top)
+        lines.append(f"{quote(llm.tokenizer.token_text(token_id)):16} {logprob:8.3f}   {others}")
     return lines
 
 

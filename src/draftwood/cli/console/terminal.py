@@ -71,7 +71,7 @@ class Screen:
 
     def answer(self, texts: Sequence[str], sources: Sequence[str]) -> None:
         """Print model output. On a terminal, replace control characters."""
-        safe = [printable(text) for text in texts] if self.out.is_terminal else texts
+        safe = [replace_controls(text) for text in texts] if self.out.is_terminal else texts
         self.out.write("".join(self.out.source(text, source) for text, source in zip(safe, sources, strict=True)))
 
 
@@ -96,7 +96,7 @@ class ProgressBar:
             self.clear()
         elif new or now - self._drawn >= REDRAW_SECONDS:
             self._drawn = now
-            self._paint.write(CLEAR_LINE + self._bar(label, done, total, now))
+            self._paint.write(CLEAR_LINE + self._format_bar(label, done, total, now))
 
     def clear(self) -> None:
         if self._paint.is_terminal and self._drawn:
@@ -109,19 +109,19 @@ class ProgressBar:
             self._paint.write(f"{label}\n")
         elif done < total and now - self._drawn >= LINE_SECONDS:
             self._drawn = now
-            self._paint.write(f"{label}: {done / total:.0%}{self._time_left(done, total, now)}\n")
+            self._paint.write(f"{label}: {done / total:.0%}{self._format_time_left(done, total, now)}\n")
 
-    def _bar(self, label: str, done: int, total: int, now: float) -> str:
+    def _format_bar(self, label: str, done: int, total: int, now: float) -> str:
         """Format the bar to fit into one line: `CLEAR_LINE` cannot clear a second one."""
         room = columns() - len(" 100%  ") - 1
         size = max(0, min(BAR_WIDTH, room - BAR_WIDTH))
         share = done / max(total, 1)
         full = round(share * size)
         bar = self._paint("━" * full, "38;5;73") + self._paint("━" * (size - full), DIM)
-        text = label + self._time_left(done, total, now)
+        text = label + self._format_time_left(done, total, now)
         return f"{bar} {share:4.0%}  {text[: max(0, room - size)]}"
 
-    def _time_left(self, done: int, total: int, now: float) -> str:
+    def _format_time_left(self, done: int, total: int, now: float) -> str:
         """Estimate the remaining time. Empty until there is enough progress."""
         since, at_first = self._began
         if done <= at_first or now - since < MIN_SECONDS:
@@ -133,12 +133,12 @@ def columns() -> int:
     return shutil.get_terminal_size().columns
 
 
-def printable(text: str) -> str:
+def replace_controls(text: str) -> str:
     """Replace control characters, which could move the cursor or change colours."""
     return _CONTROL.sub("\ufffd", text)
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Quote a token and escape unprintable characters."""
     return "'" + "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text) + "'"
 

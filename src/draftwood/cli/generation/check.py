@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from draftwood.check import CheckRecord, CheckSummary, Difference, check
-from draftwood.cli.console import BOLD, GREEN, RED, SEPARATOR, Screen, dtype_name, load_llm, pluralize, quoted, run_info
+from draftwood.cli.console import BOLD, GREEN, RED, SEPARATOR, Screen, dtype_name, load_llm, pluralize, quote, run_info
 from draftwood.cli.options import sampling_params
 from draftwood.llm import LLM
 from draftwood.prompts import prompt_ids, read_prompts
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _difference_line(screen: Screen, llm: LLM, index: int, verdict: str, difference: Difference) -> str:
     def token(token_id: int | None) -> str:
-        return "end of output" if token_id is None else f"{quoted(llm.tokenizer.token_text(token_id))} ({token_id})"
+        return "end of output" if token_id is None else f"{quote(llm.tokenizer.token_text(token_id))} ({token_id})"
 
     label = "numeric tie" if verdict == "tie" else screen.out("ERROR", BOLD, RED)
     gap = "no gap" if difference.gap is None else f"gap {difference.gap:.3g}, tolerance {difference.tolerance:g}"

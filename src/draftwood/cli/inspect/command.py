@@ -7,7 +7,7 @@ import json
 from itertools import islice
 
 from draftwood.cli.console import BOLD, Screen, legend, load_llm, read_prompt, run_info
-from draftwood.cli.inspect.tree import as_dict, heading, tree_lines
+from draftwood.cli.inspect.tree import as_dict, format_heading, tree_lines
 from draftwood.cli.options import sampling_params
 from draftwood.errors import OptionError
 from draftwood.prompts import prompt_ids
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         sources: list[str] = []
         for cycle, event in events:
             sources += event.sources
-            print(screen.out(heading(cycle, event), BOLD))
+            print(screen.out(format_heading(cycle, event), BOLD))
             print("\n".join(tree_lines(event, llm.tokenizer, screen.out)), end="\n\n")
         if not sources:
             screen.note(f"The output ended within the first {args.skip} cycles.")

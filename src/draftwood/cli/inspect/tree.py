@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from draftwood.cli.console import BOLD, BONUS_SOURCE, DIM, GREEN, Paint, pluralize, quoted, width
+from draftwood.cli.console import BOLD, BONUS_SOURCE, DIM, GREEN, Paint, pluralize, quote, width
 from draftwood.engine import TokenEvent
 from draftwood.text import TextCodec
 from draftwood.tree import DraftTree
@@ -17,7 +17,7 @@ def tree_lines(event: TokenEvent, codec: TextCodec, paint: Paint) -> list[str]:
     """Draw the verified tree with its accepted path, and the bonus token below."""
     tree = event.tree
     accepted = set(event.path[1 : len(event.token_ids) + 1])
-    rows = [(node, branch, quoted(codec.token_text(tree.tokens[node]))) for node, branch in _walk(tree)]
+    rows = [(node, branch, quote(codec.token_text(tree.tokens[node]))) for node, branch in _walk(tree)]
     column = max(MIN_WIDTH, *(width(branch + token) for _, branch, token in rows))
     names = max(6, *map(len, tree.sources))
     lines = []
@@ -29,13 +29,13 @@ def tree_lines(event: TokenEvent, codec: TextCodec, paint: Paint) -> list[str]:
         mark = paint("✓", BOLD, GREEN) if kept else ""
         lines.append(f"  {paint(branch, DIM)}{shown}{gap}  {paint(figures, DIM)}  {mark}".rstrip())
     if event.sources[-1] == BONUS_SOURCE:
-        token = quoted(codec.token_text(event.token_ids[-1]))
+        token = quote(codec.token_text(event.token_ids[-1]))
         gap = " " * (column - width(token))
         lines.append(f"  {paint(token, BOLD)}{gap}  {paint(f'{BONUS_SOURCE:{names}}  bonus', DIM)}")
     return lines
 
 
-def heading(cycle: int, event: TokenEvent) -> str:
+def format_heading(cycle: int, event: TokenEvent) -> str:
     """Summarize a cycle. The number of nodes includes the root, as the budget does."""
     drawn = f"{pluralize(len(event.tree), 'node')}, depth {max(event.tree.depths)}"
     kept = sum(source != BONUS_SOURCE for source in event.sources)

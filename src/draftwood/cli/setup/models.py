@@ -21,7 +21,7 @@ def _get(args: argparse.Namespace) -> int:
     return show(args, asdict(folder), [str(folder.path)])
 
 
-def _path(args: argparse.Namespace) -> int:
+def _print_path(args: argparse.Namespace) -> int:
     path = model_path(args.name)
     return show(args, {"path": path}, [str(path)])
 

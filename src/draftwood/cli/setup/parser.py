@@ -15,7 +15,7 @@ def register_models(commands: Subparsers[Any]) -> None:
     for name, run, summary in (
         ("list", "setup.models:_list", "List known and downloaded models"),
         ("get", "setup.models:_get", "Download or convert a model, unless it is on disk"),
-        ("path", "setup.models:_path", "Print the folder of a downloaded model"),
+        ("path", "setup.models:_print_path", "Print the folder of a downloaded model"),
         ("rm", "setup.models:_remove", "Remove a downloaded model from disk"),
         ("show", "setup.models:_show", "Describe a model: size, shape, memory and origin"),
     ):

@@ -32,16 +32,16 @@ def run(args: argparse.Namespace) -> int:
     about = {"model": info.name, "device": str(info.device), "backend": info.backend, "pass_sizes": info.pass_sizes}
     content = {**about, **asdict(costs), "largest_tree": costs.largest, "kept": kept}
     notes = [*_describe_sizes(costs, info), *(f"stored in {path}" for path in kept)]
-    return show(args, content, [*table(screen.out, _cost_rows(costs)), *notes])
+    return show(args, content, [*table(screen.out, _format_costs(costs)), *notes])
 
 
-def _cost_rows(costs: CostProfile) -> list[tuple[str, ...]]:
+def _format_costs(costs: CostProfile) -> list[tuple[str, ...]]:
     """Format one row per size: milliseconds and cost relative to one position, per context length."""
-    columns = [(f"context {context}", *_cells(costs, place)) for place, context in enumerate(costs.contexts)]
+    columns = [(f"context {context}", *_format_cells(costs, place)) for place, context in enumerate(costs.contexts)]
     return list(zip(("positions", *map(str, costs.sizes)), *columns, strict=True))
 
 
-def _cells(costs: CostProfile, context_index: int) -> list[str]:
+def _format_cells(costs: CostProfile, context_index: int) -> list[str]:
     pairs = zip(costs.seconds[context_index], costs.relative(context_index), strict=True)
     return [f"{1e3 * seconds:8.2f} ms {cost:6.2f}x" for seconds, cost in pairs]
 
