@@ -20,7 +20,7 @@ COMPILER = runpy.run_path(str(PACKAGE / "disk" / "compiler.py"))
 # Only the decoder's kernel is written in vectors: the others compute the same, as fast, with any feature set.
 BUILDS = [("cpu", PACKAGE / "targets" / "native" / "cpu" / "kernel.c", variant) for variant in COMPILER["VARIANTS"]]
 BUILDS.append(("core", PACKAGE / "compiled" / "core.c", "baseline"))
-BUILDS.append(("plan", PACKAGE / "targets" / "native" / "cuda" / "plan.c", "baseline"))
+BUILDS.append(("inputs", PACKAGE / "targets" / "native" / "cuda" / "inputs.c", "baseline"))
 
 
 def find_compiler() -> str | None:

@@ -49,7 +49,7 @@ def names_in(wheel: Path) -> set[str]:
 def test_the_wheel_runs_the_fused_kernel_without_a_compiler(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
     assert wheel.name.split("-")[2:4] == ["py3", "none"]
-    libraries = {f"cpu-{variant}" for variant in VARIANTS} | {"core-baseline", "plan-baseline"}
+    libraries = {f"cpu-{variant}" for variant in VARIANTS} | {"core-baseline", "inputs-baseline"}
     assert names_in(wheel) >= {f"draftwood/disk/prebuilt/{name}.so" for name in libraries}
     clean = tmp_path / "clean"
     venv.create(clean)
