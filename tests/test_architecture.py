@@ -84,11 +84,17 @@ def inner_imports(path: Path) -> Iterator[Import]:
 
 @cache
 def face(package: str) -> frozenset[str]:
-    """What outsiders may import from a package."""
+    """What outsiders may import from a package: what its ``__init__.py`` defines or imports from its own modules."""
+    names: set[str] = set()
     for node in ast.parse(PATHS[package].read_text()).body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return frozenset(ast.literal_eval(node.value))
-    return frozenset()
+        match node:
+            case ast.ImportFrom(module=str(module)) if f"{module}.".startswith(f"{package}."):
+                names.update(alias.name for alias in node.names)
+            case ast.FunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.Assign(targets=[ast.Name(name)]) | ast.AnnAssign(target=ast.Name(name)):
+                names.add(name)
+    return frozenset(name for name in names if not name.startswith("_"))
 
 
 def by_path(path: Path) -> str:
@@ -115,7 +121,7 @@ def test_layers_import_downwards(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=by_path)
 def test_packages_are_imported_through_their_faces(path: Path) -> None:
-    """A module imports its siblings and those above it directly, and everything else from a package's ``__all__``."""
+    """A module imports its siblings and those above it directly, and everything else from a package's face."""
     name = module_name(path)
     if name == "draftwood.__main__":
         return  # an entry point, like the script that pyproject.toml names
@@ -126,7 +132,7 @@ def test_packages_are_imported_through_their_faces(path: Path) -> None:
             continue
         package, wanted = (each.module, each.name) if each.name else (parent, each.module.rpartition(".")[2])
         assert package in PACKAGES, f"{path}:{each.line}: import {wanted} from {parent}, not from {each.module}"
-        assert wanted in face(package), f"{path}:{each.line}: {package} does not list {wanted!r} in __all__"
+        assert wanted in face(package), f"{path}:{each.line}: {package} does not offer {wanted!r} in its __init__.py"
 
 
 def dependencies(package: str) -> Mapping[str, set[str]]:

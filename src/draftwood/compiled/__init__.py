@@ -2,14 +2,3 @@
 
 from draftwood.compiled.core import CORE, Core, ExperienceRecord, GuessesRecord, RulesRecord, address_of, load_core
 from draftwood.compiled.table import CompiledTable
-
-__all__ = [
-    "CORE",
-    "CompiledTable",
-    "Core",
-    "ExperienceRecord",
-    "GuessesRecord",
-    "RulesRecord",
-    "address_of",
-    "load_core",
-]

@@ -12,19 +12,3 @@ from draftwood.disk.store import (
     sha256_of,
 )
 from draftwood.disk.toml import read_toml
-
-__all__ = [
-    "DiskFullError",
-    "Library",
-    "apply_umask",
-    "cache_home",
-    "check_output",
-    "lock_entry",
-    "models_home",
-    "new_file",
-    "new_folder",
-    "read_toml",
-    "remove_folder",
-    "sha256_of",
-    "write_json",
-]

@@ -13,24 +13,3 @@ from draftwood.drafters.registry import (
     drafter_names,
     make_factory,
 )
-
-__all__ = [
-    "DraftRequest",
-    "Drafter",
-    "DrafterFactory",
-    "NeuralDrafter",
-    "NoOptions",
-    "PlainDrafter",
-    "PromptRows",
-    "VerifiedTree",
-    "check_choice",
-    "check_drafter",
-    "check_flag",
-    "check_fraction",
-    "check_int",
-    "drafter_class",
-    "drafter_classes",
-    "drafter_names",
-    "make_factory",
-    "parse_memory",
-]

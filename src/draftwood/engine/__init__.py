@@ -5,15 +5,3 @@ from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
 from draftwood.engine.requests import GenerationRequest
 from draftwood.engine.session import DRAFTER_STREAM
 from draftwood.engine.stats import BRANCH_SOURCE, SPINE_SOURCE, RequestStats
-
-__all__ = [
-    "BONUS_SOURCE",
-    "BRANCH_SOURCE",
-    "DRAFTER_STREAM",
-    "SPINE_SOURCE",
-    "Engine",
-    "GenerationRequest",
-    "RequestStats",
-    "TokenEvent",
-    "TokenLogprobs",
-]

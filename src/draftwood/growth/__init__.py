@@ -4,19 +4,3 @@ from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
 from draftwood.growth.prefix_tree import grow_frequency_tree
 from draftwood.growth.spine import SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.growth.static import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates
-
-__all__ = [
-    "DRAWS",
-    "SPINE",
-    "Anchor",
-    "Candidates",
-    "SpineBudget",
-    "fill",
-    "fill_breadth_first",
-    "fill_drawn",
-    "grow_frequency_tree",
-    "grow_spine_tree",
-    "lookup_candidates",
-    "make_draw",
-    "spine_candidates",
-]

@@ -5,31 +5,3 @@ from draftwood.models.config import ModelConfig, Rope, architecture_of, is_nativ
 from draftwood.models.fetch import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off, is_offline, wheel_gguf
 from draftwood.models.find import BUILT_IN, KNOWN, KnownModel, ModelFolder, is_entry_name, read_json_config, resolve
 from draftwood.models.tensors import tensor_shapes
-
-__all__ = [
-    "BUILT_IN",
-    "HUB_TIMEOUT",
-    "KNOWN",
-    "KnownModel",
-    "ModelConfig",
-    "ModelDescription",
-    "ModelFolder",
-    "Rope",
-    "architecture_of",
-    "describe",
-    "hub_errors",
-    "hub_is_installed",
-    "hub_is_off",
-    "is_entry_name",
-    "is_native",
-    "is_offline",
-    "list_models",
-    "model_path",
-    "parse_config",
-    "read_count",
-    "read_json_config",
-    "remove_model",
-    "resolve",
-    "tensor_shapes",
-    "wheel_gguf",
-]

@@ -5,20 +5,3 @@ from draftwood.plots.drawing import Drawing, read_style, svg_file
 from draftwood.plots.lines import Line, plot_lines
 from draftwood.plots.marks import SHORT, Mark, assign_marks
 from draftwood.plots.svg import split_label, wrap_label
-
-__all__ = [
-    "SHORT",
-    "Bar",
-    "Drawing",
-    "Line",
-    "Mark",
-    "Stack",
-    "assign_marks",
-    "plot_bars",
-    "plot_lines",
-    "plot_stacks",
-    "read_style",
-    "split_label",
-    "svg_file",
-    "wrap_label",
-]

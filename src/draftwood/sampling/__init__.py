@@ -2,5 +2,3 @@
 
 from draftwood.sampling.randomness import Randomness, SeededRandomness, check_drawn, draw_tokens
 from draftwood.sampling.warp import MIN_TEMPERATURE, Warper
-
-__all__ = ["MIN_TEMPERATURE", "Randomness", "SeededRandomness", "Warper", "check_drawn", "draw_tokens"]

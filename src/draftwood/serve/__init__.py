@@ -5,5 +5,3 @@ Its packages come with the extra ``serve``. Import it only where it is used.
 
 from draftwood.serve.server import create_server, listen, server_url
 from draftwood.serve.state import ServerOptions
-
-__all__ = ["ServerOptions", "create_server", "listen", "server_url"]

@@ -2,17 +2,3 @@
 
 from draftwood.sizing.costs import CostProfile, known_costs, measure_costs, processor, save_profile, timed_contexts
 from draftwood.sizing.sizer import NO_LOAD, Experience, Load, Sizer, loads_of_others
-
-__all__ = [
-    "NO_LOAD",
-    "CostProfile",
-    "Experience",
-    "Load",
-    "Sizer",
-    "known_costs",
-    "loads_of_others",
-    "measure_costs",
-    "processor",
-    "save_profile",
-    "timed_contexts",
-]

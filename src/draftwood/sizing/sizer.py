@@ -33,8 +33,6 @@ from draftwood.sizing.chances import (
 from draftwood.sizing.costs import CostProfile
 from draftwood.tree import DraftTree
 
-__all__ = ["DRAFTER_DECAY", "REQUEST_DECAY", "AcceptanceRecord", "Experience", "Load", "Sizer", "loads_of_others"]
-
 REQUEST_DECAY, DRAFTER_DECAY = 0.96, 0.995  # per trial of a kind
 DRAWN = "drawn"  # in place of a source: nodes of drawn trees are known by their index only
 PLACES = (2, 4, 8, 16, 32, 64, 128)  # bucket edges of node indices

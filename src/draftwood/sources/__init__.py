@@ -9,28 +9,3 @@ from draftwood.sources.rowtable import IdRows, RowTable, ScoreRows
 from draftwood.sources.successors import build_successors, load_successors, save_successors
 from draftwood.sources.suffix import CorpusAutomaton, SuffixAutomaton, SuffixSource, load_corpus
 from draftwood.sources.transitions import SuccessorArrays, TransitionTable
-
-__all__ = [
-    "AdaptiveNgrams",
-    "ContextMatch",
-    "CorpusAutomaton",
-    "Datastore",
-    "DatastoreInfo",
-    "IdRows",
-    "JacobiWindow",
-    "Match",
-    "NgramPool",
-    "NgramTables",
-    "RowTable",
-    "ScoreRows",
-    "SuccessorArrays",
-    "SuffixAutomaton",
-    "SuffixSource",
-    "TransitionTable",
-    "build_datastore",
-    "build_successors",
-    "load_corpus",
-    "load_successors",
-    "save_successors",
-    "tokenizer_fingerprint",
-]

@@ -18,26 +18,3 @@ from draftwood.targets.load import Loaded, load_target, pick_device
 from draftwood.targets.room import default_cache_tokens
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.targets.toprows import MAX_TOP_K, TopRows
-
-__all__ = [
-    "DEFAULT_TOP_K",
-    "MAX_TOP_K",
-    "TINY_CONFIG",
-    "Attend",
-    "ForwardOutput",
-    "KVCache",
-    "Layers",
-    "Loaded",
-    "PendingPass",
-    "Segment",
-    "Target",
-    "TargetInfo",
-    "TargetParts",
-    "TopRows",
-    "chain_parents",
-    "default_cache_tokens",
-    "load_target",
-    "pick_device",
-    "tiny_target",
-    "top_rows",
-]

@@ -4,5 +4,3 @@ from draftwood.text.bytes import ByteTokenizer
 from draftwood.text.chat import Message
 from draftwood.text.incremental import IncrementalDecoder
 from draftwood.text.tokenizer import TextCodec, Tokenizer
-
-__all__ = ["ByteTokenizer", "IncrementalDecoder", "Message", "TextCodec", "Tokenizer"]

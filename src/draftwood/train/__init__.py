@@ -5,5 +5,3 @@ The face is light to import: the parts are packages of their own.
 
 from draftwood.train.arguments import add_arguments
 from draftwood.train.data_settings import DataSettings
-
-__all__ = ["DataSettings", "add_arguments"]

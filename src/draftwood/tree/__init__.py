@@ -5,25 +5,3 @@ from draftwood.tree.draft import BYPASS, ROOT_SOURCE, DraftTree, FloatArray, Int
 from draftwood.tree.layout import ancestor_mask, is_chain, positions
 from draftwood.tree.shapes import TreeShape, chain_tree, initial_tree, prune, ranked_tree, recycling_tree
 from draftwood.tree.theory import SpinePlan, sequoia
-
-__all__ = [
-    "BYPASS",
-    "ROOT_SOURCE",
-    "DraftTree",
-    "FloatArray",
-    "IntArray",
-    "Proposal",
-    "SpinePlan",
-    "TreeBuilder",
-    "TreeShape",
-    "ancestor_mask",
-    "chain_tree",
-    "initial_tree",
-    "is_chain",
-    "positions",
-    "prune",
-    "ranked_tree",
-    "recycling_tree",
-    "sequoia",
-    "theory",
-]

@@ -2,5 +2,3 @@
 
 from draftwood.tune.machine import Tuned, tune_costs, tune_successors
 from draftwood.tune.static_tree import optimise_tree
-
-__all__ = ["Tuned", "optimise_tree", "tune_costs", "tune_successors"]

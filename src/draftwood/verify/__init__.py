@@ -3,5 +3,3 @@
 from draftwood.verify.base import AcceptedPath, walk
 from draftwood.verify.greedy import accept_greedy
 from draftwood.verify.sampling import accept_predrawn, accept_sampled, upcoming_numbers
-
-__all__ = ["AcceptedPath", "accept_greedy", "accept_predrawn", "accept_sampled", "upcoming_numbers", "walk"]

@@ -4,20 +4,3 @@ from draftwood.bench.figures.diff import ALL_METHODS, METRICS, OTHER, SAME, UNKN
 from draftwood.bench.figures.metrics import summarize
 from draftwood.bench.figures.pairs import find_pairs
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval, Summary
-
-__all__ = [
-    "ALL_METHODS",
-    "ALL_TASKS",
-    "METRICS",
-    "OTHER",
-    "SAME",
-    "UNKNOWN",
-    "WORSE",
-    "Cell",
-    "Change",
-    "Interval",
-    "Summary",
-    "diff_runs",
-    "find_pairs",
-    "summarize",
-]

@@ -9,17 +9,3 @@ from draftwood.bench.peers.install import install_peer
 from draftwood.bench.peers.messages import PeerModel, PeerResult
 from draftwood.bench.peers.process import Peer
 from draftwood.bench.peers.specs import ENGINES, PEERS, PeerSpec, find_peer, list_peers
-
-__all__ = [
-    "ENGINES",
-    "PEERS",
-    "Peer",
-    "PeerModel",
-    "PeerResult",
-    "PeerSpec",
-    "explain_absence",
-    "find_gguf",
-    "find_peer",
-    "install_peer",
-    "list_peers",
-]

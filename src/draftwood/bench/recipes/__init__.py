@@ -1,5 +1,3 @@
 """Recipes: tables and figures of papers as benchmark runs."""
 
 from draftwood.bench.recipes.recipe import Recipe, list_recipes, load_recipe
-
-__all__ = ["Recipe", "list_recipes", "load_recipe"]

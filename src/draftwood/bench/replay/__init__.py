@@ -12,24 +12,3 @@ from draftwood.bench.replay.studies import (
     study_contexts,
     study_trajectories,
 )
-
-__all__ = [
-    "RecordedRequest",
-    "Recorder",
-    "Recording",
-    "ReplayFigures",
-    "ReplayResult",
-    "check_method",
-    "compute_figures",
-    "format_figures",
-    "list_warnings",
-    "load_recording",
-    "make_recording_drafter",
-    "record",
-    "record_to",
-    "replay",
-    "replay_methods",
-    "save_recording",
-    "study_contexts",
-    "study_trajectories",
-]

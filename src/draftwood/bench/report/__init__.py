@@ -6,16 +6,3 @@ from draftwood.bench.report.facts import list_problems
 from draftwood.bench.report.files import format_summary_json, to_json_value, write_report
 from draftwood.bench.report.html import html_report
 from draftwood.bench.report.markdown import markdown_report
-
-__all__ = [
-    "format_changes",
-    "format_results",
-    "format_summary_json",
-    "html_report",
-    "list_problems",
-    "list_remarks",
-    "markdown_report",
-    "summarize_hidden_changes",
-    "to_json_value",
-    "write_report",
-]

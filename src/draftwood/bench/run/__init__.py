@@ -2,5 +2,3 @@
 
 from draftwood.bench.run.plan import BenchPlan, check_plan, list_absent_peers, make_plan
 from draftwood.bench.run.runner import run_bench
-
-__all__ = ["BenchPlan", "check_plan", "list_absent_peers", "make_plan", "run_bench"]

@@ -20,8 +20,6 @@ from draftwood.bench.tasks.layouts import TaskPrompt, parse_prompts
 from draftwood.errors import OptionError, PromptError, did_you_mean
 from draftwood.progress import Progress, report
 
-__all__ = ["Task", "TaskPrompt", "load_tasks"]
-
 # File names of published data sets, without extension, in lower case with underscores. Any other file is a task named
 # after the file; FOLDER/question and FOLDER/test are named after the folder.
 ORIGINALS = {

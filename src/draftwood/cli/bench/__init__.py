@@ -2,5 +2,3 @@
 
 from draftwood.cli.bench.options import words
 from draftwood.cli.bench.parser import register
-
-__all__ = ["register", "words"]

@@ -16,35 +16,3 @@ from draftwood.cli.console.report import (
 )
 from draftwood.cli.console.stdin import piped_lines, read_prompt, typed_lines
 from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, DIM, GREEN, RED, Paint, Screen, columns, quote, width
-
-__all__ = [
-    "BOLD",
-    "BONUS_SOURCE",
-    "DIM",
-    "GREEN",
-    "RED",
-    "SEPARATOR",
-    "Answer",
-    "PaceBar",
-    "Paint",
-    "Screen",
-    "budget_text",
-    "columns",
-    "comparison_line",
-    "dtype_name",
-    "generate_answers",
-    "legend",
-    "load_llm",
-    "logprob_lines",
-    "piped_lines",
-    "pluralize",
-    "quote",
-    "read_prompt",
-    "run_info",
-    "show",
-    "show_summary",
-    "stats_line",
-    "table",
-    "typed_lines",
-    "width",
-]

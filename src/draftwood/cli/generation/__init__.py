@@ -1,5 +1,3 @@
 """The commands ``draftwood generate``, ``chat``, ``check`` and ``serve``."""
 
 from draftwood.cli.generation.parser import register
-
-__all__ = ["register"]

@@ -1,5 +1,3 @@
 """The command ``draftwood inspect``."""
 
 from draftwood.cli.inspect.parser import register
-
-__all__ = ["register"]

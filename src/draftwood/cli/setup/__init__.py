@@ -1,5 +1,3 @@
 """The commands ``draftwood models``, ``drafters``, ``datastore`` and ``tune``."""
 
 from draftwood.cli.setup.parser import register
-
-__all__ = ["register"]

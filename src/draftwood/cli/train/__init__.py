@@ -1,5 +1,3 @@
 """The commands ``draftwood train`` and ``draftwood export``."""
 
 from draftwood.cli.train.parser import register
-
-__all__ = ["register"]

@@ -8,12 +8,10 @@ import numpy as np
 
 from draftwood.errors import OptionError
 from draftwood.growth.drawn import Draw, choose_best
-from draftwood.growth.neural.base import Frontier, Growth, GrowthOptions, GrowthSpec
+from draftwood.growth.neural.base import Growth, GrowthOptions, GrowthSpec
 from draftwood.growth.neural.ranked import BeamGrowth, RankedGrowth, SearchGrowth
 from draftwood.growth.neural.shaped import ShapedGrowth
 from draftwood.tree import TreeShape, chain_tree
-
-__all__ = ["GROWTHS", "Frontier", "Growth", "GrowthOptions", "drawn_shape", "make_growth"]
 
 GROWTHS = ("chain", "static", "beam", "optimal", "salf")
 CHAIN_DEPTH = 7

@@ -3,5 +3,3 @@
 from draftwood.heads.formats.draftwood import DraftwoodLayout
 from draftwood.heads.formats.files import CONFIG, read_config_file
 from draftwood.heads.formats.load import FORMATS, LoadedHead, load_head, save_head
-
-__all__ = ["CONFIG", "FORMATS", "DraftwoodLayout", "LoadedHead", "load_head", "read_config_file", "save_head"]

@@ -2,5 +2,3 @@
 
 from draftwood.models.gguf.conversion import CONVERTER_VERSION, convert, converted_size
 from draftwood.models.gguf.reader import MAGIC, GgufFile
-
-__all__ = ["CONVERTER_VERSION", "MAGIC", "GgufFile", "convert", "converted_size"]

@@ -5,5 +5,3 @@ from draftwood.serve.endpoints.completions import Completions
 from draftwood.serve.endpoints.health import Health
 from draftwood.serve.endpoints.metrics import MetricsReport
 from draftwood.serve.endpoints.models import Models
-
-__all__ = ["ChatCompletions", "Completions", "Health", "MetricsReport", "Models"]

@@ -3,5 +3,3 @@
 from draftwood.sources.neural.base import DraftModel, DraftSegment
 from draftwood.sources.neural.build import make_head_model
 from draftwood.sources.neural.model import SmallModel
-
-__all__ = ["DraftModel", "DraftSegment", "SmallModel", "make_head_model"]

@@ -1,5 +1,3 @@
 """Any causal language model of transformers as a target."""
 
 from draftwood.targets.hf.target import HFTarget
-
-__all__ = ["HFTarget"]

@@ -5,20 +5,3 @@ from draftwood.targets.native.eager import HEAD_ROWS, CacheAttention, rms_norm, 
 from draftwood.targets.native.rope import inverse_frequencies
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.native.weights import LayerWeights, Weights, assemble, has_weights, load_parts
-
-__all__ = [
-    "HEAD_ROWS",
-    "CacheAttention",
-    "LayerWeights",
-    "NativeTarget",
-    "PackedBatch",
-    "PackedSegment",
-    "Weights",
-    "assemble",
-    "has_weights",
-    "inverse_frequencies",
-    "load_parts",
-    "pack",
-    "rms_norm",
-    "rotate",
-]

@@ -2,5 +2,3 @@
 
 from draftwood.train.attention.causal import causal_attention
 from draftwood.train.attention.unrolled import UnrolledAttention, unroll
-
-__all__ = ["UnrolledAttention", "causal_attention", "unroll"]

@@ -6,10 +6,7 @@ data.check_model(target)                               # data must come from the
 vocabulary = draft_vocabulary(data, 8192, vocab_size)  # vocabulary.py: tokens of a draft vocabulary
 """
 
-from draftwood.train.base import Example
 from draftwood.train.data.make import make_data, prepare
 from draftwood.train.data.manifest import Manifest
-from draftwood.train.data.read import TrainingData
+from draftwood.train.data.read import Example, TrainingData
 from draftwood.train.data.vocabulary import draft_vocabulary
-
-__all__ = ["Example", "Manifest", "TrainingData", "draft_vocabulary", "make_data", "prepare"]

@@ -2,5 +2,3 @@
 
 from draftwood.train.loop.command import main, plan_training, train
 from draftwood.train.loop.trainer import choose_dtype
-
-__all__ = ["choose_dtype", "main", "plan_training", "train"]

@@ -10,15 +10,3 @@ from draftwood.train.losses.evaluator import (
     max_logits,
     smooth_l1,
 )
-
-__all__ = [
-    "Evaluation",
-    "Evaluator",
-    "Positions",
-    "accuracy",
-    "calibration_error",
-    "class_cross_entropy",
-    "log_sum_exp",
-    "max_logits",
-    "smooth_l1",
-]

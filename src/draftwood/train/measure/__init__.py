@@ -3,5 +3,3 @@
 from draftwood.train.config import ValidateSection
 from draftwood.train.measure.plot import plot_log
 from draftwood.train.measure.validate import BATCH, extract_prompts, score_validation, validate_head
-
-__all__ = ["BATCH", "ValidateSection", "extract_prompts", "plot_log", "score_validation", "validate_head"]

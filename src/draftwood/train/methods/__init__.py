@@ -7,8 +7,6 @@ from importlib import import_module
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean
 from draftwood.train.methods.base import Method
 
-__all__ = ["METHODS", "Method", "method_class"]
-
 METHODS: dict[str, str] = {
     "eagle": "draftwood.train.methods.eagle:EagleMethod",
     "eagle3": "draftwood.train.methods.eagle3:Eagle3Method",

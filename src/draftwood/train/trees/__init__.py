@@ -12,36 +12,3 @@ from draftwood.train.trees.store import TreeStore
 from draftwood.train.trees.target_trees import Beam, TextTrees, joined
 from draftwood.train.trees.verify import verify_trees
 from draftwood.train.trees.walk import Texts
-
-__all__ = [
-    "REWARDS",
-    "Beam",
-    "Branch",
-    "DraftBeam",
-    "DraftHead",
-    "DraftTrees",
-    "HeadRun",
-    "Labels",
-    "TextTrees",
-    "Texts",
-    "TreeStore",
-    "accepted_branch",
-    "advantages",
-    "branch_log_probs",
-    "clipped",
-    "counted_roots",
-    "find_vocabulary",
-    "grow_draft_trees",
-    "grow_trees",
-    "joined",
-    "node_losses",
-    "padded",
-    "ratios",
-    "reward",
-    "sample_groups",
-    "sample_roots",
-    "scatter",
-    "split_blocks",
-    "texts_of",
-    "verify_trees",
-]

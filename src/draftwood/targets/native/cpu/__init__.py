@@ -2,5 +2,3 @@
 
 from draftwood.targets.native.cpu.build import load_kernel
 from draftwood.targets.native.cpu.decoder import CpuDecoder
-
-__all__ = ["CpuDecoder", "load_kernel"]

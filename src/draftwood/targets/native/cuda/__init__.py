@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from draftwood.targets.native.cuda.decoder import CudaDecoder
     from draftwood.targets.native.cuda.layers import FusedLayers
 
-__all__ = ["new_decoder", "new_layers", "why_not_on", "why_unavailable"]
 
 MIN_CAPABILITY = (8, 0)  # bfloat16 tensor cores
 FP8_CAPABILITY = (8, 9)

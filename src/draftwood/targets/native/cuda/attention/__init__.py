@@ -13,17 +13,3 @@ from draftwood.targets.native.cuda.attention.plan import (
     words_per_row,
     write_plan,
 )
-
-__all__ = [
-    "MIN_WORDS",
-    "TILE_FIELDS",
-    "WORD_BITS",
-    "choose_config",
-    "count_bits",
-    "forest_attention",
-    "max_tiles",
-    "scratch_size",
-    "tree_attention",
-    "words_per_row",
-    "write_plan",
-]

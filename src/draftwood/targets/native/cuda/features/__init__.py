@@ -2,5 +2,3 @@
 
 from draftwood.targets.native.cuda.features.decoder import FeatureDecoder
 from draftwood.targets.native.cuda.features.weights import MAX_FEATURES, FeatureWeights
-
-__all__ = ["MAX_FEATURES", "FeatureDecoder", "FeatureWeights"]

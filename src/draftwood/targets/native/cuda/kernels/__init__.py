@@ -2,12 +2,3 @@
 
 from draftwood.targets.native.cuda.kernels import rows
 from draftwood.targets.native.cuda.kernels.top import block_size, launch_top_rows, new_scratch, new_words, top_words
-
-__all__ = [
-    "block_size",
-    "launch_top_rows",
-    "new_scratch",
-    "new_words",
-    "rows",
-    "top_words",
-]

@@ -12,16 +12,3 @@ from draftwood.targets.native.cuda.products.launch import (
     Product,
     Rotation,
 )
-
-__all__ = [
-    "HALF_SCALE",
-    "HEAD_BLOCK",
-    "MAX_ROWS",
-    "CacheWrite",
-    "Gpu",
-    "Heads",
-    "Hidden",
-    "Kind",
-    "Product",
-    "Rotation",
-]
