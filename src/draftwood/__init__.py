@@ -1,7 +1,5 @@
 """Draftwood: a language model generates faster, and its output stays the same."""
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 

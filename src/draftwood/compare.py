@@ -1,7 +1,5 @@
 """Compares speculative with plain decoding of one request, in one process on one loaded model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple

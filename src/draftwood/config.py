@@ -1,7 +1,5 @@
 """Public options: frozen, keyword-only, checked when they are created. The one place with defaults."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

@@ -1,7 +1,5 @@
 """Reads documents for a datastore from text files, JSON lines and folders, as token ids."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence

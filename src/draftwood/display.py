@@ -1,7 +1,5 @@
 """Formats numbers for people."""
 
-from __future__ import annotations
-
 import math
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)

@@ -5,8 +5,6 @@ Each message states what is wrong, the value given, the allowed values and the n
 and exits with status 2.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

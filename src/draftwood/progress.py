@@ -1,7 +1,5 @@
 """Progress reporting: a callback for slow functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]  # label, done, total

@@ -1,7 +1,5 @@
 """Prompts from text and files, as requests to the model rather than text to continue."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -39,11 +39,7 @@ def test_only_requests_of_both_in_the_same_run_are_compared() -> None:
     first = run([record("plain", "a", "1", 10, 10.0), record("goose", "a", "1", 10, 5.0)])
     # The second run has another pace; its goose has a prompt more, which plain never saw.
     second = run(
-        [
-            record("plain", "a", "2", 10, 2.0),
-            record("goose", "a", "2", 10, 1.0),
-            record("goose", "a", "3", 1000, 1.0),
-        ],
+        [record("plain", "a", "2", 10, 2.0), record("goose", "a", "2", 10, 1.0), record("goose", "a", "3", 1000, 1.0)],
         "two",
     )
     cell = summary(first, second).cells["goose", "a"]

@@ -150,11 +150,7 @@ def test_progress_is_a_bar_on_a_terminal(
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [
-        (b"", "The corpus is empty"),
-        (b" \n\n", "The corpus is empty"),
-        (b"caf\xe9", "is not valid UTF-8"),
-    ],
+    [(b"", "The corpus is empty"), (b" \n\n", "The corpus is empty"), (b"caf\xe9", "is not valid UTF-8")],
 )
 def test_bad_texts_are_refused(content: bytes, expected: str, draftwood_command: Command, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(content)

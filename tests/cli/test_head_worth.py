@@ -100,11 +100,7 @@ def test_the_table(draftwood_command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "has_trees", "has_ranks"),
-    [
-        (("--prompts", "0"), False, True),
-        (("--positions", "0"), True, False),
-    ],
+    ("options", "has_trees", "has_ranks"), [(("--prompts", "0"), False, True), (("--positions", "0"), True, False)]
 )
 def test_parts_can_be_left_out(
     draftwood_command: Command, options: tuple[str, ...], has_trees: bool, has_ranks: bool

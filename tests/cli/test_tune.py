@@ -247,10 +247,7 @@ def test_an_existing_file_is_replaced_by_force_alone(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        (
-            ("--drafter", "pld"),
-            ["'pld' does not use a static tree", "stand, recycling, sam+recycling, sequoia"],
-        ),
+        (("--drafter", "pld"), ["'pld' does not use a static tree", "stand, recycling, sam+recycling, sequoia"]),
         ((), ["does not use a static tree", "--drafter"]),
         (("--drafter", "no-such"), ["no-such"]),
         (("--drafter", "stand", "--drafter-option", "no_such=1"), ["no_such"]),

@@ -183,8 +183,7 @@ def test_bypass_cycles_count_and_cycles_without_a_spine_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "length"),
-    [(0.0, 9), (0.19, 9), (0.2, 18), (0.3, 18), (0.39, 18), (0.4, 30), (1.0, 30)],
+    ("rate", "length"), [(0.0, 9), (0.19, 9), (0.2, 18), (0.3, 18), (0.39, 18), (0.4, 30), (1.0, 30)]
 )
 def test_the_share_of_the_spine_has_three_tiers(rate: float, length: int) -> None:
     prompt = [*range(100, 150), 100, 101, 102]

@@ -154,8 +154,7 @@ def test_the_window_takes_what_few_candidates_leave() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"window": 0}, {"ngram": 1}, {"guesses": 0}, {"pool_limit": 0}, {"window": 2.5}, {"prompt_ngrams": 1}],
+    "wrong", [{"window": 0}, {"ngram": 1}, {"guesses": 0}, {"pool_limit": 0}, {"window": 2.5}, {"prompt_ngrams": 1}]
 )
 def test_options_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(OptionError):

@@ -165,8 +165,7 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "options"),
-    [("recycling", {}), ("goose", {"top_k": 5}), ("goose", {"bigrams": False}), ("stand", {})],
+    ("drafter", "options"), [("recycling", {}), ("goose", {"top_k": 5}), ("goose", {"bigrams": False}), ("stand", {})]
 )
 def test_a_file_with_other_tables_is_refused(drafter: str, options: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "tables.memory"
@@ -282,11 +281,7 @@ def test_the_command_keeps_a_memory_in_a_file(tmp_path: Path, draftwood_command:
     ],
 )
 def test_the_command_refuses_what_cannot_be(
-    options: tuple[str, ...],
-    message: str,
-    tmp_path: Path,
-    draftwood_command: Command,
-    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...], message: str, tmp_path: Path, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = draftwood_command("generate", *TINY, *options, "--raw", "ab ab ab")

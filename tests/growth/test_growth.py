@@ -59,12 +59,7 @@ def value_of(tree: DraftTree, node: int) -> float:
 def test_best_first_takes_the_best_of_all_nodes(table: Table, budget: int, max_depth: int) -> None:
     root = Start(0, 0, 1, 1.0)
     builder = TreeBuilder(1)
-    grow_best_first(
-        builder,
-        [root],
-        looked_up_in(table),
-        GrowthLimits("t", budget, max_depth, MIN_SCORE),
-    )
+    grow_best_first(builder, [root], looked_up_in(table), GrowthLimits("t", budget, max_depth, MIN_SCORE))
     tree = builder.build()
     best = sorted(all_values(table, root, max_depth), reverse=True)[: budget - 1]
     assert len(tree) == 1 + len(best)

@@ -154,12 +154,7 @@ def test_damaged_configurations(tmp_path: Path, change: dict[str, Any], text: st
     [
         ("hydra", "hydra", {"hydra_head_arch": "eagle-attn"}, "hydra_head_arch eagle-attn"),
         ("hydra", "hydra", {"grounded_heads": False, "hidden_state_offset": 2}, "hidden_state_offset 2"),
-        (
-            "medusa",
-            "medusa",
-            {"medusa_num_heads": 3},
-            r"unknown: 3\.0\.linear\.bias, 3\.0\.linear\.weight, 3",
-        ),
+        ("medusa", "medusa", {"medusa_num_heads": 3}, r"unknown: 3\.0\.linear\.bias, 3\.0\.linear\.weight, 3"),
         ("eagle3", "speculators", {"speculators_model_type": "dflash"}, "dflash"),
         ("eagle3", "speculators", {"transformer_layer_config": None}, "lacks 'transformer_layer_config'"),
         ("eagle3", "draftwood", {"draftwood": {"version": 7}}, "another version"),

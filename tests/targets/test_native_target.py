@@ -63,12 +63,7 @@ MODELS = {
 OTHERS = {
     "GraniteForCausalLM": (
         "GraniteConfig",
-        {
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.3,
-            "attention_multiplier": 0.2,
-            "logits_scaling": 4.0,
-        },
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 4.0},
     ),
     "SmolLM3ForCausalLM": (
         "SmolLM3Config",

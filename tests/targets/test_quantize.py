@@ -251,10 +251,7 @@ def test_old_gpus_take_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_commands_that_load_a_model_pass_it_on(
-    command: tuple[str, ...],
-    draftwood_command: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...], draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("prompts.txt").write_text("abc\n", encoding="utf-8")

@@ -50,12 +50,7 @@ def record(method: str, task: str, prompt: str, tokens: int, seconds: float, **v
 
 
 def measured(
-    paces: Paces,
-    tasks: str = "ab",
-    prompts: int = 10,
-    noise: float = 0.02,
-    seed: int = 0,
-    **values: Any,
+    paces: Paces, tasks: str = "ab", prompts: int = 10, noise: float = 0.02, seed: int = 0, **values: Any
 ) -> list[RequestRecord]:
     draw = random.Random(seed)
     return [

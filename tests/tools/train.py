@@ -61,10 +61,7 @@ def written_examples(count: int = 4, length: int = 24) -> list[Example]:
     params = SamplingParams(max_tokens=length, ignore_eos=True)
     answers = [completion.token_ids for completion in llm.generate([list(prompt) for prompt in prompts], params)]
     return [
-        Example(
-            np.array([*prompt, *answer], dtype=np.int32),
-            np.arange(len(prompt) + len(answer)) >= len(prompt),
-        )
+        Example(np.array([*prompt, *answer], dtype=np.int32), np.arange(len(prompt) + len(answer)) >= len(prompt))
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
 

@@ -101,12 +101,7 @@ def by_hand(head: HeadModule, target: Target, texts: Sequence[Example], position
 
 
 def look(
-    head: HeadModule,
-    target: Target,
-    ids: list[int],
-    taps: torch.Tensor,
-    first: list[Guess],
-    below: list[list[Guess]],
+    head: HeadModule, target: Target, ids: list[int], taps: torch.Tensor, first: list[Guess], below: list[list[Guess]]
 ) -> None:
     """Behind the last token, with a cache that has read nothing else. ``taps`` are those of the tokens before it."""
     model = make_head_model(head, target.info.num_layers, len(ids) + 1)

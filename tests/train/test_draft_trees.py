@@ -130,10 +130,7 @@ def test_merged_trees_share_their_nodes() -> None:
     assert merged.tokens[0].tolist() == [[-1, 5, 7, 5, 9], [-1, 1, 2, 3, -1]]
     assert merged.parents[0].tolist() == [[0, 0, 0, 1, 1], [0, 0, 1, 2, 0]]
     assert merged.is_node[0].tolist() == [[True] * 5, [True] * 4 + [False]]
-    assert [own[0].tolist() for own in merged.numbers] == [
-        [[0, 1, 2, 3], [0, 1, 2, 3]],
-        [[0, 2, 1, 4], [0, 1, 2, 3]],
-    ]
+    assert [own[0].tolist() for own in merged.numbers] == [[[0, 1, 2, 3], [0, 1, 2, 3]], [[0, 2, 1, 4], [0, 1, 2, 3]]]
     assert merged.height == 3
 
 

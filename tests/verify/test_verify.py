@@ -99,13 +99,7 @@ FAULTS = {
 }
 
 SMALL = [shape for nodes in range(4) for shape in shapes(nodes, 3)]
-LARGE: list[Shape] = [
-    ((), (), ()),
-    ((), (), (), ()),
-    (((),), ((),)),
-    (((), ()), ()),
-    ((((), ()),),),
-]
+LARGE: list[Shape] = [((), (), ()), ((), (), (), ()), (((),), ((),)), (((), ()), ()), ((((), ()),),)]
 
 
 # ---- sampled ----

@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 failed check or internal error, 2 invalid arguments or input, 130 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

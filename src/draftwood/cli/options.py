@@ -46,12 +46,7 @@ def format_examples(*lines: str) -> str:
 
 
 def add_command(
-    commands: Subparsers[Any],
-    name: str,
-    run: str,
-    summary: str,
-    *lines: str,
-    details: str = "",
+    commands: Subparsers[Any], name: str, run: str, summary: str, *lines: str, details: str = ""
 ) -> argparse.ArgumentParser:
     """Add a command with the options that all commands share.
 

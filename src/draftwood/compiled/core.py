@@ -4,8 +4,6 @@ Every function also exists in Python, which is the reference and the fallback wi
 addresses: the owner of the memory must keep it alive.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from ctypes import c_double, c_int, c_int64, c_void_p

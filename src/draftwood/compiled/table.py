@@ -1,7 +1,5 @@
 """The transition table in C: owns its memory and calls the functions of table.h."""
 
-from __future__ import annotations
-
 import ctypes
 from array import array
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Standard library only: ``setup.py`` runs this file by itself to build the libraries of a wheel.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Atomic file writes: a file is written under a temporary name in the same folder and renamed when complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import uuid

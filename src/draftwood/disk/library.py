@@ -1,7 +1,5 @@
 """Load a C library: prebuilt with the package, or compiled at first use and kept in the cache folder."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

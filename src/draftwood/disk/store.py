@@ -4,8 +4,6 @@ An entry is written under a temporary name in the same folder and renamed when c
 processes from building it twice; the process that holds the lock also removes the leftovers of crashed runs.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -132,7 +130,5 @@ def _explain_disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
             parent = next(folder for folder in path.parents if folder.is_dir())
             raise _disk_full_error(path, needed, shutil.disk_usage(parent).free) from error
         raise ModelError(
-            f"{path} cannot be written",
-            got=error,
-            next_step="Set DRAFTWOOD_HOME to a folder that you can write to.",
+            f"{path} cannot be written", got=error, next_step="Set DRAFTWOOD_HOME to a folder that you can write to."
         ) from error

@@ -1,7 +1,5 @@
 """Adaptive n-gram parallel decoding (ANPD): guess from n-gram counts of the prompt and the output so far."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -12,8 +12,6 @@ by ``share``, or by ``attach`` if that needs the target itself. What a drafter l
 requests in one batch (``propose_batch``).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

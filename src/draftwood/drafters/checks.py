@@ -1,7 +1,5 @@
 """Option checks shared by several drafters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from draftwood.config import whole

@@ -1,7 +1,5 @@
 """GOOSE: a spine of copied text with branches from the transition table, sized by how often copies are accepted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from draftwood.drafters.base import DraftRequest, VerifiedTree

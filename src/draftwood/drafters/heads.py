@@ -1,7 +1,5 @@
 """Drafters with a draft head: EAGLE 1 to 3, HASS, GRIFFIN, Medusa and Hydra. Only the heads differ."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

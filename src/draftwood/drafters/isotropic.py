@@ -4,8 +4,6 @@ They use the same candidates as GOOSE, first the copied token, then the best suc
 the tree that Sequoia's dynamic program finds for the acceptance rates by rank.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache

@@ -5,8 +5,6 @@ token. The window (``sources/lookahead.py``) produces new n-grams: the target's 
 for the pool. A window guess that is right is accepted like any other.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ A *memory* holds tables that a drafter fills while it runs. Its scope sets which
 Memories change what is guessed, never what is emitted.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -168,9 +166,4 @@ def _check_metadata(path: Path, metadata: Mapping[str, str], layout: str, model:
         ("was filled by a drafter with other tables", metadata.get("layout"), layout),
     ):
         if got != wanted:
-            raise DraftwoodError(
-                f"{path} {what}",
-                got=got,
-                allowed=wanted,
-                next_step=NEW_FILE,
-            )
+            raise DraftwoodError(f"{path} {what}", got=got, allowed=wanted, next_step=NEW_FILE)

@@ -1,7 +1,5 @@
 """Plain decoding: the same cycle with a tree that has only its root."""
 
-from __future__ import annotations
-
 from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
 from draftwood.tree import DraftTree
 

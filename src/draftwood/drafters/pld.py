@@ -1,7 +1,5 @@
 """Prompt lookup decoding: copy what followed an earlier occurrence of the last tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree

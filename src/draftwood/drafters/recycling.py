@@ -1,7 +1,5 @@
 """Token recycling: a static tree filled with the top successors from earlier passes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from draftwood.drafters.base import DraftRequest

@@ -4,8 +4,6 @@ does: each entry is a :class:`Drafter` subclass under the name that users type.
 A new built-in drafter is one module and one row in ``BUILTIN``; a test compares the entry points in pyproject.toml.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -90,10 +88,7 @@ def drafter_class(name: str) -> type[Drafter]:
     entries = _entries()
     if name not in entries:
         raise OptionError(
-            "Unknown drafter",
-            got=repr(name),
-            allowed=sorted(entries),
-            next_step=did_you_mean(name, entries),
+            "Unknown drafter", got=repr(name), allowed=sorted(entries), next_step=did_you_mean(name, entries)
         )
     try:
         cls = entries[name].load()

@@ -1,7 +1,5 @@
 """REST: retrieve what followed the last tokens in a corpus and merge it into one tree."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Suffix automaton decoding: copy what followed the longest suffix of the text that occurred before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

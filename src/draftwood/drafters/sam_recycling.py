@@ -1,7 +1,5 @@
 """Suffix automaton decoding with a fallback: token recycling if the match is short."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple

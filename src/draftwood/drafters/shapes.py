@@ -1,7 +1,5 @@
 """Static trees by name: a built-in tree, or a file written by ``draftwood tune``."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 

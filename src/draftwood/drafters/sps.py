@@ -1,7 +1,5 @@
 """Speculative sampling: a small model with the same vocabulary drafts for the large one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from draftwood.config import ModelOptions

@@ -1,7 +1,5 @@
 """STAND: sample children from the target's stored next-token distributions after the same n-grams."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Base class of drafters with a transition table, which learn from the logits of every verified node."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree

@@ -1,7 +1,5 @@
 """From the target's answer to an event: accept the longest correct path, write it out, let the drafter learn."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The drafts of a cycle: one request after another, or all at once where a drafter runs a model of its own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -5,8 +5,6 @@ distribution depends on the path to the node, and drawn children are accepted by
 rows themselves.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ Several callers may submit at once, from interleaved streams or threads. A calle
 for all requests; events stay in their request's inbox until its caller reads them.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence

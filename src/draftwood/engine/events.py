@@ -1,7 +1,5 @@
 """Events that the engine emits while requests run."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from draftwood.engine.stats import RequestStats

@@ -1,7 +1,5 @@
 """Between drafting and verification: each draft is checked and cut to what pays, what fits and what can be emitted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from itertools import repeat

@@ -1,7 +1,5 @@
 """From accepted tokens to output: one by one, exactly as plain decoding would, until one ends it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """One forward pass for many sessions: what each contributes, and what each gets back."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

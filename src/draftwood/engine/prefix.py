@@ -1,7 +1,5 @@
 """Finished sequences whose cache may be reused: the next turn of a chat begins with the last one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

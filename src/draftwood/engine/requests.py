@@ -1,7 +1,5 @@
 """What is submitted to the engine, and the samples that it becomes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from draftwood.config import SamplingParams

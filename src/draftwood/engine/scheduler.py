@@ -1,7 +1,5 @@
 """Scheduling: requests wait in order, are admitted when a batch row and cache slots are free, and leave when done."""
 
-from __future__ import annotations
-
 import logging
 
 from draftwood.engine.prefix import PrefixStore

@@ -1,7 +1,5 @@
 """Statistics of a request, with the same names in the API, in JSON and in the CLI summary."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

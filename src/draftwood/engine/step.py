@@ -6,8 +6,6 @@ accepted nodes stay in the cache, the others are dropped, and the drafter learns
 Plain decoding is the same cycle with trees that are only their roots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from draftwood.drafters import PromptRows

@@ -1,7 +1,5 @@
 """Stop conditions: end tokens, stop strings and the length limit, also in the middle of an accepted block."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from draftwood.config import SamplingParams

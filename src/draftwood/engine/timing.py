@@ -1,7 +1,5 @@
 """Seconds of each stage of a cycle, charged to the requests that it worked for."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ candidate each time gives the best tree of that size. The queue holds only the b
 others cannot come before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter

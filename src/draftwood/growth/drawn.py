@@ -5,8 +5,6 @@ Sorting log-probabilities plus Gumbel noise draws all children of a level at onc
 fixed before anything is drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """Merge many continuations into one prefix tree and keep the most frequent nodes."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

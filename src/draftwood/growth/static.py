@@ -1,7 +1,5 @@
 """Trees whose shape does not depend on the guesses: a fixed shape, or the same number of children everywhere."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat

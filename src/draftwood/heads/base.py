@@ -11,8 +11,6 @@ The target's embeddings, final norm and lm_head are bound by reference. They are
 head, nor part of its state.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch

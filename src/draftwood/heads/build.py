@@ -1,7 +1,5 @@
 """Build the module of a head from its configuration."""
 
-from __future__ import annotations
-
 import torch
 
 from draftwood.heads.config import HeadConfig

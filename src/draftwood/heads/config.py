@@ -1,7 +1,5 @@
 """The configuration of a draft head: sizes, the hidden states it reads, and variants of its architecture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ One matrix joins token and feature. Decoder layers predict the target's next fea
 maps it to logits.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

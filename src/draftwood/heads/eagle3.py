@@ -4,8 +4,6 @@ Layer 0 attends over normed embedding and normed feature side by side, twice the
 ordinary. The output before the last norm is the feature of child nodes.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Does a head fit a target? By shape, and by the fingerprint of the target that it was trained for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Protocol
 

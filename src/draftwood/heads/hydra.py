@@ -3,8 +3,6 @@
 Hydra++ adds a decoder layer over the hidden states before the heads (``num_layers`` 1), with a KV cache.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor, nn

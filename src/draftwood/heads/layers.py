@@ -1,7 +1,5 @@
 """Building blocks of heads: norms, rotation, and decoder layers whose attention the caller passes in."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Medusa heads: each predicts the token at one depth from the target's last hidden state, independently."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

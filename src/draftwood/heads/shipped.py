@@ -6,8 +6,6 @@ A head's name is that of its folder. The fingerprint in its configuration identi
 fine-tuned models share those, and a head predicts the text of *one* model.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import NamedTuple

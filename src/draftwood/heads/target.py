@@ -1,7 +1,5 @@
 """Targets as heads see them: their shape, which config.json is enough for, and their fingerprint."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draft vocabularies: the target tokens that a head can suggest, under its own, smaller ids."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

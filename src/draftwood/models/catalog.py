@@ -1,7 +1,5 @@
 """Lists and describes the models on this disk, for ``draftwood models``."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections import Counter

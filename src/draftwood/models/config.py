@@ -4,8 +4,6 @@ A new architecture is one row of ``ARCHITECTURES``: it maps the fields of config
 differ from Llama. A style that no decoder implements yet is declined by its ``why_not_native``, never computed wrongly.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping

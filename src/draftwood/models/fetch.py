@@ -3,8 +3,6 @@
 Everything is fetched into a temporary folder of the caller, which decides where the model is kept.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -4,8 +4,6 @@ A name is a known one (``smollm2``), a folder in Hugging Face layout, a GGUF fil
 Models that were fetched or converted are kept in the cache, with a record of their origin.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Names and shapes of the tensors of a model."""
 
-from __future__ import annotations
-
 from draftwood.models.config import ModelConfig
 
 

@@ -1,7 +1,5 @@
 """Horizontal bars with intervals, and stacked bars."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Horizontal positions are percentages of the plot area, vertical positions are pi
 width while its text and strokes keep their size.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

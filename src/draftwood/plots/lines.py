@@ -1,7 +1,5 @@
 """Line plots: each line ends in the key of its series."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise

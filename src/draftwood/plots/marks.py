@@ -1,7 +1,5 @@
 """How a data series looks in every plot of a page: colour, marker, dashes and label."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Building blocks of an SVG plot: elements, relative positions and wrapped labels."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The only source of randomness: two methods, so that tests can enumerate outcomes and users can set a seed."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice

@@ -3,8 +3,6 @@
 Penalties, temperature, top-k, top-p, min-p. Everything runs in float32 on the device of the logits.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The server as an ASGI application: its routes, middleware and error handlers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress

@@ -1,7 +1,5 @@
 """Prometheus metrics of the server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics

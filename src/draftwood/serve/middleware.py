@@ -1,7 +1,5 @@
 """ASGI middleware: metrics, CORS headers, unexpected errors and API keys."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

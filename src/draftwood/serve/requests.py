@@ -3,8 +3,6 @@
 A field that would change the output and is not supported is rejected. A field that cannot change it is ignored.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

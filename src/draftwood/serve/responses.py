@@ -3,8 +3,6 @@
 Statistics of drafting are returned next to the usage, under ``draftwood``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -4,8 +4,6 @@ Other threads send commands, which the runner executes between two cycles. So no
 target runs.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence

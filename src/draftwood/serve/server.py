@@ -1,7 +1,5 @@
 """Binds the application to a port and runs it until a signal stops it."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,10 +64,6 @@ def create_server(llm: LLM, options: ServerOptions, on_ready: Callable[[], None]
                 self._captured_signals.clear()
 
     config = uvicorn.Config(
-        create_app(state),
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        create_app(state), log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_SECONDS
     )
     return Server(config)

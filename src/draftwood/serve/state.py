@@ -1,7 +1,5 @@
 """Server options, and the objects that all endpoints share."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ Other processes disturb readings. So all sizes take turns, the fastest of severa
 by medians removes single outliers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ On English and code, with n-grams up to 5, there are 1.5 contexts and 280 to 330
 only once; these store their follower without counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ An index maps every n-gram to the position after its latest occurrence. It is up
 update nor a query depends on the length of the context.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple

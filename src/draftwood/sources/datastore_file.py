@@ -4,8 +4,6 @@ The format is safetensors: eight bytes with the length of a JSON header, the hea
 offsets), then the tensors.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

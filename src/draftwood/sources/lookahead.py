@@ -13,8 +13,6 @@ This is part of a draft tree, so a window is verified like any other guesses. Th
 column completes an n-gram and becomes the new last token of the column.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 

@@ -8,8 +8,6 @@ A *context* packs the last tokens into one integer, the latest in the lowest bit
 lowest n fields of a context are an n-gram, and n-grams of different sizes are different integers.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Sequence
 

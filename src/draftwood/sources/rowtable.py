@@ -4,8 +4,6 @@ Rows are stored in arrays, so that a whole pass is written in one step and a row
 entry. When the table is full, the least recently written entries are evicted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any

@@ -5,8 +5,6 @@ predictions after each are stored. This takes one pass over the vocabulary, once
 cache folder and lets transition drafters draft from their first cycle on.
 """
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

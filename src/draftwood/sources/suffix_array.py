@@ -5,8 +5,6 @@ and ends the comparison, so the next document has no influence. Suffixes that ar
 ordered by position.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -8,8 +8,6 @@ The tiers exist in Python and in C (compiled/table.h) with identical results. A 
 so C is used if there is a compiler, and compiled growth reads the tiers directly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -43,12 +41,7 @@ class TransitionTable:
     learn_tree: Callable[[int, Sequence[int], Sequence[int], Sequence[int], IdRows, ScoreRows], None]
 
     def __init__(
-        self,
-        vocab_size: int,
-        width: int = 10,
-        *,
-        num_pairs: int = 0,
-        initial: SuccessorArrays | None = None,
+        self, vocab_size: int, width: int = 10, *, num_pairs: int = 0, initial: SuccessorArrays | None = None
     ) -> None:
         """``num_pairs``: capacity of the second tier, 0 for none. ``initial``: initial successors by token."""
         self.width = width

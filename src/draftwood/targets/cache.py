@@ -1,7 +1,5 @@
 """The KV cache of the native target, allocated once."""
 
-from __future__ import annotations
-
 import torch
 
 from draftwood.targets.slots import SlotBook

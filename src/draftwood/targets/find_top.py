@@ -4,8 +4,6 @@ On a CPU, one call into the kernel reads each row once. On a GPU, Triton kernels
 device. Only the results are copied to the host.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import lru_cache

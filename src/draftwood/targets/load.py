@@ -1,7 +1,5 @@
 """Loads a model by name: the target that runs it, and its tokenizer."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

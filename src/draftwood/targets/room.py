@@ -1,7 +1,5 @@
 """Default size of the KV cache, and checks that it fits in memory."""
 
-from __future__ import annotations
-
 import torch
 
 from draftwood.display import readable_size

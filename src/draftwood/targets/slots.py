@@ -4,8 +4,6 @@ An extent belongs to one sequence: slots ``base .. base + capacity``. The commit
 of the pending tree, node i at ``base + length + i``. Subclasses of ``SlotBook`` store and move the data in the slots.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -133,9 +131,7 @@ class SlotBook(ABC):
         source = self._extents[sequence]
         if capacity < source.length:
             raise CapabilityError(
-                "The capacity is too small for the prefix",
-                got=capacity,
-                allowed=f"{source.length} or more",
+                "The capacity is too small for the prefix", got=capacity, allowed=f"{source.length} or more"
             )
         copy = self.open(capacity)
         extent = self._extents[copy]

@@ -1,7 +1,5 @@
 """A tiny random model, to test everything above the target in milliseconds on any CPU."""
 
-from __future__ import annotations
-
 import torch
 
 from draftwood.models import ModelConfig, Rope, tensor_shapes

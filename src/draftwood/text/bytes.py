@@ -1,7 +1,5 @@
 """The byte-level tokenizer of the built-in model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from draftwood.text.chat import Message, check_messages

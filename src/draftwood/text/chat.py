@@ -4,8 +4,6 @@ Templates are untrusted, so they run in a sandbox. Variables and settings follow
 published templates rely on.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -38,20 +36,13 @@ class _TemplateRefusalError(jinja2.TemplateError):
 
 
 def render_chat(
-    template: str,
-    messages: Sequence[Message],
-    special_tokens: Mapping[str, str],
-    add_generation_prompt: bool,
+    template: str, messages: Sequence[Message], special_tokens: Mapping[str, str], add_generation_prompt: bool
 ) -> str:
     """Renders the prompt of these messages. ``special_tokens``: ``bos_token``, ``eos_token`` and so on."""
     checked = check_messages(messages)
     try:
         return _compile(template).render(
-            messages=checked,
-            add_generation_prompt=add_generation_prompt,
-            tools=None,
-            documents=None,
-            **special_tokens,
+            messages=checked, add_generation_prompt=add_generation_prompt, tools=None, documents=None, **special_tokens
         )
     except _TemplateRefusalError as error:
         raise PromptError("The chat template of the model rejects these messages", got=error.message) from error

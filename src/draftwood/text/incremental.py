@@ -1,7 +1,5 @@
 """Decodes token ids to text incrementally, as they are generated."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from draftwood.text.tokenizer import TextCodec

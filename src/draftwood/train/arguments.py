@@ -1,7 +1,5 @@
 """Command-line arguments of a training run, for `draftwood train head` and `python -m draftwood.train`."""
 
-from __future__ import annotations
-
 import argparse
 
 NAMES = ("eagle", "hass", "eagle3", "griffin", "talf", "gto", "medusa", "hydra")

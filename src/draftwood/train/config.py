@@ -33,12 +33,12 @@ STRATEGIES = ("ddp", "fsdp")
 TENSORBOARD = ("auto", "on", "off")
 CONFIGURATION = "configuration"  # name of the file in error messages
 
-_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by type: description and check
-    "int": ("an integer", lambda value: type(value) is int),
-    "float": ("a number", lambda value: type(value) in (int, float)),
-    "bool": ("true or false", lambda value: type(value) is bool),
-    "str": ("a string", lambda value: type(value) is str),
-    "tuple[int, ...]": (
+_CHECKS: dict[Any, tuple[str, Callable[[Any], bool]]] = {  # by type: description and check
+    int: ("an integer", lambda value: type(value) is int),
+    float: ("a number", lambda value: type(value) in (int, float)),
+    bool: ("true or false", lambda value: type(value) is bool),
+    str: ("a string", lambda value: type(value) is str),
+    tuple[int, ...]: (
         "a list of integers",
         lambda value: isinstance(value, (list, tuple)) and all(type(each) is int for each in value),
     ),
@@ -46,11 +46,11 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # by type: descriptio
 # Keys of head.changes: fields of HeadConfig that neither follow from the target nor have an option of their own.
 _NOT_CHANGEABLE = {"kind", "vocab_size", "draft_vocab_size", "rope"}
 SHAPE_KEYS = {
-    each.name: _CHECKS[str(each.type)]
+    each.name: _CHECKS[each.type]
     for each in fields(HeadConfig)
     if each.name not in _NOT_CHANGEABLE and not each.name.startswith("target_")
 }
-SHAPE_KEYS["prefix"] = _CHECKS["bool"]  # argument of default_head_config
+SHAPE_KEYS["prefix"] = _CHECKS[bool]  # argument of default_head_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

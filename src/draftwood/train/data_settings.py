@@ -1,7 +1,5 @@
 """Settings of ``draftwood train data``: prompts, sampling of answers, storage."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -56,10 +54,7 @@ class DataSettings:
         if self.prompt_temperature == 0.0:
             raise OptionError("Self-made prompts would all be the same", got="prompt_temperature 0", allowed="above 0")
         return SamplingParams(
-            max_tokens=self.prompt_tokens,
-            temperature=self.prompt_temperature,
-            top_p=self.prompt_top_p,
-            seed=seed,
+            max_tokens=self.prompt_tokens, temperature=self.prompt_temperature, top_p=self.prompt_top_p, seed=seed
         )
 
     def recorded(self) -> dict[str, Any]:

@@ -92,11 +92,7 @@ class DraftTree:
 
     @classmethod
     def chain(
-        cls,
-        tokens: Sequence[int],
-        source: str = ROOT_SOURCE,
-        probs: Sequence[float] | None = None,
-        route: str = "",
+        cls, tokens: Sequence[int], source: str = ROOT_SOURCE, probs: Sequence[float] | None = None, route: str = ""
     ) -> DraftTree:
         """``tokens[0]`` is the root; each further token is the only child of the one before."""
         size = len(tokens)

@@ -1,7 +1,5 @@
 """Layout of a tree in the sequence: positions and attention mask."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -12,8 +12,6 @@ In both, the value of a node is the product along its path, and the yield is the
 bonus token. A budget is the number of nodes, the root included.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from heapq import heapify, heapreplace

@@ -1,7 +1,5 @@
 """One-time measurements of a model on a machine: pass times, and the likeliest successors of each token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -5,8 +5,6 @@ of a verified tree is therefore a path of the shape, and the count of a node is 
 never accepted without its parent, so the nodes with the largest counts form a tree.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

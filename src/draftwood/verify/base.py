@@ -1,7 +1,5 @@
 """Shared by greedy and sampled verification: walk down the tree along the tokens that the target selects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Greedy verification: accept the longest path that greedy decoding would have taken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from draftwood.tree import DraftTree

@@ -13,8 +13,6 @@ matters, and a drafter must never drop a drawn child because of its token.
 *Both*: chosen children first; then p and q without the chosen tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

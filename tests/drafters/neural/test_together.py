@@ -227,10 +227,7 @@ def trees_of(llm: LLM, factories: Sequence[Any], params: SamplingParams) -> list
     """For requests that run at once, one a factory: the tokens of all their trees, and what they emitted."""
     engine = llm._engine
     found: dict[int, tuple[list[Any], list[int]]] = {
-        engine.submit(GenerationRequest(prompt_ids=(1, 2, 3, 4, 5, 6), params=params, drafter=factory))[0]: (
-            [],
-            [],
-        )
+        engine.submit(GenerationRequest(prompt_ids=(1, 2, 3, 4, 5, 6), params=params, drafter=factory))[0]: ([], [])
         for factory in factories
     }
     for event in engine.events(list(found)):

@@ -12,8 +12,6 @@ A single prompt shows no variation: its interval has zero width, so a report mus
 to four prompts intervals are too narrow as well.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence

@@ -13,8 +13,6 @@ machine, or the speed of plain decoding, changed.
 Methods with the same label are compared, or pairs of methods (pairs.py), which are *before* and *after* then.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -12,8 +12,6 @@ computed from the counts of all tasks.
 Intervals come from bootstrap.py. A task with one prompt has an interval of zero width: ``low == high == value``.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 ``diff_runs`` compares methods with equal labels, so both methods of a pair are relabelled, as ``pld -> goose``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Groups comparable runs, titles them, and merges their manifests and methods."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,16 +10,7 @@ from draftwood.bench.records import DRAFTER, PLAIN, BenchRun, RunManifest
 # What two runs must have in common to be pooled, besides the machine.
 POOLED_MODEL = ("name", "dtype", "backend", "device")
 POOLED_SOFTWARE = ("draftwood", "torch")
-POOLED_SETTINGS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "max_tokens",
-    "ignore_eos",
-    "trajectories",
-    "batch",
-    "raw",
-)
+POOLED_SETTINGS = ("temperature", "top_p", "top_k", "max_tokens", "ignore_eos", "trajectories", "batch", "raw")
 MACHINE = "machine "  # prefix of the machine facts in ``run_identity``
 
 

@@ -1,7 +1,5 @@
 """Records of computed figures, built by metrics.py and shown by reports."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@
 3. the current interpreter, if it has the engine.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Finds the GGUF file of a model, for llama.cpp."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

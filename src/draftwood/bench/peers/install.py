@@ -1,7 +1,5 @@
 """Installs an engine with pip into its own virtual environment in the cache folder."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Messages to and from a peer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

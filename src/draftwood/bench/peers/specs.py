@@ -1,7 +1,5 @@
 """The peers by name, with their options and notes for the report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,12 +93,7 @@ def find_peer(name: str) -> PeerSpec:
     """Find a peer by name and options, as in ``transformers:assisted,model=NAME``."""
     known, *pairs = name.split(",")
     if known not in PEERS:
-        raise OptionError(
-            "Unknown peer",
-            got=repr(known),
-            allowed=list_peers(),
-            next_step=did_you_mean(known, PEERS),
-        )
+        raise OptionError("Unknown peer", got=repr(known), allowed=list_peers(), next_step=did_you_mean(known, PEERS))
     spec = PEERS[known]
     options = dict(spec.options)
     for pair in pairs:

@@ -8,8 +8,6 @@ benchmark run: it names the command that produces the figure.
 Unknown keys, and figures of methods that no run has, are errors.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace

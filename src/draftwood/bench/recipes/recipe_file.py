@@ -1,7 +1,5 @@
 """Strict reading of a recipe's TOML file: anything unexpected is an error that names the file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn

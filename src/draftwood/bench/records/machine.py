@@ -1,7 +1,5 @@
 """The machine a benchmark runs on, and peak memory."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -6,8 +6,6 @@ goose:memory=process,budget=16          with its own memory and budget
 transformers, llamacpp:lookup           a peer (--peers)
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

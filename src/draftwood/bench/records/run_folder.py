@@ -131,9 +131,7 @@ def lock_run(folder: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise DraftwoodError(
-            f"{path} cannot be written",
-            got=error,
-            next_step="Set DRAFTWOOD_HOME to a writable folder.",
+            f"{path} cannot be written", got=error, next_step="Set DRAFTWOOD_HOME to a writable folder."
         ) from error
     try:
         yield

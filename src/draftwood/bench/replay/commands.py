@@ -1,7 +1,5 @@
 """The work of ``bench record`` and ``bench replay``: record to a file, replay methods."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ softmax of the row gives the recorded probabilities, to about 1e-6. Softmax is i
 tokens get logit 0. One buffer then serves all rows, and only K entries per row are written.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

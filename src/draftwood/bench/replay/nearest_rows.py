@@ -4,8 +4,6 @@ Similar means the same last two tokens, else the same last token; nearest is by 
 up to the root, since later ones would reveal the text. Rows off the text are used everywhere.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@
 recorded drafter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 

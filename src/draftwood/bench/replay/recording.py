@@ -5,8 +5,6 @@ recorded method, to validate replays. Log-probabilities are float32: drafters co
 would reorder close candidates.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -210,10 +208,7 @@ def _build(about: Mapping[str, Any], arrays: Arrays) -> Recording:
         if not (parents[first:row] < np.arange(row - first)).all() or (parents[first:row] < ON_TEXT).any():
             raise ValueError("a context comes before its parent")
         request = RecordedRequest(
-            **{
-                **entry,
-                "params": SamplingParams(**entry["params"]),
-            },
+            **{**entry, "params": SamplingParams(**entry["params"])},
             accepted_after_stop=after_stop,
             prompt_ids=tuple(arrays["tokens"][start:middle].tolist()),
             output_ids=tuple(arrays["tokens"][middle:token].tolist()),

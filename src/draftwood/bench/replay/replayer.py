@@ -9,8 +9,6 @@ Drawn children are accepted if they carry the recorded token. For the recorded d
 another drafter it is an approximation: real verification would have sampled its own token.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

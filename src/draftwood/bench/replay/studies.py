@@ -5,8 +5,6 @@ that the target produced for each text alone. It measures what a long history co
 text in its tables reduces acceptance. It is not a long document.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

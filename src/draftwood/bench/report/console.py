@@ -1,7 +1,5 @@
 """The main figures of a report for the terminal, and remarks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from draftwood.bench.figures import Cell, Interval, Summary

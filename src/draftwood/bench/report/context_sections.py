@@ -1,7 +1,5 @@
 """Report sections on published figures, peers, and methods that did not run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from draftwood.bench.figures import ALL_TASKS, Cell, Interval, Summary

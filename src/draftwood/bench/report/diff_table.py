@@ -1,7 +1,5 @@
 """Changes between two runs as a table, most important first."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

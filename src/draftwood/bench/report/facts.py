@@ -1,7 +1,5 @@
 """The text of a report: setup, headline and warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

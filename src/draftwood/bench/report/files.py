@@ -1,7 +1,5 @@
 """Writes the report files, each atomically."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The report as one self-contained HTML page: no network, fonts or libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """The report as Markdown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The sections of a report, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -121,11 +119,7 @@ def cycle(summary: Summary) -> Section:
     columns = [Column("method", False), *(Column(name) for name in names), Column("total")]
     table = Table(caption="Milliseconds per cycle", columns=columns, rows=rows)
     return Section(
-        key="cycle",
-        short="Cycle",
-        title="Time per cycle",
-        note="Milliseconds per cycle, by stage.",
-        tables=[table],
+        key="cycle", short="Cycle", title="Time per cycle", note="Milliseconds per cycle, by stage.", tables=[table]
     )
 
 

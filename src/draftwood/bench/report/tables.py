@@ -1,7 +1,5 @@
 """Tables as data, shared by Markdown and HTML, and helpers that look up figures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 

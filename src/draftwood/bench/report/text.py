@@ -1,7 +1,5 @@
 """Formats numbers for reports, the same in Markdown and HTML."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

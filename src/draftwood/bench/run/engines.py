@@ -1,7 +1,5 @@
 """The engine interface of a benchmark, and its implementation for Draftwood's drafters."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol

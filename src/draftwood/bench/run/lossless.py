@@ -1,7 +1,5 @@
 """Compares greedy outputs with plain decoding of the same prompt, as soon as both are available."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Peers as benchmark engines: starts the available ones and gives them the interface of a drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The runs of a command: one, or those of a recipe. All are validated before the first one starts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ An interrupted or killed run loses at most the current conversation or batch. Ru
 and folder resumes it. Failed requests are recorded; a method that fails several times in a row is disabled.
 """
 
-from __future__ import annotations
-
 import json
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence

@@ -4,8 +4,6 @@ Prompts alternate between tasks, so that a run stopped early has results for eac
 with every prompt, so that effects on the next method, such as a hot processor or a full cache, are balanced too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Reads rows of prompt files: JSON lines, JSON and Parquet. Each row has its location for error messages."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -4,8 +4,6 @@ Only prompt files are downloaded; code of a data set is never run. ``hub`` means
 ``hub:ORG/NAME``, ``hub:ORG/NAME@REVISION`` and ``hub:ORG/NAME/FILE`` any other whose rows have a known layout.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager

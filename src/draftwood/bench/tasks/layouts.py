@@ -4,8 +4,6 @@ A row is recognized by its fields, not by the file name, so original benchmark f
 holds material rather than a question (a function to complete, an article to summarize), the instruction is added here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -121,10 +119,7 @@ LAYOUTS = (
     ),
     PromptLayout(name="livecodebench", fields="question_content", fits=_has("question_content"), turns=_livecodebench),
     PromptLayout(
-        name="cnn_dm",
-        fields="article",
-        fits=_has("article"),
-        turns=lambda row: [f"Summarize: {row['article']}"],
+        name="cnn_dm", fields="article", fits=_has("article"), turns=lambda row: [f"Summarize: {row['article']}"]
     ),
     PromptLayout(name="alpaca", fields="instruction", fits=_has("instruction"), turns=_alpaca),
     PromptLayout(

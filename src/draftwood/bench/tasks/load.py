@@ -4,8 +4,6 @@ A *task* is a named list of prompts. Its checksum covers the prompts, not the fi
 they used the same prompts, whatever their source.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.resources
 import json

@@ -1,7 +1,5 @@
 """``draftwood bench``: runs methods on the same prompts, interleaved, and writes a report."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from datetime import datetime

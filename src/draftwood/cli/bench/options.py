@@ -1,7 +1,5 @@
 """Options of the benchmark commands: defaults come from ``BenchSettings``, lists are comma-separated."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import fields

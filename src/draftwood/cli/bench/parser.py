@@ -168,12 +168,7 @@ def register_record(commands: Subparsers[Any]) -> None:
         "draftwood bench record --drafters goose,recycling --tasks humaneval --data prompts --out code.recording",
     )
     parser = add_command(
-        commands,
-        "record",
-        "bench.replay:run_record",
-        "Record runs for replay",
-        *lines,
-        details=_REPLAY_RECORD_DETAILS,
+        commands, "record", "bench.replay:run_record", "Record runs for replay", *lines, details=_REPLAY_RECORD_DETAILS
     )
     add = _add_methods(parser)
     add_prompt_settings(parser)

@@ -1,7 +1,5 @@
 """``draftwood bench peers``: lists other engines and installs them."""
 
-from __future__ import annotations
-
 import argparse
 
 from draftwood.bench.peers import PEERS, explain_absence, install_peer

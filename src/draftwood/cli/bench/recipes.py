@@ -1,7 +1,5 @@
 """``draftwood bench recipes``: lists tables and figures of papers, and prints notes when one runs."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """``draftwood bench record`` and ``draftwood bench replay``: record runs, and replay drafters on them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict

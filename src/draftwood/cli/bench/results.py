@@ -1,7 +1,5 @@
 """Results of a benchmark: the final table, ``bench report`` and ``bench diff``."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,8 +54,5 @@ def run_diff(args: argparse.Namespace) -> int:
     changes = diff_runs(before, after, pairs)
     lines = figures_table(Screen(args.color).out, format_changes(changes)) if changes else []
     note = summarize_hidden_changes(changes)
-    content = {
-        "changes": to_json_value(changes),
-        "pairs": [{"method": pair.label, **pair._asdict()} for pair in pairs],
-    }
+    content = {"changes": to_json_value(changes), "pairs": [{"method": pair.label, **pair._asdict()} for pair in pairs]}
     return show(args, content, [*lines, *([note] if note else [])])

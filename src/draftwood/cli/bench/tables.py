@@ -1,7 +1,5 @@
 """Tables and paragraphs that fit the terminal. In a file or pipe every row is one line."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Load the model of a command and describe it."""
 
-from __future__ import annotations
-
 import argparse
 import warnings
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """A progress bar with throughput in tokens/s."""
 
-from __future__ import annotations
-
 import time
 
 from draftwood.cli.console.terminal import Paint, ProgressBar

@@ -1,7 +1,5 @@
 """Statistics and tables that commands print."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import Counter

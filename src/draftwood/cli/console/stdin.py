@@ -1,7 +1,5 @@
 """Read prompts from arguments, files and standard input."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

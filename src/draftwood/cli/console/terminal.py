@@ -1,7 +1,5 @@
 """Terminal output: colours, escaping of control characters, a progress bar."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``draftwood chat``: a conversation in the terminal."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

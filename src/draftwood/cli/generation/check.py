@@ -1,7 +1,5 @@
 """``draftwood check``: compare speculative with plain greedy decoding."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict

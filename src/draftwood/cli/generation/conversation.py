@@ -1,7 +1,5 @@
 """Turns and commands of a chat."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from draftwood.cli.console import SEPARATOR, Answer, Screen, legend, pluralize, stats_line

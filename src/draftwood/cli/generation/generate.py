@@ -1,7 +1,5 @@
 """``draftwood generate``: answer one prompt."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from typing import Any

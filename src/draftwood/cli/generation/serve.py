@@ -1,7 +1,5 @@
 """``draftwood serve``: an OpenAI-compatible server for one model."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from contextlib import suppress

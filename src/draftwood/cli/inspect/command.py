@@ -1,7 +1,5 @@
 """``draftwood inspect tree``: draw the draft trees of a run."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from itertools import islice

@@ -1,7 +1,5 @@
 """``draftwood inspect head``: describe a draft head, check its fit to a model, evaluate it on texts."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """Options of ``draftwood inspect head --texts``. Defaults are those of validation during training."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 
@@ -46,8 +44,7 @@ def check_worth_options(args: argparse.Namespace) -> None:
         raise OptionError("These options need texts", got=", ".join(given), next_step="Add --texts FOLDER.")
     if args.texts and not args.model:
         raise OptionError(
-            "--texts needs the model of the head",
-            next_step="Add --model MODEL, the model that generated the texts.",
+            "--texts needs the model of the head", next_step="Add --model MODEL, the model that generated the texts."
         )
     if args.prompts == args.positions == 0:
         raise OptionError("There is nothing to measure", got="--prompts 0 --positions 0")

@@ -1,7 +1,5 @@
 """Rows that describe a draft head: its shape, and its evaluation on texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from draftwood.cli.console import Paint, pluralize, table

@@ -1,7 +1,5 @@
 """Evaluate a head on texts that its model generated, as validation during training does."""
 
-from __future__ import annotations
-
 import argparse
 from contextlib import suppress
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """``draftwood inspect theory``: expected yield of draft trees at given acceptance rates."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Sequence

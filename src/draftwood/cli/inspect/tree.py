@@ -1,7 +1,5 @@
 """Draw a draft tree as text: one node per line, an only child below its parent, siblings as branches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``draftwood datastore``: build a datastore for retrieval, or describe one."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 from pathlib import Path

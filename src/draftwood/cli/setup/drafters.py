@@ -1,7 +1,5 @@
 """``draftwood drafters``: list the registered drafters with their options."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import MISSING, fields

@@ -1,7 +1,5 @@
 """``draftwood models``: list, fetch, describe and remove models."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 

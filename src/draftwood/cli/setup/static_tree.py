@@ -1,7 +1,5 @@
 """``draftwood tune --static-tree``: optimise a tree for a drafter, a model and prompts."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import fields
 from functools import partial

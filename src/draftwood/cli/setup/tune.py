@@ -1,7 +1,5 @@
 """``draftwood tune``: measure costs and build tables for later runs."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """``draftwood train``: make training data and train draft heads."""
 
-from __future__ import annotations
-
 import argparse
 
 from draftwood.cli.console import Screen, show, table

@@ -1,7 +1,5 @@
 """``draftwood train data``: let the target answer prompts and store the answers for training."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """``draftwood export``: write a head in the layout of another engine."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path

@@ -13,8 +13,6 @@ shape that is fixed before anything is drawn, in the order of the draw. Whether 
 verified part, therefore never depends on its own token, as exact verification requires.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Growth policies for draft models by name; base.py defines their interface."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

@@ -4,8 +4,6 @@ A node's value is its path probability. No child has a higher value than its par
 form a tree. Children are chosen, not drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 

@@ -1,7 +1,5 @@
 """Trees with a fixed shape, filled level by level with one draft pass per level."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from draftwood.growth.drawn import plan_shape

@@ -3,8 +3,6 @@
 Programs that support the original layout can read such a head as far as that layout can express it.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, fields
 from typing import Any
 

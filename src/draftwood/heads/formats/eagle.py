@@ -1,7 +1,5 @@
 """EAGLE-3 in its authors' layout: ``midlayer.*``, a draft vocabulary by offsets, and no field for taps."""
 
-from __future__ import annotations
-
 from draftwood.heads.config import NUM_DEFAULT_TAPS, HeadConfig
 from draftwood.heads.formats.eagle3_family import EMBED, Eagle3Layout, looks_like_eagle3
 from draftwood.heads.formats.fields import flag_objections, published_tap_objections, rope_objections

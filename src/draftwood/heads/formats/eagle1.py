@@ -1,7 +1,5 @@
 """EAGLE-1 and EAGLE-2 heads in their authors' layout: ``fc`` and ``layers.*``; the rest belongs to the target."""
 
-from __future__ import annotations
-
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import EMBED, LM_HEAD, looks_like_eagle3
 from draftwood.heads.formats.fields import (

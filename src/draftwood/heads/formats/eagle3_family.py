@@ -1,7 +1,5 @@
 """The base of the four EAGLE-3 layouts: the original's, SGLang's, vLLM's and that of speculators."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from draftwood.errors import CapabilityError

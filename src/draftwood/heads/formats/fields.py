@@ -1,7 +1,5 @@
 """Fields of config.json, and objections, that several layouts share: decoder layers, rotation, taps, flags."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from draftwood.errors import CapabilityError, ModelError

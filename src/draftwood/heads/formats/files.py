@@ -1,7 +1,5 @@
 """The files of a head: config.json, and tensors in safetensors or pickles (tensors only), whole or in shards."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

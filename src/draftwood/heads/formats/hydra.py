@@ -3,19 +3,11 @@
 With the prefix layer of Hydra++ there is a dropout before each part, which takes an index of its own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from draftwood.errors import CapabilityError
 from draftwood.heads.config import HeadConfig, decoder_fields
-from draftwood.heads.formats.fields import (
-    feature_objections,
-    flag_objections,
-    read_count,
-    read_decoder,
-    write_decoder,
-)
+from draftwood.heads.formats.fields import feature_objections, flag_objections, read_count, read_decoder, write_decoder
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes, matrix_shape
 from draftwood.models import ModelConfig
 

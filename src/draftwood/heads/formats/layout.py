@@ -4,8 +4,6 @@ A head's own tensor names are those of its module. A layout maps each to its nam
 two for all layouts, and finds what is missing, unknown or of the wrong shape.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Load and save heads in any layout."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import replace

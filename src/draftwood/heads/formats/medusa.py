@@ -3,8 +3,6 @@
 The blocks of a branch are one module, saved once for each place where it is applied.
 """
 
-from __future__ import annotations
-
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.fields import feature_objections, read_count
 from draftwood.heads.formats.layout import Export, Json, Layout, Shapes, matrix_shape

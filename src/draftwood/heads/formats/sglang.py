@@ -3,8 +3,6 @@
 The input norm of layers after the first is called ``hidden_norm``.
 """
 
-from __future__ import annotations
-
 import re
 
 from draftwood.heads.config import HeadConfig

@@ -1,7 +1,5 @@
 """EAGLE-3 in the layout of the speculators library, which names the head's target."""
 
-from __future__ import annotations
-
 from draftwood.errors import CapabilityError, ModelError
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import Eagle3Layout

@@ -1,7 +1,5 @@
 """EAGLE-3 for vLLM: the original's names; taps at the top of config.json, where id k is the input of layer k."""
 
-from __future__ import annotations
-
 from draftwood.heads.config import HeadConfig
 from draftwood.heads.formats.eagle3_family import EMBED, Eagle3Layout, looks_like_eagle3
 from draftwood.heads.formats.fields import TAP_IDS, bias_objections, flag_objections, tap_order_objections

@@ -1,7 +1,5 @@
 """Translates the metadata of a GGUF file to a Hugging Face ``config.json``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 The folder holds config.json, generation_config.json, model.safetensors, tokenizer.json and tokenizer_config.json.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

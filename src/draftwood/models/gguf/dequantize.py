@@ -4,8 +4,6 @@ A block holds a fixed number of neighbouring weights as small integers with thei
 operations of the reference implementation, so that the values are bit-identical.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 The format is eight bytes with the length of a JSON header, the header (names, dtypes, shapes, offsets), then the data.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ GGUF stores the vocabulary, the merges and the *name* of the pre-tokenizer. Each
 tokenizer. An unknown name is refused: a wrong pre-tokenizer produces wrong tokens without any error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """POST /v1/chat/completions: conversations, formatted by the model's chat template."""
 
-from __future__ import annotations
-
 from draftwood.serve.endpoints.generation import GenerationEndpoint
 from draftwood.serve.requests import ChatMessage, Fields, parse_messages
 from draftwood.text import TextCodec

@@ -1,7 +1,5 @@
 """POST /v1/completions: texts or token ids, used as they are."""
 
-from __future__ import annotations
-
 from draftwood.serve.endpoints.generation import GenerationEndpoint
 from draftwood.serve.requests import Fields, parse_prompts
 from draftwood.text import TextCodec

@@ -1,7 +1,5 @@
 """What the two generation endpoints share: from the request's fields to a response or an event stream."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """GET /health: whether the server can generate."""
 
-from __future__ import annotations
-
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import Response

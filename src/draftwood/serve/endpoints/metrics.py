@@ -1,7 +1,5 @@
 """GET /metrics: counters for Prometheus."""
 
-from __future__ import annotations
-
 from prometheus_client.exposition import choose_encoder
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request

@@ -1,7 +1,5 @@
 """GET /v1/models and /v1/models/NAME: the names of the served model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.endpoints import HTTPEndpoint

@@ -8,8 +8,6 @@ Heads read hidden states of the target. A *text* node comes with those of the to
 nodes use the head's own prediction of them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple

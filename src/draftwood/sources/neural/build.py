@@ -1,7 +1,5 @@
 """Choose the fastest implementation of a draft head on its device."""
 
-from __future__ import annotations
-
 from draftwood.heads import Eagle3Head, EagleHead, Head, HydraHead, MedusaHead
 from draftwood.sources.neural.head import AheadModel, EagleModel, HeadModel
 from draftwood.targets.native import cuda

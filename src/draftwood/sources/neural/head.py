@@ -8,8 +8,6 @@ Medusa and Hydra heads read the hidden state before the root. Their prediction a
 for Hydra, on the tokens of its path.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property

@@ -5,8 +5,6 @@ projections into another. The module's parameters become views of these, so noth
 large for a graph, such as prompts, run through the module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A small model as a draft model: any target that can run trees drafts for one with the same vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ recurrent state, an index) fails on the view, and the probe at construction repo
 Every layer keeps the keys and values of all positions, sliding-window layers too: the mask applies the window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

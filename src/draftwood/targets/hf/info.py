@@ -1,7 +1,5 @@
 """Reads a ``TargetInfo`` from a transformers configuration."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

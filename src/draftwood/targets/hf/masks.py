@@ -5,8 +5,6 @@ one mask per type. Windows and chunks are counted in positions, not in cache slo
 position.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -9,8 +9,6 @@ chunk of a prompt, and the first step after a truncation, run the sequence's who
 cannot be truncated.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ of a real cycle. The logits of each node must equal those of its path run as pla
 cache. That takes four forwards of at most 24 positions, and needs no list of supported models.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 ``output_hidden_states`` is not used: it keeps the states of all layers, and its last entry is after the final norm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

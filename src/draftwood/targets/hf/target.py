@@ -9,8 +9,6 @@ packed sequences, and discards those across sequences: with B sequences that is 
 plus one copy of the keys and values per layer (none for a single sequence). The native target has neither cost.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 All use the same weights, the same cache layout and the same result record, so the native target can use any of them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Attention is two batched products with an additive bias over the used slots of t
 functions of torch it has no slow path for grouped heads under an arbitrary mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

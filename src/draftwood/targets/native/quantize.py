@@ -4,8 +4,6 @@ A pass over a few positions is bound by memory bandwidth, so half the bytes take
 is a different model from the original: plain and speculative decoding use the same quantised weights.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

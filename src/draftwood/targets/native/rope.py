@@ -1,7 +1,5 @@
 """Rotary frequencies of the variants that the native decoders implement."""
 
-from __future__ import annotations
-
 import math
 
 import torch

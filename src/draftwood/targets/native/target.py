@@ -181,10 +181,7 @@ def _new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend:
             lambda: cuda.why_unavailable(config, dtype, device, format_of(weights.head)),
             lambda: cuda.new_decoder(config, weights, cache),
         ),
-        "eager": (
-            lambda: EagerDecoder.why_declined(config),
-            lambda: EagerDecoder(config, weights, cache, device),
-        ),
+        "eager": (lambda: EagerDecoder.why_declined(config), lambda: EagerDecoder(config, weights, cache, device)),
     }
     wanted = list(candidates) if backend == "auto" else [backend]
     for name in wanted:

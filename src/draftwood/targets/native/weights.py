@@ -4,8 +4,6 @@ Query, key and value projections are joined into one matrix, gate and up into an
 Matrices can be quantised to 8 bits as they are read; embeddings, norms and biases stay as they are.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

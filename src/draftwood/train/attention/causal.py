@@ -1,7 +1,5 @@
 """Causal attention along texts. Padding is at the end, so no token of a text sees it."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch.nn.functional as F  # noqa: N812 - the usual name

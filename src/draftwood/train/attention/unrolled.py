@@ -12,8 +12,6 @@ Row r of every step therefore attends to the step-0 keys of pairs 0 to r and to 
 aligned, and each step has one row fewer than the previous one. Padding is at the end, so no token of a text sees it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Run many conversations with the target at once: after an answer, the next turn joins the batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

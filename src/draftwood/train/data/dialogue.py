@@ -1,7 +1,5 @@
 """A conversation with the target: the next request, and the texts made from the answers."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -7,8 +7,6 @@ Every request has its own seed, and every shard starts with an empty engine. An 
 writes the same bytes as an uninterrupted one, as far as the target is deterministic.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import Counter
@@ -86,10 +84,7 @@ def make_data(
         answerer = Answerer(loaded, prepared.settings.drafter, prepared.settings.batch, progress)
         shards = list(_make_shards(prepared, rules, manifest.run_id, answerer, progress, on_tokens))
         manifest = replace(
-            manifest,
-            complete=True,
-            counts=_count_total(prepared, shards),
-            shards=[shard.counts() for shard in shards],
+            manifest, complete=True, counts=_count_total(prepared, shards), shards=[shard.counts() for shard in shards]
         )
         if not manifest.counts["examples"]:
             raise PromptError(

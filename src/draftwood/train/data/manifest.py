@@ -4,8 +4,6 @@ It has no date: the same command writes the same bytes. Everything that the answ
 the same run can continue a folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields

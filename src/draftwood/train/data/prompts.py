@@ -8,8 +8,6 @@ Malformed input is an error that names the file and the line. Conversations with
 kept, without an answer) are skipped and counted.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

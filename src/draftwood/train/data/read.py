@@ -150,14 +150,7 @@ class TrainingData:
         return self._select(np.flatnonzero(~held_out)), self._select(np.flatnonzero(held_out))
 
     def batches(
-        self,
-        max_tokens: int,
-        *,
-        seed: int = 0,
-        epoch: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        start: int = 0,
+        self, max_tokens: int, *, seed: int = 0, epoch: int = 0, rank: int = 0, world_size: int = 1, start: int = 0
     ) -> list[list[int]]:
         """Return the batches of an epoch: indices of examples of similar length, at most ``max_tokens`` with padding.
 

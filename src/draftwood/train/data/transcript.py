@@ -6,8 +6,6 @@ answers, or an answer that is tokenised differently when rendered again) a new t
 counts. Either way every counted token follows exactly the tokens that the target saw when it generated it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

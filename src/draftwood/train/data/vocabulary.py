@@ -1,7 +1,5 @@
 """The draft vocabulary: the tokens that the target generates most often."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

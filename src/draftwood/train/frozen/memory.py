@@ -1,7 +1,5 @@
 """Memory limits: rows that run through the target's layers at once, and free disk space."""
 
-from __future__ import annotations
-
 import shutil
 from contextlib import suppress
 from pathlib import Path

@@ -6,8 +6,6 @@
 Texts are found by a hash of their tokens. Missing ones are computed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A training run from command-line arguments, for `draftwood train head` and `python -m draftwood.train`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -6,8 +6,6 @@ Every process runs the target and its share of the micro-batches. With ``ddp`` e
 ``fsdp`` weights, gradients and optimiser state are sharded. A single process takes the same path without communication.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

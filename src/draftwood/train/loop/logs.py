@@ -3,8 +3,6 @@
 The JSON log is read for the plot at the end of a run. When a run resumes, lines of repeated steps are dropped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

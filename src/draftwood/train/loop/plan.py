@@ -4,8 +4,6 @@ Memory is estimated from shapes. Activations are those of the unrolled steps of 
 allocator reserves is not included. *Work* is the largest temporary memory of a block of positions or of a step.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
@@ -154,11 +152,7 @@ def estimate_memory(
     parameters = build_head(head, device="meta").num_parameters()
     parts = world_size if config.run.strategy == "fsdp" else 1
     tokens = config.run.max_tokens
-    sizes = {
-        "head": 4 * parameters,
-        "gradients": 4 * parameters // parts,
-        "optimiser": 8 * parameters // parts,
-    }
+    sizes = {"head": 4 * parameters, "gradients": 4 * parameters // parts, "optimiser": 8 * parameters // parts}
     if config.optim.ema:
         sizes["running mean"] = 4 * parameters // parts
     sizes["activations"] = tokens * unrolled * _activations(head, config.run.checkpointing) * dtype.itemsize

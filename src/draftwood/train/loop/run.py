@@ -9,8 +9,6 @@ RUN/course.svg       loss and tau over the steps
 RUN/tensorboard/     the log for TensorBoard, if it is installed
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence

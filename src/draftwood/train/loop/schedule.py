@@ -1,7 +1,5 @@
 """Learning rate schedule, optimiser, and the moving average of the weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,10 +27,7 @@ def make_optimizer(optim: OptimSection, head: nn.Module) -> torch.optim.AdamW:
     others = [p for p in head.parameters() if p.requires_grad and p.ndim <= 1]
     groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=optim.lr,
-        betas=optim.betas,
-        weight_decay=optim.weight_decay,
+        [group for group in groups if group["params"]], lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
     )
 
 

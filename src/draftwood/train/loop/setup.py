@@ -1,7 +1,5 @@
 """Build everything a run needs from its configuration: texts, target, head and method."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

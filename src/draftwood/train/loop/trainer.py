@@ -5,8 +5,6 @@ positions of all micro-batches of all processes. Gradients are therefore summed 
 weights and divided by the total at the end.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

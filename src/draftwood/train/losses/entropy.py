@@ -7,8 +7,6 @@ values after everything that gradients need, since the recomputation of a checkp
 The gradient of the cross-entropy with labels that sum to one is the head's probabilities minus the labels.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple, cast
 
 import torch

@@ -1,7 +1,5 @@
 """Plot a training log: loss and tau over steps, as an SVG file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ The head is saved and loaded as a user would do it, and prompts are answered wit
 accepted path lies on it (in cycles that accept anything).
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -85,10 +83,7 @@ def measure_trees(
     """Measure tau under each growth policy with greedy decoding and the head in ``folder``."""
     found = {}
     for growth in section.growths:
-        notes, written = (
-            TreeStats(),
-            _counter(progress, f"drafting with {growth}", len(prompts) * section.max_tokens),
-        )
+        notes, written = (TreeStats(), _counter(progress, f"drafting with {growth}", len(prompts) * section.max_tokens))
         llm = LLM.from_target(
             target,
             codec,

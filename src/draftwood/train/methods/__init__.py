@@ -1,7 +1,5 @@
 """Training methods by name, imported on first use."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean
@@ -22,10 +20,7 @@ METHODS: dict[str, str] = {
 def method_class(name: str) -> type[Method]:
     if name not in METHODS:
         raise OptionError(
-            "Unknown training method",
-            got=repr(name),
-            allowed=sorted(METHODS),
-            next_step=did_you_mean(name, METHODS),
+            "Unknown training method", got=repr(name), allowed=sorted(METHODS), next_step=did_you_mean(name, METHODS)
         )
     module, attribute = METHODS[name].split(":")
     try:

@@ -4,8 +4,6 @@ Depth d, from 1, reads the state before the root and predicts the d-th token aft
 tokens in between, which are those of the text.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """EAGLE: predict the target's next feature and distribution from the target's own features."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from draftwood.train.methods.unrolled import Recipe, UnrolledMethod, check_some_weight, check_weights

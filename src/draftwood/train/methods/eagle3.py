@@ -1,7 +1,5 @@
 """EAGLE-3: training-time test. Cross-entropy over several unrolled steps, with gradients through all of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from draftwood.drafters import check_fraction, check_int

@@ -4,8 +4,6 @@ A prediction of step j counts if the text's token was in the head's top ``close`
 one by one in stages of equal length.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -8,8 +8,6 @@ likely if its advantage is positive, and less likely if it is negative. The toke
 The reference is the head that the method is built with: a resumed run builds it from the head that it started with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, cast

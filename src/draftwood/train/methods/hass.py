@@ -1,7 +1,5 @@
 """HASS: EAGLE's loss over several unrolled steps, with extra weight on the target's top-k tokens."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from draftwood.drafters import check_flag, check_fraction, check_int

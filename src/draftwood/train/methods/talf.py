@@ -13,8 +13,6 @@ prediction right after the text is then still trained at all positions, with the
 the same and its variance is lower.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Base of the methods for EAGLE-type heads: unroll the head and evaluate every step."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from abc import abstractmethod

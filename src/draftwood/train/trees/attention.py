@@ -3,8 +3,6 @@
 Shapes: B texts, R roots per text, k query nodes per root, m key nodes per root.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Log-probability of a branch at each root under the head, with gradients."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

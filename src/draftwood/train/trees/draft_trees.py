@@ -5,8 +5,6 @@ At every depth the best k nodes are expanded into their best k children. The tre
 all nodes. The value of a node is the product of the probabilities on its path, so parents come before children.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

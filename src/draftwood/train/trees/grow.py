@@ -1,7 +1,5 @@
 """Grow target trees at positions of texts (`target_trees.py`), one depth of all trees at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

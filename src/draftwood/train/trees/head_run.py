@@ -10,8 +10,6 @@ one that a head reads before it drafts. A node reads the head's output for its p
 its root (with the target's features), its ancestors and itself.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import cast
 

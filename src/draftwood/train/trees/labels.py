@@ -8,8 +8,6 @@ A head with a draft vocabulary gets the target's distribution restricted to it a
 token is not in it, the label does not count, as in the original EAGLE-3.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, cast
 
 import torch

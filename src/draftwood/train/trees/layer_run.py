@@ -5,8 +5,6 @@ are computed once, and every step is a few large matmuls per layer for all trees
 (`as_target`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial

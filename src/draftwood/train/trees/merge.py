@@ -1,7 +1,5 @@
 """Merge the draft trees of several heads at the same roots: related heads share most nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

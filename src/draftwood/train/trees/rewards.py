@@ -3,8 +3,6 @@
 All functions take tensors whose last dimension is [..., N] nodes or [..., m] members of a group.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Choice of root positions. Random choices depend only on the seed and the text."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 The key of a text's trees is a hash of its tokens, its roots, and the setting that they were grown with.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ They are grown by a beam: the top k tokens after the root, then the k children w
 tree of depth n has n levels of labels including the root's: one per step of the head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 The trees of several heads at the same root are merged, since they share most nodes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Verify draft trees with ordinary forward passes (`walk.py`), for targets that do not expose their layers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple

@@ -6,8 +6,6 @@ trees, for all roots of a block and for several texts. Then the chain is kept, t
 block starts. Every token of a text runs through the target once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Workers run in another Python and import nothing of Draftwood. The first message
 requests one generation. A worker exits at the end of its input.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Compiles the kernel of the fused CPU decoder at first use. Without a compiler the eager decoder runs."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

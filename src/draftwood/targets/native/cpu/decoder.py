@@ -5,8 +5,6 @@ prompt chunks of any size or as a path through a tree, and whatever else is in t
 exactly what plain decoding emits, in every dtype.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from itertools import accumulate, chain

@@ -3,8 +3,6 @@
 Pointers are plain addresses: the owner of the memory must keep it alive.
 """
 
-from __future__ import annotations
-
 from ctypes import Structure, c_double, c_int64, c_void_p
 
 import torch

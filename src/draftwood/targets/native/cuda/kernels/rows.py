@@ -66,10 +66,7 @@ def _rotate(
     if QK_NORM:
         norm = tl.where(head < HEADS, q_norm, k_norm)
         # Both norms divide by the same sum of squares: x and partner each hold the whole head.
-        x, partner = (
-            rms_norm(x, norm, at, inside, eps, D),
-            rms_norm(partner, norm, other, inside, eps, D),
-        )
+        x, partner = (rms_norm(x, norm, at, inside, eps, D), rms_norm(partner, norm, other, inside, eps, D))
     rotated = x.to(tl.float32) * c + tl.where(at < HALF, -partner.to(tl.float32), partner.to(tl.float32)) * s
     if head < HEADS:
         tl.debug_barrier()  # all threads have read before any writes
