@@ -276,7 +276,7 @@ def test_sizes_are_the_same_whatever_was_learned(costs: str, num_cycles: int, se
     for _ in range(num_cycles):
         which, tree, emitted_by = rng.randrange(2), random_tree(rng, 40), rng.random()
         ours, theirs = compiled[which], python[which]
-        assert ours._chances(tree) == theirs._chances(tree)
+        assert ours._guesses.chances(tree) == theirs._guesses.chances(tree)
         load, context, seconds = Load(rng.choice([0, 5]), rng.choice([0.0, 2.5])), rng.choice([0, 700]), rng.random()
         part = ours.cut(tree, context, seconds, load)
         assert part == theirs.cut(tree, context, seconds, load)
@@ -285,7 +285,7 @@ def test_sizes_are_the_same_whatever_was_learned(costs: str, num_cycles: int, se
         ours.note(tree, part, emitted)
         theirs.note(tree, part, emitted)
     tree = random_tree(rng, 40)
-    assert [one._chances(tree) for one in compiled] == [one._chances(tree) for one in python]
+    assert [one._guesses.chances(tree) for one in compiled] == [one._guesses.chances(tree) for one in python]
 
 
 def two_requests(costs: CostProfile) -> list[Sizer]:

@@ -33,10 +33,11 @@ from draftwood.growth.static import fill, fill_breadth_first, lookup_candidates,
 from draftwood.sources.context import Match
 from draftwood.sources.transitions import TransitionTable
 from draftwood.tree import DraftTree
-from draftwood.tree.shapes import TreeShape, chain_tree, recycling_tree, uniform_tree
+from draftwood.tree.shapes import TreeShape, chain_tree, recycling_tree
 from draftwood.tree.theory import sequoia
 from tests.tools.engine import PROMPTS, make_llm
 from tests.tools.growth import NUM_TOKENS, Table, looked_up_in, shapes, tables
+from tests.tools.shapes import uniform_tree
 
 VOCAB_SIZE = 300
 # Nothing repeats; three tokens repeat, with 12 behind the first time; six repeat, with 9 behind it.

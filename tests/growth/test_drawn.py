@@ -21,9 +21,10 @@ from draftwood.growth.drawn import (
 from draftwood.sampling import Randomness
 from draftwood.sources.ngrams import NgramTables
 from draftwood.tree import DraftTree
-from draftwood.tree.shapes import TreeShape, recycling_tree, uniform_tree
+from draftwood.tree.shapes import TreeShape, recycling_tree
 from draftwood.verify import accept_sampled
 from tests.tools.enumeration import PAIRS, Case, Shape, assert_fits, joint_law, law_error, outcomes
+from tests.tools.shapes import uniform_tree
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from draftwood.growth.neural.policies import GROWTHS, GrowthOptions, drawn_shape
 from draftwood.growth.neural.ranked import SearchGrowth
 from draftwood.sampling import Randomness, SeededRandomness
 from draftwood.tree import DraftTree
-from draftwood.tree.shapes import uniform_tree
 from draftwood.verify import accept_sampled
 from tests.tools.enumeration import PAIRS, Case, Shape, assert_fits, joint_law, law_error
 from tests.tools.growth import ROOT, Distribution, Path, ScriptedGenerator, drafted, growth_of
+from tests.tools.shapes import uniform_tree
 
 
 def q_of(case: Case) -> Distribution:

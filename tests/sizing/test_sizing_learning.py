@@ -90,7 +90,7 @@ def test_cycles_without_a_guess_say_nothing() -> None:
     by, same = play(sizer(), [7, 0, 7]), play(sizer(), [7, 0, 7])
     for _ in range(50):
         by.note(CHAIN.first(1), CHAIN.first(1), [5])
-    assert by._chances(CHAIN) == same._chances(CHAIN)
+    assert by._guesses.chances(CHAIN) == same._guesses.chances(CHAIN)
 
 
 def test_offered_guesses_that_were_not_verified_count_as_far_as_is_known() -> None:
@@ -98,15 +98,15 @@ def test_offered_guesses_that_were_not_verified_count_as_far_as_is_known() -> No
     for _ in range(30):
         verified.note(CHAIN, CHAIN, [99])
         unverified.note(CHAIN, CHAIN.first(1), [99])
-    assert verified._chances(CHAIN) == unverified._chances(CHAIN)
+    assert verified._guesses.chances(CHAIN) == unverified._guesses.chances(CHAIN)
     # One emitted token tells of the first guess and of no other; the bonus token behind it tells of the second.
     first, second = sizer(), sizer()
     for _ in range(200):
         first.note(CHAIN, CHAIN.first(1), [1])
         second.note(CHAIN, CHAIN.first(2), [1, 99])
     doubtful = DraftTree.chain(list(range(8)), "test", [1.0, *[0.95] * 7])
-    assert first._chances(doubtful)[:2] == pytest.approx([1.0, TRUST * 0.95], abs=0.01)
-    assert second._chances(doubtful)[:2] == pytest.approx([1.0, 0.0], abs=0.05)
+    assert first._guesses.chances(doubtful)[:2] == pytest.approx([1.0, TRUST * 0.95], abs=0.01)
+    assert second._guesses.chances(doubtful)[:2] == pytest.approx([1.0, 0.0], abs=0.05)
 
 
 def test_guesses_that_did_not_pay_come_back_when_they_are_right_again() -> None:

@@ -86,7 +86,6 @@ def test_special_tokens(tmp_path: Path) -> None:
     assert ids[-2] == 2
     assert tokenizer.decode(ids) == "hello<tool>"
     assert tokenizer.decode(ids, skip_special=False) == "<|im_start|>hello<|im_end|><tool>"
-    assert tokenizer.special_ids == {0, 1, 2}
     assert tokenizer.eos_token_ids == (2,)
     assert tokenizer.vocab_size == len(vocabulary()[0]) - 1
 

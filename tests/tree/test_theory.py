@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import heapify, heapreplace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftwood.errors import OptionError
-from draftwood.tree.shapes import TreeShape, chain_tree, ranked_tree, recycling_tree, spine_tree, uniform_tree
+from draftwood.tree.shapes import TreeShape, chain_tree, ranked_tree, recycling_tree, spine_tree
 from draftwood.tree.theory import (
     MAX_SEQUOIA_BUDGET,
     best_isotropic,
@@ -18,7 +19,6 @@ from draftwood.tree.theory import (
     chain_yield,
     expected_yield,
     geometric_acceptance,
-    greedy_widths,
     harmonic_widths,
     isotropic_yield,
     optimal_widths,
@@ -27,6 +27,7 @@ from draftwood.tree.theory import (
     spine_yields,
     two_rate_tree,
 )
+from tests.tools.shapes import uniform_tree
 
 RUNS = 40_000
 
@@ -56,6 +57,18 @@ def two_rates(shape: TreeShape, p_s: float, p_t: float) -> list[float]:
 def by_rank(shape: TreeShape, acceptance: Sequence[float]) -> list[float]:
     """Rank r is right with this probability once the ranks before it were wrong."""
     return [acceptance[rank] / (1 - sum(acceptance[:rank])) for rank in shape.ranks]
+
+
+def greedy_widths(p_s: float, p_t: float, spine_length: int, num_branches: int) -> tuple[int, ...]:
+    """The optimal widths branch by branch: each goes where ``p_s^i (1 - p_t)^w_i`` is largest, ties to the root."""
+    widths = [0] * spine_length
+    gains = [(-(p_s**i), i) for i in range(spine_length)]
+    heapify(gains)
+    for _ in range(num_branches if spine_length else 0):
+        gain, i = gains[0]
+        widths[i] += 1
+        heapreplace(gains, (gain * (1 - p_t), i))
+    return tuple(widths)
 
 
 # -- simulation ------------------------------------------------------------------------------------------------------

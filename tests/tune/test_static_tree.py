@@ -19,9 +19,10 @@ from draftwood.sources.ngrams import NgramTables
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree, TreeBuilder
-from draftwood.tree.shapes import TreeShape, chain_tree, initial_tree, uniform_tree
+from draftwood.tree.shapes import TreeShape, chain_tree, initial_tree
 from draftwood.tune import optimise_tree
 from draftwood.tune.static_tree import map_path
+from tests.tools.shapes import uniform_tree
 
 PROMPTS = ["hello hello hello", "xyz" * 10, "one two three one two"]
 

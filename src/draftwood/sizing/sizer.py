@@ -167,9 +167,6 @@ class Sizer:
             self._known_seconds[key] = array("d", self._costs.of(key[0] * COST_STEP, context).tolist())
         return self._known_seconds[key]
 
-    def _chances(self, tree: DraftTree) -> list[float]:
-        return self._guesses.chances(tree)
-
     def _note_places(self, offered: DraftTree, num_verified: int, emitted: Sequence[int]) -> None:
         """The outcome of nodes after the cut is known if their parent was verified."""
         right_nodes = followed(offered, emitted)

@@ -102,10 +102,6 @@ class SuffixAutomaton:
         return self._tokens
 
     @property
-    def num_states(self) -> int:
-        return len(self._states.lengths)
-
-    @property
     def matched(self) -> int:
         """Length of the longest suffix that occurred before."""
         states = self._states
@@ -153,7 +149,7 @@ class CorpusAutomaton:
         for token in tokens:
             states.append(token)
         self.lengths, self.links = states.lengths, states.links
-        self.num_states = size = len(states.lengths)
+        size = len(states.lengths)
         order = _ints(np.argsort(states.lengths, kind="stable"))  # a state comes after its link
         counts = np.array(_count_occurrences(states, order))  # [S]
         ends = np.array(states.ends)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draftwood.errors import CapabilityError
+from draftwood.targets.base import Target
 
 Move = Callable[[list[int], int], None]  # see SlotBook.move_rows
 
@@ -139,6 +140,31 @@ class SlotBook(ABC):
         if source.length:
             (move or self.move_rows)(list(range(source.base, source.base + source.length)), extent.base)
         return copy
+
+
+class SlotTarget(Target):
+    """A target whose sequences live in a ``SlotBook``."""
+
+    _cache: SlotBook
+
+    @property
+    def num_slots(self) -> int:
+        return self._cache.num_slots
+
+    def open(self, capacity: int) -> int:
+        return self._cache.open(capacity)
+
+    def can_open(self, capacity: int) -> bool:
+        return self._cache.can_open(capacity)
+
+    def close(self, sequence: int) -> None:
+        self._cache.close(sequence)
+
+    def length(self, sequence: int) -> int:
+        return self._cache[sequence].length
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self._cache.truncate(sequence, length)
 
 
 def _extend_tree(extent: Extent, parents: Sequence[int], after: int) -> Sequence[int]:

@@ -13,7 +13,6 @@ class ByteTokenizer:
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS,)
-    special_ids = frozenset((BOS, EOS))
     has_chat = True
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:

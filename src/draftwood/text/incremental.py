@@ -1,7 +1,5 @@
 """Decodes token ids to text incrementally, as they are generated."""
 
-from collections.abc import Sequence
-
 from draftwood.text.tokenizer import TextCodec
 
 REPLACEMENT = "\ufffd"
@@ -56,9 +54,3 @@ class IncrementalDecoder:
         if text is None:
             text = self._texts[ids] = self._codec.decode(ids)
         return text
-
-
-def decode_all(codec: TextCodec, ids: Sequence[int]) -> str:
-    """Decodes a whole sequence of tokens incrementally."""
-    decoder = IncrementalDecoder(codec)
-    return "".join([decoder.push(i) for i in ids] + [decoder.flush()])

@@ -36,9 +36,6 @@ class TextCodec(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
     @property
-    def special_ids(self) -> frozenset[int]: ...
-
-    @property
     def has_chat(self) -> bool:
         """Whether the model has a chat template."""
 
@@ -108,11 +105,6 @@ class Tokenizer:
     @property
     def has_chat(self) -> bool:
         return self.chat_template is not None
-
-    @cached_property
-    def special_ids(self) -> frozenset[int]:
-        added = self._backend.get_added_tokens_decoder()
-        return frozenset(index for index, token in added.items() if token.special)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         if not isinstance(text, str):

@@ -55,11 +55,6 @@ class TreeShape:
             depths.append(depths[parent] + 1)
         return tuple(depths)
 
-    @property
-    def max_rank(self) -> int:
-        """The largest rank that a lookup must provide."""
-        return max(self.ranks)
-
     def levels(self) -> list[list[int]]:
         """The nodes of every depth, in order of index."""
         levels: list[list[int]] = [[] for _ in range(max(self.depths) + 1)]
@@ -121,14 +116,6 @@ def chain_tree(length: int) -> TreeShape:
     """A chain of ``length`` nodes below the root."""
     _check_min("A chain's length", length, 0)
     return TreeShape(tuple(range(-1, length)), (0,) * (length + 1))
-
-
-def uniform_tree(arity: int, budget: int) -> TreeShape:
-    """``budget`` nodes with ``arity`` children each, breadth first."""
-    _check_min("A uniform tree's arity", arity, 1)
-    _check_min("A tree's budget", budget, 1)
-    below = range(budget - 1)
-    return TreeShape((-1, *(i // arity for i in below)), (0, *(i % arity for i in below)))
 
 
 def spine_tree(widths: Sequence[int], branch_depth: int = 1) -> TreeShape:

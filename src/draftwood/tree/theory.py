@@ -14,7 +14,6 @@ bonus token. A budget is the number of nodes, the root included.
 
 import math
 from collections.abc import Sequence
-from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -77,19 +76,6 @@ def optimal_widths(p_s: float, p_t: float, spine_length: int, num_branches: int)
     num_nodes = _nodes_with_branches(p_s, p_t, spine_length, num_branches)
     used = _linear_widths(p_s, p_t, num_nodes, num_branches).tolist()
     return (*used, *(0,) * (spine_length - len(used)))
-
-
-def greedy_widths(p_s: float, p_t: float, spine_length: int, num_branches: int) -> tuple[int, ...]:
-    """The same optimum branch by branch: each goes where ``p_s^i (1 - p_t)^w_i`` is largest, ties to the root."""
-    _check_rates(p_s, p_t)
-    widths = [0] * spine_length
-    gains = [(-(p_s**i), i) for i in range(spine_length)]
-    heapify(gains)
-    for _ in range(num_branches if spine_length else 0):
-        gain, i = gains[0]
-        widths[i] += 1
-        heapreplace(gains, (gain * (1 - p_t), i))
-    return tuple(widths)
 
 
 def spine_yields(p_s: float, p_t: float, budget: int, branch_depth: int, *, free_chains: bool = False) -> FloatArray:

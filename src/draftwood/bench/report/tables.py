@@ -31,10 +31,6 @@ class Table:
     columns: list[Column]
     rows: list[list[Entry]]
 
-    @property
-    def has_long_names(self) -> bool:
-        return any(len(row[0].text) > 20 for row in self.rows)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:

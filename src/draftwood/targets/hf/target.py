@@ -33,9 +33,10 @@ from draftwood.targets.hf.plain import PlainTarget
 from draftwood.targets.hf.probe import PROBE_WINDOW, find_tree_mismatch
 from draftwood.targets.hf.taps import LayerTaps
 from draftwood.targets.room import default_cache_tokens
+from draftwood.targets.slots import SlotTarget
 
 
-class HFTarget(Target):
+class HFTarget(SlotTarget):
     """Runs trees through a transformers model. Changes the model: it is put into eval mode, and an attention
     implementation that takes no masks (flash, flex) is replaced by "sdpa" or "eager".
 
@@ -43,6 +44,8 @@ class HFTarget(Target):
     with a draft tree, at most 65,536); memory grows with use. Raises for models that cannot run trees; ``from_model``
     can fall back to plain decoding.
     """
+
+    _cache: SlotCache
 
     def __init__(
         self, model: Any, *, name: str | None = None, max_batch: int = 8, cache_tokens: int | None = None
@@ -114,22 +117,6 @@ class HFTarget(Target):
             allow_plain=allow_plain,
         )
 
-    @property
-    def num_slots(self) -> int:
-        return self._cache.num_slots
-
-    def open(self, capacity: int) -> int:
-        return self._cache.open(capacity)
-
-    def can_open(self, capacity: int) -> bool:
-        return self._cache.can_open(capacity)
-
-    def close(self, sequence: int) -> None:
-        self._cache.close(sequence)
-
-    def length(self, sequence: int) -> int:
-        return self._cache[sequence].length
-
     @torch.no_grad()
     def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
         row = pack(segments, self._cache)
@@ -152,9 +139,6 @@ class HFTarget(Target):
     @torch.no_grad()
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
         self._cache.keep(sequence, nodes)
-
-    def truncate(self, sequence: int, length: int) -> None:
-        self._cache.truncate(sequence, length)
 
     @torch.no_grad()
     def fork(self, sequence: int, capacity: int) -> int:

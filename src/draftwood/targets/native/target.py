@@ -23,7 +23,6 @@ from draftwood.targets.base import (
     Layers,
     PendingPass,
     Segment,
-    Target,
     TargetInfo,
     TargetParts,
     chain_parents,
@@ -35,10 +34,13 @@ from draftwood.targets.native.decoder import Decoder, pack
 from draftwood.targets.native.eager import EagerDecoder, EagerLayers
 from draftwood.targets.native.quantize import Matrix, format_of, to_dense
 from draftwood.targets.native.weights import LoadProgress, Weights, load_parts, load_weights
+from draftwood.targets.slots import SlotTarget
 from draftwood.targets.toprows import MAX_TOP_K
 
 
-class NativeTarget(Target):
+class NativeTarget(SlotTarget):
+    _cache: KVCache
+
     def __init__(
         self,
         name: str,
@@ -101,22 +103,6 @@ class NativeTarget(Target):
     def cache(self) -> KVCache:
         return self._cache
 
-    @property
-    def num_slots(self) -> int:
-        return self._cache.num_slots
-
-    def open(self, capacity: int) -> int:
-        return self._cache.open(capacity)
-
-    def can_open(self, capacity: int) -> bool:
-        return self._cache.can_open(capacity)
-
-    def close(self, sequence: int) -> None:
-        self._cache.close(sequence)
-
-    def length(self, sequence: int) -> int:
-        return self._cache[sequence].length
-
     def forward(self, segments: Sequence[Segment]) -> ForwardOutput:
         return self._decoder.forward(pack(segments, self._cache), self._taps)
 
@@ -127,9 +113,6 @@ class NativeTarget(Target):
 
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
         self._cache.keep(sequence, nodes, self._decoder.move_rows)
-
-    def truncate(self, sequence: int, length: int) -> None:
-        self._cache.truncate(sequence, length)
 
     def fork(self, sequence: int, capacity: int) -> int:
         return self._cache.fork(sequence, capacity, self._decoder.move_rows)

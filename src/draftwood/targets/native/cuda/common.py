@@ -3,8 +3,6 @@
 # ruff: noqa: N803 - compile-time values are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton

@@ -5,8 +5,6 @@ launch by launch, which compiles its kernels, and is captured after that. Batche
 captured. Cache rows that acceptance moves are recorded, and moved at the start of the next pass.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Streams, events, graph capture and properties of the device that passes run on, with stand-ins for the CPU."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator

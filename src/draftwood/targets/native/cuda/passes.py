@@ -5,8 +5,6 @@ passes (prompts, large batches) use the vendor's matrix products. Both end by fi
 logits, which are copied to the host in one transfer.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, NamedTuple

@@ -10,8 +10,6 @@ Every row sees at least position 0 of its text, so each peak is finite after the
 # ruff: noqa: N803 - compile-time arguments are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -14,8 +14,6 @@ input gives the same bits.
 # ruff: noqa: N803 - compile-time arguments are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 Plain numpy: the arrays are filled on the host, in views of the buffer that is copied to the GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

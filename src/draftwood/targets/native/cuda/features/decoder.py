@@ -4,8 +4,6 @@ A pass takes as long as its weights take to load, whether it has one row or sixt
 tree for one request needs two graphs: one for the text that it starts from and one for all levels below.
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict

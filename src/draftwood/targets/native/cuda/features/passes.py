@@ -5,8 +5,6 @@ Layers, attention and top entries use the same kernels as every pass. A pass ove
 target and computes features from them first.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from functools import partial
 from typing import NamedTuple

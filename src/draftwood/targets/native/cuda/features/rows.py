@@ -3,8 +3,6 @@
 # ruff: noqa: N803 - compile-time values are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

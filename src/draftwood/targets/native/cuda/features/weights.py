@@ -5,8 +5,6 @@ computed from hidden states of the target where the target has read the text, an
 at the row's parent. This module does not import Triton.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ vendor's library; narrow passes fuse them into their products.
 # ruff: noqa: N803 - compile-time values are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -12,8 +12,6 @@ sorts in the order of the result, so one maximum gives both.
 # ruff: noqa: N803 - compile-time values are in capitals
 # mypy: disable-error-code="import-untyped, no-untyped-def, no-untyped-call, untyped-decorator"
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

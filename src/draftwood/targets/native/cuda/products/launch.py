@@ -20,8 +20,6 @@ With programmatic dependent launch a kernel starts before the previous one has f
 into the L2 cache, and then waits for its input.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import NamedTuple
 
