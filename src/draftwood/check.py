@@ -7,11 +7,9 @@ distribution. The *gap* is the logit of the best token minus that of the worse o
 ``TIE_TOLERANCE`` of the dtype is a tie; anything else is a bug.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from draftwood.compare import PLAIN, first_difference
 from draftwood.config import SamplingParams
@@ -77,7 +75,7 @@ class CheckSummary:
     acceptance_length: float  # over all prompts: tokens per cycle
 
     @classmethod
-    def of(cls, records: Sequence[CheckRecord]) -> CheckSummary:
+    def of(cls, records: Sequence[CheckRecord]) -> Self:
         verdicts = [record.verdict for record in records]
         cycles = sum(record.stats.cycles for record in records)
         return cls(

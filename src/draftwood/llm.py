@@ -4,14 +4,12 @@ llm = LLM("smollm2", drafter="goose")
 print(llm.generate("Write a haiku about trees.")[0].text)
 """
 
-from __future__ import annotations
-
 import operator
 import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from draftwood.config import (
     DEFAULT_DRAFTER,
@@ -88,7 +86,7 @@ class LLM:
         budget: int | str = "auto",
         max_batch: int = 8,
         prefill_chunk: int = PREFILL_CHUNK,
-    ) -> LLM:
+    ) -> Self:
         """Wraps a target that is loaded already."""
         llm = cls.__new__(cls)
         options = EngineOptions(budget=budget, max_batch=max_batch, prefill_chunk=prefill_chunk)
@@ -110,7 +108,7 @@ class LLM:
         self._default = make_factory(drafter, drafter_options, target, memory, self.tokenizer)
         self._factories: dict[DrafterLike, DrafterFactory] = {drafter: self._default}
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

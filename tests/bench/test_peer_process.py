@@ -190,7 +190,7 @@ def test_libraries_that_print_do_not_disturb_the_answers(tmp_path: Path, monkeyp
     script = f"""
 import os, sys
 sys.path.insert(0, {str(WORKERS)!r})
-from peer_protocol import serve
+from protocol import serve
 
 def load(model):
     print("a library says hello")
@@ -225,7 +225,7 @@ def test_what_reads_the_standard_input_does_not_take_the_next_question(
     script = f"""
 import os, sys
 sys.path.insert(0, {str(WORKERS)!r})
-from peer_protocol import serve
+from protocol import serve
 
 def load(model):
     return generate, {{}}

@@ -30,7 +30,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(WORKERS))
     with threads(torch.get_num_threads()):
         yield
-    for name in ("peer_protocol", "transformers_worker", "llamacpp_worker", "vllm_worker"):
+    for name in ("protocol", "transformers_worker", "llamacpp_worker", "vllm_worker"):
         sys.modules.pop(name, None)
 
 
@@ -40,7 +40,7 @@ def told(folder: Path | str = "folder", variant: str = "", **more: Any) -> dict[
 
 
 def test_a_cpu_that_would_imitate_bfloat16_takes_float32(workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    protocol: Any = importlib.import_module("peer_protocol")
+    protocol: Any = importlib.import_module("protocol")
     free, fixed = told(dtype="bfloat16"), told(dtype="bfloat16", dtype_is_free=False)
     for flags, dtype in (
         ({"fp", "asimd"}, "float32"),

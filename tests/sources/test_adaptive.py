@@ -81,4 +81,4 @@ def test_contexts_a_token_are_bounded(max_order: int) -> None:
     for text in ([0] * 2000, list(range(2000)), [i * i % 97 for i in range(2000)]):
         ngrams = AdaptiveNgrams(max_order)
         ngrams.extend(text)
-        assert ngrams.num_contexts <= (max_order - 1) * len(text)
+        assert len(ngrams._followers) <= (max_order - 1) * len(text)

@@ -1,9 +1,7 @@
 """Settings of a benchmark, from the command line or a recipe, validated on construction."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from draftwood.config import DEFAULT_MEMORY, DEFAULT_MODEL, ModelOptions, SamplingParams, from_mapping, whole
 from draftwood.errors import OptionError
@@ -97,7 +95,7 @@ class BenchSettings:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> BenchSettings:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
         return from_mapping(cls, values, "A benchmark")
 
 

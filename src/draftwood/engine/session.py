@@ -3,10 +3,9 @@
 Invariant: the target has committed every token of ``tokens`` but the last one, which is the root of the next tree.
 """
 
-from __future__ import annotations
-
 import time
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 
@@ -59,7 +58,7 @@ class Session:
         wanted = (drafter.wants_logits, drafter.wants_prompt_logits, drafter.wants_top, drafter.wants_taps)
         self.reads_rows = self.params.logprobs is not None or any(wanted)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:

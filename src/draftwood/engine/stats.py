@@ -9,6 +9,8 @@ from typing import Any
 from draftwood.tree import DraftTree
 
 SPINE_SOURCE, BRANCH_SOURCE = "context", "transition"
+COUNTERS = ("drafted_by_source", "tried_by_source", "accepted_by_source", "accepted_by_path", "routes")
+TIMES = ("prefill", "draft", "verify", "accept", "first_token", "total")  # fields NAME_seconds
 
 
 @dataclass(slots=True)
@@ -100,10 +102,7 @@ class RequestStats:
         """Plain values for JSON."""
         tried, accepted = self.tried_by_depth, self.accepted_by_depth
         return {
-            "prompt_tokens": self.prompt_tokens,
-            "reused_tokens": self.reused_tokens,
-            "output_tokens": self.output_tokens,
-            "cycles": self.cycles,
+            **{name: getattr(self, name) for name in ("prompt_tokens", "reused_tokens", "output_tokens", "cycles")},
             "acceptance_length": round(self.acceptance_length, 4),
             "tokens_per_second": round(self.tokens_per_second, 2),
             "drafted_nodes": self.drafted_nodes,
@@ -112,20 +111,9 @@ class RequestStats:
             "accepted_by_depth": [accepted[depth] for depth in tried],
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth()],
             "acceptance_by_source": {name: round(rate, 4) for name, rate in self.acceptance_by_source().items()},
-            "drafted_by_source": dict(self.drafted_by_source),
-            "tried_by_source": dict(self.tried_by_source),
-            "accepted_by_source": dict(self.accepted_by_source),
-            "accepted_by_path": dict(self.accepted_by_path),
-            "routes": dict(self.routes),
+            **{name: dict(getattr(self, name)) for name in COUNTERS},
             **self._rates(),
-            "seconds": {
-                "prefill": round(self.prefill_seconds, 6),
-                "draft": round(self.draft_seconds, 6),
-                "verify": round(self.verify_seconds, 6),
-                "accept": round(self.accept_seconds, 6),
-                "first_token": round(self.first_token_seconds, 6),
-                "total": round(self.total_seconds, 6),
-            },
+            "seconds": {name: round(getattr(self, f"{name}_seconds"), 6) for name in TIMES},
         }
 
     def _rates(self) -> dict[str, float | None]:

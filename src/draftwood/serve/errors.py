@@ -1,8 +1,6 @@
 """Errors that the server returns to clients, in the format of OpenAI's API."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self
 
 from draftwood.errors import DraftwoodError
 
@@ -26,7 +24,7 @@ class ApiError(DraftwoodError):
     code = "invalid_value"
 
     @classmethod
-    def wrap(cls, error: DraftwoodError, param: str | None = None) -> ApiError:
+    def wrap(cls, error: DraftwoodError, param: str | None = None) -> Self:
         """Report an error of the library to the client. ``param`` applies if the error names no option itself."""
         got, allowed, next_step = error.got, error.allowed, error.next_step
         return cls(

@@ -30,10 +30,6 @@ class AdaptiveNgrams:
     def tokens(self) -> Sequence[int]:
         return self._tokens
 
-    @property
-    def num_contexts(self) -> int:
-        return len(self._followers)
-
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._count(token)

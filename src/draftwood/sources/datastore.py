@@ -9,15 +9,13 @@ metadata about their origin. Opening it maps the file and checks a few entries; 
     rows = store.continuations(match, 10, 256)      # [m, 10], what followed there
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -74,7 +72,7 @@ class Datastore:
         self._suffixes = suffixes.data.cast("B").cast("i")
 
     @classmethod
-    def open(cls, path: str | Path, *, vocab_size: int | None = None, tokenizer: str | None = None) -> Datastore:
+    def open(cls, path: str | Path, *, vocab_size: int | None = None, tokenizer: str | None = None) -> Self:
         """Map the file; raise if it does not fit ``vocab_size`` (the target's) or ``tokenizer`` (a fingerprint)."""
         mapped = map_file(Path(path).expanduser())
         store = cls(_read_info(mapped), mapped.tokens, mapped.suffixes)

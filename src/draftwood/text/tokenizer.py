@@ -1,13 +1,11 @@
 """The tokenizer interface, and the tokenizer of a model folder."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import tokenizers
 
@@ -72,7 +70,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens or {})
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
+    def from_folder(cls, folder: Path) -> Self:
         """Reads the folder; raises an error that names a missing or damaged file."""
         path = folder / "tokenizer.json"
         if not path.is_file():

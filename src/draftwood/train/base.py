@@ -9,10 +9,8 @@ Shapes: B texts of L tokens, padded at the end; T taps of width H. Position t of
 has seen tokens 0 to t and predicts token t + 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +31,7 @@ class Batch(NamedTuple):
     lengths: Tensor  # [B] int64
 
     @classmethod
-    def of(cls, examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
+    def of(cls, examples: Sequence[Example], device: torch.device | str = "cpu") -> Self:
         longest = max(len(example.token_ids) for example in examples)
         token_ids = torch.zeros(len(examples), longest, dtype=torch.int64)
         answered = torch.zeros(len(examples), longest, dtype=torch.bool)

@@ -12,14 +12,12 @@
 Unknown keys and invalid values are errors. The resolved configuration is saved in the folder of the run.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from draftwood.config import DEFAULT_MODEL, MAX_BUDGET, TARGETS, one_of, parse_value
 from draftwood.disk import read_toml
@@ -235,7 +233,7 @@ class TrainConfig:
     run: RunSection
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> TrainConfig:
+    def of(cls, content: Mapping[str, Any]) -> Self:
         """Build from tables by name."""
         _check_keys(content, tuple(SECTIONS), "A configuration", "table")
         return cls(**{name: _build_section(name, content.get(name, {})) for name in SECTIONS})

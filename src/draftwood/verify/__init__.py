@@ -1,5 +1,4 @@
 """Exact verification: from a tree, the target's predictions and random numbers to an accepted path."""
 
-from draftwood.verify.base import AcceptedPath, walk
-from draftwood.verify.greedy import accept_greedy
+from draftwood.verify.base import AcceptedPath, accept_greedy, walk
 from draftwood.verify.sampling import accept_predrawn, accept_sampled, upcoming_numbers

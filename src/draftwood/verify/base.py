@@ -1,6 +1,6 @@
-"""Shared by greedy and sampled verification: walk down the tree along the tokens that the target selects."""
+"""Walks down the tree along the tokens that the target selects: all of greedy verification, half of sampled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from draftwood.tree import DraftTree
@@ -32,3 +32,8 @@ def walk(tree: DraftTree, token_after: Callable[[int], int]) -> AcceptedPath:
             return AcceptedPath(tuple(path), token)
         node = child
         path.append(node)
+
+
+def accept_greedy(tree: DraftTree, choices: Sequence[int] | Callable[[int], int]) -> AcceptedPath:
+    """``choices[i]`` (or ``choices(i)``, called for visited nodes only) is the target's greedy choice after node i."""
+    return walk(tree, choices if callable(choices) else choices.__getitem__)

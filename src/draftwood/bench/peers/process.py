@@ -1,7 +1,5 @@
 """A running peer: a worker process that handles one request per line and sleeps in between."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,7 +10,7 @@ import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import torch
 
@@ -82,7 +80,7 @@ class Peer:
             self._kill()
             self._log.close()
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -4,8 +4,6 @@
 appended as it finishes, so a killed run keeps its results. Reports are computed from these two files alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -13,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from filelock import FileLock, Timeout
 
@@ -80,7 +78,7 @@ class RequestRecord:
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, line: str) -> RequestRecord:
+    def from_json(cls, line: str) -> Self:
         content = json.loads(line)
         known = {f.name for f in fields(cls)}
         values = {name: value for name, value in content.items() if name in known}  # a later version may write more

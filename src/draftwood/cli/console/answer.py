@@ -1,10 +1,8 @@
 """An answer, collected and displayed while it is generated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from draftwood.cli.console.terminal import Screen
 from draftwood.config import SamplingParams
@@ -24,7 +22,7 @@ class Answer:
     stats: RequestStats = field(default_factory=RequestStats)
 
     @classmethod
-    def of(cls, completion: Completion) -> Answer:
+    def of(cls, completion: Completion) -> Self:
         return cls(
             texts=completion.texts,
             token_ids=completion.token_ids,

@@ -4,13 +4,12 @@ It packs segments, runs them through a decoder and manages the cache. The decode
 built: a fused one on a CPU with a C compiler and on a GPU with Triton, otherwise the eager one.
 """
 
-from __future__ import annotations
-
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -92,7 +91,7 @@ class NativeTarget(SlotTarget):
         backend: str = "auto",
         progress: LoadProgress | None = None,
         quantize: str | None = None,
-    ) -> NativeTarget:
+    ) -> Self:
         weights = load_weights(folder, config, dtype, device, progress, quantize)
         read_parts = None
         if device.type == "cpu":  # its decoder packs the weights

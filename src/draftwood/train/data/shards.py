@@ -5,14 +5,12 @@ A shard concatenates its texts: ``token_ids [total]`` int32, ``answered [total]`
 conversation may give several texts).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +41,7 @@ class Shard:
     lost: Mapping[str, int]  # conversations that were dropped or cut, by reason
 
     @classmethod
-    def of(cls, examples: Sequence[tuple[int, Example]], lost: Mapping[str, int]) -> Shard:
+    def of(cls, examples: Sequence[tuple[int, Example]], lost: Mapping[str, int]) -> Self:
         """Build from examples with the index of their prompt."""
         texts = [example for _, example in examples]
         lengths = [len(text.token_ids) for text in texts]

@@ -1,8 +1,7 @@
 """The frozen target during training: hidden states and logits along texts, without gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ class FrozenTarget:
         self._last = target.info.num_layers
 
     @classmethod
-    def of(cls, target: Target, head: Head) -> FrozenTarget:
+    def of(cls, target: Target, head: Head) -> Self:
         """Build for a head, and bind it to the target's embeddings and lm_head."""
         frozen = cls(target, head.config.taps_for(target.info.num_layers))
         head.bind(frozen.parts)

@@ -5,10 +5,8 @@ q - 1 - j. It counts if the target generated token q + 1. The target's distribut
 Nothing as wide as the vocabulary is stored for the backward pass: blocks are recomputed there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -34,7 +32,7 @@ class Positions(NamedTuple):
     last: Tensor  # [P] int64, 1 or more
 
     @classmethod
-    def of(cls, batch: Batch) -> Positions:
+    def of(cls, batch: Batch) -> Self:
         """Select every position except the first whose next token the target generated."""
         text, last = batch.answered[:, 2:].nonzero(as_tuple=True)
         return cls(text, last + 1)

@@ -1,8 +1,7 @@
 """Grow target trees with ordinary forward passes (`walk.py`), for targets that do not expose their layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -68,7 +67,7 @@ class Frontier:
         self._places = places  # [M, 1 or k]
 
     @classmethod
-    def of(cls, blocks: Sequence[Block]) -> Frontier:
+    def of(cls, blocks: Sequence[Block]) -> Self:
         """Start at the roots."""
         places = torch.tensor([[root - block.start] for block in blocks for root in block.roots])
         return cls([len(block.roots) for block in blocks], [block.end - block.start for block in blocks], places)

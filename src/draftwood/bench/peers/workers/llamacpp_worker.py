@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftwood.bench.peers.workers.peer_protocol import Generate, Message, peak_bytes, reset_peak, serve
+    from draftwood.bench.peers.workers.protocol import Generate, Message, peak_bytes, reset_peak, serve
 else:  # runs as a script in another Python, without the draftwood package
-    from peer_protocol import Generate, Message, peak_bytes, reset_peak, serve
+    from protocol import Generate, Message, peak_bytes, reset_peak, serve
 
 _SETTINGS = {
     "ngram-simple": "ngram_simple",

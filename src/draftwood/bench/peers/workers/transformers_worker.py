@@ -9,16 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftwood.bench.peers.workers.peer_protocol import (
-        Generate,
-        Message,
-        choose_dtype,
-        peak_bytes,
-        reset_peak,
-        serve,
-    )
+    from draftwood.bench.peers.workers.protocol import Generate, Message, choose_dtype, peak_bytes, reset_peak, serve
 else:  # runs as a script in another Python, without the draftwood package
-    from peer_protocol import Generate, Message, choose_dtype, peak_bytes, reset_peak, serve
+    from protocol import Generate, Message, choose_dtype, peak_bytes, reset_peak, serve
 
 
 class PassCounter:
