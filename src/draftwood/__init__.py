@@ -13,15 +13,10 @@ __version__ = "0.1.0"
 __all__ = ["LLM", "Completion", "DraftwoodError", "SamplingParams", "__version__"]
 
 # Torch takes a second to import: a help text should not wait for it.
-_HOMES = {
-    "LLM": "draftwood.llm",
-    "Completion": "draftwood.llm",
-    "SamplingParams": "draftwood.config",
-    "DraftwoodError": "draftwood.errors",
-}
+_HOMES = {"LLM": "llm", "Completion": "llm", "SamplingParams": "config", "DraftwoodError": "errors"}  # modules
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'draftwood' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(f"draftwood.{_HOMES[name]}"), name)

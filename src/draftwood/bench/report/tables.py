@@ -31,6 +31,10 @@ class Table:
     columns: list[Column]
     rows: list[list[Entry]]
 
+    @property
+    def has_long_names(self) -> bool:  # read by the template of the page
+        return any(len(row[0].text) > 20 for row in self.rows)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:

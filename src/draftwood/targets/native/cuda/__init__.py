@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from draftwood.targets.native.cuda.layers import FusedLayers
 
 
-MIN_CAPABILITY = (8, 0)  # bfloat16 tensor cores
-FP8_CAPABILITY = (8, 9)
+MIN_CAPABILITY, FP8_CAPABILITY = (8, 0), (8, 9)  # bfloat16 and 8-bit tensor cores
 
 
 def why_unavailable(config: ModelConfig, dtype: torch.dtype, device: torch.device, quantize: str | None = None) -> str:
