@@ -58,7 +58,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def measured_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def isolated_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Cost profiles and successor tables of test models do not go into the user's cache, nor come from it."""
     folder = tmp_path_factory.mktemp("measured")
     with pytest.MonkeyPatch.context() as patch:

@@ -120,7 +120,7 @@ def test_layers_import_downwards(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=by_path)
-def test_packages_are_imported_through_their_faces(path: Path) -> None:
+def test_packages_are_imported_through_their_public_names(path: Path) -> None:
     """A module imports its siblings and those above it directly, and everything else from a package's face."""
     name = module_name(path)
     if name == "draftwood.__main__":
@@ -148,7 +148,7 @@ def dependencies(package: str) -> Mapping[str, set[str]]:
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_nothing_in_a_package_imports_in_a_circle(package: str) -> None:
+def test_no_import_cycles_within_packages(package: str) -> None:
     try:
         TopologicalSorter(dependencies(package)).prepare()
     except CycleError as error:
@@ -156,7 +156,7 @@ def test_nothing_in_a_package_imports_in_a_circle(package: str) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=by_path)
-def test_files_stay_small_and_say_what_they_are(path: Path) -> None:
+def test_files_are_small_and_have_docstrings(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= MAX_LINES
     assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
@@ -189,7 +189,7 @@ def test_only_the_gpu_decoder_needs_triton() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_nothing_of_one_machine_is_in_the_project() -> None:
+def test_project_contains_no_machine_specific_paths() -> None:
     suspects = ("/" + "root/", "/" + "work/", "/" + "home/")
     for path in [
         *MODULES,

@@ -50,7 +50,7 @@ def test_sampling_parameters_out_of_range(wrong: dict[str, object]) -> None:
     assert (caught.value.code, caught.value.param) == ("invalid_value", next(iter(wrong)))
 
 
-def test_one_stop_string_may_stand_alone() -> None:
+def test_single_stop_string_is_accepted() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)
@@ -62,7 +62,7 @@ def test_budgets_out_of_range(budget: object) -> None:
         EngineOptions(budget=budget)
 
 
-def test_unknown_options_are_refused_with_the_known_ones() -> None:
+def test_unknown_option_error_lists_known_options() -> None:
     with pytest.raises(OptionError, match=r"no option 'hot'[\s\S]*temperature"):
         from_mapping(SamplingParams, {"hot": 1}, "sampling")
     with pytest.raises(OptionError, match=r"'pld' has no option 'n'[\s\S]*max_ngram"):
@@ -89,7 +89,7 @@ def test_unknown_drafter_suggests_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("drafter", [None, 5, ["pld"], int, Drafter, PlainDrafter])
-def test_what_is_no_drafter(drafter: object) -> None:
+def test_invalid_drafters_are_refused(drafter: object) -> None:
     wrong = drafter if drafter is not PlainDrafter else PlainDrafter(PlainDrafter.Options(), None)
     with pytest.raises(OptionError, match=r"not a drafter[\s\S]*pld"):
         check_drafter(wrong, None)
@@ -101,7 +101,7 @@ def test_drafter_options_are_a_mapping() -> None:
         check_drafter("pld", 5)
 
 
-def test_drafters_of_other_packages_come_through_the_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_drafters_are_found_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
     from draftwood.drafters import registry

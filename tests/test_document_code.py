@@ -42,7 +42,7 @@ def test_python_code_runs_with_the_default_model(page: Path) -> None:
     run(page)
 
 
-def test_the_client_of_the_serving_page_talks_to_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_client_of_the_serving_page_runs_against_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:
         run(ROOT / "docs" / "serving.md", {"http://127.0.0.1:8000": server.url, "smollm2": "tiny"})
     assert capsys.readouterr().out

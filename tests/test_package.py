@@ -74,7 +74,7 @@ def test_the_wheel_runs_the_fused_kernel_without_a_compiler(tmp_path: Path) -> N
     assert not (home / "kernels").exists()
 
 
-def test_without_a_compiler_the_wheel_is_pure(tmp_path: Path) -> None:
+def test_wheel_built_without_compiler_is_pure(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path, DRAFTWOOD_CC="no-such-compiler")
     assert wheel.name.endswith("-py3-none-any.whl")
     names = names_in(wheel)

@@ -46,7 +46,7 @@ def test_one_cluster_has_no_width() -> None:
     assert interval(paired_speedup(table((7, 2, 7, 4)))) == Interval(2.0, 2.0, 2.0)
 
 
-def test_the_value_is_a_ratio_of_sums_and_no_mean_of_ratios() -> None:
+def test_value_is_ratio_of_sums_not_mean_of_ratios() -> None:
     assert ratio_of_sums(table((10, 1), (10, 9)))[0] == 2.0
     # 30 tokens in 3 seconds against 30 in 10; request by request it would be 4 and 2.5.
     assert paired_speedup(table((10, 1, 10, 4), (20, 2, 20, 6)))[0] == pytest.approx(10 / 3)
@@ -81,7 +81,7 @@ def test_quantiles_against_enumeration(data: Array) -> None:
     assert draws[1:].mean() == pytest.approx(exact.mean(), rel=0.02)
 
 
-def test_pairs_are_drawn_together() -> None:
+def test_pairs_are_resampled_together() -> None:
     """Prompts differ tenfold in speed, and alike for both: the speed-up is certain, the speeds are not."""
     data = table(*((10.0, t, 10.0, 2 * t) for t in (1.0, 2.0, 4.0, 10.0)))
     assert interval(paired_speedup(data)) == pytest.approx((2.0, 2.0, 2.0))
@@ -90,7 +90,7 @@ def test_pairs_are_drawn_together() -> None:
     assert alone.high > 1.5 * alone.low
 
 
-def test_strata_count_alike_and_move_apart() -> None:
+def test_strata_have_equal_weight_and_are_resampled_independently() -> None:
     small, large = table((1, 1), (3, 1)), table(*[(4, 1)] * 6)
     mean = mean_of_strata([ratio_of_sums(small, "small"), ratio_of_sums(large, "large")])
     assert interval(mean) == Interval(3.0, 2.5, 3.5)  # (2 + 4) / 2, not 28 / 8
@@ -109,7 +109,7 @@ def test_medians_by_hand() -> None:
     assert (many[1:, 0] == 1.0).mean() == pytest.approx(1 / 9, abs=0.015)
 
 
-def test_what_divides_by_zero_is_no_figure() -> None:
+def test_division_by_zero_gives_no_value() -> None:
     assert interval(ratio_of_sums(table((1, 0), (2, 0)))) is None
     assert interval(paired_speedup(table((4, 2, 0, 1)))) is None
     # Here only the resamples without the second row do.
@@ -118,7 +118,7 @@ def test_what_divides_by_zero_is_no_figure() -> None:
     assert interval(np.array([1.0, np.nan])) == Interval(1.0, 1.0, 1.0)
 
 
-def test_an_interval_holds_its_value() -> None:
+def test_interval_contains_its_value() -> None:
     assert interval(np.array([5.0, 1.0, 1.0, 2.0])) == pytest.approx((5.0, 1.0, 5.0))
 
 
@@ -130,7 +130,7 @@ def test_clusters_are_summed() -> None:
     assert cluster_table([]) is None
 
 
-def test_requests_of_one_prompt_are_no_evidence_of_their_own() -> None:
+def test_requests_of_one_prompt_form_one_cluster() -> None:
     """Ten repeats of two prompts are as uncertain as the two prompts."""
     twice = cluster_table([("slow", (1.0, 1.0)), ("fast", (3.0, 1.0))])
     often = cluster_table([("slow", (1.0, 1.0)), ("fast", (3.0, 1.0))] * 10)
@@ -139,7 +139,7 @@ def test_requests_of_one_prompt_are_no_evidence_of_their_own() -> None:
     assert interval(ratio_of_sums(often)) == interval(ratio_of_sums(twice))
 
 
-def test_many_clusters_go_in_blocks() -> None:
+def test_many_clusters_are_resampled_in_blocks() -> None:
     data = np.ones((30_000, 2))
     sums = resample_sums(data, resamples=50)
     assert sums.shape == (51, 2)
@@ -182,7 +182,7 @@ def test_a_value_lies_in_its_interval(rows: list[tuple[float, ...]]) -> None:
 
 @settings(max_examples=60)
 @given(pairs, st.sampled_from([0.125, 0.5, 4.0, 32.0]))
-def test_a_slower_machine_changes_speeds_and_no_speedups(rows: list[tuple[float, ...]], slower: float) -> None:
+def test_slower_machine_changes_speeds_but_not_speedups(rows: list[tuple[float, ...]], slower: float) -> None:
     data, slow = table(*rows), table(*rows)
     slow[:, [1, 3]] *= slower  # by powers of two, so that nothing is rounded
     assert (paired_speedup(slow, resamples=FEW) == paired_speedup(data, resamples=FEW)).all()
@@ -192,13 +192,13 @@ def test_a_slower_machine_changes_speeds_and_no_speedups(rows: list[tuple[float,
 
 @settings(max_examples=60)
 @given(pairs, st.randoms(use_true_random=False))
-def test_the_order_of_prompts_makes_no_difference(rows: list[tuple[float, ...]], random: object) -> None:
+def test_order_of_prompts_does_not_matter(rows: list[tuple[float, ...]], random: object) -> None:
     shuffled = list(rows)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert (paired_speedup(table(*shuffled), resamples=FEW) == paired_speedup(table(*rows), resamples=FEW)).all()
 
 
-def test_draws_are_the_same_every_time_and_others_for_another_task() -> None:
+def test_draws_are_deterministic_and_differ_between_tasks() -> None:
     data = table((1, 1), (3, 1), (4, 2), (9, 2))
     assert (ratio_of_sums(data, "gsm8k") == ratio_of_sums(data, "gsm8k")).all()
     assert (ratio_of_sums(data, "gsm8k") != ratio_of_sums(data, "mbpp")).any()
@@ -209,7 +209,7 @@ def test_quotients_of_draws_are_draws_of_quotients() -> None:
     assert (quotient(sums[:, 0], sums[:, 1]) == ratio_of_sums(table((4, 1), (6, 2), (9, 2)))).all()
 
 
-def test_strata_that_cannot_be_resampled_are_drawn_from_each_other() -> None:
+def test_strata_with_one_cluster_are_resampled_across_strata() -> None:
     alone = [ratio_of_sums(table((tokens, 1.0)), name) for name, tokens in (("a", 1.0), ("b", 2.0), ("c", 6.0))]
     many = [ratio_of_sums(table((t, 1.0)), name, resamples=20_000) for name, t in (("a", 1.0), ("b", 2.0), ("c", 6.0))]
     draws = mean_of_strata(many)
@@ -221,7 +221,7 @@ def test_strata_that_cannot_be_resampled_are_drawn_from_each_other() -> None:
     assert interval(mean_of_strata(alike)) == Interval(2.0, 2.0, 2.0)
 
 
-def test_draws_vary_as_much_as_means_of_that_many_prompts_do() -> None:
+def test_variance_of_draws_matches_variance_of_mean() -> None:
     """The variance of a mean of n is s^2 / n, with n - 1 below the sum of squares in s^2."""
     values = [1.0, 2.0, 4.0, 9.0]
     draws = ratio_of_sums(table(*((value, 1.0) for value in values)), resamples=50_000)

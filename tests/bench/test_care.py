@@ -50,7 +50,9 @@ def test_an_interrupted_recording_leaves_the_older_one(
     assert load_recording(tmp_path / "partial-a.recording").requests
 
 
-def test_nothing_recorded_is_said(draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_before_first_recording_is_reported(
+    draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from draftwood.bench.replay import commands
 
     def interrupted(*_: object) -> None:
@@ -62,7 +64,7 @@ def test_nothing_recorded_is_said(draftwood_command: Command, tmp_path: Path, mo
     assert not (tmp_path / "a.recording").exists()
 
 
-def test_figures_never_replace_the_recording_they_come_from(draftwood_command: Command, tmp_path: Path) -> None:
+def test_replay_output_never_overwrites_its_recording(draftwood_command: Command, tmp_path: Path) -> None:
     path = tmp_path / "a.recording"
     assert draftwood_command(*RECORD, "--drafters", "goose", "--out", str(path)).code == 0
     before = path.read_bytes()
@@ -75,7 +77,7 @@ def test_figures_never_replace_the_recording_they_come_from(draftwood_command: C
     assert draftwood_command(*again, str(tmp_path / "figures.json")).code == 2
 
 
-def test_a_place_is_checked_before_the_work(tmp_path: Path) -> None:
+def test_output_path_is_checked_first(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for wrong in (tmp_path, tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(OptionError):
@@ -86,7 +88,7 @@ def test_a_place_is_checked_before_the_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [("--drafter", "pld"), ("--drafter-option", "top_k=3")])
-def test_tune_says_what_a_drafter_is_for(draftwood_command: Command, line: tuple[str, ...]) -> None:
+def test_tune_explains_that_drafter_needs_static_tree(draftwood_command: Command, line: tuple[str, ...]) -> None:
     result = draftwood_command("tune", "--model", "tiny", *line)
     assert result.code == 2
     assert "--static-tree" in result.err
@@ -103,19 +105,19 @@ def test_check_names_the_prompt_that_does_not_fit(draftwood_command: Command, tm
 @pytest.mark.parametrize(
     ("wrong", "word"), [({"seed": -1}, "seed"), ({"budget": (8, 8)}, "twice"), ({"trajectories": (0,)}, "0")]
 )
-def test_settings_name_what_is_wrong(wrong: dict[str, object], word: str) -> None:
+def test_invalid_setting_is_named(wrong: dict[str, object], word: str) -> None:
     with pytest.raises(OptionError, match=word):
         BenchSettings(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("line", [("--tasks", ""), ("--tasks", "code,,chat"), ("--budget", "8,")])
-def test_empty_places_between_commas(draftwood_command: Command, line: tuple[str, str]) -> None:
+def test_empty_items_in_lists_are_refused(draftwood_command: Command, line: tuple[str, str]) -> None:
     result = draftwood_command("bench", "--model", "tiny", *line)
     assert result.code == 2
     assert "empty item" in result.err
 
 
-def test_damage_comes_with_a_next_step(tmp_path: Path) -> None:
+def test_error_for_damaged_file_has_next_step(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"format": "draft')
     with pytest.raises(DraftwoodError, match="new folder"):
         read_manifest(tmp_path)
@@ -126,7 +128,7 @@ def test_damage_comes_with_a_next_step(tmp_path: Path) -> None:
         load_recording(tmp_path)
 
 
-def test_a_file_is_no_folder_for_results(draftwood_command: Command, tmp_path: Path) -> None:
+def test_file_as_result_folder_is_refused(draftwood_command: Command, tmp_path: Path) -> None:
     run, letter = tmp_path / "run", tmp_path / "letter.txt"
     letter.write_text("dear")
     bench = ("bench", "--model", "tiny", "--tasks", "code", "--limit", "1", "--max-tokens", "4", "--drafters", "plain")
@@ -138,7 +140,7 @@ def test_a_file_is_no_folder_for_results(draftwood_command: Command, tmp_path: P
     assert letter.read_text() == "dear"
 
 
-def test_the_reason_of_a_failed_request_is_told(draftwood_command: Command, tmp_path: Path) -> None:
+def test_reason_of_failed_request_is_reported(draftwood_command: Command, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text(json.dumps({"id": "short", "turns": ["hi"]}) + "\n" + json.dumps({"turns": ["x" * 20_000]}) + "\n")
     line = ("bench", "--model", "tiny", "--data", str(path), "--max-tokens", "4", "--drafters", "plain")

@@ -20,7 +20,7 @@ def verdicts(changes: list[Change]) -> set[str]:
     return {found.verdict for found in changes}
 
 
-def test_a_run_beside_itself_is_the_same() -> None:
+def test_run_compared_with_itself_has_no_changes() -> None:
     one = run(measured({"plain": 0.2, "goose": 0.1}))
     changes = diff_runs(one, one)
     assert verdicts(changes) == {"same within noise"}
@@ -60,7 +60,7 @@ def test_tau_by_hand() -> None:
     assert change(diff_runs(after, before), "goose", "a", "tau").verdict == "lower"
 
 
-def test_a_slow_hour_is_no_change_of_the_method() -> None:
+def test_uniform_slowdown_is_not_a_change_of_the_method() -> None:
     before = run(measured({"plain": 0.2, "goose": 0.1}))
     after = run(measured({"plain": 0.3, "goose": 0.15}, seed=1), "two")
     changes = diff_runs(before, after)
@@ -72,14 +72,14 @@ def test_a_slow_hour_is_no_change_of_the_method() -> None:
     assert change(changes, "plain", "a", "tokens_per_second").note == ""
 
 
-def test_another_machine_is_said() -> None:
+def test_different_machine_is_noted() -> None:
     before = run(measured({"plain": 0.2, "goose": 0.1}))
     after = run(before.records, "two", machine={**MACHINE, "cores": 8})
     for found in diff_runs(before, after):
         assert found.note == ("machine may differ" if found.metric in ("tokens_per_second", "first_token_ms") else "")
 
 
-def test_without_plain_decoding_speeds_stand_alone() -> None:
+def test_speeds_are_compared_without_plain_decoding() -> None:
     records = measured({"goose": 0.1})
     one, two = run(records), run(records, "two", started="2025-01-02T00:00:00Z")
     changes = diff_runs(one, two)
@@ -88,7 +88,7 @@ def test_without_plain_decoding_speeds_stand_alone() -> None:
     assert change(diff_runs(one, one), "goose", "a", "tokens_per_second").note == ""  # one hour, one machine
 
 
-def test_noise_is_called_noise() -> None:
+def test_noise_is_not_reported_as_change() -> None:
     """Of 40 pairs of runs that differ by chance alone, hardly any speed-up over all tasks counts as a change."""
     found = []
     for seed in range(40):
@@ -108,14 +108,14 @@ def test_noise_is_called_noise() -> None:
         ((1 - FLOOR / 2, 0.99, 0.999), "same within noise", "same within noise", "same within noise"),
     ],
 )
-def test_judgement(ratio: tuple[float, float, float], speed: str, tau: str, first_token: str) -> None:
+def test_change_is_classified(ratio: tuple[float, float, float], speed: str, tau: str, first_token: str) -> None:
     interval = Interval(*ratio)
     assert judge(interval, "speedup") == judge(interval, "tokens_per_second") == speed
     assert judge(interval, "tau") == tau
     assert judge(interval, "first_token_ms") == first_token
 
 
-def test_a_few_prompts_prove_nothing() -> None:
+def test_few_prompts_are_not_significant() -> None:
     before = run(measured({"plain": 0.2, "goose": 0.1}, prompts=3))
     after = run(measured({"plain": 0.2, "goose": 0.05}, prompts=3), "two")
     changes = diff_runs(before, after)
@@ -126,7 +126,7 @@ def test_a_few_prompts_prove_nothing() -> None:
     assert change(changes, "goose", ALL_TASKS, "speedup").verdict == "faster"  # six prompts
 
 
-def test_one_batch_proves_nothing() -> None:
+def test_one_batch_is_not_significant() -> None:
     """Ten prompts that ran together have one time."""
     sides = [run(measured({"plain": 0.2, "goose": pace}, tasks="a", batch="0")) for pace in (0.1, 0.05)]
     changes = diff_runs(*sides)
@@ -135,7 +135,7 @@ def test_one_batch_proves_nothing() -> None:
     assert change(changes, "goose", "a", "tau").verdict == "same within noise"
 
 
-def test_noise_of_tasks_with_one_prompt_each_is_called_noise() -> None:
+def test_noise_of_single_prompt_tasks_is_not_reported_as_change() -> None:
     found = []
     for seed in range(40):
         sides = [
@@ -161,13 +161,13 @@ def test_only_common_requests_count() -> None:
     assert notes == {"a": told, "b": "", ALL_TASKS: told}
 
 
-def test_a_request_made_again_counts_as_it_came_out_last() -> None:
+def test_last_record_of_repeated_request_counts() -> None:
     one = run(measured({"plain": 0.2, "goose": 0.1}))
     resumed = run([*(replace(r, decode_seconds=99.0) for r in one.records), *one.records], "two")
     assert verdicts(diff_runs(one, resumed)) == {"same within noise"}
 
 
-def test_what_only_one_run_has_is_listed() -> None:
+def test_methods_and_tasks_of_only_one_run_are_listed() -> None:
     before = run(measured({"plain": 0.2, "goose": 0.1, "pld": 0.1}, tasks="ab"))
     after = run(measured({"plain": 0.2, "goose": 0.1, "sam": 0.1}, tasks="bc"), "two")
     changes = diff_runs(before, after)
@@ -182,7 +182,7 @@ def test_what_only_one_run_has_is_listed() -> None:
     assert all(c.verdict == "cannot be compared" for c in changes if c.metric == "present")
 
 
-def test_a_method_that_lost_a_task_and_one_without_common_requests() -> None:
+def test_missing_task_and_missing_common_requests() -> None:
     before = run(measured({"plain": 0.2, "goose": 0.1}))
     after = run([r for r in before.records if r.method == "plain" or r.task == "a"], "two")
     assert change(diff_runs(before, after), "goose", "b", "present").note == "only in the first run"
@@ -190,7 +190,7 @@ def test_a_method_that_lost_a_task_and_one_without_common_requests() -> None:
     assert change(diff_runs(before, other), "goose", ALL_TASKS, "present").note == "no request in common"
 
 
-def test_runs_that_measured_something_else_are_told_apart() -> None:
+def test_differing_settings_are_noted() -> None:
     before = run(measured({"plain": 0.2, "goose": 0.1}))
     after = run(before.records, "two", settings={"max_tokens": 64}, methods=[PLAIN, {**GOOSE, "budget": 16}])
     changes = diff_runs(before, after)
@@ -208,7 +208,7 @@ def judged(*found: str) -> BenchRun:
     return run([replace(r, lossless=LosslessVerdict(verdict=verdict)) for r, verdict in pairs])
 
 
-def test_outputs_that_got_worse_are_a_change_of_their_own() -> None:
+def test_worse_outputs_are_reported_as_change() -> None:
     before, after = judged(IDENTICAL, IDENTICAL, TIE), judged(IDENTICAL, ERROR, TIE)
     found = diff_runs(before, after)[0]
     assert (found.method, found.metric, found.verdict) == ("goose", "lossless", "worse")
@@ -219,7 +219,7 @@ def test_outputs_that_got_worse_are_a_change_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("after", [(IDENTICAL, IDENTICAL), (IDENTICAL, TIE), (TIE, IDENTICAL)])
-def test_outputs_that_did_not_get_worse_are_none(after: tuple[str, str]) -> None:
+def test_outputs_that_are_not_worse_are_not_reported(after: tuple[str, str]) -> None:
     changes = diff_runs(judged(IDENTICAL, TIE), judged(*after))
     assert "lossless" not in {found.metric for found in changes}
 
@@ -249,7 +249,7 @@ def replace_first(whole: BenchRun, better: RequestRecord) -> BenchRun:
     return whole._replace(records=[better if r.key == better.key else r for r in whole.records])
 
 
-def test_rows_have_the_most_important_first() -> None:
+def test_most_important_rows_come_first() -> None:
     rows = format_changes(telling())
     assert rows[0] == ("method", "task", "figure", "change", "before", "after", "ratio", "99%", "note")
     assert rows[1][:4] == ("goose", "all tasks", "lossless", "worse")
@@ -263,7 +263,7 @@ def test_rows_have_the_most_important_first() -> None:
     assert order.count(True) == 2
 
 
-def test_what_is_left_out_is_counted() -> None:
+def test_omitted_rows_are_counted() -> None:
     changes = telling()
     note = summarize_hidden_changes(changes)
     assert note is not None
@@ -271,7 +271,7 @@ def test_what_is_left_out_is_counted() -> None:
     assert int(note.split()[0]) + len(format_changes(changes)) - 1 == len(changes)
 
 
-def test_a_single_task_is_shown_though_nothing_changed() -> None:
+def test_single_task_is_shown_without_changes() -> None:
     one = run(measured({"plain": 0.2, "goose": 0.1}, tasks="a"))
     assert len(format_changes(diff_runs(one, one))) == 1 + 4 + 3
     assert summarize_hidden_changes(diff_runs(one, one)) is None
@@ -283,13 +283,13 @@ def test_nothing_in_common() -> None:
     assert summarize_hidden_changes([]) == "The runs have nothing in common."
 
 
-def test_changes_go_into_json() -> None:
+def test_changes_are_json_serializable() -> None:
     content = json.loads(json.dumps([asdict(found) for found in telling()], allow_nan=False))
     assert content[0]["verdict"] == "worse"
 
 
 @pytest.mark.parametrize("shuffle", [list.reverse, random.Random(3).shuffle])
-def test_the_order_of_records_makes_no_difference(shuffle: Callable[[list[RequestRecord]], None]) -> None:
+def test_order_of_records_does_not_matter(shuffle: Callable[[list[RequestRecord]], None]) -> None:
     before, after = measured({"plain": 0.2, "goose": 0.1}), measured({"plain": 0.2, "goose": 0.08}, seed=1)
     mixed = list(after)
     shuffle(mixed)

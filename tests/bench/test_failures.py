@@ -60,7 +60,7 @@ def test_a_wrong_output_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert verdicts["pld"].verdict == "identical"
 
 
-def test_all_are_asked_the_same_whoever_failed_and_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_methods_get_same_prompts_after_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
     data = conversations(tmp_path / "data", ("first", "second"))
     settings: dict[str, Any] = {"data": data, "tasks": ("talk",), "drafters": ("plain", "goose", "pld")}
@@ -77,7 +77,7 @@ def test_all_are_asked_the_same_whoever_failed_and_when(tmp_path: Path, monkeypa
     assert first.text in asked
 
 
-def test_the_first_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_failure_reason_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = iter(["it died of hunger", "it is gone", "it is gone", "it is gone"])
     answer = DrafterEngine.generate
 
@@ -91,7 +91,7 @@ def test_the_first_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert run.manifest.failed == {"pld": "it died of hunger"}
 
 
-def test_prompts_that_are_too_long_are_nobodys_failure(tmp_path: Path) -> None:
+def test_too_long_prompts_do_not_count_as_method_failures(tmp_path: Path) -> None:
     conversations(tmp_path / "data", *[("much too long " * 2000,)] * 4, name="long")
     data = conversations(tmp_path / "data", ("short",), name="short")
     notes: list[str] = []
@@ -104,7 +104,7 @@ def test_prompts_that_are_too_long_are_nobodys_failure(tmp_path: Path) -> None:
     assert Counter(r.task for r in run.records if not r.error) == {"short": 3}
 
 
-def test_a_failure_leaves_the_cache_to_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_method_frees_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from draftwood.drafters.pld import PromptLookupDrafter
 
     targets: list[Any] = []
@@ -132,7 +132,7 @@ def test_a_failure_leaves_the_cache_to_the_others(tmp_path: Path, monkeypatch: p
     assert "a broken drafter" in str(next(r.error for r in run.records if r.error))
 
 
-def test_a_check_that_fails_loses_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_output_check_keeps_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = DrafterEngine.generate
 
     def strange(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:

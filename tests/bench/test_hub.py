@@ -71,7 +71,7 @@ def lines(*rows: Any) -> str:
 MT_BENCH = lines({"question_id": 81, "category": "writing", "prompt": ["Write.", "Rewrite."], "reference": []})
 
 
-def test_a_known_set(hub: FakeHub) -> None:
+def test_known_dataset(hub: FakeHub) -> None:
     hub.files["HuggingFaceH4/mt_bench_prompts"] = {
         "README.md": "",
         "raw/question.jsonl": MT_BENCH,
@@ -88,7 +88,7 @@ def test_a_known_set(hub: FakeHub) -> None:
     assert ("downloading HuggingFaceH4/mt_bench_prompts", 1, 1) in seen
 
 
-def test_only_the_sets_that_are_asked_for_are_fetched(hub: FakeHub) -> None:
+def test_only_requested_datasets_are_fetched(hub: FakeHub) -> None:
     hub.files["livecodebench/code_generation_lite"] = {
         f"test{n}.jsonl": lines({"question_id": f"q{n}", "question_content": "Add.", "starter_code": ""}) for n in "56"
     }
@@ -98,7 +98,7 @@ def test_only_the_sets_that_are_asked_for_are_fetched(hub: FakeHub) -> None:
     assert [name for _, name, _ in hub.fetched] == ["test6.jsonl", "raw/question.jsonl"]
 
 
-def test_a_known_set_in_parquet(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_dataset_in_parquet(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     path = hub.snapshot("openai/gsm8k") / "main" / "test-00000-of-00001.parquet"
@@ -109,12 +109,12 @@ def test_a_known_set_in_parquet(hub: FakeHub, tmp_path: Path, monkeypatch: pytes
     assert [(prompt.id, prompt.turns) for prompt in task.prompts] == [("gsm8k/0", ("How many?",))]
 
 
-def test_every_set_of_the_table_is_a_task_we_know() -> None:
+def test_every_dataset_in_the_table_is_a_known_task() -> None:
     assert set(SETS) <= set(ORIGINALS)
     assert set(ORIGINALS) - set(SETS) == {"qa", "spec_bench"}  # on GitHub only
 
 
-def test_a_set_that_is_not_on_the_hub(hub: FakeHub) -> None:
+def test_dataset_missing_on_hub(hub: FakeHub) -> None:
     with pytest.raises(
         OptionError, match=r"Unknown task in the hub\n  got: spec_bench\n  allowed: aime24, .*\n.*not on the hub"
     ):
@@ -138,17 +138,17 @@ def test_a_set_that_is_not_on_the_hub(hub: FakeHub) -> None:
         ("hub:openai/gsm8k@r1/socratic/*", "gsm8k", HubDataset(repo="openai/gsm8k", files="socratic/*", revision="r1")),
     ],
 )
-def test_names_of_sets(data: str, task: str, expected: HubDataset) -> None:
+def test_dataset_names_are_parsed(data: str, task: str, expected: HubDataset) -> None:
     assert parse_hub_name(data) == (task, expected)
 
 
 @pytest.mark.parametrize("data", ["hub:", "hub:name", "hub:/name", "hub:org/", "hub:or g/x"])
-def test_names_of_no_set(data: str) -> None:
+def test_invalid_dataset_names_are_refused(data: str) -> None:
     with pytest.raises(OptionError, match="Not a valid hub data set name"):
         load_tasks((), data, None)
 
 
-def test_another_set_at_a_revision(hub: FakeHub) -> None:
+def test_other_dataset_at_revision(hub: FakeHub) -> None:
     hub.files["org/mine"] = {"train.jsonl": lines({"prompt": "No"}), "test.jsonl": lines({"prompt": "Yes"})}
     (task,) = load_tasks((), "hub:org/mine@v2", None)
     assert (task.name, task.prompts[0].id, task.prompts[0].turns) == ("mine", "mine/0", ("Yes",))
@@ -189,7 +189,7 @@ def test_several_tables_are_not_mixed() -> None:
     assert choose_files(HubDataset(repo="org/x", files="socratic/*"), names) == names[1:]
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_missing_file_is_reported() -> None:
     with pytest.raises(DraftwoodError, match=r"no matching prompt file\n  got: b\.jsonl\n  allowed: a\.jsonl"):
         choose_files(HubDataset(repo="org/x", files="b.jsonl"), ["a.jsonl", "README.md"])
     with pytest.raises(DraftwoodError, match="no matching prompt file"):
@@ -199,13 +199,13 @@ def test_a_file_that_is_not_there() -> None:
 # Failures
 
 
-def test_a_broken_row_is_named_as_the_hub_names_it(hub: FakeHub) -> None:
+def test_invalid_row_is_named_by_hub_path(hub: FakeHub) -> None:
     hub.files["org/mine"] = {"test.jsonl": lines({"prompt": "Yes"}) + "{broken\n"}
     with pytest.raises(PromptError, match=r"^org/mine/test\.jsonl, line 2 is not valid JSON"):
         load_tasks((), "hub:org/mine", None)
 
 
-def test_a_hub_out_of_reach(hub: FakeHub) -> None:
+def test_unreachable_hub(hub: FakeHub) -> None:
     hub.fails = ConnectionError("no route\nand more")
     with pytest.raises(
         DraftwoodError, match=r"org/mine could not be fetched.*\n.*ConnectionError: no route\n.*folder"
@@ -228,7 +228,7 @@ def test_offline_only_the_cache_is_used(variable: str, hub: FakeHub, monkeypatch
     assert hub.asked == asked
 
 
-def test_the_hub_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_without_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"draftwood\[hub\]"):
         load_tasks(["gsm8k"], "hub", None)

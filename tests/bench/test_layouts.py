@@ -20,7 +20,7 @@ def turns_of(row: dict[str, Any]) -> tuple[str, ...]:
 # Layouts
 
 
-def test_each_set_asks_in_its_own_way() -> None:
+def test_each_dataset_has_its_prompt_layout() -> None:
     assert turns_of({"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."]}) == (
         "Write.",
         "Rewrite.",
@@ -36,7 +36,7 @@ def test_each_set_asks_in_its_own_way() -> None:
     assert turns_of({"instruction": "Tell.", "context": "Of old"}) == ("Tell.\n\nOf old",)
 
 
-def test_code_is_asked_for_with_the_raw_prompt() -> None:
+def test_code_task_uses_the_raw_prompt() -> None:
     stub = 'def one():\n    """Return 1."""\n'
     (turn,) = turns_of({"task_id": "HumanEval/0", "prompt": stub, "entry_point": "one", "canonical_solution": "..."})
     instruction, raw = turn.split("\n\n", 1)
@@ -48,14 +48,14 @@ def test_code_is_asked_for_with_the_raw_prompt() -> None:
 
 
 @pytest.mark.parametrize("field", ["text", "prompt"])
-def test_mbpp_is_asked_with_its_tests(field: str) -> None:
+def test_mbpp_prompt_contains_its_tests(field: str) -> None:
     row = {"task_id": 11, field: "Write f.", "code": "...", "test_list": ["assert f(1) == 2", "assert f(2) == 3"]}
     (turn,) = turns_of(row)
     assert turn.startswith("Write f.")
     assert turn.endswith("\n\nassert f(1) == 2\nassert f(2) == 3")
 
 
-def test_livecodebench_with_and_without_code_to_start_from() -> None:
+def test_livecodebench_with_and_without_starter_code() -> None:
     row = {"question_id": "abc1_a", "question_content": "Add two numbers.", "starter_code": "", "difficulty": "easy"}
     (prompt,) = parse_prompts([("here", row)], "livecodebench")
     assert (prompt.id, prompt.category) == ("abc1_a", "easy")
@@ -66,7 +66,7 @@ def test_livecodebench_with_and_without_code_to_start_from() -> None:
     assert "standard input" not in turn
 
 
-def test_of_conversations_the_user_is_heard() -> None:
+def test_user_turns_of_conversations_become_prompts() -> None:
     said = [("system", "Be short."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Bye")]
     expected = ("Be short.\n\nHi", "Bye")
     assert turns_of({"messages": [{"role": who, "content": what} for who, what in said]}) == expected
@@ -78,7 +78,7 @@ def mbpp_rows(ids: Iterable[int]) -> list[tuple[str, dict[str, Any]]]:
     return [("here", {"task_id": n, "text": f"Write f{n}.", "test_list": [f"assert f{n}()"]}) for n in ids]
 
 
-def test_of_the_whole_mbpp_the_test_split_is_taken() -> None:
+def test_full_mbpp_is_reduced_to_its_test_split() -> None:
     prompts = parse_prompts(mbpp_rows(range(1, 975)), "mbpp")
     assert [prompt.id for prompt in prompts] == [f"mbpp/{number}" for number in range(11, 511)]
     sanitized = [number for number in range(2, 975) if number % 2 == 0]
@@ -86,26 +86,26 @@ def test_of_the_whole_mbpp_the_test_split_is_taken() -> None:
 
 
 @pytest.mark.parametrize("ids", [range(601, 975), range(11, 511), [3, 700]], ids=["train", "test", "chosen"])
-def test_any_other_part_of_mbpp_stays_as_it_is(ids: Iterable[int]) -> None:
+def test_other_parts_of_mbpp_are_unchanged(ids: Iterable[int]) -> None:
     assert len(parse_prompts(mbpp_rows(ids), "mbpp")) == len(list(ids))
 
 
 # Ids
 
 
-def test_ids_are_the_rows_own_or_made_from_the_task() -> None:
+def test_ids_come_from_rows_or_task_name() -> None:
     rows = [{"question_id": 81}, {"task_id": "HumanEval/3"}, {"id": "7"}, {}, {"id": ""}, {"id": None, "task_id": 2}]
     prompts = parse_prompts([("here", row | {"prompt": "Hi"}) for row in rows], "some")
     assert [prompt.id for prompt in prompts] == ["some/81", "HumanEval/3", "some/7", "some/3", "some/4", "some/2"]
 
 
-def test_a_second_prompt_of_one_id_gets_a_suffix() -> None:
+def test_duplicate_id_gets_suffix() -> None:
     rows = [("here", {"id": name, "prompt": "Hi"}) for name in ["a", "a", "a#2", "a"]]
     assert [prompt.id for prompt in parse_prompts(rows, "some")] == ["a", "a#2", "a#2#2", "a#3"]
 
 
 @given(st.lists(st.one_of(st.integers(0, 3), st.sampled_from(["a", "a#2", "a#2#2", "1", "t/1", ""])), max_size=12))
-def test_ids_are_unique_and_do_not_depend_on_what_follows(ids: list[int | str]) -> None:
+def test_ids_are_unique_and_independent_of_later_rows(ids: list[int | str]) -> None:
     rows = [("here", {"id": name, "prompt": f"Prompt {index}"}) for index, name in enumerate(ids)]
     prompts = parse_prompts(rows, "t")
     assert len({prompt.id for prompt in prompts}) == len(ids)

@@ -35,7 +35,7 @@ def test_speeds_and_speedups_by_hand() -> None:
     assert (overall.requests, overall.output_tokens) == (3, 48)
 
 
-def test_only_requests_of_both_in_the_same_run_are_compared() -> None:
+def test_speedup_uses_requests_common_to_both_methods_of_a_run() -> None:
     first = run([record("plain", "a", "1", 10, 10.0), record("goose", "a", "1", 10, 5.0)])
     # The second run has another pace; its goose has a prompt more, which plain never saw.
     second = run(
@@ -57,7 +57,7 @@ def test_without_plain_decoding_there_is_no_speedup() -> None:
     assert value(found.cells["goose", "a"].tokens_per_second) == 2.0
 
 
-def test_a_peer_called_plain_is_no_baseline() -> None:
+def test_peer_named_plain_is_not_the_baseline() -> None:
     peer = {**PEER, "label": "llamacpp:plain", "drafter": "plain"}
     found = summary(run([record("llamacpp:plain", "a", "1", 10, 5.0)], methods=[peer]))
     assert found.baseline is None
@@ -97,7 +97,7 @@ def test_a_known_trace() -> None:
     assert cell.by_trajectories == {}
 
 
-def test_what_is_left_of_a_cycle_is_never_negative_and_not_told_of_batches() -> None:
+def test_other_cycle_time_is_not_negative_and_absent_for_batches() -> None:
     stats = traced((spine_tree(), []), draft=0.01, verify=0.01, accept=0.01, prefill=0.0, total=0.02)
     records = [record("goose", "a", "1", 1, 1.0, stats=stats)]
     assert summary(run(records)).cells["goose", "a"].cycle_ms["other"] == 0.0
@@ -105,7 +105,7 @@ def test_what_is_left_of_a_cycle_is_never_negative_and_not_told_of_batches() -> 
     assert batched == pytest.approx({"draft": 10.0, "verify": 10.0, "accept": 10.0})
 
 
-def test_over_all_tasks_tau_is_a_mean_and_shares_are_pooled() -> None:
+def test_overall_tau_is_a_mean_and_shares_are_pooled() -> None:
     always, never = (spine_tree(), [1, 2]), (spine_tree(), [])
     records = [
         record("goose", "a", "1", 9, 1.0, stats=traced(always, always, always), first_token_seconds=0.1),
@@ -122,7 +122,7 @@ def test_over_all_tasks_tau_is_a_mean_and_shares_are_pooled() -> None:
 
 
 @pytest.mark.parametrize("stats", [None, {}, {"cycles": None}, {"seconds": {"draft": 1.0}}])
-def test_a_peer_that_tells_nothing(stats: dict[str, Any] | None) -> None:
+def test_peer_without_statistics(stats: dict[str, Any] | None) -> None:
     records = [record("plain", "a", "1", 10, 10.0), record("llamacpp", "a", "1", 10, 4.0, stats=stats)]
     cell = summary(run(records, methods=[PLAIN, PEER])).cells["llamacpp", "a"]
     assert value(cell.speedup) == 2.5
@@ -131,7 +131,7 @@ def test_a_peer_that_tells_nothing(stats: dict[str, Any] | None) -> None:
     assert replace(cell, **figures) == expected
 
 
-def test_a_peer_that_tells_its_passes() -> None:
+def test_peer_that_reports_its_cycles() -> None:
     records = [record("llamacpp", "a", "1", 100, 4.0, stats={"cycles": 40})]
     cell = summary(run(records, methods=[PEER])).cells["llamacpp", "a"]
     assert value(cell.tau) == 2.5
@@ -166,7 +166,7 @@ def test_verdicts_are_counted() -> None:
 # --- failures, repeats, batches ---------------------------------------------------------------------------------------
 
 
-def test_failed_requests_are_counted_and_nothing_else() -> None:
+def test_failed_requests_only_change_the_error_count() -> None:
     broken = record("goose", "a", "3", 999, 0.001, error="out of memory", peak_bytes=7, stats={"cycles": 1})
     records = [*two_tasks(), record("plain", "a", "3", 10, 10.0), broken]
     cells = summary(run(records)).cells
@@ -175,7 +175,7 @@ def test_failed_requests_are_counted_and_nothing_else() -> None:
     assert cells["goose", ALL_TASKS] == replace(expected["goose", ALL_TASKS], errors=1)
 
 
-def test_a_request_that_was_made_again_counts_once() -> None:
+def test_repeated_request_counts_once() -> None:
     """A run that was killed and continued has lines twice: the last one stands."""
     early = [record("goose", "a", "1", 10, 100.0), record("goose", "b", "1", 8, 2.0, error="killed")]
     assert summary(run([*early, *two_tasks()])).cells == summary(run(two_tasks())).cells
@@ -184,7 +184,7 @@ def test_a_request_that_was_made_again_counts_once() -> None:
     assert cells["goose", "b"].speedup is None
 
 
-def test_a_mean_over_fewer_tasks_than_others_have_is_none() -> None:
+def test_mean_is_none_if_method_lacks_a_task() -> None:
     """goose fails on all of task b, the slow one: its mean over the rest would look better than it is."""
     told: dict[str, Any] = {"first_token_seconds": 0.5, "stats": {"cycles": 2, "drafted_nodes": 4}}
     whole = [replace(r, **told) for r in two_tasks()]
@@ -201,7 +201,7 @@ def test_a_mean_over_fewer_tasks_than_others_have_is_none() -> None:
     assert fine.by_trajectories == {1: (10.0 + 4.0) / 2, 2: (10.0 + 4.0) / 2}
 
 
-def test_a_figure_that_nobody_has_of_a_task_is_no_gap() -> None:
+def test_task_without_value_for_any_method_is_skipped_in_means() -> None:
     """A task without plain decoding has no speed-ups: the mean is that of the other."""
     records = [r for r in two_tasks() if (r.method, r.task) != ("plain", "b")]
     cells = summary(run(records)).cells
@@ -210,7 +210,7 @@ def test_a_figure_that_nobody_has_of_a_task_is_no_gap() -> None:
     assert cells["plain", ALL_TASKS].tokens_per_second is None
 
 
-def test_many_tasks_of_one_prompt_do_not_look_certain() -> None:
+def test_single_prompt_tasks_have_wide_intervals() -> None:
     tasks = {task: {"prompts": 1} for task in "abcde"}
     pairs = [(task, seconds) for task, seconds in zip("abcde", (1.0, 2.0, 4.0, 5.0, 8.0), strict=True)]
     records = [record("plain", task, "1", 10, 10.0) for task in tasks]
@@ -221,7 +221,7 @@ def test_many_tasks_of_one_prompt_do_not_look_certain() -> None:
     assert 1.25 <= mean.low < 3 < 5 < mean.high <= 10
 
 
-def test_prompts_that_ran_together_are_drawn_together() -> None:
+def test_prompts_of_one_batch_are_resampled_together() -> None:
     """A batch has one speed, however many prompts are in it; passes are each prompt's own."""
     batches = {str(prompt): ("1", 1.0) if prompt < 5 else ("5", 4.0) for prompt in range(1, 9)}
     records = [

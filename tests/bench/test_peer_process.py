@@ -69,7 +69,7 @@ def model(mode: str = "good", **more: Any) -> PeerModel:
     return PeerModel(folder=Path(mode), **more)
 
 
-def test_a_worker_is_told_what_to_do_and_its_answer_is_read(
+def test_worker_gets_request_and_returns_result(
     fake: PeerSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -102,7 +102,7 @@ def test_a_worker_is_told_what_to_do_and_its_answer_is_read(
     }
 
 
-def test_the_option_dtype_goes_before_the_models(fake: PeerSpec) -> None:
+def test_dtype_option_overrides_dtype_of_model(fake: PeerSpec) -> None:
     with Peer(replace(fake, options={"dtype": "float16"}), model(dtype="bfloat16")) as peer:
         told = peer.facts["told"]
     assert (told["dtype"], told["dtype_is_free"]) == ("float16", False)
@@ -118,7 +118,7 @@ def test_the_option_dtype_goes_before_the_models(fake: PeerSpec) -> None:
         ("half an answer", "sent an invalid reply\n  got: KeyError: 'token_ids'"),
     ],
 )
-def test_a_worker_that_fails_is_an_error_and_gone(fake: PeerSpec, mode: str, said: str) -> None:
+def test_failed_worker_raises_and_is_stopped(fake: PeerSpec, mode: str, said: str) -> None:
     peer = Peer(fake, model(mode))
     with pytest.raises(DraftwoodError) as error:
         peer.generate([1], SamplingParams())
@@ -135,7 +135,7 @@ def test_a_refused_request_leaves_the_worker_running(fake: PeerSpec) -> None:
         assert peer.generate([1], SamplingParams(max_tokens=4)).token_ids == [1]
 
 
-def test_a_worker_that_hangs_is_given_up_and_ended(fake: PeerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_worker_times_out_and_is_stopped(fake: PeerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DraftwoodError, match="did not reply within 0 seconds"):
         Peer(fake, model("slow to load"), load_seconds=0.3)
     peer = Peer(fake, model("hangs"))
@@ -177,7 +177,7 @@ def test_an_interrupt_ends_the_worker(fake: PeerSpec, monkeypatch: pytest.Monkey
     assert running.returncode is not None
 
 
-def test_closing_ends_the_worker_and_may_be_repeated(fake: PeerSpec) -> None:
+def test_close_stops_the_worker_and_is_idempotent(fake: PeerSpec) -> None:
     peer = Peer(fake, model())
     running = peer._process
     assert running is not None
@@ -186,7 +186,7 @@ def test_closing_ends_the_worker_and_may_be_repeated(fake: PeerSpec) -> None:
     peer.close()
 
 
-def test_libraries_that_print_do_not_disturb_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prints_of_libraries_do_not_disturb_the_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = f"""
 import os, sys
 sys.path.insert(0, {str(WORKERS)!r})
@@ -219,7 +219,7 @@ serve(load)
         assert peer.generate([1], SamplingParams()).finish_reason == "stop"
 
 
-def test_what_reads_the_standard_input_does_not_take_the_next_question(
+def test_library_that_reads_stdin_does_not_consume_next_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"""
@@ -244,7 +244,7 @@ serve(load)
 # Messages
 
 
-def test_a_request_carries_its_seed_or_the_models() -> None:
+def test_request_has_own_seed_or_seed_of_engine() -> None:
     asked = encode_request([1, 2], SamplingParams(temperature=0.5, top_k=3, seed=9), seed=4)
     assert (asked["prompt_ids"], asked["temperature"], asked["top_k"], asked["seed"]) == ([1, 2], 0.5, 3, 9)
     assert encode_request([1], SamplingParams(), seed=4)["seed"] == 4
@@ -253,7 +253,7 @@ def test_a_request_carries_its_seed_or_the_models() -> None:
 @pytest.mark.parametrize(
     "more", [{"stop": "x"}, {"presence_penalty": 1.0}, {"n": 2}, {"logprobs": 1}, {"stop_token_ids": (2,)}]
 )
-def test_what_engines_mean_differently_is_refused(more: dict[str, Any]) -> None:
+def test_parameters_with_engine_specific_meaning_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(CapabilityError):
         encode_request([1], SamplingParams(**more), seed=0)
 
@@ -267,12 +267,12 @@ def test_what_engines_mean_differently_is_refused(more: dict[str, Any]) -> None:
         {"token_ids": [1], "total_seconds": 1, "first_token_seconds": 2, "finish_reason": "stop"},
     ],
 )
-def test_an_answer_without_sense_is_no_answer(content: dict[str, Any]) -> None:
+def test_invalid_result_is_rejected(content: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         decode_result(content, 1)
 
 
-def test_tokens_that_came_with_the_first_are_no_decoding() -> None:
+def test_tokens_emitted_with_the_first_do_not_count_as_decoding() -> None:
     answer = PeerResult(
         token_ids=[1, 2, 3, 4, 5], first_token_seconds=1.0, total_seconds=3.0, finish_reason="stop", first_tokens=3
     )

@@ -39,7 +39,7 @@ def told(folder: Path | str = "folder", variant: str = "", **more: Any) -> dict[
     return {**plain, "device": "cpu", "threads": 1, "max_context": 64, "seed": 0, **more}
 
 
-def test_a_cpu_that_would_imitate_bfloat16_takes_float32(workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_without_bfloat16_uses_float32(workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     protocol: Any = importlib.import_module("protocol")
     free, fixed = told(dtype="bfloat16"), told(dtype="bfloat16", dtype_is_free=False)
     for flags, dtype in (
@@ -54,7 +54,7 @@ def test_a_cpu_that_would_imitate_bfloat16_takes_float32(workers: None, monkeypa
         assert protocol.choose_dtype({**free, "device": "cuda"}) == "bfloat16"
 
 
-def test_passes_and_tokens_give_counts(workers: None) -> None:
+def test_counts_are_computed_from_passes_and_tokens(workers: None) -> None:
     watch = importlib.import_module("transformers_worker").PassCounter()
     watch.positions = [12, 4, 1, 3]  # a prompt of 10 with two guesses, then three guesses, none, two
     watch.emitted = [1, 4, 1, 2]
@@ -69,7 +69,7 @@ def test_passes_and_tokens_give_counts(workers: None) -> None:
     assert watch.counts(10) == {"cycles": 4}
 
 
-def test_llama_is_asked_as_we_sample(workers: None) -> None:
+def test_llama_request_uses_our_sampling_order(workers: None) -> None:
     worker: Any = importlib.import_module("llamacpp_worker")
     asked = worker._build_request(encode_request([1, 2], SamplingParams(max_tokens=5), seed=3))
     assert (asked["prompt"], asked["n_predict"], asked["samplers"], asked["top_k"]) == ([1, 2], 5, ["top_k"], 1)
@@ -78,7 +78,7 @@ def test_llama_is_asked_as_we_sample(workers: None) -> None:
     assert (asked["temperature"], asked["top_p"], asked["top_k"], asked["seed"]) == (0.7, 0.9, 0, 3)
 
 
-def test_llamas_timings_become_seconds_and_counts(workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_timings_are_converted(workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     worker: Any = importlib.import_module("llamacpp_worker")
     given: list[Any] = []
     kinds = SimpleNamespace(COMMON_SPECULATIVE_TYPE_NGRAM_MAP_K="map-k")
@@ -153,9 +153,7 @@ class StandInVllm(ModuleType):
 
 
 @pytest.mark.parametrize("per_draft", [3, 2])
-def test_vllms_counters_are_taken_apart_by_request(
-    workers: None, monkeypatch: pytest.MonkeyPatch, per_draft: int
-) -> None:
+def test_vllm_counters_are_split_by_request(workers: None, monkeypatch: pytest.MonkeyPatch, per_draft: int) -> None:
     module = StandInVllm()
     module.per_draft = per_draft
     monkeypatch.setitem(sys.modules, "vllm", module)
@@ -181,7 +179,7 @@ def test_vllms_counters_are_taken_apart_by_request(
         assert "tried_by_depth" not in counts  # drafts were shorter, and nobody says which
 
 
-def test_vllm_without_speculation_is_told_nothing_of_it(workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_gets_speculative_config_only_if_requested(workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     module = StandInVllm()
     monkeypatch.setitem(sys.modules, "vllm", module)
     worker: Any = importlib.import_module("vllm_worker")
@@ -238,14 +236,14 @@ def test_transformers_gives_the_tokens_of_generate(workers: None, tiny: tuple[Pa
 
 
 @pytest.mark.slow
-def test_transformers_answers_from_its_own_process(tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_generates_in_its_own_process(tiny: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTWOOD_PEER_TRANSFORMERS", sys.executable)
     with Peer(find_peer("transformers"), PeerModel(folder=tiny[0], threads=1)) as peer:
         answer = peer.generate(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True))
     assert answer.token_ids == directly(tiny, do_sample=False, max_new_tokens=20, eos_token_id=66_000)
 
 
-def test_transformers_speculates_and_stops_at_any_end(workers: None, tiny: tuple[Path, Any]) -> None:
+def test_transformers_speculates_and_stops_at_any_eos_token(workers: None, tiny: tuple[Path, Any]) -> None:
     worker: Any = importlib.import_module("transformers_worker")
     folder, _ = tiny
     assert worker.end_ids(folder) == [2, 65]
@@ -288,7 +286,7 @@ def real(name: str) -> PeerSpec:
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "llamacpp:lookup", "llamacpp:lookup,kind=ngram-cache"])
-def test_llama_answers(name: str, tmp_path: Path) -> None:
+def test_llama_generates(name: str, tmp_path: Path) -> None:
     spec = real(name)
     file = write_toy(tmp_path / "toy.gguf")
     with Peer(spec, PeerModel(folder=tmp_path, gguf=file, threads=1, max_context=64)) as peer:
@@ -304,7 +302,7 @@ def test_llama_answers(name: str, tmp_path: Path) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vllm", "vllm:ngram", "vllm:suffix"])
-def test_vllm_answers(name: str, smollm2: Any) -> None:
+def test_vllm_generates(name: str, smollm2: Any) -> None:
     spec = real(name)
     with Peer(spec, PeerModel(folder=smollm2.path, threads=2, max_context=128)) as peer:
         answer = peer.generate([504, 3575, 282, 4649, 314], SamplingParams(max_tokens=12, ignore_eos=True))

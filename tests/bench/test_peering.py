@@ -31,7 +31,7 @@ class Stranger:
         return [[SampleResult([1, 2], "hm", "length", len(prompt), 2, 0.5, 1.0, 0.5, None, None)] for prompt in prompts]
 
 
-def test_a_peer_that_is_gone_keeps_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_absent_peer_are_kept_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method = BenchMethod(label="vllm", kind=PEER, drafter="vllm", note="version 1")
     monkeypatch.setattr(runner, "start_peers", lambda *_: ([(method, Stranger())], {}))
     first = bench(tmp_path / "a", drafters=("plain",), tasks=("code",))
@@ -46,14 +46,14 @@ def test_a_peer_that_is_gone_keeps_what_it_did(tmp_path: Path, monkeypatch: pyte
     assert second.manifest.absent == {"vllm": "vllm is not installed"}
 
 
-def test_a_run_without_anybody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_without_methods_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "check_peers", lambda _: [])
     monkeypatch.setattr(runner, "start_peers", lambda *_: ([], {"vllm": "vllm is not installed"}))
     with pytest.raises(DraftwoodError, match="vllm is not installed"):
         bench(tmp_path / "a", drafters=(), peers=("vllm",))
 
 
-def test_an_interrupt_while_peers_start_ends_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_during_peer_start_stops_running_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     class Started:

@@ -47,7 +47,7 @@ def model(mode: str = "good", **more: Any) -> PeerModel:
 # Names
 
 
-def test_every_peer_is_found_and_has_its_worker() -> None:
+def test_every_peer_is_registered_and_has_a_worker() -> None:
     assert list_peers() == [
         *("transformers", "transformers:lookup", "transformers:assisted"),
         *("llamacpp", "llamacpp:lookup", "vllm", "vllm:ngram", "vllm:suffix"),
@@ -62,7 +62,7 @@ def test_every_peer_is_found_and_has_its_worker() -> None:
         assert "import draftwood" not in text
 
 
-def test_options_follow_the_name() -> None:
+def test_options_are_parsed_after_the_name() -> None:
     assert find_peer("transformers:lookup").options == {"dtype": "auto", "tokens": 10, "ngram": 2}
     changed = find_peer("transformers:lookup,tokens=4,dtype=float32").options
     assert changed == {"dtype": "float32", "tokens": 4, "ngram": 2}
@@ -86,7 +86,7 @@ def test_options_follow_the_name() -> None:
         ("transformers:assisted", "transformers:assisted,model=NAME"),
     ],
 )
-def test_what_is_no_peer_is_refused(name: str, said: str) -> None:
+def test_invalid_peers_are_refused(name: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         find_peer(name)
 
@@ -94,9 +94,7 @@ def test_what_is_no_peer_is_refused(name: str, said: str) -> None:
 # Environments
 
 
-def test_an_own_python_goes_before_the_installed_one_before_this_one(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_order_of_python_interpreters(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(find_peer("vllm"), packages=("json",))
     assert environments.find_python(spec) == Path(sys.executable)
     installed = environments.venv_python(home / "peers" / "vllm")
@@ -108,7 +106,7 @@ def test_an_own_python_goes_before_the_installed_one_before_this_one(
     assert environments.find_python(replace(spec, engine="llamacpp", packages=("no_such_package",))) is None
 
 
-def test_absent_says_why_and_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_peer_reports_reason_and_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(find_peer("vllm:suffix"), packages=("no_such_package",))
     assert (
         explain_absence(spec) == "vllm:suffix is not installed; install it with: draftwood bench peers --install vllm"
@@ -127,7 +125,7 @@ def test_absent_says_why_and_how_to_get_it(tmp_path: Path, monkeypatch: pytest.M
     assert "does not run" in str(explain_absence(spec))
 
 
-def test_only_what_a_worker_would_find_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_outside_the_worker_path_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker looks neither in the folder we are in nor where PYTHONPATH leads us."""
     spec = replace(find_peer("vllm"), packages=("json", "only_here"))
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", sys.executable)
@@ -138,7 +136,7 @@ def test_only_what_a_worker_would_find_is_there(tmp_path: Path, monkeypatch: pyt
     assert "has no only_here" in str(explain_absence(spec))
 
 
-def test_a_variable_without_a_value_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_environment_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = replace(find_peer("vllm"), packages=("json", "no_such_package"))
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", "")
     assert str(explain_absence(spec)).startswith(
@@ -146,7 +144,7 @@ def test_a_variable_without_a_value_names_nothing(monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_llama_is_absent_without_a_file_to_read(tmp_path: Path) -> None:
+def test_llama_is_absent_without_gguf_file(tmp_path: Path) -> None:
     spec = replace(find_peer("llamacpp"), packages=("json",))
     assert explain_absence(spec) is None
     assert "as a GGUF file" in str(explain_absence(spec, model()))
@@ -158,7 +156,7 @@ def test_llama_is_absent_without_a_file_to_read(tmp_path: Path) -> None:
 # Files
 
 
-def test_the_gguf_of_a_file_a_folder_and_of_nothing(tmp_path: Path) -> None:
+def test_gguf_of_file_folder_and_missing_path(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     file = write_toy(tmp_path / "model" / "toy.gguf")
     assert find_gguf(str(file)) == file
@@ -226,7 +224,7 @@ def wheel_of(*requirements: str) -> bytes:
     return content.getvalue()
 
 
-def test_installing_vllm_on_a_cpu_leaves_out_what_does_not_fit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_install_on_cpu_skips_unsuitable_packages(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     kept = ["numpy", "fastapi[standard]<0.137.0,>=0.133.0", 'numba==0.65.0; python_version > "3.9"', "torchish"]
     dropped = ["torch==2.13.0+cpu", "torchvision; platform_machine != 'x'", "torchaudio", "torchcodec>=0.14"]
@@ -248,7 +246,7 @@ def test_installing_vllm_on_a_cpu_leaves_out_what_does_not_fit(home: Path, monke
     assert shown[-1] == "vllm: installed"
 
 
-def test_on_a_gpu_the_plain_packages_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_on_gpu_uses_plain_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "our packages")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     pip = FakePip(monkeypatch)
@@ -271,7 +269,7 @@ def test_a_failed_installation_leaves_nothing(home: Path, monkeypatch: pytest.Mo
     assert not (home / "peers" / "llamacpp").exists()
 
 
-def test_nothing_is_installed_offline_or_under_a_wrong_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_is_refused_offline_and_for_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
     pip = FakePip(monkeypatch)
     with pytest.raises(OptionError, match="llamacpp"):
         install_peer("llama")

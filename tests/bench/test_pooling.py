@@ -42,7 +42,7 @@ def many(seed: int, prompts: int = 12) -> list[RequestRecord]:
     ]
 
 
-def test_the_order_of_records_makes_no_difference() -> None:
+def test_order_of_records_does_not_matter() -> None:
     records = many(1)
     shuffled = random.Random(2).sample(records, len(records))
     assert summary(run(shuffled)).cells == summary(run(records)).cells
@@ -57,7 +57,7 @@ def test_pooled_runs_are_one_run_with_all_records() -> None:
     assert summary(run(halves[1], "two"), run(halves[0])).cells == group_runs.cells
 
 
-def test_runs_of_the_same_name_are_two_runs_and_a_run_given_twice_is_one() -> None:
+def test_runs_with_equal_names_are_distinct_and_duplicates_count_once() -> None:
     one, other = run(many(4)), run(many(5))
     assert summary(one, one).cells == summary(one).cells
     both = summary(one, other)
@@ -65,7 +65,7 @@ def test_runs_of_the_same_name_are_two_runs_and_a_run_given_twice_is_one() -> No
     assert both.cells["goose", "a"].requests == 24
 
 
-def test_answers_to_one_prompt_are_drawn_together() -> None:
+def test_answers_to_one_prompt_are_resampled_together() -> None:
     """Two rounds of a prompt are no two prompts, within a run or in two of them."""
     slow, fast = record("goose", "a", "1", 10, 10.0), record("goose", "a", "1", 10, 5.0)
     for runs in ([run([slow]), run([fast], "two")], [run([slow, replace(fast, repeat=1)])]):
@@ -91,7 +91,7 @@ def test_answers_to_one_prompt_are_drawn_together() -> None:
         ),
     ],
 )
-def test_runs_that_measured_something_else_stay_apart(other: dict[str, Any], title: str) -> None:
+def test_runs_with_different_settings_are_not_pooled(other: dict[str, Any], title: str) -> None:
     first, second = summarize([run(two_tasks()), run(two_tasks(), "two", **other)])
     assert (first.runs, second.runs) == (["one"], ["two"])
     assert second.title == title
@@ -99,20 +99,20 @@ def test_runs_that_measured_something_else_stay_apart(other: dict[str, Any], tit
     assert first.cells == second.cells
 
 
-def test_what_changes_no_figure_keeps_no_runs_apart() -> None:
+def test_settings_without_effect_do_not_prevent_pooling() -> None:
     settings = {"seed": 7, "limit": 3, "drafters": ("plain",), "repeats": 2}
     group_runs = summary(run(two_tasks()), run(many(6), "two", settings=settings))
     assert group_runs.title == "tiny, float32, Some CPU, temperature 0"
     assert group_runs.manifest["settings"]["seed"] == 0
 
 
-def test_settings_read_from_a_file_are_the_same_settings() -> None:
+def test_settings_read_from_file_are_equal() -> None:
     kept = json.loads(json.dumps(manifest().settings))
     assert kept != manifest().settings  # lists and tuples
     summary(run(two_tasks()), BenchRun("two", replace(manifest(), settings=kept), many(7)))
 
 
-def test_a_label_that_means_something_else_is_not_pooled() -> None:
+def test_labels_with_different_options_are_not_pooled() -> None:
     other = {**GOOSE, "budget": 16}
     runs = [
         run([record("goose", "a", "1", 10, 1.0)]),
@@ -132,11 +132,11 @@ def test_methods_come_in_the_order_of_first_appearance() -> None:
     assert found.cells["llamacpp", ALL_TASKS] == Cell(method="llamacpp", task=ALL_TASKS)
 
 
-def test_records_that_the_manifest_does_not_know_are_kept() -> None:
+def test_records_missing_in_manifest_are_kept() -> None:
     found = summary(run([record("sam", "c", "1", 10, 5.0)]))
     assert found.tasks == ["a", "b", "c"]
     assert value(found.cells["sam", "c"].tokens_per_second) == 2.0
 
 
-def test_nothing_gives_nothing() -> None:
+def test_no_runs_give_no_summaries() -> None:
     assert summarize([]) == []

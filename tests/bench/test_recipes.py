@@ -63,7 +63,7 @@ def test_every_table_and_figure_has_its_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", list_recipes())
-def test_recipe_is_sound(name: str) -> None:
+def test_recipe_is_valid(name: str) -> None:
     recipe = load_recipe(name)
     paper, item = name.split("-")
     assert recipe.name == name
@@ -88,7 +88,7 @@ def test_recipe_is_sound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RUNS_TODAY))
-def test_recipe_of_drafters_that_exist_can_run(name: str) -> None:
+def test_recipe_with_existing_drafters_can_run(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.list_missing() == []
     recipe.check()
@@ -104,7 +104,7 @@ def test_all_claims_have_a_recipe() -> None:
     assert covered == set(range(1, 35))
 
 
-def test_figures_are_those_of_the_paper() -> None:
+def test_published_figures_match_the_paper() -> None:
     """A few cells, looked up by hand, of tables whose rows and columns are easily swapped."""
 
     def value(name: str, run: str, method: str, task: str, metric: str, trajectories: int | None = None) -> float:
@@ -133,7 +133,7 @@ WITH_MEANS = [f"{paper}-table{n}" for paper, ns in {"salf": (1, 2, 4), "gto": ra
 
 
 @pytest.mark.parametrize("name", WITH_MEANS)
-def test_means_of_the_paper_are_those_of_its_cells(name: str) -> None:
+def test_published_means_match_their_cells(name: str) -> None:
     """Catches a number that was read wrongly: the papers' own rounding leaves 0.015."""
     for run in load_recipe(name).runs:
         rows: dict[tuple[str, str], dict[str, float]] = {}
@@ -145,7 +145,7 @@ def test_means_of_the_paper_are_those_of_its_cells(name: str) -> None:
             assert abs(sum(row.values()) / len(row) - mean) < 0.016, row
 
 
-def test_heads_are_asked_for_once_each() -> None:
+def test_missing_head_is_listed_once() -> None:
     recipe = load_recipe("salf-table4")
     (missing,) = recipe.list_missing()
     assert missing.startswith("pass --param head=PATH, a trained draft head")
@@ -153,12 +153,12 @@ def test_heads_are_asked_for_once_each() -> None:
         recipe.check()
 
 
-def test_an_analysis_is_no_run() -> None:
+def test_analysis_recipe_is_not_a_benchmark_run() -> None:
     with pytest.raises(OptionError, match=r"not a benchmark run.*drawn_or_chosen"):
         load_recipe("stand-figure3").check()
 
 
-def test_optional_methods_join_when_they_can(tmp_path: Path) -> None:
+def test_optional_methods_are_added_if_available(tmp_path: Path) -> None:
     recipe = load_recipe("stand-table4")
     (run,) = recipe.runs
     assert "stand:harvest=emitted,tree={tree}" not in recipe.settings_for(run).drafters
@@ -185,7 +185,7 @@ def test_settings_are_shared_and_overridden(tmp_path: Path) -> None:
     assert typed.budget == (60,)
 
 
-def test_figures_go_to_the_runs_that_have_them(tmp_path: Path) -> None:
+def test_figures_are_assigned_to_runs_with_their_methods(tmp_path: Path) -> None:
     text = (
         SMALL
         + 'figure = [\n  { method = "pld", task = "gsm8k", metric = "tau", value = 2.5, model = "M" },\n'
@@ -203,7 +203,7 @@ def test_figures_go_to_the_runs_that_have_them(tmp_path: Path) -> None:
     assert recipe.figures_for(first, {"tasks": ["mbpp"]}) == []
 
 
-def test_params_fill_methods_and_figures(tmp_path: Path) -> None:
+def test_params_are_substituted_in_methods_and_figures(tmp_path: Path) -> None:
     text = SMALL + (
         'needs = ["datastore"]\n'
         'figure = [{ method = "rest:datastore={datastore}", task = "qa", metric = "tau", value = 2, model = "M" }]\n'
@@ -233,7 +233,7 @@ def test_labels_of_several_budgets_are_known(tmp_path: Path) -> None:
         load(tmp_path, SMALL + figure + RUN)
 
 
-def test_options_that_a_drafter_does_not_have_are_missing(tmp_path: Path) -> None:
+def test_unknown_drafter_options_are_listed_as_missing(tmp_path: Path) -> None:
     recipe = load(tmp_path, SMALL + RUN.replace('"pld"', '"pld:speed=9"'))
     assert len(recipe.list_missing()) == 1
     assert "pld:speed=9" in recipe.list_missing()[0]
@@ -278,13 +278,13 @@ FIGURE = '[[figure]]\nmethod = "pld"\ntask = "gsm8k"\nmetric = "tau"\nvalue = 2.
         (SMALL + "settings = 3\n", "'settings' must be a table"),
     ],
 )
-def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, complaint: str) -> None:
+def test_errors_in_recipe_file_are_named(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(OptionError, match=re.compile(complaint, re.DOTALL)) as caught:
         load(tmp_path, text)
     assert "own.toml" in str(caught.value)
 
 
-def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
+def test_invalid_recipes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"(?s)Unknown recipe.*Did you mean 'goose-table1'"):
         load_recipe("goose-tabel1")
     with pytest.raises(OptionError, match="no such recipe"):
@@ -293,5 +293,5 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         load(tmp_path, "title = \n")
 
 
-def test_a_name_and_a_path_are_the_same_recipe() -> None:
+def test_recipe_by_name_and_by_path_are_equal() -> None:
     assert load_recipe("goose-table1") == load_recipe(str(FOLDER / "goose-table1.toml"))

@@ -26,7 +26,7 @@ from tests.tools.replay import goose, method_of, recorded, target  # noqa: F401 
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.sampled_from([6, 7, 40, 258]))
-def test_dense_rows_give_back_what_was_recorded(seed: int, width: int, vocab_size: int) -> None:
+def test_dense_rows_restore_recorded_rows(seed: int, width: int, vocab_size: int) -> None:
     logits = torch.randn(5, vocab_size, generator=torch.Generator().manual_seed(seed)) * 4
     logits[0] = logits[0].round()  # ties
     top = top_rows(logits, width)
@@ -46,7 +46,7 @@ def test_equal_and_nearly_equal_tokens_keep_their_order() -> None:
     assert again.probs()[0, 0] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_lent_rows_hold_nothing_of_earlier_ones() -> None:
+def test_reused_dense_rows_are_cleared() -> None:
     dense = DenseRows(20)
     dense.fill(np.array([[1, 2], [3, 4]], np.int32), np.full((2, 2), 5.0, np.float32))
     later = dense.fill(np.array([[7, 8]], np.int32), np.array([[3.0, 2.0]], np.float32))
@@ -59,7 +59,7 @@ def test_lent_rows_hold_nothing_of_earlier_ones() -> None:
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=20), st.lists(st.lists(st.integers(0, 3), max_size=4))
 )
-def test_uniting_books_keeps_every_context_once(first: list[list[int]], second: list[list[int]]) -> None:
+def test_merged_recordings_keep_every_context_once(first: list[list[int]], second: list[list[int]]) -> None:
     """Contexts here are runs of tokens beside position 0; each row holds a number that belongs to its run."""
 
     def number(run: Sequence[int]) -> int:
@@ -92,7 +92,7 @@ def test_uniting_books_keeps_every_context_once(first: list[list[int]], second: 
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_recording_comes_back_from_its_file(goose: Recording, tmp_path: Path) -> None:
+def test_recording_round_trips_through_file(goose: Recording, tmp_path: Path) -> None:
     path = tmp_path / "runs" / "a.recording"
     save_recording(path, goose)
     again = load_recording(path)
@@ -123,7 +123,7 @@ def rewrite(path: Path, about: dict[str, str] | None = None, **arrays: Any) -> N
     save_file({**load_file(path), **arrays}, path, {**metadata, **(about or {})})
 
 
-def test_files_that_are_no_recordings_are_refused(saved: Path, tmp_path: Path) -> None:
+def test_other_files_are_not_recordings(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no recording")
     save_file({"a": np.zeros(1)}, tmp_path / "other")
     for name, what in (("absent", "cannot be read"), ("text", "cannot be read"), ("other", "is not a recording")):

@@ -69,13 +69,13 @@ def test_a_second_process_on_one_folder_is_refused_at_once(
     assert draftwood_command(*line).code == 0
 
 
-def test_another_folder_is_free_and_locks_do_not_pile_up(tmp_path: Path, locks_home: Path) -> None:
+def test_other_folders_are_not_locked_and_locks_are_released(tmp_path: Path, locks_home: Path) -> None:
     with lock_run(tmp_path / "a"):
         assert bench(tmp_path / "b", tasks=("code",), limit=1).records
     assert list((locks_home / "locks").iterdir()) == []
 
 
-def test_a_run_that_failed_lets_go(tmp_path: Path) -> None:
+def test_failed_run_releases_its_lock(tmp_path: Path) -> None:
     with pytest.raises(OptionError):
         bench(tmp_path / "a", tasks=("nonsense",))
     assert bench(tmp_path / "a", tasks=("code",), limit=1).records
@@ -84,7 +84,7 @@ def test_a_run_that_failed_lets_go(tmp_path: Path) -> None:
 # --- prompts that do not fit ------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_that_does_not_fit_leaves_its_batch_alone(tmp_path: Path) -> None:
+def test_too_long_prompt_does_not_affect_its_batch(tmp_path: Path) -> None:
     asked = talk(tmp_path / "data", (LONG,), ("one two one two",), ("three",))
     run = bench(tmp_path / "a", **asked, batch=3, dtype="float32")
     alone = bench(tmp_path / "b", **asked, batch=1, dtype="float32")
@@ -97,7 +97,7 @@ def test_a_prompt_that_does_not_fit_leaves_its_batch_alone(tmp_path: Path) -> No
     assert run.manifest.failed == {}
 
 
-def test_a_turn_that_does_not_fit_keeps_the_turns_before_it(tmp_path: Path) -> None:
+def test_turns_before_a_too_long_turn_are_kept(tmp_path: Path) -> None:
     run = bench(tmp_path / "a", **talk(tmp_path / "data", ("first", LONG, "third")))
     found = [(record.turn, bool(record.error)) for record in run.records if record.method == "pld"]
     assert found == [(0, False), (1, True)]  # and the third, which needs an answer to the second, is not asked
@@ -105,7 +105,7 @@ def test_a_turn_that_does_not_fit_keeps_the_turns_before_it(tmp_path: Path) -> N
     assert {record.key for record in again.records} == {record.key for record in run.records}
 
 
-def test_a_prompt_that_does_not_fit_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_prompt_does_not_reset_failure_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = DrafterEngine.generate
 
     def failing(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
@@ -124,7 +124,7 @@ def test_a_prompt_that_does_not_fit_is_no_success(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("own", "word"), [('memory = "process"\nrepeats = 2', "in a repeat"), ("limit = 1", "contains other files")]
 )
-def test_what_the_last_run_would_refuse_is_refused_before_the_first(
+def test_all_runs_of_a_recipe_are_checked_before_the_first(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, word: str
 ) -> None:
     recipe = tmp_path / "own.toml"
@@ -142,7 +142,7 @@ def test_what_the_last_run_would_refuse_is_refused_before_the_first(
     assert word in result.err
 
 
-def test_without_peers_nobody_measures_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_are_not_measured_without_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "longest_request", lambda *_: pytest.fail("every prompt was encoded for nobody"))
     assert bench(tmp_path / "a", tasks=("code",), limit=1).records
 
@@ -150,7 +150,7 @@ def test_without_peers_nobody_measures_prompts(tmp_path: Path, monkeypatch: pyte
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
-def test_the_manifest_has_the_command_that_was_given(
+def test_manifest_contains_the_command_line(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["pytest", "--of", "somebody"])
@@ -161,12 +161,12 @@ def test_the_manifest_has_the_command_that_was_given(
 
 @pytest.mark.parametrize("text", ["plain", "pld", "goose:budget=16", "goose:bypass=never"])
 @pytest.mark.parametrize("budgets", [[8], [8, 16]])
-def test_labels_are_those_of_the_methods(text: str, budgets: list[int | str]) -> None:
+def test_listed_labels_match_parsed_methods(text: str, budgets: list[int | str]) -> None:
     methods = parse_methods([text], "prompt", budgets)
     assert [(method.label, method.budget) for method in methods] == list_labels(text, budgets)
 
 
-def test_a_budget_that_is_none_is_refused() -> None:
+def test_invalid_budget_is_refused() -> None:
     with pytest.raises(OptionError, match="budget"):
         parse_methods(["goose:budget=none"], "prompt", [8])
 
@@ -181,7 +181,7 @@ def failing_hub(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_disk_that_is_too_full_for_the_hub_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_during_hub_download_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     failing_hub(monkeypatch, OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(DiskFullError, match=r"^org/model could not be.*disk is full\n.*No space left.*\n.*Free some"):
         hub_snapshot("org/model", None)
@@ -189,7 +189,7 @@ def test_a_disk_that_is_too_full_for_the_hub_is_said_so(monkeypatch: pytest.Monk
         load_tasks((), "hub:org/mine", None)
 
 
-def test_models_and_prompts_fail_alike_on_the_way_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_errors_of_models_and_prompts_have_same_form(monkeypatch: pytest.MonkeyPatch) -> None:
     failing_hub(monkeypatch, ConnectionError("no route\nand more"))
     with pytest.raises(DraftwoodError, match=r"org/mine could not be.*\n.*no route\n.*--data\.$"):
         load_tasks((), "hub:org/mine", None)
@@ -198,7 +198,7 @@ def test_models_and_prompts_fail_alike_on_the_way_to_the_hub(monkeypatch: pytest
         hub_snapshot("org/model", None)
 
 
-def test_colours_are_of_sources_that_there_are() -> None:
+def test_colours_name_existing_sources() -> None:
     """The command line writes the names down, since it must not load what has them."""
     others = {"datastore", "pool", "window"}
     assert set(_KNOWN) == {SPINE, BRANCH, stand.SOURCE, OWN_SOURCE, CORPUS_SOURCE, *others}

@@ -37,11 +37,11 @@ from tests.tools.replay import (  # noqa: F401 - fixtures
     TEXTS,
     counts,
     goose,
-    hand_made,
+    hand_made_recording,
     method_of,
-    really_run,
     recorded,
     replay_with,
+    run_without_recording,
     target,
 )
 
@@ -57,7 +57,7 @@ def test_the_recorded_method_is_replayed_exactly(target: NativeTarget, name: str
     recording = recorded(target, [method])
     replays = replay(recording, method)
     assert [counts(result.stats) for result in replays] == [
-        counts(stats) for stats in really_run(target, method, GREEDY)
+        counts(stats) for stats in run_without_recording(target, method, GREEDY)
     ]
     assert all(result.off_text_known == result.off_text for result in replays)
 
@@ -70,7 +70,7 @@ def test_sampled_runs_of_the_recorded_method_are_replayed_exactly(target: Native
     assert len({request.output_ids for request in recording.requests[:3]}) > 1
     replays = replay(recording, method)
     assert [counts(result.stats) for result in replays] == [
-        counts(stats) for stats in really_run(target, method, SAMPLED)
+        counts(stats) for stats in run_without_recording(target, method, SAMPLED)
     ]
 
 
@@ -85,7 +85,7 @@ def test_stop_tokens_inside_a_block_are_replayed_exactly(target: NativeTarget, s
     assert {request.finish_reason for request in recording.requests} == {"stop"}
     replays = replay(recording, method)
     assert [counts(result.stats) for result in replays] == [
-        counts(stats) for stats in really_run(target, method, params)
+        counts(stats) for stats in run_without_recording(target, method, params)
     ]
 
 
@@ -101,11 +101,11 @@ def test_sampled_stops_inside_a_block_are_replayed_exactly(target: NativeTarget,
     save_recording(tmp_path / "a.recording", recording)
     replays = replay(load_recording(tmp_path / "a.recording"), method)
     assert [counts(result.stats) for result in replays] == [
-        counts(stats) for stats in really_run(target, method, params)
+        counts(stats) for stats in run_without_recording(target, method, params)
     ]
 
 
-def test_the_models_own_end_is_replayed_exactly() -> None:
+def test_eos_is_replayed_exactly() -> None:
     """Greedy, and the end lies in the middle of a block."""
     outputs = [request.output_ids for request in recorded(tiny_target(), [method_of("plain")]).requests]
     ended = tiny_target(replace(TINY_CONFIG, eos_token_ids=tuple({ids[14] for ids in outputs})), cache_tokens=4096)
@@ -113,11 +113,11 @@ def test_the_models_own_end_is_replayed_exactly() -> None:
     recording = recorded(ended, [method])
     assert {request.finish_reason for request in recording.requests} == {"stop"}
     assert [counts(result.stats) for result in replay(recording, method)] == [
-        counts(stats) for stats in really_run(ended, method, GREEDY)
+        counts(stats) for stats in run_without_recording(ended, method, GREEDY)
     ]
 
 
-def test_a_stop_that_was_only_ever_a_bonus_can_be_accepted_in_a_replay(target: NativeTarget) -> None:
+def test_stop_recorded_as_bonus_can_be_accepted_in_replay(target: NativeTarget) -> None:
     """Plain decoding never asks what follows the last token; a drafter that guesses it must not trip over that."""
     outputs = [request.output_ids for request in recorded(target, [method_of("plain")]).requests]
     params = SamplingParams(max_tokens=48, seed=0, stop_token_ids=(outputs[0][10],))
@@ -147,8 +147,8 @@ def test_a_stop_that_was_only_ever_a_bonus_can_be_accepted_in_a_replay(target: N
 # -- what other methods are told -------------------------------------------------------------------------------------
 
 
-def test_the_tree_that_is_told_has_the_known_nodes_and_no_others() -> None:
-    recording = hand_made()
+def test_observed_tree_contains_only_known_nodes() -> None:
+    recording = hand_made_recording()
     told: list[VerifiedTree] = []
 
     class Guess(Drafter):
@@ -178,7 +178,7 @@ def test_the_tree_that_is_told_has_the_known_nodes_and_no_others() -> None:
     assert first.tree.parents == (-1, 0, 0, 1, 2)
     assert list(first.path) == [0, 2]
     assert list(first.emitted) == [3, 4]
-    assert first.choices == [0, 12, 4, 16, 20]  # the first id of each row, in the order of hand_made
+    assert first.choices == [0, 12, 4, 16, 20]  # the first id of each row, in the order of hand_made_recording
     assert first.logits.argmax(-1).tolist() == first.choices
     # 5 guesses beside the text (the limit of 3 tokens leaves depth 2, which cuts 2-9-8-1 and 2-9-6-1): 9, 8, 6, 7
     assert (result.off_text, result.off_text_known) == (4, 3)
@@ -190,8 +190,10 @@ def test_the_tree_that_is_told_has_the_known_nodes_and_no_others() -> None:
     assert compute_figures(recording, method_of("pld"), [result]).coverage == 0.75
 
 
-def test_an_estimate_comes_from_the_nearest_context_that_ends_alike_and_never_from_the_text_ahead() -> None:
-    likeness = NearestRows(hand_made().requests[0])  # 1 2 | 3 4 5, beside it 2-9, 2-9-8 and 3-7; rows as in hand_made
+def test_estimate_uses_nearest_matching_context_not_future_text() -> None:
+    likeness = NearestRows(
+        hand_made_recording().requests[0]
+    )  # 1 2 | 3 4 5, beside it 2-9, 2-9-8 and 3-7; rows as in hand_made_recording
     assert likeness.nearest(9, 8, root=1) == 4  # the pair
     assert likeness.nearest(6, 8, root=1) == 4  # the last token
     assert likeness.nearest(6, 7, root=1) == 5  # beside the text, further on
@@ -201,7 +203,7 @@ def test_an_estimate_comes_from_the_nearest_context_that_ends_alike_and_never_fr
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(0, 2), st.integers(0, 4))
-def test_the_nearest_context_is_the_nearest_of_all(beside: list[tuple[int, int]], token: int, root: int) -> None:
+def test_nearest_context_matches_exhaustive_search(beside: list[tuple[int, int]], token: int, root: int) -> None:
     """Against a search through everything, over one guess each beside places 0 to 2 of the text 5 5 5 5."""
     book = RowStore(1)
     number = np.zeros((1, 1), np.int32)
@@ -210,7 +212,7 @@ def test_the_nearest_context_is_the_nearest_of_all(beside: list[tuple[int, int]]
     for position, guess in beside:
         book.add([(position, guess)], number, np.zeros((1, 1), np.float32))
     request = RecordedRequest(
-        **{**vars(hand_made().requests[0]), "prompt_ids": (5, 5), "output_ids": (5, 5), "rows": book}
+        **{**vars(hand_made_recording().requests[0]), "prompt_ids": (5, 5), "output_ids": (5, 5), "rows": book}
     )
     found = NearestRows(request).nearest(5, token, root)
     distances = [abs(position - root) for position, guess in beside if guess == token]
@@ -222,7 +224,7 @@ def test_the_nearest_context_is_the_nearest_of_all(beside: list[tuple[int, int]]
         assert book.arrays().labels[found] == token
 
 
-def test_estimates_fill_in_what_is_unknown_and_change_nothing_that_is_known(goose: Recording) -> None:
+def test_estimates_fill_unknown_rows_only(goose: Recording) -> None:
     method = method_of("goose")
     exact, estimated = replay(goose, method), replay(goose, method, estimate=True)
     assert [counts(result.stats) for result in exact] == [counts(result.stats) for result in estimated]
@@ -234,8 +236,8 @@ def test_estimates_fill_in_what_is_unknown_and_change_nothing_that_is_known(goos
     assert "estimated" in format_figures([line])[0]
 
 
-def test_the_path_goes_on_behind_a_stop_as_the_engine_does_where_that_is_known() -> None:
-    request = hand_made().requests[0]
+def test_replay_continues_after_stop_like_the_engine() -> None:
+    request = hand_made_recording().requests[0]
     tree = DraftTree.chain([2, 3, 4, 5, 6, 7], "x")
     choices = [3, 4, 5, 6, 9, 0]  # behind the last token 5 the target says 6, then 9
     assert find_path(tree, (3, 4, 5), choices, request) == [0, 1, 2, 3, 4]
@@ -246,14 +248,14 @@ def test_the_path_goes_on_behind_a_stop_as_the_engine_does_where_that_is_known()
     assert find_path(tree, (3, 4, 5), choices, replace(warm, accepted_after_stop=(6, 8))) == [0, 1, 2, 3, 4]
 
 
-def test_places_follow_the_text_from_any_root() -> None:
-    script = ReplayScript(hand_made().requests[0], 258)
+def test_nodes_are_located_on_the_text_from_any_root() -> None:
+    script = ReplayScript(hand_made_recording().requests[0], 258)
     on_text, rows = locate_nodes(DraftTree.chain([3, 4, 5, 6], "x"), script, root=2)
     assert on_text == [2, 3, 4, None]
     assert rows == [1, 2, None, None]  # nothing is known behind the last token
 
 
-def test_methods_that_record_the_same_texts_are_united(target: NativeTarget, goose: Recording) -> None:
+def test_recordings_of_same_texts_are_merged(target: NativeTarget, goose: Recording) -> None:
     both = recorded(target, [method_of("goose"), method_of("recycling")])
     assert len(both.requests) == len(goose.requests)
     assert both.num_rows > goose.num_rows
@@ -268,7 +270,7 @@ def test_methods_that_record_the_same_texts_are_united(target: NativeTarget, goo
     assert alone.coverage < 1.0
 
 
-def test_a_run_with_other_texts_is_not_held_against_the_replay(target: NativeTarget) -> None:
+def test_run_with_other_texts_is_not_compared_with_replay(target: NativeTarget) -> None:
     first, second = method_of("recycling"), method_of("stand")
     both = recorded(target, [first, second], SAMPLED)
     assert [entry["left_out"] for entry in both.methods] == [0, both.num_left_out]
@@ -277,25 +279,25 @@ def test_a_run_with_other_texts_is_not_held_against_the_replay(target: NativeTar
     assert compute_figures(both, second, replay(both, second)).recorded_tau is None
 
 
-def test_another_output_of_the_same_request_is_left_out() -> None:
-    recording = hand_made()
-    other = hand_made().requests[0]
+def test_different_output_of_same_request_is_omitted() -> None:
+    recording = hand_made_recording()
+    other = hand_made_recording().requests[0]
     changed = RecordedRequest(**{**vars(other), "output_ids": (3, 4, 6)})
     recording.add(changed)
     assert (len(recording.requests), recording.num_left_out, recording.num_rows) == (1, 1, 6)
 
 
-def test_recording_changes_nothing(target: NativeTarget) -> None:
+def test_recording_does_not_change_output(target: NativeTarget) -> None:
     """Not even for a drafter that does not want to see the prompt's logits."""
     for name in ("stand:harvest_prompt=false", "goose"):
         method = method_of(name)
         (entry,) = recorded(target, [method]).methods
-        stats = really_run(target, method, GREEDY)
+        stats = run_without_recording(target, method, GREEDY)
         assert entry["cycles"] == sum(each.cycles for each in stats)
         assert entry["tokens"] == sum(each.output_tokens for each in stats)
 
 
-def test_a_recording_drafter_is_a_drafter_like_any_other(target: NativeTarget) -> None:
+def test_recording_drafter_works_in_an_llm(target: NativeTarget) -> None:
     recorder = Recorder(8)
     cls = make_recording_drafter(drafter_class("stand"), recorder)
     assert cls.name == "stand"

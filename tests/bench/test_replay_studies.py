@@ -36,15 +36,15 @@ from tests.tools.replay import (
     TEXTS,
     goose,  # noqa: F401 - a fixture
     method_of,
-    really_run,
     recorded,
+    run_without_recording,
     target,  # noqa: F401 - a fixture
 )
 
 # -- what cannot be replayed -----------------------------------------------------------------------------------------
 
 
-def test_methods_that_a_recording_cannot_tell_about_are_refused(goose: Recording) -> None:
+def test_methods_that_cannot_be_replayed_are_refused(goose: Recording) -> None:
     with pytest.raises(OptionError, match="depends on the cost of passes"):
         replay(goose, method_of("goose", budget="auto"))
     with pytest.raises(OptionError, match=r"top_k 40\n.*at most 16\n.*--width 40"):
@@ -56,7 +56,7 @@ def test_methods_that_a_recording_cannot_tell_about_are_refused(goose: Recording
 # -- studies of scale ------------------------------------------------------------------------------------------------
 
 
-def test_long_contexts_are_other_prompts_texts_with_their_rows(goose: Recording) -> None:
+def test_long_contexts_are_filled_with_texts_of_other_prompts(goose: Recording) -> None:
     filler = ContextFiller(goose)
     own, *others = goose.requests
     text = filler.before(0, 300)
@@ -72,7 +72,7 @@ def test_long_contexts_are_other_prompts_texts_with_their_rows(goose: Recording)
     assert filler.before(0, len(own.prompt_ids)) is None
 
 
-def test_a_conversation_is_no_context_for_itself(target: NativeTarget) -> None:
+def test_conversation_is_not_used_as_its_own_context(target: NativeTarget) -> None:
     recording = recorded(target, [method_of("pld")], SamplingParams(max_tokens=6), ["ab ab", "cd cd"], turns=2)
     text = ContextFiller(recording).before(0, 400)
     assert text is not None
@@ -80,7 +80,7 @@ def test_a_conversation_is_no_context_for_itself(target: NativeTarget) -> None:
     assert text.tokens == (others * 9)[: len(text.tokens)]
 
 
-def test_a_drafter_reads_the_whole_context_but_what_is_unknown(goose: Recording) -> None:
+def test_drafter_reads_all_known_rows_of_the_context(goose: Recording) -> None:
     read: list[int] = []
     prompts: list[list[int]] = []
 
@@ -113,7 +113,7 @@ def test_a_drafter_reads_the_whole_context_but_what_is_unknown(goose: Recording)
     assert read == [place for place in range(499) if place not in unknown]
 
 
-def test_context_study_has_a_line_for_each_length(goose: Recording) -> None:
+def test_context_study_has_one_row_per_length(goose: Recording) -> None:
     lines = study_contexts(goose, method_of("goose"), [1, 700])
     assert [line.context for line in lines] == [1, 700]
     plain = compute_figures(goose, method_of("goose"), replay(goose, method_of("goose")))
@@ -127,7 +127,7 @@ def test_context_study_has_a_line_for_each_length(goose: Recording) -> None:
 def test_trajectory_study_counts_the_first_samples(target: NativeTarget) -> None:
     method = method_of("stand")
     recording = recorded(target, [method], SAMPLED)
-    stats = really_run(target, method, SAMPLED)  # 3 samples of each prompt
+    stats = run_without_recording(target, method, SAMPLED)  # 3 samples of each prompt
     lines = study_trajectories(recording, method, [1, 2, 3])
     for line, count in zip(lines, (1, 2, 3), strict=True):
         first = [each for number, each in enumerate(stats) if number % 3 < count]
@@ -143,7 +143,7 @@ def test_trajectory_study_counts_the_first_samples(target: NativeTarget) -> None
         replay_methods(recording, [method], contexts=["auto"])  # type: ignore[list-item]
 
 
-def test_tables_show_columns_that_have_something_in_them(goose: Recording) -> None:
+def test_tables_omit_empty_columns(goose: Recording) -> None:
     lines = replay_methods(goose, [method_of("goose"), method_of("plain", 1)])
     header, first, second = format_figures(lines)
     assert "context" not in header
@@ -222,9 +222,7 @@ def test_a_recording_does_not_replace_a_folder(tmp_path: Path) -> None:
         load_command(args.run)(args)
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_output_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwood.bench.replay.commands.load_target", lambda *_, **__: pytest.fail("too late"))
     (tmp_path / "file").touch()
     args = command("record", "--model", "tiny", "--out", str(tmp_path / "file" / "a.recording"))

@@ -23,7 +23,7 @@ from tests.tools.bench_report import EVIL, SVG, Tables, changed, drawings, make,
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def test_main_table_word_for_word():
+def test_main_table_is_rendered_exactly():
     assert rows_of(markdown_report([make()]), "Speed and exactness") == [
         "| method | gsm8k | mbpp | mean speed-up | tau | tokens/s | nodes | outputs |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
@@ -52,7 +52,7 @@ def test_outputs_that_were_not_compared(temperature, why):
     assert f"not compared with plain decoding: {why}" in report
 
 
-def test_what_ran_is_told():
+def test_report_describes_the_run():
     report = markdown_report([make()])
     assert "```\ndraftwood bench --drafters plain,goose\n```" in report
     for line in (
@@ -90,7 +90,7 @@ def test_other_tables_have_the_figures():
     assert rows_of(report, "Latency and memory")[-1] == "| goose | 52.0 | 1.00 GiB |"
 
 
-def test_empty_sections_are_left_out():
+def test_empty_sections_are_omitted():
     bare = make(["plain"])
     cells = {key: Cell(method="plain", task=key[1], tokens_per_second=Interval(1, 1, 1)) for key in bare.cells}
     bare = replace(bare, cells=cells)
@@ -120,7 +120,7 @@ def test_trajectories_become_a_table_and_a_curve():
     assert any("first samples" in one.get("aria-label", "") for one in drawings(html_report([summary])))
 
 
-def test_published_figures_stand_beside_ours():
+def test_published_figures_are_shown_next_to_ours():
     published = [
         {"method": "goose", "task": "gsm8k", "metric": "tau", "value": 3.9, "label": "7B"},
         {"method": "goose", "task": ALL_TASKS, "metric": "speedup", "value": 2.41, "model": "8B"},
@@ -136,7 +136,7 @@ def test_published_figures_stand_beside_ours():
     ]
 
 
-def test_failures_are_told_with_their_reasons():
+def test_failures_are_reported_with_reasons():
     summary = make(manifest={"failed": {"pld": "no room"}, "absent": {"vllm": "not installed"}})
     summary = changed(summary, "goose", errors=2, lossless={"identical": 22, "error": 3})
     report = markdown_report([summary])
@@ -166,7 +166,7 @@ def test_headline():
     assert headline(replace(make(), cells={})) == "No request has finished yet."
 
 
-def test_peers_are_told_about():
+def test_report_has_notes_on_peers():
     summary = make(["plain", "goose", "vllm"], peers=["vllm"])
     assert "Notes on peers" not in markdown_report([summary])
     noted = [
@@ -187,7 +187,7 @@ def test_peers_are_told_about():
     assert "different: a peer" not in markdown_report([make()])
 
 
-def test_a_run_that_goes_on_says_so():
+def test_unfinished_run_is_reported():
     summary = make(manifest={"finished": None, "settings": {"raw": True, "ignore_eos": True}})
     assert warnings(summary) == ["The run is not finished: figures cover the requests so far."]
     assert list_problems(summary) == []
@@ -217,7 +217,7 @@ def test_rows_for_a_terminal():
 # --- others' text -----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_of_others_becomes_markup():
+def test_external_text_is_escaped():
     tasks = [EVIL, "mbpp"]
     manifest = {
         "failed": {EVIL: EVIL},
@@ -296,7 +296,7 @@ def small_run():
     return BenchRun("run", manifest, records)
 
 
-def test_report_of_a_run_is_written_whole(tmp_path):
+def test_report_of_a_run_is_written_completely(tmp_path):
     written = write_report(tmp_path, summarize([small_run()]))
     assert [path.name for path in written] == ["report.md", "report.html", "summary.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in written)

@@ -32,7 +32,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
     ("labels", "tasks"),
     [(["goose"], TASKS[:1]), (["plain", "pld", "goose"], TASKS[:3]), (MANY, TASKS[:1]), (MANY, TASKS)],
 )
-def test_page_needs_nothing_and_draws_well(labels, tasks):
+def test_page_is_self_contained_and_well_formed(labels, tasks):
     page = html_report([make(labels, tasks, peers=[label for label in labels if ":lookup" in label])])
     parsed = Tables(page)
     for tag, attributes in parsed.tags:
@@ -85,7 +85,7 @@ def test_several_summaries_on_one_page():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_no_number_is_a_dash(bad):
+def test_missing_numbers_are_dashes(bad):
     summary = make()
     for task in (*summary.tasks, ALL_TASKS):
         summary = changed(
@@ -144,7 +144,7 @@ def test_bars_and_whiskers_are_to_scale():
     assert [share(line.get("x1")) for line in grid] == pytest.approx([0, 0.25, 0.5, 0.75, 1.0])
 
 
-def test_parts_of_a_stack_follow_each_other():
+def test_stacked_bars_are_contiguous():
     looks = assign_marks(["a", "b"], None)
     items = [Stack(looks["a"], {"draft": 1.0, "verify": 6.0, "accept": 1.0}), Stack(looks["b"], {"verify": 4.0})]
     drawn = ElementTree.fromstring(plot_stacks(items, ["draft", "verify", "accept"], title="t").inline())
@@ -169,7 +169,7 @@ def test_lines_are_to_scale():
         assert low > high  # upwards
 
 
-def test_looks_stay_the_same_and_differ():
+def test_marks_are_stable_and_distinct():
     looks = assign_marks(MANY, "plain")
     assert looks["plain"].colour == "c-base"
     others = [looks[label] for label in MANY[1:]]
@@ -240,7 +240,7 @@ def shown(path, folder):
         return ""
 
 
-def looked_at(page, folder, widths=(360, 800, 1280)):
+def find_layout_problems(page, folder, widths=(360, 800, 1280)):
     """What is too wide, cut or written over other text in a real browser."""
     frames = "".join(
         f'<iframe style="width:{width}px;height:600px;border:0" srcdoc="{html.escape(page)}"></iframe>'
@@ -263,6 +263,6 @@ def looked_at(page, folder, widths=(360, 800, 1280)):
 def test_nothing_overflows_or_overlaps_in_a_browser(tmp_path):
     summary = make(MANY, TASKS, peers=MANY[-2:], manifest={"failed": {"method1": "x" * 300}})
     summary = changed(summary, "method1", by_trajectories={1: 2.0, 4: 2.5, 16: 3.0})
-    assert looked_at(html_report([summary]), tmp_path) == []
+    assert find_layout_problems(html_report([summary]), tmp_path) == []
     wide = html_report([make()]).replace("<main", '<p style="width:2000px">x</p><main')
-    assert "too wide" in looked_at(wide, tmp_path)[0]  # the probe can fail
+    assert "too wide" in find_layout_problems(wide, tmp_path)[0]  # the probe can fail

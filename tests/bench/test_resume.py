@@ -28,7 +28,7 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     assert bench(tmp_path / "a").records == first.records
 
 
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
     answer = DrafterEngine.generate
 
@@ -71,7 +71,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, draftwood_command: Command) -> None:
+def test_killed_run_resumes(tmp_path: Path, draftwood_command: Command) -> None:
     folder = tmp_path / "a"
     arguments = ["bench", "--model", "tiny", "--drafters", "plain,goose", "--budget", "8", "--max-tokens", "12"]
     arguments += ["--ignore-eos", "--tasks", "code,math", "--limit", "3", "--out", str(folder)]
@@ -90,7 +90,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, draftwood_command: Co
     assert (folder / "report.html").exists()
 
 
-def test_a_job_that_was_cut_off_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_job_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spy = Spy(monkeypatch)
     data = conversations(tmp_path / "data", ("first", "second"))
     settings: dict[str, Any] = {"data": data, "tasks": ("talk",), "drafters": ("plain", "pld"), "temperature": 1.0}
@@ -107,7 +107,7 @@ def test_a_job_that_was_cut_off_counts_for_nothing(tmp_path: Path, monkeypatch: 
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_not_continued_with_other_settings(tmp_path: Path) -> None:
+def test_run_is_not_resumed_with_other_settings(tmp_path: Path) -> None:
     bench(tmp_path / "a", limit=1, tasks=("code",))
     with pytest.raises(DraftwoodError, match="max_tokens"):
         bench(tmp_path / "a", limit=1, tasks=("code",), max_tokens=13)
@@ -117,7 +117,7 @@ def test_a_run_is_not_continued_with_other_settings(tmp_path: Path) -> None:
         bench(tmp_path / "b")
 
 
-def test_a_run_is_not_continued_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_not_resumed_on_another_machine_or_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"tasks": ("code",), "limit": 1}
     bench(tmp_path / "a", **settings)
     more = {**list_versions(), "new": "1"}
@@ -133,7 +133,7 @@ def test_a_run_is_not_continued_elsewhere(tmp_path: Path, monkeypatch: pytest.Mo
         bench(tmp_path / "a", **settings)
 
 
-def test_a_kill_before_the_first_file_leaves_a_folder_to_begin_in(tmp_path: Path) -> None:
+def test_folder_is_usable_after_kill_before_first_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".run.json.partial-0123").write_text("{")
     assert bench(tmp_path / "a", tasks=("code",), limit=1).records

@@ -18,7 +18,7 @@ from tests.tools.bench import BASE, Spy, bench, conversations
 # --- what is asked and written down -----------------------------------------------------------------------------------
 
 
-def test_every_method_answers_every_turn_of_every_prompt(tmp_path: Path) -> None:
+def test_every_method_runs_every_turn_of_every_prompt(tmp_path: Path) -> None:
     run = bench(tmp_path / "a")
     counts = Counter((record.method, record.task) for record in run.records)
     assert counts == {(m, t): n for m in BASE["drafters"] for t, n in (("code", 2), ("chat", 4))}
@@ -29,14 +29,14 @@ def test_every_method_answers_every_turn_of_every_prompt(tmp_path: Path) -> None
     assert run.manifest.finished is not None
 
 
-def test_greedy_outputs_are_judged_whoever_came_first(tmp_path: Path) -> None:
+def test_greedy_outputs_are_compared_in_any_method_order(tmp_path: Path) -> None:
     run = bench(tmp_path / "a", dtype="float32")
     verdicts = {record.method: record.lossless and record.lossless.verdict for record in run.records}
     assert verdicts == {"plain": None, "pld": "identical", "goose": "identical"}
     assert all(record.lossless is not None for record in run.records if record.method != "plain")
 
 
-def test_the_second_turn_is_asked_with_the_first_answer(tmp_path: Path) -> None:
+def test_second_turn_contains_the_first_answer(tmp_path: Path) -> None:
     run = bench(tmp_path / "a", drafters=("plain",), tasks=("chat",), limit=1)
     (task,) = load_tasks(["chat"], None, 1)
     prompt = task.prompts[0]
@@ -54,7 +54,7 @@ def test_the_second_turn_is_asked_with_the_first_answer(tmp_path: Path) -> None:
     assert second.prompt_tokens == len(prompt_ids(llm.tokenizer, messages))
 
 
-def test_a_batch_gives_the_same_tokens_and_one_speed(tmp_path: Path) -> None:
+def test_batch_has_same_tokens_and_a_common_speed(tmp_path: Path) -> None:
     alone = bench(tmp_path / "a", tasks=("code",), dtype="float32")
     together = bench(tmp_path / "b", tasks=("code",), dtype="float32", batch=2)
     tokens = {record.key: record.token_ids for record in alone.records}
@@ -74,14 +74,14 @@ def test_trajectories_are_samples_of_one_prompt(tmp_path: Path) -> None:
     assert all(record.lossless is None for record in run.records)
 
 
-def test_repeats_have_seeds_of_their_own(tmp_path: Path) -> None:
+def test_repeats_have_different_seeds(tmp_path: Path) -> None:
     run = bench(tmp_path / "a", drafters=("plain",), temperature=1.0, repeats=2, tasks=("code",), limit=1)
     first, second = run.records
     assert (first.repeat, second.repeat) == (0, 1)
     assert first.token_ids != second.token_ids
 
 
-def test_the_manifest_says_what_ran(tmp_path: Path) -> None:
+def test_manifest_describes_the_run(tmp_path: Path) -> None:
     bench(tmp_path / "a", limit=1, tasks=("code",))
     content = json.loads((tmp_path / "a" / "run.json").read_text())
     assert content["model"]["name"] == "tiny"
@@ -94,7 +94,7 @@ def test_the_manifest_says_what_ran(tmp_path: Path) -> None:
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
-def test_warming_up_teaches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_does_not_fill_memories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = DrafterEngine.generate
     known: list[object] = []
 
@@ -129,7 +129,7 @@ def test_no_seed_is_used_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [params.seed for params in spy.params] == [0, 3]
 
 
-def test_a_memory_file_is_kept(tmp_path: Path) -> None:
+def test_memory_file_is_saved(tmp_path: Path) -> None:
     file = tmp_path / "tables.memory"
     bench(tmp_path / "a", drafters=("plain", "recycling"), memory=str(file), tasks=("code",), limit=1)
     assert file.exists()

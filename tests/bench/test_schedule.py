@@ -18,7 +18,7 @@ from draftwood.errors import OptionError
 # --- the order of jobs ------------------------------------------------------------------------------------------------
 
 
-def test_methods_take_turns_and_nobody_always_begins() -> None:
+def test_methods_rotate() -> None:
     tasks = load_tasks(["code", "math"], None, 3)
     methods = parse_methods(["plain", "pld", "goose"], "prompt", [8])
     jobs = schedule(tasks, methods, 1, 2)
@@ -33,7 +33,7 @@ def test_methods_take_turns_and_nobody_always_begins() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])
-def test_everybody_follows_everybody_equally_often(count: int) -> None:
+def test_every_method_follows_every_other_equally_often(count: int) -> None:
     rounds = [method_order(number, count) for number in range(2 * count)]
     assert all(sorted(places) == list(range(count)) for places in rounds)
     follows = Counter(pair for places in rounds for pair in pairwise(places))
@@ -41,7 +41,7 @@ def test_everybody_follows_everybody_equally_often(count: int) -> None:
     assert set(Counter(places[0] for places in rounds).values()) == {2}
 
 
-def test_batches_hold_all_prompts_once() -> None:
+def test_batches_contain_every_prompt_once() -> None:
     tasks = load_tasks(["code"], None, 5)
     methods = parse_methods(["plain"], "prompt", [8])
     jobs = schedule(tasks, methods, 2, 1)
@@ -52,7 +52,7 @@ def test_batches_hold_all_prompts_once() -> None:
 # --- methods and settings ---------------------------------------------------------------------------------------------
 
 
-def test_methods_are_read_as_they_are_typed() -> None:
+def test_methods_are_parsed() -> None:
     typed = "plain,goose:bypass=copied,extension=levels,pld:budget=4,sam+recycling"
     assert split_methods(typed) == ["plain", "goose:bypass=copied,extension=levels", "pld:budget=4", "sam+recycling"]
     methods = parse_methods(split_methods(typed), "prompt", [8, 16])
@@ -86,12 +86,12 @@ def test_methods_are_read_as_they_are_typed() -> None:
         {"temperature": -1.0},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         BenchSettings(**wrong)
 
 
-def test_memories_that_falsify_are_refused(tmp_path: Path) -> None:
+def test_memories_that_distort_results_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "tables.memory"
     check_memories(parse_methods(["plain", "goose:memory=process"], "request", [8]), 1)
     check_memories(parse_methods(["plain", "goose", "recycling"], "prompt", [8]), 2)

@@ -20,7 +20,7 @@ from tests.tools.task import ONE, TWO, lines, put
 # The package's own
 
 
-def test_the_package_has_prompts_of_its_own() -> None:
+def test_package_contains_prompts() -> None:
     tasks = load_tasks((), None, None)
     assert [task.name for task in tasks] == ["chat", "code", "edit", "math", "summary"]
     for task in tasks:
@@ -32,7 +32,7 @@ def test_the_package_has_prompts_of_its_own() -> None:
     assert len(set(texts)) == len(texts) == 48
 
 
-def test_summaries_are_asked_of_paragraphs() -> None:
+def test_summary_prompts_contain_paragraphs() -> None:
     (task,) = load_tasks(["summary"], None, None)
     for prompt in task.prompts:
         instruction, paragraph = prompt.turns[0].split("\n\n")
@@ -54,7 +54,7 @@ def test_code_in_our_prompts_is_python() -> None:
 # Folders and files
 
 
-def test_a_folder_in_our_own_format(tmp_path: Path) -> None:
+def test_folder_in_native_format(tmp_path: Path) -> None:
     put(tmp_path / "b.jsonl", lines([TWO]))
     put(tmp_path / "a.jsonl", lines([ONE]) + "\n  \n" + lines([TWO]))
     seen: list[tuple[str, int, int]] = []
@@ -69,13 +69,13 @@ def test_a_folder_in_our_own_format(tmp_path: Path) -> None:
     assert seen[-1] == ("reading prompts", 2, 2)
 
 
-def test_tasks_come_in_the_order_they_are_named_in(tmp_path: Path) -> None:
+def test_tasks_keep_the_requested_order(tmp_path: Path) -> None:
     for name in "abc":
         put(tmp_path / f"{name}.jsonl", lines([ONE]))
     assert [task.name for task in load_tasks(["c", "a", "c"], str(tmp_path), None)] == ["c", "a"]
 
 
-def test_the_limit_takes_the_first_of_each_task(tmp_path: Path) -> None:
+def test_limit_takes_first_prompts_of_each_task(tmp_path: Path) -> None:
     put(tmp_path / "a.jsonl", lines([ONE, TWO]))
     (task,) = load_tasks((), str(tmp_path), 1)
     assert [prompt.id for prompt in task.prompts] == ["a/1"]
@@ -84,7 +84,7 @@ def test_the_limit_takes_the_first_of_each_task(tmp_path: Path) -> None:
         load_tasks((), str(tmp_path), 0)
 
 
-def test_the_checksum_is_over_what_is_asked(tmp_path: Path) -> None:
+def test_checksum_covers_ids_and_turns(tmp_path: Path) -> None:
     put(tmp_path / "x" / "a.jsonl", lines([ONE, TWO]))
     put(tmp_path / "y" / "a.json", json.dumps([ONE | {"category": "other", "reference": "2"}, TWO], indent=2))
     put(tmp_path / "z" / "a.jsonl", lines([TWO, ONE]))
@@ -115,7 +115,7 @@ def test_every_kind_of_file_gives_the_same_prompts(name: str, tmp_path: Path) ->
     ],
     ids=["lines", "wrapped", "mark", "crlf"],
 )
-def test_json_is_read_as_it_is_found(content: str, tmp_path: Path) -> None:
+def test_json_variants_are_read(content: str, tmp_path: Path) -> None:
     path = put(tmp_path / "a.json", content)
     assert [prompt.id for prompt in load_tasks((), str(path), None)[0].prompts] == ["a/1", "a/2"]
 
@@ -175,7 +175,7 @@ def test_parquet_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("My Own.jsonl", "My Own"),
     ],
 )
-def test_originals_are_found_where_they_lie(path: str, task: str, tmp_path: Path) -> None:
+def test_original_files_are_found(path: str, task: str, tmp_path: Path) -> None:
     file = put(tmp_path / path, lines([ONE]))
     assert find_files(tmp_path) == {task: file}
 
@@ -183,13 +183,13 @@ def test_originals_are_found_where_they_lie(path: str, task: str, tmp_path: Path
 @pytest.mark.parametrize(
     "path", ["gsm8k/train.jsonl", "mt_bench/reference_answer/gpt-4.jsonl", ".hidden/a.jsonl", "train.jsonl", "a.txt"]
 )
-def test_what_is_no_prompt_file_is_left_out(path: str, tmp_path: Path) -> None:
+def test_other_files_are_skipped(path: str, tmp_path: Path) -> None:
     put(tmp_path / path, lines([ONE]))
     with pytest.raises(PromptError, match="no prompt files"):
         load_tasks((), str(tmp_path), None)
 
 
-def test_a_folder_or_file_that_is_one_task(tmp_path: Path) -> None:
+def test_folder_or_file_as_single_task(tmp_path: Path) -> None:
     file = put(tmp_path / "mt_bench" / "question.jsonl", lines([ONE]))
     put(tmp_path / "mine" / "test.jsonl", lines([ONE]))
     assert [task.name for task in load_tasks((), str(file.parent), None)] == ["mt_bench"]
@@ -198,7 +198,7 @@ def test_a_folder_or_file_that_is_one_task(tmp_path: Path) -> None:
     assert [task.name for task in load_tasks((), str(put(tmp_path / "own.jsonl", lines([ONE]))), None)] == ["own"]
 
 
-def test_of_several_files_for_a_task_the_nearest_is_taken(tmp_path: Path) -> None:
+def test_nearest_of_several_task_files_is_used(tmp_path: Path) -> None:
     deep = put(tmp_path / "eagle" / "data" / "humaneval" / "question.jsonl", lines([ONE]))
     assert find_files(tmp_path) == {"humaneval": deep}
     packed = put(tmp_path / "HumanEval.jsonl.gz", lines([ONE]))
@@ -208,7 +208,7 @@ def test_of_several_files_for_a_task_the_nearest_is_taken(tmp_path: Path) -> Non
     assert find_files(tmp_path) == {"humaneval": plain}
 
 
-def test_no_name_stands_for_two_tasks() -> None:
+def test_original_names_are_unique_to_a_task() -> None:
     names = [name for names in ORIGINALS.values() for name in names]
     assert len(set(names)) == len(names)
     assert all(task in names for task, names in ORIGINALS.items())
@@ -225,7 +225,7 @@ def test_stems(name: str, stem: str) -> None:
 # What is wrong
 
 
-def test_an_unknown_task_is_answered_with_those_there_are(tmp_path: Path) -> None:
+def test_unknown_task_error_lists_available_tasks(tmp_path: Path) -> None:
     with pytest.raises(
         OptionError, match=r"got: maths\n  allowed: chat, code, edit, math, summary\n  Did you mean 'math'\?"
     ):
@@ -239,7 +239,7 @@ def test_an_unknown_task_is_answered_with_those_there_are(tmp_path: Path) -> Non
         load_tasks(["chat"], str(tmp_path / "humaneval.jsonl"), None)
 
 
-def test_places_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_paths_are_reported(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"No prompts found\n  got: .*nowhere"):
         load_tasks((), str(tmp_path / "nowhere"), None)
     with pytest.raises(PromptError, match="no prompt files"):
@@ -270,13 +270,13 @@ def test_places_that_are_not_there(tmp_path: Path) -> None:
         ("a.jsonl", "\n \n", r"The task a has no prompts"),
     ],
 )
-def test_broken_files_are_named_with_the_place(name: str, content: str, message: str, tmp_path: Path) -> None:
+def test_invalid_files_are_reported_with_line(name: str, content: str, message: str, tmp_path: Path) -> None:
     put(tmp_path / name, content)
     with pytest.raises(PromptError, match=message):
         load_tasks((), str(tmp_path), None)
 
 
-def test_files_that_are_no_text(tmp_path: Path) -> None:
+def test_rejects_non_text_files(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe{}")
     with pytest.raises(PromptError, match=r"a\.jsonl is not valid UTF-8"):
         load_tasks((), str(tmp_path), None)

@@ -56,7 +56,7 @@ def test_two_heads_of_two_runs() -> None:
     )
 
 
-def test_a_pair_has_the_figures_of_one_method_that_changed() -> None:
+def test_pair_has_same_figures_as_one_changed_method() -> None:
     """A pair is what the same records are under one label."""
     before, after = two_runs()
     renamed = [
@@ -83,14 +83,14 @@ def test_methods_of_one_run() -> None:
     assert {found.note for found in changes} == {""}
 
 
-def test_methods_of_one_run_without_plain_had_the_same_hour() -> None:
+def test_methods_of_one_run_are_comparable_without_plain() -> None:
     one = run(measured({"goose": 0.1, "pld": 0.2}), methods=[])
     changes = diff_runs(one, one, [MethodPair("pld", "goose")])
     assert {found.metric for found in changes} == {"tokens_per_second", "tau", "first_token_ms"}
     assert {found.note for found in changes} == {""}
 
 
-def test_a_pair_of_one_label_is_that_label() -> None:
+def test_pair_of_equal_labels_equals_single_label() -> None:
     before, after = two_runs()
     same = [MethodPair("plain", "plain")]
     expected = [found for found in diff_runs(before, after) if found.method == "plain" and found.metric != "present"]
@@ -98,7 +98,7 @@ def test_a_pair_of_one_label_is_that_label() -> None:
     assert len(expected) == 3 * 3
 
 
-def test_only_prompts_that_both_methods_have_count() -> None:
+def test_only_common_prompts_count() -> None:
     """Of ten prompts the one method failed on two and the other never had three; both are far off there."""
     odd = {"0": 1, "1": 1, "7": 4, "8": 4, "9": 4}  # passes
     old = [record("pld", "a", str(i), 20, 2.0, stats={"cycles": odd.get(str(i), 10)}) for i in range(10)]
@@ -116,7 +116,7 @@ def test_only_prompts_that_both_methods_have_count() -> None:
 # --- what else is said ------------------------------------------------------------------------------------------------
 
 
-def test_what_makes_two_runs_different_is_said_of_a_pair() -> None:
+def test_run_differences_are_noted_for_pairs() -> None:
     changes = diff_runs(*two_runs(plain=0.3, after=0.15, settings={"max_tokens": 64}), [HEADS])
     assert change(changes, "*", ALL_TASKS, "settings").note == "max_tokens 128 -> 64"
     assert change(changes, HEADS.label, "a", "tokens_per_second").note.startswith(
@@ -127,7 +127,7 @@ def test_what_makes_two_runs_different_is_said_of_a_pair() -> None:
     assert change(other, HEADS.label, "a", "tokens_per_second").note == "machine may differ"
 
 
-def test_another_budget_is_said_and_another_head_is_not() -> None:
+def test_different_budget_is_noted_but_not_different_head() -> None:
     methods = [PLAIN, eagle(TALF, budget=16, memory="request")]
     found = change(diff_runs(*two_runs(methods=methods), [HEADS]), HEADS.label, "a", "tau")
     assert found.note == "options of the method differ: budget 60 -> 16, memory prompt -> request"
@@ -135,7 +135,7 @@ def test_another_budget_is_said_and_another_head_is_not() -> None:
     assert plain.note == ""  # plain decoding has neither
 
 
-def test_a_method_that_fails_and_tasks_that_one_of_a_pair_lacks() -> None:
+def test_failing_method_and_missing_tasks_of_a_pair() -> None:
     one = one_run()
     records = [replace(r, error="no memory") if (r.method, r.task) == (TALF, "b") else r for r in one.records]
     broken = one._replace(records=records)
@@ -165,7 +165,7 @@ def test_a_label_may_be_short(text: str, label: str) -> None:
     assert find_pairs(one, one, [(text, HASS), ("hass", text)]) == [(label, HASS), (HASS, label)]
 
 
-def test_labels_are_those_of_their_own_run() -> None:
+def test_labels_are_resolved_in_their_own_run() -> None:
     before, after = two_runs()
     assert find_pairs(before, after, [("eagle2", "eagle2")]) == [HEADS]
     with pytest.raises(OptionError) as caught:
@@ -182,13 +182,13 @@ def test_labels_are_those_of_their_own_run() -> None:
 @pytest.mark.parametrize(
     ("text", "labels"), [("eagle", [HASS, TALF]), ("budget=60", [HASS, TALF]), ("pl", ["plain", "pld"])]
 )
-def test_a_text_that_several_labels_have_is_refused_with_them(text: str, labels: list[str]) -> None:
+def test_ambiguous_label_error_lists_candidates(text: str, labels: list[str]) -> None:
     with pytest.raises(OptionError, match="Several methods match in the second run") as caught:
         find_pairs(one_run(), one_run(), [("plain", text)])
     assert caught.value.allowed == [repr(label) for label in labels]
 
 
-def test_an_empty_text_means_no_method() -> None:
+def test_empty_label_matches_no_method() -> None:
     one = run([record("pld", "a", "1", 1, 1.0)], methods=[])
     with pytest.raises(OptionError, match="No method"):
         find_pairs(one, one, [("", "pld")])

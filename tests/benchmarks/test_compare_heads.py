@@ -73,7 +73,7 @@ def planned(scripts: dict[str, ModuleType], argv: list[str], capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("comparison", ["talf", "gto"])
-def test_planned_commands_are_commands(
+def test_planned_commands_parse(
     scripts: dict[str, ModuleType], comparison: str, folders: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages = planned(scripts, [comparison, *folders], capsys)
@@ -89,7 +89,7 @@ def test_planned_commands_are_commands(
     assert len({tuple(command) for command in stages["ranks"]}) == heads
 
 
-def test_runs_are_as_long_as_each_other(
+def test_runs_have_equal_length(
     scripts: dict[str, ModuleType], folders: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lengths(*argv: str) -> list[str]:
@@ -107,7 +107,7 @@ def test_runs_are_as_long_as_each_other(
     assert lengths("gto", "--steps", "7") == ["optim.steps=7"] * 2  # a third would be the first once more
 
 
-def test_as_many_steps_are_those_that_the_other_run_had(
+def test_number_of_steps_is_read_from_the_other_run(
     scripts: dict[str, ModuleType], folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "out" / "gto" / "runs" / "gto"
@@ -157,7 +157,7 @@ def test_a_given_head_is_not_trained(
         (["--stages", "table"], ["No figures"]),
     ],
 )
-def test_what_would_fail_later_is_refused_at_once(
+def test_errors_are_reported_before_the_first_step(
     scripts: dict[str, ModuleType],
     folders: list[str],
     changes: list[str],
@@ -179,7 +179,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_is_finished_is_not_done_again(
+def test_finished_steps_are_not_repeated(
     scripts: dict[str, ModuleType], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = scripts["compare_steps"]
@@ -196,7 +196,7 @@ def test_what_is_finished_is_not_done_again(
         steps.run_steps([wanted[0]._replace(words=("say", "something else"))], here / "logs", 1)
 
 
-def test_a_failure_lets_no_other_step_begin(scripts: dict[str, ModuleType], here: Path) -> None:
+def test_failure_stops_further_steps(scripts: dict[str, ModuleType], here: Path) -> None:
     steps = scripts["compare_steps"]
     wanted = [steps.Step("bad", ("fail",), here / "x"), steps.Step("next", ("say",), here / "y", prints_result=True)]
     with pytest.raises(DraftwoodError, match=r"(?s)bad failed.*about to fail.*bad\.log"):
@@ -227,7 +227,7 @@ def test_an_interruption_stops_the_processes(
     assert "stopping 1 process" in capsys.readouterr().err
 
 
-def test_it_says_how_to_go_on(
+def test_resume_command_is_printed(
     scripts: dict[str, ModuleType],
     folders: list[str],
     monkeypatch: pytest.MonkeyPatch,

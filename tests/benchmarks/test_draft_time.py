@@ -20,7 +20,7 @@ def draft_time() -> ModuleType:
     return load_script("draft_time")
 
 
-def test_every_growth_has_its_row(draft_time: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_growth_has_a_row(draft_time: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "draft.json"
     assert draft_time.main([*QUICK, "--out", str(out)]) == 0
     content = json.loads(out.read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def test_every_growth_has_its_row(draft_time: ModuleType, tmp_path: Path, capsys
     assert {line.count("|") for line in table} == {12}
 
 
-def test_the_head_is_as_sure_as_a_trained_one(draft_time: ModuleType) -> None:
+def test_random_head_has_confidence_of_a_trained_one(draft_time: ModuleType) -> None:
     target = draft_time.random_target("tiny", torch.float32, torch.device("cpu"), 64)
     head = draft_time.new_head(target)
     assert 0.6 < draft_time.make_sure(head, target) < 0.8
@@ -55,7 +55,7 @@ def test_the_head_is_as_sure_as_a_trained_one(draft_time: ModuleType) -> None:
         ([*QUICK, "--device", "toaster"], ["device"]),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_refused(
     draft_time: ModuleType, argv: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert draft_time.main(argv) == 2

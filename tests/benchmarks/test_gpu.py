@@ -30,9 +30,7 @@ def prompts(tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_every_part_has_its_rows(
-    gpu: ModuleType, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_part_has_rows(gpu: ModuleType, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "gpu.json"
     assert gpu.main([*QUICK, *RUN, "--data", prompts, "--out", str(out)]) == 0
     content = json.loads(out.read_text(encoding="utf-8"))
@@ -64,14 +62,14 @@ def test_every_part_has_its_rows(
     assert content["prompts"]["own"]["number"] == 2
 
 
-def test_parts_run_by_themselves(gpu: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parts_run_alone(gpu: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu.main([*QUICK, "--parts", "forward"]) == 0
     out = capsys.readouterr().out
     assert out.count("| forward |") == 2
     assert "| context |" not in out
 
 
-def test_weights_of_the_floor_are_those_of_the_models(gpu: ModuleType) -> None:
+def test_shapes_have_parameter_counts_of_the_models(gpu: ModuleType) -> None:
     """Shapes are right if they have as many parameters as the models they stand for."""
     expected = {"135M": 134_515_008, "1.5B": 1_543_714_304, "8B": 8_030_261_248}
     for name, number in expected.items():
@@ -91,7 +89,7 @@ def test_weights_of_the_floor_are_those_of_the_models(gpu: ModuleType) -> None:
         ([*QUICK, *RUN, "--data", "no-such-folder"], ["no-such-folder"]),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_refused(
     gpu: ModuleType, argv: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert gpu.main(argv) == 2

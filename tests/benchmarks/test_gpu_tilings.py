@@ -38,7 +38,7 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 @pytest.mark.parametrize("rows", [1, 24, 64])
 @pytest.mark.parametrize("shape", ["135M", "1.5B", "8B"])
-def test_cuts_come_out_even_and_fit(script: ModuleType, shape: str, rows: int, gpu: Gpu) -> None:
+def test_tilings_divide_evenly_and_fit_shared_memory(script: ModuleType, shape: str, rows: int, gpu: Gpu) -> None:
     padded = script.padded(rows)
     assert padded in (16, 32, 64)
     for name, dims in script.layer_products(script.SHAPES[shape]).items():
@@ -55,7 +55,7 @@ def test_cuts_come_out_even_and_fit(script: ModuleType, shape: str, rows: int, g
 
 
 @interpreter_aside
-def test_every_cut_but_the_usual_is_tried_once(script: ModuleType) -> None:
+def test_every_tiling_except_the_default_is_tried_once(script: ModuleType) -> None:
     gpu = GPUS["H200"]
     parts = ("qkv", "o", "gate_up", "down", "attention")
     found = script.trials("1.5B", 64, gpu, parts)
@@ -70,7 +70,7 @@ def test_every_cut_but_the_usual_is_tried_once(script: ModuleType) -> None:
 
 
 @interpreter_aside
-def test_a_cut_holds_for_its_product_and_for_a_while(script: ModuleType) -> None:
+def test_tiling_override_is_limited_to_product_and_context(script: ModuleType) -> None:
     gpu, usual = GPUS["H200"], products.choose_tiling
     mine = Tiling(32, 64, 2, 4, 3)
     with script.cut({"o": mine}, script.SHAPES["1.5B"]):
@@ -80,7 +80,7 @@ def test_a_cut_holds_for_its_product_and_for_a_while(script: ModuleType) -> None
 
 
 @interpreter_aside
-def test_the_best_of_each_product_come_first(script: ModuleType) -> None:
+def test_best_tilings_of_each_product_come_first(script: ModuleType) -> None:
     now = {"o": Tiling(64, 64, 1, 4, 4), "down": Tiling(64, 128, 2, 4, 4)}
     ratios = {"o": (1.02, 0.97, 1.5), "down": (0.99,)}
     found = [script.Found(name, now[name], 2.0, 2.0 * ratio) for name, each in ratios.items() for ratio in each]
@@ -95,7 +95,7 @@ def test_the_best_of_each_product_come_first(script: ModuleType) -> None:
 @interpreter_aside
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 @pytest.mark.parametrize("shape", ["135M", "1.5B", "8B"])
-def test_cuts_of_attention_fit(script: ModuleType, shape: str, gpu: Gpu) -> None:
+def test_attention_tilings_fit(script: ModuleType, shape: str, gpu: Gpu) -> None:
     config = script.SHAPES[shape]
     for rows in (1, 24, 64):
         found = script.attention_candidates(config, rows, gpu)
@@ -118,7 +118,7 @@ def test_cuts_of_attention_fit(script: ModuleType, shape: str, gpu: Gpu) -> None
         ([], ["There is no GPU here"]),
     ],
 )
-def test_what_cannot_run_is_refused(
+def test_unsupported_setups_are_refused(
     script: ModuleType,
     argv: list[str],
     told: list[str],
@@ -132,7 +132,7 @@ def test_what_cannot_run_is_refused(
 
 
 @runs_kernels
-def test_a_pass_says_the_same_however_it_is_cut(script: ModuleType) -> None:
+def test_output_does_not_depend_on_tiling(script: ModuleType) -> None:
     config = replace(script.SHAPES["tiny"], vocab_size=130, num_layers=1)  # the interpreter is slow
     passes = script.Passes(config, 3, DEVICE, context=5)
     usual, other = (

@@ -17,13 +17,13 @@ def script() -> ModuleType:
     return load_script("gto_gradients")
 
 
-def test_what_gradients_have_in_common(script: ModuleType) -> None:
+def test_similarity_of_gradients(script: ModuleType) -> None:
     shared, own = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.eye(4)[1:]
     length, cosine, deviation = script.summary([shared + one for one in own])
     assert (length, cosine, deviation) == pytest.approx((2.0**0.5, 0.5, 0.0))
 
 
-def test_both_terms_have_their_row(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_terms_have_a_row(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(configuration(tmp_path / "start"))
     wanted = [
         f"head.start={tmp_path / 'start' / 'head'}", "model.name=tiny", f"data.folder={data_folder()}",
@@ -36,14 +36,14 @@ def test_both_terms_have_their_row(script: ModuleType, tmp_path: Path, capsys: p
     assert all(float(row[2]) > 0.0 for row in rows)
 
 
-def test_mistakes_are_told(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_reported(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--batches", "2"]) == 2
     assert "--batches" in capsys.readouterr().err
     assert script.main(["data.folder=there", "method.nothing=1"]) == 2
     assert "nothing" in capsys.readouterr().err
 
 
-def test_an_interruption_is_no_error_of_the_program(
+def test_interrupt_is_not_an_internal_error(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:

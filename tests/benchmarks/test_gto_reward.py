@@ -38,7 +38,7 @@ def settings(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_figures_are_those_of_training(
+def test_figures_match_training(
     script: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     head, out = str(folder / "other" / "head"), tmp_path / "reward.json"
@@ -63,7 +63,7 @@ def test_figures_are_those_of_training(
         assert reference[figure]["mean"] == pytest.approx(float(parts[name]), abs=1e-4)
 
 
-def test_gains_are_of_trees_and_intervals_of_texts(script: ModuleType) -> None:
+def test_gains_are_per_tree_and_intervals_per_text(script: ModuleType) -> None:
     figures = np.zeros((2, 6, 4))
     figures[1] = [[1.0, 2.0, -1.0, 0.0]] * 4 + [[3.0, 4.0, -3.0, 0.0]] * 2
     found = script.Measured(figures, np.array([0, 0, 1, 1, 2, 2]))
@@ -79,7 +79,7 @@ def test_gains_are_of_trees_and_intervals_of_texts(script: ModuleType) -> None:
     assert np.isnan(along["accepted"])
 
 
-def test_mistakes_are_told(script: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_reported(script: ModuleType, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(configuration(folder / "eagle", method="eagle"))
     wanted = settings(folder)
     for argv, told in (

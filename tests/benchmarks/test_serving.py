@@ -12,7 +12,7 @@ from tests.tools.script import load_script
 pytest.importorskip("uvicorn")
 
 
-def test_both_ways_give_the_same_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_and_library_give_same_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "serving.json"
     quick = ["--model", "tiny", "--budget", "8", "--limit", "5", "--max-tokens", "6", "--rounds", "1"]
     assert load_script("serving").main([*quick, "--clients", "1,3", "--out", str(out)]) == 0
@@ -25,7 +25,7 @@ def test_both_ways_give_the_same_texts(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("argv", [["--clients", "0"], ["--rounds", "0"], ["--data", "nowhere.jsonl"]])
-def test_what_makes_no_sense_is_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert load_script("serving").main(argv) == 2
     assert "error:" in capsys.readouterr().err
 

@@ -35,7 +35,7 @@ def test_a_bench_writes_its_report_and_shows_the_main_figures(draftwood_command:
     assert str(tmp_path / "a" / "report.html") in result.err
 
 
-def test_figures_for_programs(draftwood_command: Command, tmp_path: Path) -> None:
+def test_figures_as_json(draftwood_command: Command, tmp_path: Path) -> None:
     result = draftwood_command(*BENCH, "--drafters", "plain,goose", "--out", str(tmp_path / "a"), "--json")
     (summary,) = json.loads(result.out)["summaries"]
     assert set(summary["cells"]) == {"plain", "goose"}
@@ -85,7 +85,7 @@ def test_methods_of_different_labels_are_compared(draftwood_command: Command, tm
         (("pld",), ("--pair: expected 2 arguments",)),
     ],
 )
-def test_pairs_that_are_none(
+def test_invalid_pairs_are_refused(
     draftwood_command: Command, tmp_path: Path, pair: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     a = str(tmp_path / "a")
@@ -108,7 +108,7 @@ def test_several_budgets_make_a_curve(draftwood_command: Command, tmp_path: Path
     assert "udget" in (tmp_path / "a" / "report.md").read_text()
 
 
-def test_a_recipe_runs_with_what_is_typed(draftwood_command: Command, tmp_path: Path) -> None:
+def test_recipe_runs_with_command_line_options(draftwood_command: Command, tmp_path: Path) -> None:
     recipe = tmp_path / "own.toml"
     recipe.write_text(
         'title = "t"\npaper = "GOOSE"\nitem = "Table 9"\nwhat = "w"\n'
@@ -141,7 +141,7 @@ def test_a_recipe_runs_with_what_is_typed(draftwood_command: Command, tmp_path: 
         (("--budget", "0"), "budget"),
     ],
 )
-def test_slips_are_explained_before_a_model_loads(
+def test_invalid_options_are_refused_before_model_loads(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: tuple[str, ...], word: str
 ) -> None:
     monkeypatch.setattr("draftwood.bench.run.runner.load_target", lambda *_, **__: pytest.fail("a model was loaded"))
@@ -151,14 +151,14 @@ def test_slips_are_explained_before_a_model_loads(
     assert not (tmp_path / "a").exists()
 
 
-def test_numbers_that_are_none(draftwood_command: Command) -> None:
+def test_invalid_numbers_are_refused(draftwood_command: Command) -> None:
     for line in (("--budget", "many"), ("--trajectories", "1,x")):
         result = draftwood_command("bench", *line)
         assert result.code == 2
         assert f"{line[1]!r} is not a list of" in result.err
 
 
-def test_a_folder_that_is_no_run(draftwood_command: Command, tmp_path: Path) -> None:
+def test_folder_without_run_is_refused(draftwood_command: Command, tmp_path: Path) -> None:
     for line in (("report", str(tmp_path)), ("diff", str(tmp_path), str(tmp_path))):
         result = draftwood_command("bench", *line)
         assert result.code == 2
@@ -168,7 +168,7 @@ def test_a_folder_that_is_no_run(draftwood_command: Command, tmp_path: Path) -> 
 # -- what is told ------------------------------------------------------------------------------------------------------
 
 
-def test_help_has_the_defaults_of_the_settings(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_defaults(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     lines = draftwood_command("bench", "--help").out.splitlines()
     for f in fields(BenchSettings):
@@ -190,7 +190,7 @@ def test_every_command_has_examples(draftwood_command: Command, command: str) ->
     assert f"  draftwood bench {command}" in text.split("examples:", 1)[1]
 
 
-def test_a_recipe_says_what_it_shows_and_what_is_left_to_do(draftwood_command: Command, tmp_path: Path) -> None:
+def test_recipe_description_lists_missing_inputs(draftwood_command: Command, tmp_path: Path) -> None:
     recipe = tmp_path / "own.toml"
     recipe.write_text(
         'title = "Short"\npaper = "GOOSE"\nitem = "Table 9"\nwhat = "Look for this."\nthen = "Divide by two."\n'
@@ -210,7 +210,7 @@ def test_a_recipe_says_what_it_shows_and_what_is_left_to_do(draftwood_command: C
     assert content["runs"][0]["settings"]["limit"] == 1
 
 
-def test_recipes_and_peers_for_programs(draftwood_command: Command) -> None:
+def test_recipes_and_peers_as_json(draftwood_command: Command) -> None:
     recipes = json.loads(draftwood_command("bench", "recipes", "--json").out)["recipes"]
     assert {"name", "paper", "item", "title", "kind", "needs"} == set(recipes[0])
     assert "transformers:lookup" in json.loads(draftwood_command("bench", "peers", "--json").out)["peers"]
@@ -233,7 +233,7 @@ def test_a_later_part_of_a_recipe_is_refused_before_the_first_runs(draftwood_com
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_says_how_to_go_on(
+def test_interrupted_run_prints_how_to_resume(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -268,7 +268,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert "not finished" not in (folder / "report.md").read_text()
 
 
-def test_an_interruption_before_anything_was_measured(
+def test_interrupt_before_first_measurement(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -280,7 +280,7 @@ def test_an_interruption_before_anything_was_measured(
     assert "No results yet" in result.err
 
 
-def test_a_failing_method_and_an_absent_peer_are_told(
+def test_failing_method_and_absent_peer_are_reported(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = DrafterEngine.generate
@@ -305,7 +305,7 @@ def test_a_failing_method_and_an_absent_peer_are_told(
     assert "\nvllm is not installed; get it\nllamacpp is absent: no file\n" in again.err
 
 
-def test_an_absent_peer_is_told_before_the_run(
+def test_absent_peer_is_reported_before_the_run(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*_: object, **__: object) -> None:
@@ -318,18 +318,18 @@ def test_an_absent_peer_is_told_before_the_run(
     assert "bench peers --install vllm" in result.err
 
 
-def test_several_runs_need_a_place_for_their_report(draftwood_command: Command, tmp_path: Path) -> None:
+def test_report_of_several_runs_needs_output_path(draftwood_command: Command, tmp_path: Path) -> None:
     result = draftwood_command("bench", "report", str(tmp_path), str(tmp_path))
     assert result.code == 2
     assert "--out" in result.err
 
 
-def test_parameters_are_for_recipes(draftwood_command: Command) -> None:
+def test_param_option_requires_recipe(draftwood_command: Command) -> None:
     assert "--recipe" in draftwood_command("bench", "--param", "head=x").err
     assert "KEY=VALUE" in draftwood_command("bench", "--recipe", "gto-table7", "--param", "head").err
 
 
-def test_recordings_for_programs(draftwood_command: Command, tmp_path: Path) -> None:
+def test_recordings_as_json(draftwood_command: Command, tmp_path: Path) -> None:
     path = str(tmp_path / "own.recording")
     short = ("--tasks", "code, chat", "--limit", "1", "--max-tokens", "8", "--model", "tiny", "--json")
     told = json.loads(draftwood_command("bench", "record", "--budget", "8", *short, "--out", path).out)

@@ -14,13 +14,13 @@ from draftwood.engine import RequestStats, TokenEvent
 from draftwood.llm import LLM
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import TreeBuilder
-from tests.tools.cli import ESCAPE, SHORT, Command, Terminal, _plain_environment, draftwood_command, type_in  # noqa: F401 - fixtures
+from tests.tools.cli import ESCAPE, SHORT, Command, Terminal, _plain_environment, draftwood_command, set_stdin  # noqa: F401 - fixtures
 
 # -- chat ------------------------------------------------------------------------------------------------------------
 
 
 def test_chat_keeps_the_cache_between_turns(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    type_in(monkeypatch, "abab\n\nand then?\n/stats\n/quit\nnever heard\n")
+    set_stdin(monkeypatch, "abab\n\nand then?\n/stats\n/quit\nnever heard\n")
     result = draftwood_command("chat", *SHORT)
     assert result.code == 0
     assert "0 of " in result.err
@@ -33,7 +33,7 @@ def test_chat_keeps_the_cache_between_turns(draftwood_command: Command, monkeypa
 
 
 def test_chat_commands(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    type_in(monkeypatch, "/stats\n/help\n/what\n/system be brief\n/system\n/reset\n")
+    set_stdin(monkeypatch, "/stats\n/help\n/what\n/system be brief\n/system\n/reset\n")
     result = draftwood_command("chat", *SHORT)
     assert result.out == ""
     lines = result.err.strip().split("\n")
@@ -54,16 +54,14 @@ def test_chat_sends_the_system_message_and_forgets_on_reset(
         return answer(self, messages, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LLM, "stream_chat", listening)
-    type_in(monkeypatch, "one\n/system S\ntwo\n/reset\nthree\n")
+    set_stdin(monkeypatch, "one\n/system S\ntwo\n/reset\nthree\n")
     out = draftwood_command("chat", "--system", "first", *SHORT).out
     assert [len(messages) for messages in heard] == [2, 4, 2]
     assert [messages[0] for messages in heard] == [("system", "first"), ("system", "S"), ("system", "S")]
     assert out.startswith(heard[1][2][1])
 
 
-def test_chat_goes_on_after_a_message_that_does_not_fit(
-    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_continues_after_too_long_message(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["x" * 3000, "short", "/quit"])
     monkeypatch.setattr("builtins.input", lambda _: next(lines))
     monkeypatch.setattr("sys.stdout", Terminal())
@@ -73,10 +71,8 @@ def test_chat_goes_on_after_a_message_that_does_not_fit(
     assert "12 tokens" in result.err
 
 
-def test_a_piped_chat_ends_at_a_message_that_does_not_fit(
-    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    type_in(monkeypatch, "short\n" + "x" * 3000 + "\nshort\n")
+def test_piped_chat_ends_at_too_long_message(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, "short\n" + "x" * 3000 + "\nshort\n")
     result = draftwood_command("chat", *SHORT)
     assert result.code == 2
     assert "draftwood: error: " in result.err
@@ -97,7 +93,7 @@ def test_ctrl_c_stops_one_answer_only(draftwood_command: Command, monkeypatch: p
         yield from events
 
     monkeypatch.setattr(LLM, "stream_chat", interrupted)
-    type_in(monkeypatch, "one\ntwo\n")
+    set_stdin(monkeypatch, "one\ntwo\n")
     result = draftwood_command("chat", *SHORT)
     assert result.code == 0
     assert "stopped" in result.err
@@ -128,7 +124,7 @@ def test_chat_at_a_terminal(draftwood_command: Command, monkeypatch: pytest.Monk
 
 def test_a_model_without_a_template_cannot_chat(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ByteTokenizer, "has_chat", False)
-    type_in(monkeypatch, "hello\n")
+    set_stdin(monkeypatch, "hello\n")
     result = draftwood_command("chat", *SHORT)
     assert (result.code, "no chat template" in result.err) == (2, True)
     raw = draftwood_command("generate", "abab", "--raw", *SHORT).out
@@ -157,7 +153,7 @@ def test_inspect_json(draftwood_command: Command) -> None:
     assert cycle["bonus"] == cycle["emitted"][-1]
 
 
-def test_inspect_past_the_end_says_so(draftwood_command: Command) -> None:
+def test_inspect_reports_cycle_past_the_end(draftwood_command: Command) -> None:
     result = draftwood_command("inspect", "tree", "abab", "--skip", "50", *SHORT)
     assert "ended within the first 50 cycles" in result.err
     assert draftwood_command("inspect", "tree", "abab", "--cycles", "0", *SHORT).code == 2

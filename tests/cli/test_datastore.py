@@ -62,7 +62,7 @@ def test_build_from_a_folder(draftwood_command: Command, corpus: Path, tmp_path:
     assert [entry.name for entry in tmp_path.iterdir() if entry.name != "corpus"] == [output.name]
 
 
-def test_build_says_the_same_in_json(draftwood_command: Command, corpus: Path, tmp_path: Path) -> None:
+def test_build_as_json(draftwood_command: Command, corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "store"
     content = json.loads(build(draftwood_command, output, corpus, "--json").out)
     assert content == json.loads(draftwood_command("datastore", "show", str(output), "--json").out)
@@ -77,7 +77,7 @@ def test_build_says_the_same_in_json(draftwood_command: Command, corpus: Path, t
     }
 
 
-def test_show_states_what_is_inside(draftwood_command: Command, corpus: Path, tmp_path: Path) -> None:
+def test_show_describes_the_datastore(draftwood_command: Command, corpus: Path, tmp_path: Path) -> None:
     build(draftwood_command, tmp_path / "store", corpus / "a.md", corpus / "b.txt")
     result = draftwood_command("datastore", "show", str(tmp_path / "store"))
     assert result.code == 0
@@ -91,7 +91,7 @@ def test_show_states_what_is_inside(draftwood_command: Command, corpus: Path, tm
     }
 
 
-def test_the_field_of_json_lines(draftwood_command: Command, tmp_path: Path) -> None:
+def test_json_field_option(draftwood_command: Command, tmp_path: Path) -> None:
     path = lines(tmp_path / "x.jsonl", {"text": "no", "answer": "yes"}, {"answer": ["one", "two"]})
     assert build(draftwood_command, tmp_path / "store", path, "--field", "answer").code == 0
     assert texts_of(Datastore.open(tmp_path / "store")) == ["yes", "one\n\ntwo"]
@@ -109,7 +109,7 @@ def test_an_existing_output_needs_force(draftwood_command: Command, corpus: Path
     assert Datastore.open(output).info.num_documents == 5
 
 
-def test_the_output_is_never_one_of_the_texts(draftwood_command: Command, corpus: Path) -> None:
+def test_output_that_is_also_an_input_is_refused(draftwood_command: Command, corpus: Path) -> None:
     result = build(draftwood_command, corpus / "b.txt", corpus, "--force")
     assert result.code == 2
     assert "also an input" in result.err
@@ -117,13 +117,13 @@ def test_the_output_is_never_one_of_the_texts(draftwood_command: Command, corpus
 
 
 @pytest.mark.parametrize("name", ["corpus", "nowhere/store"])
-def test_an_output_that_cannot_be_is_refused(name: str, draftwood_command: Command, corpus: Path) -> None:
+def test_invalid_output_is_refused(name: str, draftwood_command: Command, corpus: Path) -> None:
     result = build(draftwood_command, corpus.parent / name, corpus)
     assert result.code == 2
     assert "must be a file in an existing folder" in result.err
 
 
-def test_interrupting_leaves_nothing(
+def test_interrupt_leaves_no_files(
     draftwood_command: Command, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_: object, label: str, *__: int) -> None:
@@ -175,7 +175,7 @@ def test_bad_texts_are_refused(content: bytes, expected: str, draftwood_command:
         (b'"half a letter \\ud83d"', None, "line 2 is not valid Unicode"),
     ],
 )
-def test_bad_lines_are_refused_with_their_place(
+def test_bad_lines_are_refused_with_line_number(
     line: bytes, field: str | None, expected: str, draftwood_command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "x.jsonl").write_bytes(b'{"text": "fine", "body": "fine"}\n' + line)
@@ -197,7 +197,7 @@ def test_missing_files_and_empty_folders_are_refused(draftwood_command: Command,
     assert draftwood_command("datastore", "build", "--output", "x").code == 2  # no files at all
 
 
-def test_showing_what_is_no_datastore_is_refused(draftwood_command: Command, corpus: Path) -> None:
+def test_show_refuses_other_files(draftwood_command: Command, corpus: Path) -> None:
     result = draftwood_command("datastore", "show", str(corpus / "b.txt"))
     assert result.code == 2
     assert "This file is not a datastore" in result.err
@@ -222,14 +222,14 @@ def test_every_kind_of_json_line(tmp_path: Path) -> None:
     assert list(documents([path])) == ["a line", "t", "c", "answer", "one\n\ntwo", "hi\n\nhello", "hi\n\nhello"]
 
 
-def test_files_come_once_and_in_order(corpus: Path) -> None:
+def test_files_are_read_once_in_order(corpus: Path) -> None:
     names = [file.name for file in find_files([corpus / "b.txt", corpus, corpus / "image.png"])]
     assert names == ["b.txt", "a.md", "c.py", "d.jsonl", "image.png"]
     with pytest.raises(CorpusError, match="no files"):
         find_files([])
 
 
-def test_reading_reports_bytes_up_to_the_last(corpus: Path) -> None:
+def test_reading_reports_all_bytes(corpus: Path) -> None:
     steps: list[tuple[str, int, int]] = []
     assert len(list(documents(find_files([corpus]), None, lambda *step: steps.append(step)))) == 5
     total = sum(file.stat().st_size for file in find_files([corpus]))

@@ -15,12 +15,12 @@ from draftwood.config import DEFAULT_DRAFTER
 from draftwood.engine import RequestStats
 from draftwood.llm import LLM
 from draftwood.targets.native.cpu import CpuDecoder
-from tests.tools.cli import SHORT, TINY, Command, Terminal, _plain_environment, draftwood_command, type_in  # noqa: F401 - fixtures
+from tests.tools.cli import SHORT, TINY, Command, Terminal, _plain_environment, draftwood_command, set_stdin  # noqa: F401 - fixtures
 
 # -- generate --------------------------------------------------------------------------------------------------------
 
 
-def test_generate_answers_on_stdout_and_reports_on_stderr(draftwood_command: Command) -> None:
+def test_generate_writes_output_to_stdout_and_report_to_stderr(draftwood_command: Command) -> None:
     result = draftwood_command("generate", "abab", *SHORT)
     assert result.code == 0
     with LLM("tiny", budget=8) as llm:
@@ -31,7 +31,7 @@ def test_generate_answers_on_stdout_and_reports_on_stderr(draftwood_command: Com
         assert part in result.err
 
 
-def test_generate_raw_continues_the_text_as_it_is(draftwood_command: Command) -> None:
+def test_generate_raw_continues_text_unchanged(draftwood_command: Command) -> None:
     with LLM("tiny", budget=8) as llm:
         expected = llm.generate("abab", draftwood.SamplingParams(max_tokens=12))[0].text
     assert draftwood_command("generate", "abab", "--raw", *SHORT).out == expected + "\n"
@@ -42,7 +42,7 @@ def test_streaming_writes_the_same_text(draftwood_command: Command) -> None:
     assert draftwood_command("generate", "abab", "--stream", *SHORT).out == whole.out
 
 
-def test_generate_json_is_one_object_and_nothing_else(draftwood_command: Command) -> None:
+def test_generate_json_prints_exactly_one_object(draftwood_command: Command) -> None:
     result = draftwood_command("generate", "abab", "--json", "--logprobs", "2", *SHORT)
     content = json.loads(result.out)
     assert set(content) == {
@@ -59,7 +59,7 @@ def test_generate_json_is_one_object_and_nothing_else(draftwood_command: Command
     assert result.err == ""
 
 
-def test_the_closing_line_tells_the_trees_that_were_built(draftwood_command: Command) -> None:
+def test_closing_line_describes_the_trees(draftwood_command: Command) -> None:
     prompt = ("generate", "abab", "--raw", "--model", "tiny", "--max-tokens", "12")
     stats = json.loads(draftwood_command(*prompt, "--budget", "8", "--json").out)["stats"]
     assert stats["mean_tree_size"] == pytest.approx((stats["drafted_nodes"] + stats["cycles"]) / stats["cycles"], 1e-3)
@@ -76,7 +76,7 @@ def test_the_closing_line_tells_the_trees_that_were_built(draftwood_command: Com
         ("float16", "", "Try --dtype float32"),
     ],
 )
-def test_the_slow_decoder_is_told_once_and_beside_the_answer(
+def test_slow_decoder_warning_is_printed_once_on_stderr(
     dtype: str, why: str, advice: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuDecoder, "why_declined", lambda *_: "declined")
@@ -99,7 +99,7 @@ def test_several_samples(draftwood_command: Command) -> None:
     assert text.err.count("tau") == 3
 
 
-def test_logprobs_are_shown_beside_the_answer(draftwood_command: Command) -> None:
+def test_logprobs_are_shown_with_the_output(draftwood_command: Command) -> None:
     result = draftwood_command("generate", "abab", "--logprobs", "1", *TINY, "--max-tokens", "3", "--drafter", "plain")
     assert len(result.err.strip().split("\n")) == 1 + 3
 
@@ -113,7 +113,7 @@ def test_generate_compares_with_plain_decoding(draftwood_command: Command) -> No
     assert content["compare"]["speedup"] > 0
 
 
-def test_a_sampled_comparison_needs_a_seed_and_promises_no_equal_draws(draftwood_command: Command) -> None:
+def test_sampled_comparison_needs_seed(draftwood_command: Command) -> None:
     sampled = ("generate", "abab", "--compare", "--temperature", "1", *SHORT)
     assert "same distribution" in draftwood_command(*sampled, "--seed", "0").err
 
@@ -127,7 +127,7 @@ def test_a_sampled_comparison_needs_a_seed_and_promises_no_equal_draws(draftwood
         (("--stream", "--json"), "got: --stream --json"),
     ],
 )
-def test_what_makes_no_sense_together_does_not_wait_for_a_model(
+def test_conflicting_options_are_refused_before_model_loads(
     options: tuple[str, ...], message: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftwood.cli.generation.generate.load_llm", lambda *_, **__: pytest.fail("a model is loaded"))
@@ -137,7 +137,7 @@ def test_what_makes_no_sense_together_does_not_wait_for_a_model(
 
 
 @pytest.mark.parametrize("option", ["--json", "--n=2"])
-def test_streaming_by_default_gives_way(
+def test_default_streaming_is_disabled_by_other_options(
     option: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdout", Terminal())
@@ -145,7 +145,7 @@ def test_streaming_by_default_gives_way(
     assert draftwood_command("generate", "abab", option, "--no-stream", *SHORT).code == 0
 
 
-def test_a_drafter_that_remembers_the_answer_gains_nothing_in_a_comparison() -> None:
+def test_comparison_does_not_benefit_from_remembered_output() -> None:
     speeds = iter([(6, 20.0), (12, 10.0), (2, 1.0), (12, 9.0)])  # cycles and seconds: the second draft knows it all
 
     class Remembering:
@@ -161,15 +161,15 @@ def test_a_drafter_that_remembers_the_answer_gains_nothing_in_a_comparison() -> 
 
 
 @pytest.mark.parametrize("argument", [(), ("-",)])
-def test_the_prompt_comes_through_a_pipe(
+def test_prompt_from_stdin(
     argument: tuple[str, ...], draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = draftwood_command("generate", "abab", *SHORT).out
-    type_in(monkeypatch, "abab\n")
+    set_stdin(monkeypatch, "abab\n")
     assert draftwood_command("generate", *argument, *SHORT).out == expected
 
 
-def test_the_prompt_comes_from_a_file(draftwood_command: Command, tmp_path: Path) -> None:
+def test_prompt_from_file(draftwood_command: Command, tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("abab\n")
     expected = draftwood_command("generate", "abab", *SHORT).out
@@ -185,7 +185,7 @@ def test_options_reach_the_drafter(draftwood_command: Command) -> None:
     assert drafted("--drafter", "plain") == 0
 
 
-def test_a_stop_text_ends_the_output_before_it(draftwood_command: Command) -> None:
+def test_output_ends_before_stop_string(draftwood_command: Command) -> None:
     whole = draftwood_command("generate", "abab", *SHORT).out
     stop = next(letter for letter in whole[2:] if letter.isascii() and letter.isprintable())
     assert draftwood_command("generate", "abab", "--stop", stop, *SHORT).out == whole[: whole.index(stop)] + "\n"

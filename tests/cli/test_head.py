@@ -13,7 +13,7 @@ from draftwood.cli.train.parser import LAYOUTS
 from draftwood.heads import FORMATS, load_head, save_head
 from draftwood.targets.tiny import TINY_CONFIG
 from tests.tools.cli import Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
-from tests.tools.head import SMALL, random_head, same_answers
+from tests.tools.head import SMALL, gives_same_logits, random_head
 
 
 def model_folder(path: Path, **changes: Any) -> Path:
@@ -42,7 +42,7 @@ def head_folder(tmp_path: Path) -> Path:
 # -- inspect head ----------------------------------------------------------------------------------------------------
 
 
-def test_inspect_states_what_the_head_is(draftwood_command: Command, head_folder: Path) -> None:
+def test_inspect_describes_the_head(draftwood_command: Command, head_folder: Path) -> None:
     result = draftwood_command("inspect", "head", str(head_folder))
     assert result.code == 0
     assert result.err == ""
@@ -88,7 +88,7 @@ def test_inspect_compares_with_a_model(draftwood_command: Command, head_folder: 
     assert len(content["misfits"]) == 4
 
 
-def test_inspect_knows_models_that_only_transformers_runs(
+def test_inspect_supports_transformers_only_models(
     draftwood_command: Command, head_folder: Path, tmp_path: Path
 ) -> None:
     model = model_folder(tmp_path / "other", architectures=["GemmaForCausalLM"], vocab_size=41)
@@ -97,7 +97,7 @@ def test_inspect_knows_models_that_only_transformers_runs(
     assert "the target has 41" in result.out
 
 
-def test_taps_that_are_not_named_are_those_of_the_model(draftwood_command: Command, tmp_path: Path) -> None:
+def test_default_taps_depend_on_the_model(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("eagle3", SMALL), tmp_path / "head", to="eagle")
     assert "the default ones of its model" in draftwood_command("inspect", "head", str(folder)).out
     model = model_folder(tmp_path / "model", num_hidden_layers=32)
@@ -124,7 +124,7 @@ def test_other_kinds(
     assert all(text in out for text in texts), out
 
 
-def test_a_prefix_layer_is_known_by_its_model(draftwood_command: Command, tmp_path: Path) -> None:
+def test_prefix_layer_needs_the_target_model(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("hydra", SMALL, prefix=True), tmp_path / "head", to="hydra")
     content = json.loads((folder / "config.json").read_text())
     del content["num_attention_heads"]  # as the original leaves it
@@ -165,7 +165,7 @@ def test_export(draftwood_command: Command, head_folder: Path, tmp_path: Path, t
     assert result.out == f"{out}: eagle3 head in the layout {to} (config.json, model.safetensors)\n"
     exported = load_head(out)
     assert exported.format == to
-    assert same_answers(load_head(head_folder).head, exported.head)
+    assert gives_same_logits(load_head(head_folder).head, exported.head)
 
 
 def test_export_as_json_and_back(draftwood_command: Command, tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_export_as_json_and_back(draftwood_command: Command, tmp_path: Path) -> 
     assert content["from_format"] == "draftwood"
     result = draftwood_command("export", str(tmp_path / "out"), "--to", "draftwood", str(tmp_path / "back"), "--json")
     assert json.loads(result.out)["from_format"] == "medusa"
-    assert same_answers(head, load_head(tmp_path / "back").head)
+    assert gives_same_logits(head, load_head(tmp_path / "back").head)
 
 
-def test_the_verifiers_name(draftwood_command: Command, tmp_path: Path) -> None:
+def test_verifier_name(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("eagle3", SMALL), tmp_path / "head")
     refused = draftwood_command("export", str(folder), "--to", "speculators", str(tmp_path / "out"))
     assert refused.code == 2
@@ -193,7 +193,7 @@ def test_the_verifiers_name(draftwood_command: Command, tmp_path: Path) -> None:
     assert verifier == {"name_or_path": "org/not-fetched", "architectures": []}
 
 
-def test_a_model_on_this_disk_says_its_architecture_and_must_fit(draftwood_command: Command, tmp_path: Path) -> None:
+def test_local_model_gives_architecture_and_must_fit(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("eagle3", SMALL), tmp_path / "head")
     model, out = model_folder(tmp_path / "model"), tmp_path / "out"
     draftwood_command("export", str(folder), "--to", "speculators", str(out), "--model", str(model))
@@ -205,7 +205,7 @@ def test_a_model_on_this_disk_says_its_architecture_and_must_fit(draftwood_comma
     assert not (tmp_path / "no").exists()
 
 
-def test_refusals(draftwood_command: Command, head_folder: Path, tmp_path: Path) -> None:
+def test_invalid_requests_are_refused(draftwood_command: Command, head_folder: Path, tmp_path: Path) -> None:
     odd = save_head(random_head("eagle3", SMALL, norm_before_residual=True), tmp_path / "odd")
     result = draftwood_command("export", str(odd), "--to", "sglang", str(tmp_path / "out"))
     assert result.code == 2
@@ -233,5 +233,5 @@ def test_help_has_examples(draftwood_command: Command, argv: tuple[str, ...]) ->
     assert f"examples:\n  draftwood {' '.join(argv)}" in result.out
 
 
-def test_every_layout_can_be_asked_for() -> None:
+def test_every_layout_is_an_option() -> None:
     assert sorted(LAYOUTS) == sorted(FORMATS)

@@ -53,7 +53,7 @@ def worth_of(result: Result) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", ["eagle3", "eagle", "medusa", "hydra"])
-def test_it_says_of_what_was_held_out_what_the_run_said(draftwood_command: Command, method: str) -> None:
+def test_figures_match_validation_of_the_run(draftwood_command: Command, method: str) -> None:
     head, said = trained(method)
     result = draftwood_command("inspect", "head", head, *asked("--limit", str(HELD_OUT), "--json"))
     worth = worth_of(result)
@@ -102,7 +102,7 @@ def test_the_table(draftwood_command: Command) -> None:
 @pytest.mark.parametrize(
     ("options", "has_trees", "has_ranks"), [(("--prompts", "0"), False, True), (("--positions", "0"), True, False)]
 )
-def test_parts_can_be_left_out(
+def test_parts_can_be_disabled(
     draftwood_command: Command, options: tuple[str, ...], has_trees: bool, has_ranks: bool
 ) -> None:
     head, _ = trained("eagle3")
@@ -117,9 +117,7 @@ def test_parts_can_be_left_out(
     assert "greedy path" not in result.out  # that is of beam
 
 
-def test_below_the_guess_of_a_head_that_sees_one_token_ahead_there_is_nothing(
-    draftwood_command: Command, tmp_path: Path
-) -> None:
+def test_head_with_one_token_ahead_has_no_rank_table(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("medusa", TINY_CONFIG, num_heads_ahead=1), tmp_path / "head")
     wanted = asked("--limit", "3", "--growth", "beam")
     assert worth_of(draftwood_command("inspect", "head", str(folder), *wanted, "--json"))["ranks"] == []
@@ -128,7 +126,7 @@ def test_below_the_guess_of_a_head_that_sees_one_token_ahead_there_is_nothing(
     assert "rank" not in out
 
 
-def test_a_run_says_nothing_about_ranks_that_there_are_not() -> None:
+def test_validation_line_omits_missing_ranks() -> None:
     result: dict[str, Any] = {"step": 3, "loss": 1.5, "accuracy": 0.25, "ranks": []}
     assert format_validation(result) == "step 3, held out: loss 1.5000 · accuracy 0.250"
     ranks = [{"accuracy": 0.5, "ece": 0.125}, {"accuracy": 0.25, "ece": 0.0}]
@@ -149,7 +147,7 @@ def test_number_formats(draftwood_command: Command) -> None:
 # -- which texts -----------------------------------------------------------------------------------------------------
 
 
-def test_texts_are_those_that_a_run_holds_out_in_any_order() -> None:
+def test_texts_match_held_out_texts_of_a_run() -> None:
     data = TrainingData.open(data_folder())
     found = {seed: [text.token_ids.tobytes() for text in _choose_texts(data, 9, seed)] for seed in (0, 1)}
     for seed, texts in found.items():
@@ -162,7 +160,7 @@ def test_texts_are_those_that_a_run_holds_out_in_any_order() -> None:
     assert everything == sorted(data[index].token_ids.tobytes() for index in range(len(data)))
 
 
-def test_several_folders_and_no_more_texts_than_asked_for(draftwood_command: Command, tmp_path: Path) -> None:
+def test_several_folders_and_text_limit(draftwood_command: Command, tmp_path: Path) -> None:
     """A prompt that was answered several times counts as one where texts are held out, but not here."""
     again = lines(tmp_path / "a.jsonl", {"turns": ["ab"]}, {"turns": ["cd"]}, {"turns": ["ab"]}, {"turns": ["ab"]})
     for name in ("one", "two"):
@@ -193,7 +191,9 @@ def test_several_folders_and_no_more_texts_than_asked_for(draftwood_command: Com
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-def test_refusals(draftwood_command: Command, tmp_path: Path, argv: tuple[str, ...], text: str) -> None:
+def test_invalid_requests_are_refused(
+    draftwood_command: Command, tmp_path: Path, argv: tuple[str, ...], text: str
+) -> None:
     folder = save_head(random_head("eagle", TINY_CONFIG), tmp_path / "head")
     result = draftwood_command("inspect", "head", str(folder), *argv)
     assert result.code == 2
@@ -219,7 +219,7 @@ def test_texts_of_another_model_and_texts_without_answers(draftwood_command: Com
         assert result.out == ""
 
 
-def test_a_head_that_does_not_fit_is_not_measured(draftwood_command: Command, tmp_path: Path) -> None:
+def test_incompatible_head_is_not_measured(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("eagle", SMALL), tmp_path / "head")
     result = draftwood_command("inspect", "head", str(folder), *asked("--json"))
     assert result.code == 1
@@ -232,14 +232,14 @@ def test_a_head_that_does_not_fit_is_not_measured(draftwood_command: Command, tm
 # -- options ---------------------------------------------------------------------------------------------------------
 
 
-def test_defaults_are_those_of_training() -> None:
+def test_defaults_match_training() -> None:
     usual = ValidateSection()
     assert {name: getattr(usual, SECTION.get(name, name)) for name in DEFAULTS} == DEFAULTS
     assert usual.growths == DEFAULT_GROWTHS
     assert next(f.default for f in fields(DataSection) if f.name == "max_length") == MAX_LENGTH
 
 
-def test_help_warns_of_training_texts(draftwood_command: Command) -> None:
+def test_help_warns_about_training_texts(draftwood_command: Command) -> None:
     out = draftwood_command("inspect", "head", "--help").out
     assert "Results are too good on\ntexts from the training set" in out
     assert "--texts data" in out.split("examples:")[1]

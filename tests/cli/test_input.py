@@ -41,9 +41,7 @@ from tests.tools.cli import ESCAPE, SHORT, TINY, Command, Terminal, _plain_envir
         ((*TINY, "--no-such-option"), "unrecognized arguments"),
     ],
 )
-def test_bad_options_exit_with_2_and_say_what_is_wrong(
-    argv: tuple[str, ...], message: str, draftwood_command: Command
-) -> None:
+def test_bad_options_exit_with_2_and_explain(argv: tuple[str, ...], message: str, draftwood_command: Command) -> None:
     result = draftwood_command("generate", "hello", *argv)
     assert result.code == 2
     assert message in result.err
@@ -59,11 +57,11 @@ def test_bad_options_exit_with_2_and_say_what_is_wrong(
         (("train", "data", "a", "b", "--out", "x", "c"), "files"),
     ],
 )
-def test_options_may_stand_inside_a_list(argv: tuple[str, ...], name: str) -> None:
+def test_options_may_appear_between_list_items(argv: tuple[str, ...], name: str) -> None:
     assert getattr(build_parser().parse_args(argv), name) == ["a", "b", "c"]
 
 
-def test_an_empty_prompt_is_refused_before_the_model_is_looked_for(draftwood_command: Command) -> None:
+def test_empty_prompt_is_refused_before_model_is_resolved(draftwood_command: Command) -> None:
     result = draftwood_command("generate", "--model", "/no/such/model.gguf", "")
     assert result.code == 2
     assert "The prompt is empty" in result.err
@@ -106,9 +104,7 @@ def test_unreadable_files_are_refused(draftwood_command: Command, tmp_path: Path
 
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
-def test_bytes_that_are_no_text_are_refused(
-    command: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_text_bytes_are_refused(command: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for errors in ("strict", "surrogateescape"):  # what stdin does depends on the locale
         stream = io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
         monkeypatch.setattr("sys.stdin", stream)
@@ -117,14 +113,14 @@ def test_bytes_that_are_no_text_are_refused(
     assert draftwood_command("generate", "ab\udcff", *SHORT).code == 2
 
 
-def test_debug_shows_where_an_error_arose(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_shows_traceback(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = ("generate", "hello", *TINY, "--temperature", "-1")
     assert "Traceback" in draftwood_command(*bad, "--debug").err
     monkeypatch.setenv("DRAFTWOOD_DEBUG", "1")
     assert "Traceback" in draftwood_command(*bad).err
 
 
-def test_a_bug_shows_itself_and_asks_to_be_reported(
+def test_internal_error_shows_traceback_and_asks_for_report(
     draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LLM, "stream", lambda *_, **__: 1 / 0)
@@ -149,7 +145,7 @@ def test_an_interrupt_ends_cleanly(draftwood_command: Command, monkeypatch: pyte
 REPEATING = ("generate", "abab", "--frequency-penalty=-50", *SHORT)
 
 
-def test_colours_are_for_terminals(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_used_on_terminals_only(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = draftwood_command(*REPEATING)
     assert ESCAPE not in plain.out + plain.err
     coloured = draftwood_command(*REPEATING, "--color", "always")
@@ -181,7 +177,7 @@ def test_a_terminal_gets_a_coloured_stream(draftwood_command: Command, monkeypat
         ("always", {"NO_COLOR": "1"}, True),
     ],
 )
-def test_who_decides_on_colours(
+def test_colour_settings_precedence(
     choice: str, environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -190,7 +186,7 @@ def test_who_decides_on_colours(
     assert Paint(choice, io.StringIO()).enabled is (choice == "always")
 
 
-def test_each_source_has_a_colour_of_its_own_and_the_target_none() -> None:
+def test_each_source_has_a_distinct_colour_and_target_has_none() -> None:
     paint = Paint("always", io.StringIO())
     names = ["context", "transitions", "ngrams", "datastore", "mine", "yours"]
     assert len({paint.source("x", name) for name in names}) == len(names)
@@ -198,16 +194,16 @@ def test_each_source_has_a_colour_of_its_own_and_the_target_none() -> None:
     assert paint.source("x", "target") == "x"
 
 
-def test_a_terminal_never_sees_control_characters_of_the_model() -> None:
+def test_control_characters_are_not_written_to_terminal() -> None:
     assert replace_controls("a\x1b[31mb\tc\n\x9b\x00") == "a\ufffd[31mb\tc\n\ufffd\ufffd"
     assert quote("a\n\x1b") == "'a\\n\\x1b'"
 
 
-def test_wide_letters_take_two_columns() -> None:
+def test_wide_characters_take_two_columns() -> None:
     assert [width(text) for text in ("abc", "日本", "e\u0301", "")] == [3, 4, 1, 0]
 
 
-def test_progress_is_a_bar_on_a_terminal_and_a_line_anywhere_else() -> None:
+def test_progress_is_a_bar_on_terminals_and_a_line_elsewhere() -> None:
     terminal, pipe = Terminal(), io.StringIO()
     for stream in (terminal, pipe):
         progress = ProgressBar(Paint("never", stream))
@@ -219,7 +215,7 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_anywhere_else() -> None:
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
-def test_progress_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_shows_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("draftwood.cli.console.terminal.time.monotonic", lambda: now)
     terminal, pipe = Terminal(), io.StringIO()
@@ -233,7 +229,7 @@ def test_progress_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pipe.getvalue() == "measuring\nmeasuring: 60%, 4 min left\n"
 
 
-def test_durations_are_for_people() -> None:
+def test_durations_are_readable() -> None:
     assert [duration(seconds) for seconds in (0.4, 59, 60, 3600, 4800)] == [
         "0 s",
         "59 s",

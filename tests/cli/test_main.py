@@ -67,7 +67,7 @@ def lying(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("lying")
-def test_check_reports_an_error_with_its_place(draftwood_command: Command, prompt_file: Path) -> None:
+def test_check_reports_position_of_mismatch(draftwood_command: Command, prompt_file: Path) -> None:
     result = draftwood_command("check", "--prompts", str(prompt_file), *SHORT)
     assert result.code == 1
     lines = result.out.strip().split("\n")
@@ -82,7 +82,7 @@ def test_check_reports_an_error_with_its_place(draftwood_command: Command, promp
 
 
 @pytest.mark.usefixtures("lying")
-def test_check_knows_a_numeric_tie(
+def test_check_recognizes_numeric_tie(
     draftwood_command: Command, prompt_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(check_module.TIE_TOLERANCE, "float32", 1000.0)
@@ -131,7 +131,7 @@ def test_check_refuses_files_without_prompts(
     assert message in result.err
 
 
-def test_check_is_for_greedy_decoding(draftwood_command: Command, prompt_file: Path) -> None:
+def test_check_requires_greedy_decoding(draftwood_command: Command, prompt_file: Path) -> None:
     for option in (("--temperature", "1"), ("--repetition-penalty", "1.2")):
         result = draftwood_command("check", "--prompts", str(prompt_file), *option, *SHORT)
         assert (result.code, "greedy" in result.err) == (2, True)
@@ -205,7 +205,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_explains_itself(command: tuple[str, ...], draftwood_command: Command) -> None:
+def test_every_command_has_help(command: tuple[str, ...], draftwood_command: Command) -> None:
     result = draftwood_command(*command, "--help")
     assert result.code == 0
     examples = result.out.split("examples:\n")[1]
@@ -227,7 +227,7 @@ def start(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, **options)  # type: ignore[call-overload, no-any-return]
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     program = (
         "import sys\nfrom draftwood.cli.main import build_parser\nbuild_parser().format_help()\n"
         "print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])"
@@ -236,14 +236,14 @@ def test_help_does_not_wait_for_torch() -> None:
     assert run.stdout == "[]\n"
 
 
-def test_a_process_answers_a_pipe() -> None:
+def test_process_reads_and_writes_pipes() -> None:
     run = start("generate", "--json", *SHORT, input="abab\n")
     assert run.returncode == 0
     assert len(json.loads(run.stdout)["token_ids"]) == 12
     assert run.stderr == "" or not CpuDecoder.is_available()
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_closed_output_pipe_is_not_an_error() -> None:
     command = f"{sys.executable} -m draftwood generate abab --stream {' '.join(SHORT)} | true"
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in run.stderr

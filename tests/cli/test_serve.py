@@ -20,7 +20,7 @@ pytest.importorskip("uvicorn")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_from_the_start_to_the_end(how: signal.Signals, tmp_path: Path) -> None:
+def test_server_starts_and_stops(how: signal.Signals, tmp_path: Path) -> None:
     memory = tmp_path / "learned.memory"
     command = [sys.executable, "-m", "draftwood", "serve", *TINY, "--port", "0", "--name", "mine"]
     command += ["--memory", str(memory)]
@@ -41,7 +41,7 @@ def test_from_the_start_to_the_end(how: signal.Signals, tmp_path: Path) -> None:
     assert memory.exists()
 
 
-def test_a_port_that_is_taken(draftwood_command: Command) -> None:
+def test_port_in_use_is_reported(draftwood_command: Command) -> None:
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -53,19 +53,19 @@ def test_a_port_that_is_taken(draftwood_command: Command) -> None:
 
 
 @pytest.mark.parametrize("option", [("--port", "70000"), ("--max-waiting", "-1"), ("--max-batch", "0")])
-def test_numbers_that_make_no_sense(draftwood_command: Command, option: tuple[str, str]) -> None:
+def test_out_of_range_numbers_are_refused(draftwood_command: Command, option: tuple[str, str]) -> None:
     result = draftwood_command("serve", *TINY, *option)
     assert result.code == 2
     assert option[1] in result.err
 
 
-def test_an_empty_key_lets_nobody_in(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_api_key_is_refused(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "empty" in draftwood_command("serve", *TINY, "--api-key", "").err
     monkeypatch.setenv("DRAFTWOOD_API_KEY", " ")
     assert draftwood_command("serve", *TINY).code == 2
 
 
-def test_a_host_that_is_not_here(draftwood_command: Command) -> None:
+def test_invalid_host_is_reported(draftwood_command: Command) -> None:
     result = draftwood_command("serve", *TINY, "--host", "203.0.113.1", "--port", "0")
     assert result.code == 2
     assert "203.0.113.1" in result.err

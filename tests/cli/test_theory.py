@@ -78,20 +78,20 @@ def test_theory_at_the_edges(rates: tuple[str, str, str], draftwood_command: Com
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_theory_refuses(options: tuple[str, str], what: str, draftwood_command: Command) -> None:
+def test_theory_refuses_invalid_arguments(options: tuple[str, str], what: str, draftwood_command: Command) -> None:
     result = draftwood_command("inspect", "theory", *options)
     assert (result.code, result.out) == (2, "")
     assert what in result.err
     assert "Traceback" not in result.err
 
 
-def test_theory_explains_itself(draftwood_command: Command) -> None:
+def test_theory_has_help(draftwood_command: Command) -> None:
     result = draftwood_command("inspect", "theory", "--help")
     assert result.code == 0
     assert 2 <= result.out.split("examples:\n")[1].count("draftwood ") <= 3
 
 
-def test_bars_where_there_are_no_block_characters() -> None:
+def test_bars_without_block_characters() -> None:
     for encoding, letter in (("ascii", "#"), ("latin-1", "#"), ("utf-8", "█")):
         assert _block_character(Paint("never", io.TextIOWrapper(io.BytesIO(), encoding=encoding))) == letter
 

@@ -52,7 +52,7 @@ def tiny_info() -> Any:
 # -- the machine -----------------------------------------------------------------------------------------------------
 
 
-def test_tune_measures_and_keeps(draftwood_command: Command, cache: Path) -> None:
+def test_tune_measures_and_saves(draftwood_command: Command, cache: Path) -> None:
     result = draftwood_command("tune", *MODEL)
     assert result.code == 0
     lines = result.out.splitlines()
@@ -71,7 +71,7 @@ def test_tune_measures_and_keeps(draftwood_command: Command, cache: Path) -> Non
     assert "successors of each token" in result.err
 
 
-def test_what_was_tuned_is_used(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuned_profile_is_used(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert draftwood_command("tune", *MODEL).code == 0
     info = tiny_info()
     profile, table = load_profile(info), load_successors(info, WIDTH)
@@ -109,7 +109,7 @@ def test_tune_without_successors(draftwood_command: Command) -> None:
     assert load_successors(tiny_info(), WIDTH) is None
 
 
-def test_tune_times_anew_what_is_known_already(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tune_measures_known_profiles_again(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for seconds in (1.0, 2.0):
         monkeypatch.setattr(costs, "_forward", lambda *_, seconds=seconds: seconds)
         assert draftwood_command("tune", *MODEL, "--no-successors").code == 0
@@ -118,7 +118,7 @@ def test_tune_times_anew_what_is_known_already(draftwood_command: Command, monke
         assert profile.seconds[0][0] == seconds
 
 
-def test_a_cache_that_cannot_be_written_is_told(draftwood_command: Command, cache: Path) -> None:
+def test_unwritable_cache_is_reported(draftwood_command: Command, cache: Path) -> None:
     cache.write_text("no folder", encoding="utf-8")
     result = draftwood_command("tune", *MODEL)
     assert result.code == 2
@@ -146,7 +146,7 @@ def stepping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return str(request.param)
 
 
-def test_tune_tells_the_sizes_that_passes_have(draftwood_command: Command, cache: Path, stepping: str) -> None:
+def test_tune_lists_pass_sizes(draftwood_command: Command, cache: Path, stepping: str) -> None:
     result = draftwood_command("tune", *MODEL)
     assert result.code == 0, result.err
     lines = result.out.splitlines()
@@ -162,7 +162,7 @@ def test_tune_tells_the_sizes_that_passes_have(draftwood_command: Command, cache
     assert len(list(cache.rglob("*.json"))) == len(list(cache.rglob("*.safetensors"))) == 1
 
 
-def test_sizes_that_passes_have_as_json(draftwood_command: Command, stepping: str) -> None:
+def test_pass_sizes_as_json(draftwood_command: Command, stepping: str) -> None:
     result = draftwood_command("tune", *MODEL, "--no-successors", "--json")
     assert result.code == 0, result.err
     content = json.loads(result.out)
@@ -171,7 +171,7 @@ def test_sizes_that_passes_have_as_json(draftwood_command: Command, stepping: st
     assert content["pass_sizes"] == list(PASS_SIZES)
 
 
-def test_a_static_tree_where_passes_have_sizes(
+def test_static_tree_with_fixed_pass_sizes(
     draftwood_command: Command, prompt_file: Path, tmp_path: Path, stepping: str
 ) -> None:
     """A tree of 625 nodes is more than any size that is timed."""
@@ -227,9 +227,7 @@ def test_a_static_tree_as_json(draftwood_command: Command, prompt_file: Path, tm
     assert (content["tree"], content["nodes"], content["prompts"]) == (str(output), 9, 1)
 
 
-def test_an_existing_file_is_replaced_by_force_alone(
-    draftwood_command: Command, prompt_file: Path, tmp_path: Path
-) -> None:
+def test_existing_file_needs_force(draftwood_command: Command, prompt_file: Path, tmp_path: Path) -> None:
     output = tmp_path / "tree.json"
     chain_tree(3).save(output)
     refused = tune_tree(draftwood_command, output, prompt_file, "--drafter", "recycling", "--size", "9")
@@ -257,7 +255,7 @@ def test_an_existing_file_is_replaced_by_force_alone(
         (("--drafter", "stand", "--limit", "0"), ["limit", "1 or more"]),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_a_model_is_loaded(
+def test_invalid_arguments_are_refused_before_model_loads(
     draftwood_command: Command, prompt_file: Path, tmp_path: Path, more: tuple[str, ...], told: list[str]
 ) -> None:
     result = tune_tree(draftwood_command, tmp_path / "tree.json", prompt_file, *more)
@@ -267,7 +265,7 @@ def test_what_makes_no_sense_is_refused_before_a_model_is_loaded(
 
 
 @pytest.mark.usefixtures("no_model")
-def test_a_static_tree_needs_prompts_and_a_place(draftwood_command: Command, prompt_file: Path, tmp_path: Path) -> None:
+def test_static_tree_needs_prompts_and_output(draftwood_command: Command, prompt_file: Path, tmp_path: Path) -> None:
     missing = draftwood_command("tune", "--static-tree", str(tmp_path / "t.json"), "--drafter", "stand", *MODEL)
     assert missing.code == 2
     assert "--prompts" in missing.err
@@ -281,9 +279,7 @@ def test_a_static_tree_needs_prompts_and_a_place(draftwood_command: Command, pro
 
 
 @pytest.mark.usefixtures("no_model")
-def test_options_that_would_do_nothing_are_refused(
-    draftwood_command: Command, prompt_file: Path, tmp_path: Path
-) -> None:
+def test_options_without_effect_are_refused(draftwood_command: Command, prompt_file: Path, tmp_path: Path) -> None:
     idle = draftwood_command("tune", *MODEL, "--prompts", str(prompt_file))
     assert idle.code == 2
     assert "--static-tree" in idle.err

@@ -62,7 +62,7 @@ def random_rows(rng: random.Random, count: int) -> tuple[IdRows, ScoreRows]:
     return ids, scores
 
 
-def known_from_the_start(rng: random.Random) -> SuccessorArrays | None:
+def initial_successors(rng: random.Random) -> SuccessorArrays | None:
     return rng.choice([None, SuccessorArrays(*random_rows(rng, V))])
 
 
@@ -88,10 +88,10 @@ def assert_same_content(compiled: TransitionTable, python: TransitionTable) -> N
 
 
 @given(st.lists(contexts, max_size=12), st.integers(0, 40), st.integers(1, 40), seeds)
-def test_tables_hold_the_same_after_any_calls(calls: list[Contexts], num_pairs: int, later: int, seed: int) -> None:
+def test_tables_are_equal_after_any_calls(calls: list[Contexts], num_pairs: int, later: int, seed: int) -> None:
     rng = random.Random(seed)
     with mock.patch.multiple(table, FIRST_ROWS=1, FIRST_BITS=1):  # so that they grow
-        both = two_tables(num_pairs=num_pairs, initial=known_from_the_start(rng))
+        both = two_tables(num_pairs=num_pairs, initial=initial_successors(rng))
         for written in calls:
             learn(both, written, rng)
             assert_same_content(*both)
@@ -105,7 +105,7 @@ def test_tables_hold_the_same_after_any_calls(calls: list[Contexts], num_pairs: 
 
 
 @given(st.lists(st.integers(1, 12), max_size=8), st.integers(0, 20), seeds)
-def test_tables_learn_trees_alike(sizes: list[int], num_pairs: int, seed: int) -> None:
+def test_tables_learn_trees_identically(sizes: list[int], num_pairs: int, seed: int) -> None:
     """And as if the nodes beside the path were learned first, then those on it."""
     rng = random.Random(seed)
     both = two_tables(num_pairs=num_pairs)
@@ -125,7 +125,7 @@ def test_tables_learn_trees_alike(sizes: list[int], num_pairs: int, seed: int) -
         assert_same_content(both[0], by_rows)
 
 
-def test_compiled_tables_refuse_what_is_no_tree() -> None:
+def test_compiled_tables_refuse_invalid_trees() -> None:
     table, _ = two_tables(num_pairs=4)
     ids, scores = random_rows(random.Random(0), 3)
     for tokens, parents, path in (
@@ -143,7 +143,7 @@ def test_compiled_tables_refuse_what_is_no_tree() -> None:
 
 
 @pytest.mark.parametrize("num_pairs", [3000, 60_000])
-def test_large_tables_hold_the_same(num_pairs: int) -> None:
+def test_large_tables_are_equal(num_pairs: int) -> None:
     rng = np.random.default_rng(0)
     vocab_size = 500
     compiled = TransitionTable(vocab_size, K, num_pairs=num_pairs)
@@ -160,7 +160,7 @@ def test_large_tables_hold_the_same(num_pairs: int) -> None:
         assert compiled.successors(previous, token) == python.successors(previous, token)
 
 
-def test_tokens_that_the_model_does_not_have_are_refused_before_anything_is_written() -> None:
+def test_unknown_tokens_are_refused_before_any_write() -> None:
     for num_pairs in (0, 4):
         compiled = TransitionTable(V, K, num_pairs=num_pairs)
         for token in (V, -1):
@@ -172,13 +172,13 @@ def test_tokens_that_the_model_does_not_have_are_refused_before_anything_is_writ
 
 
 @pytest.mark.parametrize(("rows", "width", "previous"), [(1, K, 2), (2, K + 1, 2), (2, K, 1)])
-def test_rows_that_do_not_fit_are_refused(rows: int, width: int, previous: int) -> None:
+def test_rows_of_wrong_shape_are_refused(rows: int, width: int, previous: int) -> None:
     compiled = TransitionTable(V, K, num_pairs=4)
     with pytest.raises(ValueError, match="rows"):
         compiled.learn([1] * previous, [2, 2], np.zeros((rows, width), np.int32), np.zeros((rows, width), np.float32))
 
 
-def test_rows_may_lie_anywhere() -> None:
+def test_non_contiguous_rows_are_supported() -> None:
     ids, scores = np.arange(20, dtype=np.int64).reshape(4, 5) % V, np.linspace(1, 0, 20).reshape(4, 5)
     scores.setflags(write=False)
     both = two_tables(
@@ -190,7 +190,7 @@ def test_rows_may_lie_anywhere() -> None:
 
 
 @pytest.mark.parametrize("shape", [(V, K - 1), (V - 1, K)])
-def test_a_beginning_that_says_too_little_is_refused(shape: tuple[int, int]) -> None:
+def test_too_small_initial_table_is_refused(shape: tuple[int, int]) -> None:
     initial = SuccessorArrays(np.zeros(shape, np.int32), np.zeros(shape, np.float32))
     for tables in (in_python(), mock.patch.object(table, "FIRST_ROWS", 1)):
         with tables, pytest.raises(ValueError, match="6 tokens"):
@@ -232,7 +232,7 @@ def test_trees_are_the_same_node_by_node(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
-    both = two_tables(num_pairs=8, initial=known_from_the_start(rng))
+    both = two_tables(num_pairs=8, initial=initial_successors(rng))
     learn(both, written, rng)
     trust = [rng.choice([0.3, 0.5, 0.8, rng.random()]) for _ in spine]
     plan = SpineBudget(ratio, share, min_score, depth, spine_branches=spine_branches)
@@ -296,7 +296,7 @@ def two_requests(costs: CostProfile) -> list[Sizer]:
 # -- the library -----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_compiler_everything_is_done_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_fallback_without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CORE, "_state", None)
     monkeypatch.setenv("DRAFTWOOD_NO_KERNEL", "1")
     assert load_core() is None

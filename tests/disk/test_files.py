@@ -18,7 +18,7 @@ def write(final: Path, writer: Callable[[Path], object]) -> None:
         writer(temporary)
 
 
-def half_then(error: BaseException) -> Callable[[Path], None]:
+def write_half_then_raise(error: BaseException) -> Callable[[Path], None]:
     def writer(temporary: Path) -> None:
         temporary.write_bytes(b"half")
         raise error
@@ -30,7 +30,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_is_there_when_the_block_ends(tmp_path: Path) -> None:
+def test_file_exists_after_the_block(tmp_path: Path) -> None:
     final = tmp_path / "deep" / "er" / "table.bin"
     with new_file(final) as temporary:
         temporary.write_bytes(b"whole")
@@ -40,14 +40,14 @@ def test_a_file_is_there_when_the_block_ends(tmp_path: Path) -> None:
     assert names(final.parent) == ["table.bin"]
 
 
-def test_others_may_read_what_they_may_read_of_any_new_file(tmp_path: Path) -> None:
+def test_new_file_has_default_permissions(tmp_path: Path) -> None:
     usual = tmp_path / "usual"
     usual.touch()
     write(tmp_path / "table.safetensors", lambda path: save_file({"a": np.ones(3)}, path))
     assert (tmp_path / "table.safetensors").stat().st_mode == usual.stat().st_mode
 
 
-def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_old_file_remains_until_new_one_is_complete(tmp_path: Path) -> None:
     final = tmp_path / "table.bin"
     final.write_bytes(b"old")
     with final.open("rb") as reader:
@@ -60,25 +60,25 @@ def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_an_error_leaves_nothing_behind_and_passes_through(tmp_path: Path, error: type[BaseException]) -> None:
+def test_error_leaves_no_file_and_propagates(tmp_path: Path, error: type[BaseException]) -> None:
     final = tmp_path / "table.bin"
     final.write_bytes(b"old")
     with pytest.raises(error):
-        write(final, half_then(error()))
+        write(final, write_half_then_raise(error()))
     assert final.read_bytes() == b"old"
     assert names(tmp_path) == ["table.bin"]
 
 
-def test_a_full_disk_is_explained(tmp_path: Path) -> None:
+def test_full_disk_is_reported(tmp_path: Path) -> None:
     final = tmp_path / "table.bin"
     with pytest.raises(DraftwoodError, match="cannot be written") as refused:
-        write(final, half_then(OSError(28, "No space left on device")))
+        write(final, write_half_then_raise(OSError(28, "No space left on device")))
     assert "No space left" in str(refused.value)
     assert str(final) in str(refused.value)
     assert names(tmp_path) == []
 
 
-def test_what_safetensors_says_about_a_disk_is_explained_too(tmp_path: Path) -> None:
+def test_disk_errors_of_safetensors_are_reported(tmp_path: Path) -> None:
     def writer(temporary: Path) -> None:
         save_file({"a": np.zeros(2)}, temporary / "no folder")
 
@@ -87,7 +87,7 @@ def test_what_safetensors_says_about_a_disk_is_explained_too(tmp_path: Path) -> 
     assert names(tmp_path) == []
 
 
-def test_a_folder_in_the_place_of_the_file_is_left_alone(tmp_path: Path) -> None:
+def test_folder_at_file_path_is_not_replaced(tmp_path: Path) -> None:
     final = tmp_path / "folder"
     (final / "inside").mkdir(parents=True)
     with pytest.raises(DraftwoodError, match="cannot be written"), new_file(final) as temporary:
@@ -96,7 +96,7 @@ def test_a_folder_in_the_place_of_the_file_is_left_alone(tmp_path: Path) -> None
     assert names(final) == ["inside"]
 
 
-def test_a_file_in_the_place_of_the_folder_is_left_alone(tmp_path: Path) -> None:
+def test_file_at_folder_path_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"a file")
     with pytest.raises(DraftwoodError, match="cannot be written"), new_file(tmp_path / "file" / "table.bin"):
         pytest.fail("there is no place to write to")
@@ -109,7 +109,7 @@ def test_a_block_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_two_writers_do_not_meet(tmp_path: Path) -> None:
+def test_concurrent_writers_use_separate_files(tmp_path: Path) -> None:
     final = tmp_path / "table.bin"
     with new_file(final) as first, new_file(final) as second:
         assert first != second

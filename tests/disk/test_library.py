@@ -50,7 +50,7 @@ def write_prebuilt(variant: str, value: int, folder: Path) -> None:
     compiler.compile_library(CC, path, library.PREBUILT / f"answer-{variant}.so")
 
 
-def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def change_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ``path`` belong to another user than the one who runs."""
     if os.geteuid() == 0:
         os.chown(path, NOBODY, -1)
@@ -67,7 +67,7 @@ class TestPrebuilt:
         assert answer(source) == 1
         assert not home.exists()
 
-    def test_the_fastest_that_fits_is_loaded(
+    def test_fastest_supported_variant_is_loaded(
         self, home: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(compiler, "VARIANTS", {"fast": ("b",), "good": ("a",), "baseline": ()})
@@ -84,11 +84,11 @@ class TestPrebuilt:
         monkeypatch.setenv("DRAFTWOOD_CC", str(CC))
         assert answer(source) == 42
 
-    def test_a_library_that_does_not_load_is_compiled(self, home: Path, source: Path) -> None:
+    def test_unloadable_library_is_compiled(self, home: Path, source: Path) -> None:
         (library.PREBUILT / "answer-baseline.so").write_bytes(b"for another system")
         assert answer(source) == 42
 
-    def test_without_either_the_reason_says_what_to_install(
+    def test_missing_library_and_compiler_error_says_what_to_install(
         self, home: Path, source: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("PATH", "")
@@ -121,7 +121,7 @@ class TestTrust:
         self, home: Path, source: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (home / "kernels").mkdir(parents=True, mode=0o700)
-        give_away(home / "kernels", monkeypatch)
+        change_owner(home / "kernels", monkeypatch)
         refused = Library("answer", source)
         assert refused.load() is None
         assert "other users can write" in refused.why_unavailable()
@@ -139,7 +139,7 @@ class TestTrust:
         if case == "owner":
             if os.geteuid() != 0:
                 pytest.skip("only root can give a file away")
-            give_away(built, monkeypatch)
+            change_owner(built, monkeypatch)
         assert answer(source) == 42
         assert built.read_bytes() != b"planted"
         assert built.stat().st_mode & 0o777 == 0o700

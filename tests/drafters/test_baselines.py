@@ -36,7 +36,7 @@ from draftwood.tree import DraftTree
 from draftwood.tree.shapes import TreeShape, chain_tree, recycling_tree
 from draftwood.tree.theory import sequoia
 from tests.tools.engine import PROMPTS, make_llm
-from tests.tools.growth import NUM_TOKENS, Table, looked_up_in, shapes, tables
+from tests.tools.growth import NUM_TOKENS, Table, make_lookup, shapes, tables
 from tests.tools.shapes import uniform_tree
 
 VOCAB_SIZE = 300
@@ -87,8 +87,8 @@ def assert_filled_with_ranks(tree: DraftTree, shape: TreeShape, table: Transitio
 
 @given(shapes(), tables(), st.lists(st.integers(0, NUM_TOKENS - 1), max_size=4))
 @settings(deadline=None)
-def test_a_shape_is_filled_as_far_as_there_are_candidates(shape: TreeShape, table: Table, spine: list[int]) -> None:
-    branches = lookup_candidates(looked_up_in(table))
+def test_shape_is_filled_with_available_candidates(shape: TreeShape, table: Table, spine: list[int]) -> None:
+    branches = lookup_candidates(make_lookup(table))
     tree = fill(
         shape, Anchor(0, 1), spine_candidates(spine, [0.9] * len(spine), branches) if spine else branches, "way"
     )
@@ -100,7 +100,7 @@ def test_a_shape_is_filled_as_far_as_there_are_candidates(shape: TreeShape, tabl
             expected.append(None)
             continue
         tokens = list(table[(0, 1, *path)[-2:]][0])
-        if len(path) < len(spine) and list(path) == spine[: len(path)] and was_spine(tree, path):
+        if len(path) < len(spine) and list(path) == spine[: len(path)] and is_on_spine(tree, path):
             first = spine[len(path)]
             tokens = [first, *(token for token in tokens if token != first)]
         rank = shape.ranks[number]
@@ -111,7 +111,7 @@ def test_a_shape_is_filled_as_far_as_there_are_candidates(shape: TreeShape, tabl
     assert tree.route == ("way" if len(tree) > 1 else "")
 
 
-def was_spine(tree: DraftTree, path: tuple[int, ...]) -> bool:
+def is_on_spine(tree: DraftTree, path: tuple[int, ...]) -> bool:
     node = next(n for n in range(len(tree)) if tuple(tree.path_tokens(n)) == path)
     return all(tree.sources[step] == SPINE for step in tree.path(node)[1:])
 
@@ -119,7 +119,7 @@ def was_spine(tree: DraftTree, path: tuple[int, ...]) -> bool:
 @given(tables(), st.integers(1, 40), st.integers(1, 4))
 @settings(deadline=None)
 def test_breadth_first_fills_levels_in_order(table: Table, budget: int, arity: int) -> None:
-    tree = fill_breadth_first(Anchor(0, 1), lookup_candidates(looked_up_in(table)), arity, budget)
+    tree = fill_breadth_first(Anchor(0, 1), lookup_candidates(make_lookup(table)), arity, budget)
     assert len(tree) <= budget
     assert list(tree.parents) == sorted(tree.parents)  # and so the depths
     children = tree.children()
@@ -134,7 +134,7 @@ def test_breadth_first_fills_levels_in_order(table: Table, budget: int, arity: i
 
 @pytest.mark.parametrize(("cls", "arity"), [(Iso3Drafter, 3), (Iso5Drafter, 5)])
 @pytest.mark.parametrize("budget", [1, 2, 4, 12, 60])
-def test_uniform_trees_have_k_children_a_node(cls: type[RankedDrafter], arity: int, budget: int) -> None:
+def test_uniform_trees_have_k_children_per_node(cls: type[RankedDrafter], arity: int, budget: int) -> None:
     table = full_table()
     tree = begun(cls, NEW_TEXT, table).propose(budget)
     assert_filled_with_ranks(tree, uniform_tree(arity, budget), table, 2)
@@ -156,7 +156,7 @@ def test_the_copied_token_is_the_first_child_all_the_way_down() -> None:
     assert SPINE not in begun(Iso3Drafter, COPYING, spine=False).propose(60).sources
 
 
-def test_a_copied_token_that_the_table_knows_stands_there_once() -> None:
+def test_copied_token_known_to_the_table_appears_once() -> None:
     table = full_table()
     known = table.successors(2, 3)[0][2]
     prompt = [1, 2, 3, known, 50, 1, 2, 3]
@@ -165,7 +165,7 @@ def test_a_copied_token_that_the_table_knows_stands_there_once() -> None:
     assert tree.tokens[1:] == (known, best[0], best[1], best[3], best[4])
 
 
-def test_what_was_emitted_is_matched_next() -> None:
+def test_emitted_tokens_are_matched_next() -> None:
     drafter = begun(Iso3Drafter, [1, 2, 3, 4, 5, 50])
     tree = drafter.propose(4)
     assert SPINE not in tree.sources
@@ -178,7 +178,7 @@ def test_what_was_emitted_is_matched_next() -> None:
 
 @pytest.mark.parametrize("budget", [1, 2, 12, 60, 64])
 @pytest.mark.parametrize("options", [{}, {"acceptance": "0.3,0.25,0.2", "max_depth": 3}, {"acceptance": 0.5}])
-def test_sequoia_has_the_shape_of_its_programme(budget: int, options: dict[str, Any]) -> None:
+def test_sequoia_uses_shape_of_dynamic_programme(budget: int, options: dict[str, Any]) -> None:
     table = full_table()
     made = SequoiaOptions(**options)
     shape = sequoia(parse_acceptance(made.acceptance), budget, made.max_depth)[0]
@@ -187,7 +187,7 @@ def test_sequoia_has_the_shape_of_its_programme(budget: int, options: dict[str, 
     assert begun(SequoiaDrafter, COPYING, table, **options).propose(budget).parents == shape.parents
 
 
-def test_sequoia_takes_a_measured_tree_and_reads_it_once_a_request(tmp_path: Path) -> None:
+def test_sequoia_reads_measured_tree_once_per_request(tmp_path: Path) -> None:
     path = tmp_path / "tree.json"
     uniform_tree(4, 40).save(path)
     table = full_table()
@@ -201,7 +201,7 @@ def test_sequoia_takes_a_measured_tree_and_reads_it_once_a_request(tmp_path: Pat
     "acceptance",
     ["0.6,0.5", "-0.1,0.5", "0.5,-0.1", "nan", "0.5,nan", "inf", "", "a few", "0.5;0.1", "0.5,,0.1", None, True, 1.5],
 )
-def test_acceptance_that_is_none_is_refused(acceptance: object) -> None:
+def test_invalid_acceptance_is_refused(acceptance: object) -> None:
     with pytest.raises(OptionError, match="acceptance"):
         check_drafter("sequoia", {"acceptance": acceptance})
 
@@ -215,7 +215,7 @@ def test_acceptance_may_sum_to_one() -> None:
     "options",
     [{"min_ngram": 6}, {"max_draft": 0}, {"top_k": "ten"}, {"spine": "off"}, {"harvest": "none"}, {"static": 1}],
 )
-def test_senseless_options_of_ranked_trees_are_refused(drafter: str, options: dict[str, Any]) -> None:
+def test_invalid_options_of_ranked_trees_are_refused(drafter: str, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         check_drafter(drafter, options)
 
@@ -232,7 +232,7 @@ def test_recycling_fills_the_static_tree_with_ranks(budget: int) -> None:
     assert tree.route == ("branch" if budget > 1 else "")
 
 
-def test_recycling_leaves_out_what_the_table_does_not_know() -> None:
+def test_recycling_omits_unknown_successors() -> None:
     table = TransitionTable(VOCAB_SIZE, 8)
     drafter = begun(RecyclingDrafter, NEW_TEXT, table)
     assert drafter.propose(80) == DraftTree.root_only(3)
@@ -249,7 +249,7 @@ def test_recycling_leaves_out_what_the_table_does_not_know() -> None:
 @pytest.mark.parametrize(
     "options", [{"top_k": 0}, {"harvest": "some"}, {"bigrams": "no"}, {"tree": None}, {"tree": ""}]
 )
-def test_senseless_options_of_recycling_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_of_recycling_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         check_drafter("recycling", options)
 
@@ -276,7 +276,7 @@ def test_a_tree_is_a_name_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             static_tree(path)
 
 
-def test_an_unknown_tree_is_answered_with_the_known_ones() -> None:
+def test_unknown_tree_error_lists_known_trees() -> None:
     for name in ("heuristics", "", None, 3):
         with pytest.raises(OptionError) as refused:
             static_tree(name)
@@ -331,14 +331,14 @@ def test_a_long_match_is_a_chain_and_a_short_one_a_tree(prompt: list[int], optio
         assert tree == begun(RecyclingDrafter, prompt, table).propose(60)
 
 
-def test_the_chain_keeps_to_the_budget_and_to_max_draft() -> None:
+def test_chain_respects_budget_and_max_draft() -> None:
     assert len(begun(SuffixRecyclingDrafter, COPYING_SIX).propose(4)) == 4
     assert len(begun(SuffixRecyclingDrafter, COPYING_SIX).propose(1)) == 1
     assert len(begun(SuffixRecyclingDrafter, COPYING_SIX, max_draft=2).propose(60)) == 3
 
 
 @pytest.mark.parametrize("options", [{"threshold": 0}, {"max_draft": 0}, {"static_bias": -1}, {"top_k": 0}])
-def test_senseless_options_of_the_pair_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_of_sam_recycling_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         check_drafter("sam+recycling", options)
 

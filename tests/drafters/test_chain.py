@@ -94,7 +94,7 @@ def test_anpd_gives_the_share_of_a_follower() -> None:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_chains_keep_to_the_budget_and_to_max_draft(drafter: type[Drafter]) -> None:
+def test_chains_respect_budget_and_max_draft(drafter: type[Drafter]) -> None:
     repeating = [1, 2, 3] * 30
     for budget in (1, 2, 5):
         assert len(begun(drafter, repeating).propose(budget)) == budget
@@ -102,7 +102,7 @@ def test_chains_keep_to_the_budget_and_to_max_draft(drafter: type[Drafter]) -> N
     assert begun(drafter, [4, 5]).propose(60).tokens == (5,)
 
 
-def test_min_match_holds_short_matches_back() -> None:
+def test_min_match_ignores_short_matches() -> None:
     assert len(begun(SuffixDrafter, [1, 2, 9, 1, 2], min_match=3).propose(60)) == 1
     assert len(begun(SuffixDrafter, [1, 2, 9, 1, 2], min_match=2).propose(60)) == 4
 

@@ -64,7 +64,7 @@ def observe(drafter: GooseDrafter, tree: DraftTree, num_accepted: int, bonus: in
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 8))
-def test_a_match_is_the_latest_place_of_the_longest_ngram(text: list[int], max_tokens: int) -> None:
+def test_match_is_latest_occurrence_of_longest_ngram(text: list[int], max_tokens: int) -> None:
     context = ContextMatch([5, 4, 3])
     context.extend(text)
     found = {}
@@ -116,7 +116,7 @@ def test_a_longer_match_is_trusted_more_and_trust_grows() -> None:
         (LONG_COPY, {"spine": "off"}, "branch"),
     ],
 )
-def test_which_way_a_cycle_takes(prompt: list[int], options: dict[str, Any], route: str) -> None:
+def test_route_of_a_cycle(prompt: list[int], options: dict[str, Any], route: str) -> None:
     tree = begun(prompt, full_table(), **options).propose(60)
     assert tree.route == route
     assert (SPINE in tree.sources) == (route != "branch")
@@ -128,7 +128,7 @@ def test_small_budgets_go_to_the_bare_chain(budget: int, route: str) -> None:
     assert begun(LONG_COPY, full_table()).propose(budget).route == route
 
 
-def test_a_bypass_is_what_was_copied_and_no_more_than_the_budget() -> None:
+def test_bypass_is_the_copied_chain_within_budget() -> None:
     drafter = begun(LONG_COPY, full_table(), bypass="copied")
     tree = drafter.propose(60)
     assert tree.tokens == (3, *LONG_COPY[3:])
@@ -138,7 +138,7 @@ def test_a_bypass_is_what_was_copied_and_no_more_than_the_budget() -> None:
     assert len(drafter.propose(1)) == 1
 
 
-def test_no_source_is_a_plain_step() -> None:
+def test_plain_step_without_sources() -> None:
     for options in ({}, {"spine": "off"}, {"spine": "transition"}):
         assert begun([1, 2, 3], **options).propose(60) == DraftTree.root_only(3)
     # The table alone makes the spine, and it knows nothing: there is no chain to bypass with.
@@ -146,7 +146,7 @@ def test_no_source_is_a_plain_step() -> None:
         assert begun(SAME_PLACE, spine="transition", bypass=bypass).propose(60) == DraftTree.root_only(3)
 
 
-def test_no_table_is_the_chain_alone() -> None:
+def test_only_the_chain_without_table() -> None:
     tree = begun(LONG_COPY, bypass="never").propose(60)
     assert (tree.tokens, tree.route) == ((3, *LONG_COPY[3:]), "spine")
 
@@ -154,7 +154,7 @@ def test_no_table_is_the_chain_alone() -> None:
 # -- adaptation ------------------------------------------------------------------------------------------------------
 
 
-def test_the_running_rate_is_of_accepted_among_drafted_spine_tokens() -> None:
+def test_running_rate_is_share_of_accepted_spine_tokens() -> None:
     # A text that repeats itself after 60 tokens; each cycle is taken to have gone on along it.
     text = list(range(100, 160))
     prompt = [*text, *text[:6]]
@@ -236,7 +236,7 @@ def test_every_ablation_is_exact(name: str, budget: int) -> None:
     assert ("bypass" in routes) == bypasses
 
 
-def test_an_ablation_removes_what_it_says() -> None:
+def test_ablation_removes_its_component() -> None:
     def tree(**options: Any) -> DraftTree:
         return begun(LONG_COPY, full_table(), bypass="never", **options).propose(60)
 
@@ -303,7 +303,7 @@ def test_the_ablations_can_be_typed() -> None:
         {"unknown": 1},
     ],
 )
-def test_senseless_options_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         check_drafter("goose", options)
 

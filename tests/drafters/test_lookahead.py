@@ -30,7 +30,7 @@ from tests.tools.engine import (
 # -- the pool --------------------------------------------------------------------------------------------------------
 
 
-def test_pool_gives_the_latest_first_and_knows_an_ngram_once() -> None:
+def test_pool_returns_latest_first_without_duplicates() -> None:
     pool = NgramPool(per_token=3, limit=100)
     for last in (1, 2, 3, 1):
         pool.add((7, last))
@@ -86,7 +86,7 @@ def placed(window: JacobiWindow, root: int = 99) -> DraftTree:
 
 
 @pytest.mark.parametrize(("width", "depth"), [(1, 1), (4, 1), (1, 3), (5, 4)])
-def test_window_nodes_see_what_the_lookahead_mask_says(width: int, depth: int) -> None:
+def test_window_nodes_follow_the_lookahead_mask(width: int, depth: int) -> None:
     cells = [(row, column) for column in range(width) for row in range(depth)]
     window = window_of([tuple(row * 100 + column for row in range(depth)) for column in range(width)], depth)
     tree = placed(window, root=-1)
@@ -113,7 +113,7 @@ def test_equal_guesses_share_a_node_and_are_found_again(columns: list[tuple[int,
 
 
 @given(columns_of_a_window, st.data())
-def test_a_cut_tree_has_no_answer_or_the_right_one(columns: list[tuple[int, ...]], data: st.DataObject) -> None:
+def test_cut_tree_keeps_correct_last_nodes(columns: list[tuple[int, ...]], data: st.DataObject) -> None:
     window = window_of(columns, 4)
     whole = placed(window)
     cut = whole.first(data.draw(st.integers(1, len(whole)))).limit_depth(data.draw(st.integers(0, 10)))
@@ -126,7 +126,7 @@ def test_a_cut_tree_has_no_answer_or_the_right_one(columns: list[tuple[int, ...]
             assert cut.path_tokens(after) == wanted
 
 
-def test_columns_fill_then_shift_and_wait_where_there_is_no_answer() -> None:
+def test_columns_fill_then_shift_and_wait_for_missing_answers() -> None:
     window = JacobiWindow([1, 2], depth=2)
     assert window.advance([10, None]) == []
     assert window.columns == [(1, 10), (2,)]
@@ -149,7 +149,7 @@ def test_the_window_takes_half_of_a_small_budget(budget: int, shape: tuple[int, 
     assert fit_window(LookaheadOptions(), budget) == shape
 
 
-def test_the_window_takes_what_few_candidates_leave() -> None:
+def test_window_uses_budget_left_by_candidates() -> None:
     assert fit_window(LookaheadOptions(guesses=2), 60) == (12, 4)  # 59 positions less two candidates of four
 
 
@@ -229,7 +229,7 @@ def test_jacobi_ngrams_alone_run_ahead_of_a_text_that_never_repeats() -> None:
     st.integers(2, 5),
 )
 @settings(max_examples=60, deadline=None)
-def test_pooled_ngrams_end_in_the_choice_behind_their_column(
+def test_pooled_ngrams_end_with_choice_after_their_column(
     prompt: list[int], budget: int, cuts: list[int], ngram: int
 ) -> None:
     """Whatever part of a tree is verified, and although the script sees every token before a node."""
@@ -249,7 +249,7 @@ def test_pooled_ngrams_end_in_the_choice_behind_their_column(
         assert set(cycle.drafter._pool._all) <= pooled
 
 
-def test_the_text_enters_the_pool_if_wanted() -> None:
+def test_text_enters_the_pool_if_enabled() -> None:
     prompt = [5, 6, 7, 8]
     for wanted in (True, False):
         options = LookaheadOptions(prompt_ngrams=wanted, ngram=3)
@@ -322,7 +322,7 @@ def test_greedy_output_is_plain_decoding(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("budget", [*range(1, 13), 60, "auto"])
-def test_every_budget_gives_the_plain_output(budget: int | str) -> None:
+def test_every_budget_gives_plain_output(budget: int | str) -> None:
     with make_llm(budget=budget) as llm:
         params = SamplingParams(max_tokens=30, seed=2)
         plain = llm.generate(PROMPTS[:4], params)
@@ -348,7 +348,7 @@ def test_batch_equals_one_by_one(llm: LLM) -> None:
     assert [c.stats.drafted_nodes for c in together] == [c.stats.drafted_nodes for c in alone]
 
 
-def test_it_accepts_guesses_of_the_pool_and_the_window() -> None:
+def test_guesses_of_pool_and_window_are_accepted() -> None:
     with make_llm(budget=60) as llm:
         params = SamplingParams(max_tokens=120, seed=3, ignore_eos=True)
         stats = [c.stats for c in llm.generate(PROMPTS, params, drafter=LookaheadDrafter)]

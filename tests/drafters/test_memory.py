@@ -24,7 +24,7 @@ from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, meta
 # -- what a user gives -----------------------------------------------------------------------------------------------
 
 
-def test_scopes_and_files_are_told_apart(tmp_path: Path) -> None:
+def test_scopes_and_files_are_distinguished(tmp_path: Path) -> None:
     for scope in ("request", "prompt", "process"):
         assert parse_memory(scope) == MemoryConfig(scope)
     for name in ("tables.memory", "./tables", str(tmp_path / "tables")):
@@ -34,26 +34,26 @@ def test_scopes_and_files_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", ["proces", "", "Process", None, 3, True, ["prompt"], b"tables.memory"])
-def test_what_is_neither_is_refused(memory: Any) -> None:
+def test_invalid_memory_is_refused(memory: Any) -> None:
     with pytest.raises(OptionError, match="memory is not a scope or a file name") as refused:
         open_llm(memory)
     assert repr(memory) in str(refused.value)
     assert "request, prompt, process" in str(refused.value)
 
 
-def test_a_misspelt_scope_does_not_wait_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_misspelt_scope_is_refused_before_model_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwood.llm.load_target", lambda *_, **__: pytest.fail("a model is loaded"))
     with pytest.raises(OptionError, match="memory is not a scope"):
         LLM("tiny", memory="proces")
 
 
-def test_a_factory_refuses_too() -> None:
+def test_factory_refuses_invalid_memory() -> None:
     with pytest.raises(OptionError, match="memory is not a scope"):
         make_factory("goose", None, tiny_target().info, "proces")
 
 
 @pytest.mark.parametrize("name", ["x" * 300 + ".memory", "~nobody-of-that-name/tables"])
-def test_names_that_no_file_can_have_are_refused(name: str) -> None:
+def test_invalid_file_names_are_refused(name: str) -> None:
     with pytest.raises(OptionError, match="Invalid file name"):
         open_llm(name)
 
@@ -84,7 +84,7 @@ def spy() -> type[SpyingGoose]:
 SAMPLES = replace(PARAMS, n=3, temperature=1.0, seed=1)
 
 
-def test_of_requests_that_share_nothing_each_starts_from_nothing(spy: type[SpyingGoose]) -> None:
+def test_request_scope_starts_empty(spy: type[SpyingGoose]) -> None:
     llm = open_llm("request", spy, max_batch=1)
     llm.generate([PROMPT, PROMPT], SAMPLES)
     assert spy.pairs_at_start == [0] * 6
@@ -93,7 +93,7 @@ def test_of_requests_that_share_nothing_each_starts_from_nothing(spy: type[Spyin
     assert len({memory for memory, _ in spy.seen[6:]}) == 6
 
 
-def test_the_samples_of_a_prompt_share_and_other_prompts_do_not(spy: type[SpyingGoose]) -> None:
+def test_prompt_scope_is_shared_by_samples_only(spy: type[SpyingGoose]) -> None:
     llm = open_llm("prompt", spy)
     llm.generate([PROMPT, PROMPT, "another"], SAMPLES)
     assert len(spy.seen) == 9
@@ -109,7 +109,7 @@ def test_the_samples_of_a_prompt_share_and_other_prompts_do_not(spy: type[Spying
 
 @pytest.mark.parametrize("scope", ["request", "prompt"])
 @pytest.mark.parametrize("ending", ["finished", "cancelled"])
-def test_memories_go_with_their_requests(scope: str, ending: str, spy: type[SpyingGoose]) -> None:
+def test_memories_are_freed_with_their_requests(scope: str, ending: str, spy: type[SpyingGoose]) -> None:
     llm = open_llm(scope, spy)
     if ending == "finished":
         llm.generate([PROMPT, "another"], SAMPLES)
@@ -124,7 +124,7 @@ def test_memories_go_with_their_requests(scope: str, ending: str, spy: type[Spyi
     assert all(memory() is None for _, memory in spy.seen)
 
 
-def test_all_requests_of_a_process_share(spy: type[SpyingGoose]) -> None:
+def test_process_scope_is_shared_by_all_requests(spy: type[SpyingGoose]) -> None:
     llm = open_llm("process", spy)
     first = llm.generate(PROMPT, PARAMS)[0]
     second = llm.generate(PROMPT, PARAMS)[0]
@@ -135,14 +135,14 @@ def test_all_requests_of_a_process_share(spy: type[SpyingGoose]) -> None:
     assert second.stats.cycles < first.stats.cycles
 
 
-def test_two_models_share_nothing(spy: type[SpyingGoose]) -> None:
+def test_models_do_not_share_memory(spy: type[SpyingGoose]) -> None:
     first, second = open_llm("process", spy), open_llm("process", spy)
     cycles(first)
     cycles(second)
     assert spy.pairs_at_start == [0, 0]
 
 
-def test_another_drafter_of_a_call_has_the_scope_too(tmp_path: Path) -> None:
+def test_drafter_of_a_call_uses_the_scope(tmp_path: Path) -> None:
     path = tmp_path / "tables.memory"
     with open_llm(path, "goose") as llm:
         cold, warm = (llm.generate(PROMPT, PARAMS, drafter="recycling")[0].stats.cycles for _ in range(2))
@@ -153,7 +153,7 @@ def test_another_drafter_of_a_call_has_the_scope_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("drafter", FORGETFUL)
 @pytest.mark.parametrize("scope", ["request", "prompt", "process"])
-def test_drafters_that_learn_nothing_take_any_scope(scope: str, drafter: str) -> None:
+def test_drafters_without_memory_accept_any_scope(scope: str, drafter: str) -> None:
     llm = open_llm(scope, drafter)
     assert llm.generate(PROMPT, SamplingParams(max_tokens=40))[0].token_ids == reference(llm, PROMPT, 40)
     assert llm._default.memory.get(1) is None
@@ -164,7 +164,7 @@ def test_drafters_that_learn_nothing_take_any_scope(scope: str, drafter: str) ->
 
 @pytest.mark.parametrize("drafter", LEARNING)
 @pytest.mark.parametrize("memory", ["request", "prompt", "process", "file"])
-def test_no_memory_changes_the_output(memory: str, drafter: str, tmp_path: Path) -> None:
+def test_memory_does_not_change_the_output(memory: str, drafter: str, tmp_path: Path) -> None:
     place = tmp_path / "tables.memory" if memory == "file" else memory
     params = SamplingParams(max_tokens=30)
     for _ in range(2):  # the second time from what the first one left

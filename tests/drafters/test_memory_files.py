@@ -32,7 +32,7 @@ def filled(path: Path, drafter: str = "goose", **options: Any) -> int:
 
 
 @pytest.mark.parametrize("drafter", LEARNING)
-def test_the_next_run_begins_with_what_the_file_holds(drafter: str, tmp_path: Path) -> None:
+def test_next_run_starts_from_the_file(drafter: str, tmp_path: Path) -> None:
     path = tmp_path / "tables.memory"
     cold = filled(path, drafter)
     assert names(tmp_path) == ["tables.memory"]
@@ -40,7 +40,7 @@ def test_the_next_run_begins_with_what_the_file_holds(drafter: str, tmp_path: Pa
         assert cycles(llm) < cold
 
 
-def test_a_file_says_what_it_is(tmp_path: Path) -> None:
+def test_file_has_metadata(tmp_path: Path) -> None:
     path = tmp_path / "tables.memory"
     filled(path, top_k=4)
     about = metadata(path)
@@ -50,7 +50,7 @@ def test_a_file_says_what_it_is(tmp_path: Path) -> None:
     assert about["layout"] == "successors of 258 tokens and of pairs, 4 each"
 
 
-def test_a_table_that_got_smaller_keeps_the_latest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smaller_table_keeps_latest_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tables.memory"
     filled(path)
     monkeypatch.setattr("draftwood.drafters.transition.RowTable.capacity_within", lambda *_: 5)
@@ -58,18 +58,18 @@ def test_a_table_that_got_smaller_keeps_the_latest(tmp_path: Path, monkeypatch: 
         assert llm._default.memory.get(0).num_pairs == 5
 
 
-def break_off_in_the_block(llm: LLM) -> None:
+def interrupt_in_block(llm: LLM) -> None:
     cycles(llm)
     raise KeyboardInterrupt
 
 
-def break_off_in_a_stream(llm: LLM) -> None:
+def interrupt_in_stream(llm: LLM) -> None:
     for number, _ in enumerate(llm.stream(PROMPT, PARAMS)):
         if number == 2:
             raise KeyboardInterrupt
 
 
-def break_off_in_a_pass(llm: LLM) -> None:
+def interrupt_in_pass(llm: LLM) -> None:
     target = llm._engine.target
     forward, passes = target.forward, iter(range(5))
 
@@ -82,7 +82,7 @@ def break_off_in_a_pass(llm: LLM) -> None:
     llm.generate(PROMPT, PARAMS)
 
 
-@pytest.mark.parametrize("break_off", [break_off_in_the_block, break_off_in_a_stream, break_off_in_a_pass])
+@pytest.mark.parametrize("break_off", [interrupt_in_block, interrupt_in_stream, interrupt_in_pass])
 def test_ctrl_c_loses_nothing(break_off: Callable[[LLM], None], tmp_path: Path) -> None:
     path = tmp_path / "tables.memory"
 
@@ -98,7 +98,7 @@ def test_ctrl_c_loses_nothing(break_off: Callable[[LLM], None], tmp_path: Path) 
         assert cycles(llm) < cycles(open_llm("request"))
 
 
-def test_it_is_saved_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_saved_periodically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tables.memory"
     llm = open_llm(path)
     cycles(llm)
@@ -116,7 +116,7 @@ def test_it_is_saved_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert path.exists()
 
 
-def test_a_save_in_between_that_fails_costs_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_periodic_save_does_not_fail_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memories, "SECONDS_BETWEEN_SAVES", 0.0)
     path = tmp_path / "tables.memory"
     llm = open_llm(path)
@@ -186,9 +186,7 @@ def test_a_file_with_other_tables_is_refused(drafter: str, options: dict[str, An
         ({"model": None}, "another model"),
     ],
 )
-def test_a_file_that_says_something_else_is_refused(
-    changed: dict[str, str | None], message: str, tmp_path: Path
-) -> None:
+def test_file_with_wrong_metadata_is_refused(changed: dict[str, str | None], message: str, tmp_path: Path) -> None:
     path = tmp_path / "tables.memory"
     filled(path)
     about = {key: value for key, value in {**metadata(path), **changed}.items() if value is not None}
@@ -262,7 +260,7 @@ def test_a_drafter_without_memory_needs_no_file(drafter: str, tmp_path: Path) ->
 # -- the command line ------------------------------------------------------------------------------------------------
 
 
-def test_the_command_keeps_a_memory_in_a_file(tmp_path: Path, draftwood_command: Command) -> None:
+def test_command_saves_memory_to_file(tmp_path: Path, draftwood_command: Command) -> None:
     path = tmp_path / "tables.memory"
     command = ("generate", *TINY, "--drafter", "goose", "--memory", str(path), "--raw", "ab ab ab", "--json")
     first, second = (draftwood_command(*command) for _ in range(2))
@@ -280,7 +278,7 @@ def test_the_command_keeps_a_memory_in_a_file(tmp_path: Path, draftwood_command:
         (("--drafter", "pld", "--memory", "./tables.memory"), "learns nothing"),
     ],
 )
-def test_the_command_refuses_what_cannot_be(
+def test_command_refuses_invalid_memory(
     options: tuple[str, ...], message: str, tmp_path: Path, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -31,9 +31,7 @@ def request(prompt: list[int], prediction: list[int]) -> DraftRequest:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.lists(st.integers(0, 9), max_size=40))
-def test_the_known_text_ends_as_the_prompt_does_and_has_the_prediction_behind_it(
-    prompt: list[int], prediction: list[int]
-) -> None:
+def test_prediction_follows_the_end_of_the_prompt(prompt: list[int], prediction: list[int]) -> None:
     known = list(request(prompt, prediction).known_text)
     assert known[: len(prompt) + len(prediction)] == prompt + prediction
     assert prompt[-16:] == known[-16:][-len(prompt) :]
@@ -44,7 +42,7 @@ def test_the_known_text_ends_as_the_prompt_does_and_has_the_prediction_behind_it
 @pytest.mark.parametrize("drafter", [*CHOOSING, *DRAWING])
 @settings(max_examples=10, deadline=None)
 @given(prediction=st.text(max_size=30), temperature=st.sampled_from([0.0, 0.7]))
-def test_no_prediction_changes_a_text(llm: LLM, drafter: str, prediction: str, temperature: float) -> None:
+def test_prediction_does_not_change_the_text(llm: LLM, drafter: str, prediction: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=3)
     plain = llm.generate(PROMPT, params, drafter="plain")[0]
     if temperature and drafter in DRAWING:
@@ -53,7 +51,7 @@ def test_no_prediction_changes_a_text(llm: LLM, drafter: str, prediction: str, t
 
 
 @pytest.mark.parametrize("drafter", COPYING)
-def test_a_right_one_is_copied_from_the_first_token_on(llm: LLM, drafter: str) -> None:
+def test_correct_prediction_is_copied_from_first_token(llm: LLM, drafter: str) -> None:
     plain = llm.generate(PROMPT, LONG, drafter="plain")[0]
     without = llm.generate(PROMPT, LONG, drafter=drafter)[0]
     prompt_ids = llm.tokenizer.encode(PROMPT)
@@ -72,7 +70,7 @@ def test_a_right_one_is_copied_from_the_first_token_on(llm: LLM, drafter: str) -
 
 
 @pytest.mark.parametrize("drafter", STANDALONE)
-def test_exactly_the_drafters_that_copy_text_read_the_prediction(
+def test_only_drafters_that_copy_text_use_the_prediction(
     llm: LLM, drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[DraftRequest] = []
@@ -81,7 +79,7 @@ def test_exactly_the_drafters_that_copy_text_read_the_prediction(
     assert bool(reads) == STANDALONE[drafter].copies_text
 
 
-def test_streams_and_chats_take_one_too(llm: LLM) -> None:
+def test_streams_and_chats_accept_predictions(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hello"}]
     plain = llm.chat(messages, LONG)[0]
     assert llm.chat(messages, LONG, drafter="pld", prediction="abc")[0].token_ids == plain.token_ids
@@ -92,7 +90,7 @@ def test_streams_and_chats_take_one_too(llm: LLM) -> None:
         assert sum(len(event.token_ids) for event in events) == 48
 
 
-def test_from_the_command_line(draftwood_command: Command, tmp_path: Path) -> None:
+def test_prediction_from_command_line(draftwood_command: Command, tmp_path: Path) -> None:
     expected = tmp_path / "expected.txt"
     expected.write_text("abc")
     plain, predicted, compared = (

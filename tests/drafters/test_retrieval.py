@@ -46,7 +46,7 @@ def paths(tree: DraftTree) -> dict[tuple[int, ...], float]:
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=20), st.integers(1, 30))
 @settings(max_examples=300)
-def test_frequency_tree_is_the_cut_of_a_trie(rows: list[list[int]], budget: int) -> None:
+def test_frequency_tree_is_a_pruned_trie(rows: list[list[int]], budget: int) -> None:
     tree = grow_frequency_tree(9, padded(rows, 5), "corpus", budget)
     assert paths(tree) == pytest.approx(brute_force_tree(rows, budget))
     assert (tree.tokens[0], tree.probs[0], len(tree) <= budget) == (9, 1.0, True)
@@ -63,7 +63,7 @@ def test_frequency_tree_takes_large_ids_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (4, 0)])
-def test_no_continuations_make_a_root(shape: tuple[int, int]) -> None:
+def test_no_continuations_give_root_only(shape: tuple[int, int]) -> None:
     assert grow_frequency_tree(5, np.empty(shape, np.int32), "corpus", 8) == DraftTree.root_only(5)
 
 
@@ -77,7 +77,7 @@ def plain() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module")
-def own_words(plain: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model_datastore(plain: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A datastore of what the tiny model itself says to some of the prompts, and of other texts."""
     codec = ByteTokenizer()
     answers = plain.generate(PROMPTS[:3], SamplingParams(max_tokens=60))
@@ -90,24 +90,26 @@ def own_words(plain: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("options", [{}, {"min_match": 3, "max_draft": 2}, {"max_matches": 1, "max_match": 1}])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_output_is_plain_decoding(plain: LLM, own_words: Path, options: dict[str, int], temperature: float) -> None:
+def test_output_is_plain_decoding(
+    plain: LLM, tiny_model_datastore: Path, options: dict[str, int], temperature: float
+) -> None:
     params = SamplingParams(max_tokens=50, temperature=temperature, seed=3)
-    with make_llm(drafter=RetrievalDrafter, drafter_options={"datastore": str(own_words), **options}) as llm:
+    with make_llm(drafter=RetrievalDrafter, drafter_options={"datastore": str(tiny_model_datastore), **options}) as llm:
         drafted = llm.generate(PROMPTS, params)
     expected = plain.generate(PROMPTS, params)
     assert [c.token_ids for c in drafted] == [c.token_ids for c in expected]
 
 
-def test_what_is_in_the_datastore_is_drafted(own_words: Path) -> None:
+def test_datastore_content_is_drafted(tiny_model_datastore: Path) -> None:
     params = SamplingParams(max_tokens=50)
-    with make_llm(drafter=RetrievalDrafter, drafter_options={"datastore": str(own_words)}, budget=20) as llm:
+    with make_llm(drafter=RetrievalDrafter, drafter_options={"datastore": str(tiny_model_datastore)}, budget=20) as llm:
         known, unknown = llm.generate([PROMPTS[0], "ZZZZ"], params)
     assert known.stats.acceptance_length > 5
     assert known.stats.acceptance_length > unknown.stats.acceptance_length
     assert set(known.sources) == {"datastore", "target"}
 
 
-def test_the_match_reaches_back_over_cycles_and_no_further_than_allowed() -> None:
+def test_match_spans_cycles_up_to_max_length() -> None:
     store = store_of([[1, 2, 3], [0, 2, 0], [1, 1, 2, 1]])
 
     def guesses(max_match: int) -> set[int]:
@@ -122,15 +124,15 @@ def test_the_match_reaches_back_over_cycles_and_no_further_than_allowed() -> Non
     assert [guesses(max_match) for max_match in (1, 2, 3)] == [{0, 1, 3}, {1, 3}, {1}]
 
 
-def test_every_budget_is_kept(own_words: Path) -> None:
+def test_budgets_are_respected(tiny_model_datastore: Path) -> None:
     for budget in (1, 2, 5):
-        options = {"datastore": own_words}
+        options = {"datastore": tiny_model_datastore}
         with make_llm(drafter=RetrievalDrafter, drafter_options=options, budget=budget) as llm:
             got = llm.generate(PROMPTS[0], SamplingParams(max_tokens=20))[0]
         assert got.stats.mean_tree_size <= budget
 
 
-def test_no_datastore_is_an_error_with_the_command_that_builds_one() -> None:
+def test_missing_datastore_error_names_build_command() -> None:
     with pytest.raises(OptionError, match=r"needs a datastore(.|\n)*draftwood datastore build"):
         make_llm(drafter=RetrievalDrafter)
 
@@ -146,7 +148,7 @@ def test_no_datastore_is_an_error_with_the_command_that_builds_one() -> None:
         {"datastore": "x", "max_matches": True},
     ],
 )
-def test_senseless_options_are_refused(options: dict[str, object]) -> None:
+def test_invalid_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(OptionError):
         make_llm(drafter=RetrievalDrafter, drafter_options=options)
 

@@ -126,7 +126,7 @@ PARAMS = SamplingParams(max_tokens=12, temperature=0.7, top_k=5, top_p=0.9, seed
 
 
 @pytest.mark.parametrize("params", [PARAMS, SamplingParams(max_tokens=12, ignore_eos=True)])
-def test_emitted_tokens_leave_the_distribution_they_were_drawn_from(params: SamplingParams) -> None:
+def test_distributions_of_emitted_tokens_are_stored(params: SamplingParams) -> None:
     prompt = list(b"distribution")
     memory, output, llm = warm_tables(params, prompt, max_ngram=6)
     for end in range(12):
@@ -145,7 +145,7 @@ def test_emitted_tokens_leave_the_distribution_they_were_drawn_from(params: Samp
         assert sum(abs(float(own[i]) - p) for i, p in zip(ids, probs, strict=True)) < 0.25
 
 
-def test_every_node_is_learnt_from_unless_asked_not_to() -> None:
+def test_every_node_is_learnt_from_by_default() -> None:
     prompt = list(b"abcabcabcabcabc")
     every, _, _ = warm_tables(PARAMS, prompt)
     emitted, _, _ = warm_tables(PARAMS, prompt, harvest="emitted")
@@ -201,7 +201,7 @@ def test_prefill_gives_logits_only_where_they_are_read() -> None:
         SamplingParams(temperature=1e-6),
     ],
 )
-def test_warping_the_best_tokens_is_warping_them_all(params: SamplingParams) -> None:
+def test_warping_top_tokens_equals_full_warping(params: SamplingParams) -> None:
     """Where the best tokens are all there are, it is what the target's own warping gives."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn((20, 10), generator=generator) * 2
@@ -212,7 +212,7 @@ def test_warping_the_best_tokens_is_warping_them_all(params: SamplingParams) -> 
     assert got == pytest.approx(expected, abs=1e-5)
 
 
-def test_rows_without_numbers_are_harmless() -> None:
+def test_rows_of_nan_and_infinity_give_finite_probs() -> None:
     logits = torch.tensor([[math.nan] * 4, [-math.inf] * 4, [math.inf, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, -math.inf]])
     for params in (SamplingParams(temperature=0.5, top_p=0.9), SamplingParams()):
         probs = warp_top(top_rows(logits, 3), params)

@@ -59,9 +59,7 @@ def test_batch_equals_one_by_one(llm: LLM, drafter: str | type[Drafter]) -> None
 
 @pytest.mark.parametrize("drafter", CHOOSING)
 @pytest.mark.parametrize("temperature", [0.4, 1.0])
-def test_a_seed_gives_the_same_output_with_every_drafter_that_chooses(
-    llm: LLM, temperature: float, drafter: str
-) -> None:
+def test_seed_gives_same_output_with_every_choosing_drafter(llm: LLM, temperature: float, drafter: str) -> None:
     params = SamplingParams(max_tokens=40, temperature=temperature, top_p=0.95, seed=11)
     plain = llm.generate(PROMPTS, params, drafter="plain")
     drafted = llm.generate(PROMPTS, params, drafter=drafter)
@@ -84,9 +82,7 @@ def test_a_seed_gives_the_same_output_on_a_gpu(
 
 
 @pytest.mark.parametrize("most_logits", [1, 2**27])
-def test_requests_of_all_kinds_draw_together_what_each_draws_alone(
-    llm: LLM, most_logits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batched_draws_equal_single_draws(llm: LLM, most_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [
         SamplingParams(max_tokens=20, temperature=0.9, seed=1),
         SamplingParams(max_tokens=24),
@@ -110,7 +106,7 @@ def test_requests_of_all_kinds_draw_together_what_each_draws_alone(
     assert list(found.values()) == [list(c.token_ids) for c in alone]
 
 
-def test_those_who_draw_pay_for_the_time_that_it_takes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_time_is_charged_to_sampled_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     now, drawing = 0.0, draws.draw_tokens
 
     def slowly(probs: torch.Tensor, numbers: Sequence[float]) -> list[int]:
@@ -128,7 +124,7 @@ def test_those_who_draw_pay_for_the_time_that_it_takes(llm: LLM, monkeypatch: py
     assert [stats[request_id].accept_seconds for request_id in ids] == [7.5, 0.0, 7.5]
 
 
-def test_what_the_target_found_in_its_pass_is_not_looked_for_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_rows_of_the_pass_are_reused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     target, asked = llm._engine.target, list[int]()
     forward = target.forward
 
@@ -266,7 +262,7 @@ def test_stop_token_cuts_inside_a_block(at: int) -> None:
     assert got.text == llm.tokenizer.decode(got.token_ids[:-1])
 
 
-def test_stop_string_cuts_inside_a_block_and_streams_nothing_of_it() -> None:
+def test_stop_string_cuts_inside_a_block_and_is_not_streamed() -> None:
     free = SamplingParams(max_tokens=40, ignore_eos=True, repetition_penalty=1.5)
     llm, plain = oracle_llm("string", free)
     text = llm.tokenizer.decode(plain)

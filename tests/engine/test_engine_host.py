@@ -90,7 +90,7 @@ def told(events: list[TokenEvent]) -> list[object]:
 
 
 @pytest.mark.parametrize("drafter", ["plain", "goose"])
-def test_without_text_all_else_is_the_same(drafter: str) -> None:
+def test_events_are_equal_without_text(drafter: str) -> None:
     params = SamplingParams(max_tokens=40)
     silent_codec, codec = CountingCodec(), CountingCodec()
     read = events_of(params, with_text=True, drafter=drafter, codec=codec)
@@ -104,7 +104,7 @@ def test_without_text_all_else_is_the_same(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["plain", "goose"])
-def test_stop_strings_end_a_request_whose_text_nobody_reads(drafter: str) -> None:
+def test_stop_strings_end_a_request_without_text(drafter: str) -> None:
     whole = events_of(SamplingParams(max_tokens=40), with_text=True, drafter=drafter)
     texts = ["".join(e.text for e in events) for events in whole]
     stop = next(c for c in texts[0][5:] if c.isascii())
@@ -115,7 +115,7 @@ def test_stop_strings_end_a_request_whose_text_nobody_reads(drafter: str) -> Non
     assert sum(len(e.token_ids) for e in cut[1][0]) < 40
 
 
-def test_who_looks_gets_its_own_rows_beside_others_that_do_not() -> None:
+def test_watching_drafter_gets_its_own_rows_in_mixed_batch() -> None:
     Watching.shown.clear()
     codec, target = ByteTokenizer(), tiny_target()
     engine = Engine(target, codec, EngineOptions(budget=4, max_batch=4))
@@ -139,7 +139,7 @@ def test_who_looks_gets_its_own_rows_beside_others_that_do_not() -> None:
         assert logits.argmax(-1).tolist() == list(choices)
 
 
-def test_a_batch_in_which_nobody_looks_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_output_is_split_only_if_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     split, times = ForwardOutput.split, []
 
     def counted(self: ForwardOutput, segments: Sequence[Segment]) -> list[ForwardOutput]:
@@ -157,7 +157,7 @@ def test_a_batch_in_which_nobody_looks_is_not_taken_apart(monkeypatch: pytest.Mo
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.5, 9.0)), max_size=12))
-def test_loads_beside_are_sums_of_the_others(given_loads: list[tuple[int, float]]) -> None:
+def test_loads_of_others_are_sums(given_loads: list[tuple[int, float]]) -> None:
     loads = [Load(*each) for each in given_loads]
     for index, load in enumerate(loads_of_others(loads)):
         others = loads[:index] + loads[index + 1 :]
@@ -165,14 +165,14 @@ def test_loads_beside_are_sums_of_the_others(given_loads: list[tuple[int, float]
         assert load.tokens == pytest.approx(sum(other.tokens for other in others))
 
 
-def test_a_root_is_of_the_kind_it_was_given() -> None:
+def test_root_only_tree_has_int_token() -> None:
     assert DraftTree.root_only(7) == DraftTree((7,), (-1,), (0,), ("root",), (1.0,))
     DraftTree.root_only(np.int64(8))
     assert type(DraftTree.root_only(8).tokens[0]) is int
     assert DraftTree.root_only(8).child_with(0, 8) is None
 
 
-def test_a_dialogue_reads_answers_that_something_follows() -> None:
+def test_dialogue_reads_text_only_of_answers_with_next_turn() -> None:
     rules = rules_of(ByteTokenizer())
     dialogue, made = Dialogue(0, Prompt("here", (user("Hi"), user("And?"))), rules), SelfMade(0, 0, rules)
     dialogue.ask()
@@ -187,7 +187,7 @@ def test_a_dialogue_reads_answers_that_something_follows() -> None:
     assert (dialogue.reads_text, made.reads_text) == (False, False)
 
 
-def test_answers_are_the_same_whether_their_text_is_read_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_are_equal_with_and_without_text(monkeypatch: pytest.MonkeyPatch) -> None:
     def transcripts(target: NativeTarget) -> list[list[int]]:
         codec = ByteTokenizer()
         turns = (user("Hi"), user("And?"))
@@ -202,7 +202,7 @@ def test_answers_are_the_same_whether_their_text_is_read_or_not(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("room", [1, 40, 100])
-def test_new_prompts_share_passes_that_stay_small(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+def test_new_prompts_share_passes_of_bounded_size(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """Many at once: those that have no room in a pass wait for the next, and nothing else changes."""
     prompts = [letter * 30 for letter in "abcdefghij"]
     params = SamplingParams(max_tokens=6)

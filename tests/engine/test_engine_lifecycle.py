@@ -41,7 +41,7 @@ def test_stream_is_generate_piece_by_piece(llm: LLM) -> None:
     assert events[-1].finish_reason == whole.finish_reason
 
 
-def test_leaving_a_stream_frees_everything(llm: LLM) -> None:
+def test_closed_stream_frees_everything(llm: LLM) -> None:
     target = llm._engine.target
     for event in llm.stream("go on for long", SamplingParams(max_tokens=200), drafter="pld"):
         assert event.token_ids
@@ -64,7 +64,7 @@ def test_cancel_waiting_running_and_leading_requests() -> None:
     assert engine.target.can_open(4096)
 
 
-def test_streams_that_are_read_in_turns_keep_apart(llm: LLM) -> None:
+def test_interleaved_streams_are_independent(llm: LLM) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     expected = [llm.generate(prompt, params)[0].token_ids for prompt in PROMPTS[:3]]
     streams = [llm.stream(prompt, params, drafter="pld") for prompt in PROMPTS[:3]]
@@ -77,7 +77,7 @@ def test_streams_that_are_read_in_turns_keep_apart(llm: LLM) -> None:
     assert not llm._engine.has_work
 
 
-def test_a_stream_that_nobody_reads_costs_nothing(llm: LLM) -> None:
+def test_unread_stream_costs_nothing(llm: LLM) -> None:
     llm.stream("never read")
     assert not llm._engine.has_work
     assert llm.generate("x", SamplingParams(max_tokens=3))[0].token_ids
@@ -91,7 +91,7 @@ def test_threads_may_share_a_model(llm: LLM) -> None:
     assert results == expected
 
 
-def test_a_failing_drafter_ends_its_own_request_only(llm: LLM) -> None:
+def test_failing_drafter_ends_only_its_own_request(llm: LLM) -> None:
     class Failing(WildDrafter):
         name = "failing"
 
@@ -108,7 +108,7 @@ def test_a_failing_drafter_ends_its_own_request_only(llm: LLM) -> None:
     assert llm._engine.target.can_open(4096)
 
 
-def test_a_drafter_that_cannot_begin_ends_its_own_request_only(llm: LLM) -> None:
+def test_drafter_failing_at_begin_ends_only_its_own_request(llm: LLM) -> None:
     class NeverReady(PromptLookupDrafter):
         def begin(self, request: DraftRequest) -> None:
             raise RuntimeError("a mistake in a drafter")
@@ -124,7 +124,7 @@ def test_a_drafter_that_cannot_begin_ends_its_own_request_only(llm: LLM) -> None
     assert not llm._engine.has_work
 
 
-def test_prompts_that_are_read_do_not_disturb_their_neighbours() -> None:
+def test_prompt_logits_do_not_disturb_other_requests() -> None:
     class Reader(PromptLookupDrafter):
         name = "reader"
         wants_prompt_logits = True
@@ -141,7 +141,7 @@ def test_prompts_that_are_read_do_not_disturb_their_neighbours() -> None:
     assert Reader.read == sum(len(llm.tokenizer.encode(prompt)) - 1 for prompt in prompts)
 
 
-def test_a_model_that_is_let_go_frees_its_cache() -> None:
+def test_deleted_model_frees_its_cache() -> None:
     llm = make_llm()
     cache = weakref.ref(llm._engine.target.cache)
     llm.generate("x", SamplingParams(max_tokens=2))
@@ -162,7 +162,7 @@ def test_the_whole_cache_can_be_filled_whatever_the_budget(budget: int) -> None:
     assert got.finish_reason == "length"
 
 
-def test_a_cache_that_others_hold_is_an_error_not_an_endless_wait() -> None:
+def test_cache_held_by_others_raises_instead_of_waiting() -> None:
     target = tiny_target(cache_tokens=64)
     target.open(60)
     llm = LLM.from_target(target, ByteTokenizer(), budget=4)
@@ -170,7 +170,7 @@ def test_a_cache_that_others_hold_is_an_error_not_an_endless_wait() -> None:
         llm.generate("hello", SamplingParams(max_tokens=20))
 
 
-def test_logprobs_are_the_model_s_own(llm: LLM) -> None:
+def test_logprobs_match_the_model(llm: LLM) -> None:
     got = llm.generate("logs", SamplingParams(max_tokens=8, temperature=0.7, seed=1, logprobs=3), drafter="pld")[0]
     tokens = llm.tokenizer.encode("logs")
     rows = logits_after(llm._engine.target, tokens + got.token_ids).log_softmax(-1)
@@ -235,7 +235,7 @@ def test_a_drafter_that_breaks_its_contract_is_named(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("token", [-1, 1 << 20])
-def test_a_guess_that_is_no_token_ends_its_own_request_only(llm: LLM, token: int) -> None:
+def test_invalid_token_guess_ends_only_its_own_request(llm: LLM, token: int) -> None:
     """The target would read beside its embeddings, or refuse the pass that others are in."""
 
     class Guessing(WildDrafter):
@@ -261,14 +261,14 @@ def test_token_ids_may_come_from_numpy_and_torch(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("prompts", [None, 5, {"a": 1}])
-def test_what_is_no_prompt_at_all_is_refused(llm: LLM, prompts: object) -> None:
+def test_rejects_invalid_prompt_types(llm: LLM, prompts: object) -> None:
     with pytest.raises(PromptError, match="must be text or token ids"):
         llm.generate(prompts)
     with pytest.raises(OptionError, match="SamplingParams"):
         llm.generate("x", {"max_tokens": 3})
 
 
-def test_streams_carry_one_sample(llm: LLM) -> None:
+def test_stream_refuses_several_samples(llm: LLM) -> None:
     with pytest.raises(OptionError, match="one sample"):
         llm.stream("x", SamplingParams(n=2))
 

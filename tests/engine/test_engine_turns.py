@@ -95,7 +95,7 @@ def run(
 
 
 @pytest.mark.parametrize("drafter", ["plain", "goose", "recycling"])
-def test_the_same_output_as_one_after_the_other(drafter: str) -> None:
+def test_output_equals_sequential_passes(drafter: str) -> None:
     """Requests that end at different times; the last few share a pass again."""
     params = [SamplingParams(max_tokens=5 + 7 * n, ignore_eos=True) for n in range(len(PROMPTS))]
     late = LateTarget.made()
@@ -105,7 +105,7 @@ def test_the_same_output_as_one_after_the_other(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", [{"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {"logprobs": 2}])
-def test_who_reads_logits_shares_every_pass(wanted: dict[str, Any]) -> None:
+def test_requests_that_read_logits_share_every_pass(wanted: dict[str, Any]) -> None:
     """They are there only when the pass launched behind them is over: two halves would wait for each other."""
     late, params = LateTarget.made(), [SamplingParams(max_tokens=20, ignore_eos=True)] * len(PROMPTS)
     params[-1] = SamplingParams(max_tokens=20, ignore_eos=True, **wanted)
@@ -113,7 +113,7 @@ def test_who_reads_logits_shares_every_pass(wanted: dict[str, Any]) -> None:
     assert late.most_at_once == 1
 
 
-def test_halves_join_when_somebody_comes_who_reads_logits() -> None:
+def test_halves_join_for_new_request_that_reads_logits() -> None:
     late = LateTarget.made()
     engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
     factory = make_factory("goose", {}, late.info)
@@ -142,7 +142,7 @@ def test_few_requests_share_every_pass() -> None:
     assert late.most_at_once == 1
 
 
-def test_a_request_can_be_cancelled_while_its_pass_is_under_way() -> None:
+def test_request_can_be_cancelled_during_its_pass() -> None:
     late = LateTarget.made()
     engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
     factory = make_factory("goose", {}, late.info)
@@ -204,7 +204,7 @@ def test_requests_come_and_go_at_any_time(seed: int) -> None:
     assert late.can_open(late.num_slots)
 
 
-def test_everything_can_be_ended_while_a_pass_is_under_way() -> None:
+def test_engine_can_be_closed_during_a_pass() -> None:
     late = LateTarget.made()
     engine = Engine(late, ByteTokenizer(), EngineOptions(budget=6, max_batch=len(PROMPTS)))
     factory = make_factory("goose", {}, late.info)
@@ -223,7 +223,7 @@ def test_everything_can_be_ended_while_a_pass_is_under_way() -> None:
     assert late.can_open(late.num_slots)
 
 
-def test_a_pass_that_cannot_start_leaves_the_one_under_way_alone() -> None:
+def test_failed_launch_does_not_affect_running_pass() -> None:
     late = LateTarget.made()
     late.fails_at = 5
     params = [SamplingParams(max_tokens=6, ignore_eos=True)] * len(PROMPTS)

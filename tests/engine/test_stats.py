@@ -35,7 +35,7 @@ def noted(*cycles: tuple[DraftTree, list[int], int]) -> RequestStats:
     return stats
 
 
-def test_a_path_that_leaves_the_spine_by_hand() -> None:
+def test_path_that_leaves_the_spine() -> None:
     stats = noted((goose_tree(), [1, 6], 3))
     assert (stats.cycles, stats.output_tokens, stats.drafted_nodes) == (1, 3, 8)
     assert stats.drafted_by_source == Counter(context=3, transition=5)
@@ -72,18 +72,18 @@ def test_cycles_add_up() -> None:
     assert stats.acceptance_length == 12 / 6
 
 
-def test_a_tree_that_was_cut_to_its_root_is_plain_whatever_its_route_was() -> None:
+def test_tree_cut_to_its_root_counts_as_plain() -> None:
     assert noted((goose_tree().first(1), [], 1)).routes == Counter(plain=1)
 
 
-def test_what_a_stop_cuts_off_was_not_tried() -> None:
+def test_nodes_after_a_stop_do_not_count_as_tried() -> None:
     stats = noted((goose_tree(), [1], 1))  # node 1 ends the output: nothing follows it
     assert stats.tried_by_source == Counter(context=1, transition=2)
     assert stats.accepted_by_path == Counter(context=1)
     assert noted((goose_tree(), [], 1)).tried_by_source == Counter(context=1, transition=2)
 
 
-def test_json_has_the_rates_where_there_are_two_sources_to_compare() -> None:
+def test_json_has_rates_if_there_are_two_sources() -> None:
     content = noted((goose_tree(), [1, 6], 3), (goose_tree(), [], 1)).as_dict()
     assert content["tried_by_source"] == {"context": 3, "transition": 7}
     assert content["accepted_by_path"] == {"context+transition": 2}
@@ -96,7 +96,7 @@ def test_json_has_the_rates_where_there_are_two_sources_to_compare() -> None:
         assert not {"p_s", "p_t", "p_ratio"} & others.as_dict().keys()
 
 
-def test_the_closing_line_has_rates_and_routes_where_there_are_several() -> None:
+def test_closing_line_has_rates_and_routes_if_several() -> None:
     several = noted((goose_tree(), [1, 6], 3), (goose_tree("bypass"), [], 1), (goose_tree().first(1), [], 1))
     line = stats_line(several, "stop")
     assert "p_s 0.33, p_t 0.14 (2.3x)" in line
@@ -132,7 +132,7 @@ def test_paths_and_sources_agree_with_what_was_emitted() -> None:
             assert accepted <= stats.tried_by_source[source] <= stats.drafted_by_source[source]
 
 
-def test_the_second_line_says_how_right_the_guesses_were() -> None:
+def test_second_line_reports_acceptance_rates() -> None:
     stats = noted((goose_tree(), [1], 2))
     line = guesses_line(stats)
     rates = stats.acceptance_by_source()

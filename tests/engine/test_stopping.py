@@ -18,7 +18,7 @@ CODEC = ByteTokenizer()
     st.lists(st.text(alphabet="ab ", min_size=1, max_size=4), max_size=3),
     st.data(),
 )
-def test_stop_strings_cut_where_the_whole_text_would_be_cut(text: str, stops: list[str], data: st.DataObject) -> None:
+def test_incremental_stop_strings_match_whole_text(text: str, stops: list[str], data: st.DataObject) -> None:
     watcher = StopStrings(stops)
     shown, stopped, rest = "", False, text
     while rest and not stopped:
@@ -53,14 +53,14 @@ def test_the_start_of_a_stop_string_is_held_back() -> None:
 @example(b"\xe6" * 30)
 @example(b"\xf0" * 8 + b"\x9f\x98\x80")
 @example("漢😀".encode() + b"\xff" * 9 + "😀".encode())
-def test_any_bytes_come_out_as_the_whole_would(data: bytes) -> None:
+def test_incremental_decoding_matches_whole_decoding(data: bytes) -> None:
     decoder = IncrementalDecoder(CODEC)
     pieces = [*map(decoder.push, data), decoder.flush()]
     assert "".join(pieces) == CODEC.decode(list(data))
 
 
 @given(st.text(max_size=30))
-def test_no_piece_of_a_valid_text_is_half_a_character(text: str) -> None:
+def test_pieces_of_valid_text_are_whole_characters(text: str) -> None:
     decoder = IncrementalDecoder(CODEC)
     pieces = [decoder.push(byte) for byte in text.encode()]
     assert "".join(pieces) == text or "\ufffd" in text

@@ -87,7 +87,7 @@ def test_output_is_exact_by_enumeration(pair: str, kind: str) -> None:
         assert law_error(case, shape, joint_law(case, shape, kind, accept_sampled)) < 1e-6, shape
 
 
-def test_enumeration_notices_another_order() -> None:
+def test_enumeration_detects_another_order() -> None:
     """Drawn children that are tried best first rather than as drawn are not exact: the test above can fail."""
 
     class Sorted(FilledCase):
@@ -136,7 +136,7 @@ def test_drawing_in_turn_is_sequential_by_enumeration(count: int) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("mode", ["gumbel", "multinomial"])
-def test_drawing_has_the_sequential_law_statistically(mode: str, count: int) -> None:
+def test_drawing_matches_sequential_distribution_statistically(mode: str, count: int) -> None:
     runs = 12_000 if mode == "gumbel" else 3_000
     seen: Counter[tuple[int, ...]] = Counter()
     for seed in range(6):
@@ -155,14 +155,14 @@ def test_rows_of_one_level_are_drawn_independently() -> None:
     assert_fits(seen, {(a, b): Q[a] * Q[b] for a in range(4) for b in range(4)})
 
 
-def test_noise_is_never_given_out_twice() -> None:
+def test_noise_is_never_used_twice() -> None:
     noise = GumbelNoise(np.random.default_rng(0), block=64)
     taken = np.concatenate([noise.take(rows, 10).ravel() for rows in (1, 3, 2, 5, 9, 1, 1)])
     assert len(taken) == 220
     assert len(set(taken.tolist())) == 220
 
 
-def test_what_has_no_probability_is_never_drawn() -> None:
+def test_zero_probability_tokens_are_never_drawn() -> None:
     rows = np.array([[1e-38, 1e-45, 0.0, 0.0]] * 200, dtype=np.float32)
     for draw in (
         make_gumbel_draw(GumbelNoise(np.random.default_rng(0))),
@@ -183,7 +183,7 @@ def tables_with(rows: dict[tuple[int, ...], dict[int, float]], width: int = 4) -
     return tables
 
 
-def test_a_shape_is_filled_as_far_as_contexts_are_known() -> None:
+def test_shape_is_filled_where_contexts_are_known() -> None:
     tables = tables_with({(1,): {2: 0.5, 3: 0.25}, (1, 2): {4: 1.0}, (3,): {5: 0.75, 6: 0.25}})
     shape = uniform_tree(3, 13)
     for mode in ("gumbel", "multinomial", "chosen"):
@@ -221,7 +221,7 @@ def test_the_shape_is_cut_before_anything_is_drawn() -> None:
         assert tree.tokens == full.tokens[:size]
 
 
-def test_an_unknown_context_and_an_empty_row_give_the_root_alone() -> None:
+def test_unknown_context_and_empty_row_give_root_only() -> None:
     tables = tables_with({(1,): {2: 0.0}})
     for mode in ("gumbel", "multinomial", "chosen"):
         draw = make_draw(mode, np.random.default_rng(0))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from draftwood.growth.best_first import GrowthLimits, Lookup, Start, Successors, grow_best_first
 from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.tree import DraftTree, TreeBuilder
-from tests.tools.growth import NUM_TOKENS, Table, looked_up_in, tables
+from tests.tools.growth import NUM_TOKENS, Table, make_lookup, tables
 
 MIN_SCORE = 0.01
 
@@ -59,7 +59,7 @@ def value_of(tree: DraftTree, node: int) -> float:
 def test_best_first_takes_the_best_of_all_nodes(table: Table, budget: int, max_depth: int) -> None:
     root = Start(0, 0, 1, 1.0)
     builder = TreeBuilder(1)
-    grow_best_first(builder, [root], looked_up_in(table), GrowthLimits("t", budget, max_depth, MIN_SCORE))
+    grow_best_first(builder, [root], make_lookup(table), GrowthLimits("t", budget, max_depth, MIN_SCORE))
     tree = builder.build()
     best = sorted(all_values(table, root, max_depth), reverse=True)[: budget - 1]
     assert len(tree) == 1 + len(best)
@@ -70,7 +70,7 @@ def test_best_first_takes_the_best_of_all_nodes(table: Table, budget: int, max_d
 
 @given(tables(), st.lists(st.integers(0, NUM_TOKENS - 1), max_size=4), st.integers(0, 30), st.integers(1, 3))
 @settings(deadline=None)
-def test_best_first_grows_around_what_is_there(table: Table, spine: list[int], more: int, max_depth: int) -> None:
+def test_best_first_grows_around_existing_nodes(table: Table, spine: list[int], more: int, max_depth: int) -> None:
     builder = TreeBuilder(1)
     starts = [Start(0, 0, 1, 1.0)]
     for token in spine:
@@ -112,14 +112,14 @@ def test_best_first_uses_the_whole_budget(budget: int) -> None:
     assert len(builder) == budget
 
 
-def test_best_first_goes_on_from_a_rank() -> None:
+def test_best_first_starts_from_a_rank() -> None:
     builder = TreeBuilder(0)
     start = Start(0, 0, 0, 1.0, 0, 2)
     grow_best_first(builder, [start], fan(4), GrowthLimits(source="t", budget=9, max_depth=1, min_score=MIN_SCORE))
     assert builder.build().tokens == (0, 1002, 1003)
 
 
-def test_of_equal_guesses_the_earlier_start_goes_first() -> None:
+def test_ties_go_to_the_earlier_start() -> None:
     builder = TreeBuilder(0)
     nodes = [builder.add(0, token, "there", 0.5) for token in (5, 6, 7)]
     starts = [Start(node, 0, token, 0.5) for node, token in zip(nodes, (5, 6, 7), strict=True)]
@@ -127,19 +127,19 @@ def test_of_equal_guesses_the_earlier_start_goes_first() -> None:
     assert builder.build().parents[4:] == (nodes[0], nodes[1])
 
 
-def test_a_start_is_asked_in_time() -> None:
+def test_starts_are_expanded_in_order_of_best_child() -> None:
     # Half of 0.9 is more than 0.4: the less likely start has the better child.
     table = {(0, 1): ([5, 6], [0.5, 0.4]), (1, 5): ([7], [0.9])}
     builder = TreeBuilder(1)
     starts = [Start(0, 0, 1, 1.0), Start(builder.add(0, 5, "there", 0.5), 1, 5, 0.5)]
-    grow_best_first(builder, starts, looked_up_in(table), GrowthLimits("t", 3, 3, MIN_SCORE))
+    grow_best_first(builder, starts, make_lookup(table), GrowthLimits("t", 3, 3, MIN_SCORE))
     assert builder.build().tokens == (1, 5, 7)
 
 
-def test_scores_of_nothing_are_no_guesses() -> None:
+def test_zero_scores_are_not_guesses() -> None:
     builder = TreeBuilder(0)
     table = {(0, 0): ([4, -1, -1], [0.5, 0.0, 0.0])}
-    grow_best_first(builder, [Start(0, 0, 0, 1.0)], looked_up_in(table), GrowthLimits("t", 9, 6, 1e-9))
+    grow_best_first(builder, [Start(0, 0, 0, 1.0)], make_lookup(table), GrowthLimits("t", 9, 6, 1e-9))
     assert builder.build().tokens == (0, 4)
 
 
@@ -184,7 +184,7 @@ def test_the_budget_is_divided_as_in_algorithm_1(budget: int, copied: int, ratio
     assert [len(branches[node]) for node in on_spine] == [min(width, count) for count in (num_root, *along)]
 
 
-def test_the_spare_node_goes_to_the_spine() -> None:
+def test_remaining_node_goes_to_the_spine() -> None:
     # 60 positions, 18 of spine: 41 are left, 20 for the root and 21 along the spine.
     spine = spine_of(20)
     divided = plan(best_first=False, branch_depth=1)
@@ -208,7 +208,7 @@ def test_any_spine_tree_is_a_chain_with_branches(
 ) -> None:
     made = plan(ratio, best_first=best_first, spine_branches=spine_branches, branch_depth=depth)
     trust = [0.9 - 0.01 * i for i in range(len(spine))]
-    tree = grow_spine_tree(Anchor(0, 1), spine, trust, looked_up_in(table), budget, made)
+    tree = grow_spine_tree(Anchor(0, 1), spine, trust, make_lookup(table), budget, made)
     assert len(tree) <= budget
     length = tree.sources.count(SPINE)
     assert length == min(len(spine), int(budget * ratio), budget - 1)
@@ -230,7 +230,7 @@ def test_any_spine_tree_is_a_chain_with_branches(
 
 @pytest.mark.parametrize("best_first", [False, True])
 @pytest.mark.parametrize("budget", [2, 3, 12, 20, 60, 64])
-def test_guesses_without_end_fill_the_budget(budget: int, best_first: bool) -> None:
+def test_unlimited_guesses_fill_the_budget(budget: int, best_first: bool) -> None:
     for length in (0, 1, 5, 20):
         spine = spine_of(length)
         made = plan(best_first=best_first)
@@ -238,7 +238,7 @@ def test_guesses_without_end_fill_the_budget(budget: int, best_first: bool) -> N
 
 
 @pytest.mark.parametrize("best_first", [False, True])
-def test_branches_reach_their_depth_from_where_they_leave(best_first: bool) -> None:
+def test_branch_depth_counts_from_the_spine(best_first: bool) -> None:
     made = plan(0.5, best_first=best_first, branch_depth=4)
     spine = spine_of(3)
     tree = grow_spine_tree(Anchor(0, 1), spine, trusted(spine), fan(1, 0.9), 30, made)
@@ -251,28 +251,28 @@ def test_branches_reach_their_depth_from_where_they_leave(best_first: bool) -> N
 def test_a_branch_does_not_repeat_the_spine() -> None:
     table = {(0, 1): ([7, 8, 9], [0.5, 0.2, 0.1]), (1, 7): ([8, 7], [0.6, 0.3])}
     made = plan(0.5, best_first=False, branch_depth=1)
-    tree = grow_spine_tree(Anchor(0, 1), [7], [0.4], looked_up_in(table), 6, made)
+    tree = grow_spine_tree(Anchor(0, 1), [7], [0.4], make_lookup(table), 6, made)
     assert tree.tokens == (1, 7, 8, 9, 8, 7)
     assert tree.parents == (-1, 0, 0, 0, 1, 1)
     # The table thinks more of 7 than the spine does; it stays the spine's all the same.
     assert (tree.sources[1], tree.probs[1]) == (SPINE, 0.4)
 
 
-def test_what_is_left_goes_on_where_the_allowance_ended() -> None:
+def test_unused_budget_extends_existing_branches() -> None:
     table = {(0, 1): ([7, 8, 9], [0.5, 0.3, 0.2])}
     # Three are left by the spine: one for the root, and the spine has no use for the other two.
-    tree = grow_spine_tree(Anchor(0, 1), [5], [0.8], looked_up_in(table), 5, plan(0.3, spine_share=0.6))
+    tree = grow_spine_tree(Anchor(0, 1), [5], [0.8], make_lookup(table), 5, plan(0.3, spine_share=0.6))
     assert tree.tokens == (1, 5, 7, 8, 9)
 
 
 def test_successors_of_a_small_score_are_dropped() -> None:
     table = {(0, 1): ([7, 8, 9], [0.5, 0.01, 0.0099])}
     for best_first in (False, True):
-        tree = grow_spine_tree(Anchor(0, 1), [], [], looked_up_in(table), 60, plan(best_first=best_first))
+        tree = grow_spine_tree(Anchor(0, 1), [], [], make_lookup(table), 60, plan(best_first=best_first))
         assert tree.tokens == (1, 7, 8)
 
 
-def test_one_source_alone() -> None:
+def test_single_source() -> None:
     spine = spine_of(20)
     for best_first in (False, True):
         made = plan(best_first=best_first)
@@ -283,14 +283,14 @@ def test_one_source_alone() -> None:
         assert len(grow_spine_tree(Anchor(0, 1), [], [], nothing, 60, made)) == 1
 
 
-def test_level_by_level_the_likelier_leaf_gets_more() -> None:
+def test_likelier_leaf_gets_more_nodes_per_level() -> None:
     table = {
         (0, 1): ([2, 3], [0.8, 0.1]),
         (1, 2): ([5, 6, 7, 8, 9, 10], [0.3] * 6),
         (1, 3): ([5, 6, 7, 8, 9, 10], [0.3] * 6),
     }
-    tree = grow_spine_tree(Anchor(0, 1), [], [], looked_up_in(table), 12, plan(best_first=False))
+    tree = grow_spine_tree(Anchor(0, 1), [], [], make_lookup(table), 12, plan(best_first=False))
     # Nine are left for two leaves: 0.8 and 0.1 of 0.9 of them, but no more than there are.
     assert [len(tree.children_of(node)) for node in (1, 2)] == [6, 1]
-    best = grow_spine_tree(Anchor(0, 1), [], [], looked_up_in(table), 12, plan())
+    best = grow_spine_tree(Anchor(0, 1), [], [], make_lookup(table), 12, plan())
     assert [len(best.children_of(node)) for node in (1, 2)] == [6, 3]

@@ -19,17 +19,7 @@ from draftwood.growth.neural.policies import GROWTHS, Growth, GrowthOptions, mak
 from draftwood.growth.neural.ranked import SearchGrowth
 from draftwood.tree import DraftTree
 from draftwood.tree.shapes import TreeShape
-from tests.tools.growth import (
-    ROOT,
-    Distribution,
-    Drafted,
-    Path,
-    distributions,
-    drafted,
-    growth_of,
-    shapes,
-    what_follows,
-)
+from tests.tools.growth import ROOT, Distribution, Drafted, Path, distributions, drafted, growth_of, neural_rows, shapes
 
 EXAMPLES = settings(max_examples=100, deadline=None)
 
@@ -107,7 +97,7 @@ def listing(after: Distribution, vocab: int, size: int, batch: int, threshold: f
 
 @given(distributions(ties=False, max_vocab=12), st.integers(3, 30), st.data())
 @EXAMPLES
-def test_the_search_is_that_of_the_paper(source: tuple[int, Distribution], budget: int, data: st.DataObject) -> None:
+def test_search_matches_the_paper(source: tuple[int, Distribution], budget: int, data: st.DataObject) -> None:
     vocab, after = source
     batch, threshold = data.draw(st.integers(1, budget - 1)), data.draw(st.sampled_from([0.0, 0.3, 0.6, 0.9]))
     growth = search("salf", budget, threshold=threshold, batch=batch, top_k=vocab)
@@ -127,7 +117,7 @@ def steps(after: Distribution, path: Path) -> Iterator[float]:
 
 @given(distributions(), st.integers(1, 40), st.integers(1, 12))
 @EXAMPLES
-def test_no_threshold_is_optimal_growth(source: tuple[int, Distribution], budget: int, batch: int) -> None:
+def test_growth_without_threshold_is_optimal(source: tuple[int, Distribution], budget: int, batch: int) -> None:
     _, after = source
     one = search("salf", budget, threshold=0.0, batch=batch, depth=8)
     other = search("optimal", budget, batch=batch, depth=8)
@@ -137,9 +127,7 @@ def test_no_threshold_is_optimal_growth(source: tuple[int, Distribution], budget
 
 @given(distributions(), st.integers(2, 40), st.integers(1, 10))
 @EXAMPLES
-def test_a_threshold_stops_early_and_costs_little_more_than_it_says(
-    source: tuple[int, Distribution], budget: int, batch: int
-) -> None:
+def test_threshold_stops_early_at_bounded_cost(source: tuple[int, Distribution], budget: int, batch: int) -> None:
     """Each pass that was saved would have brought nodes of at most that sum."""
     vocab, after = source
     one = search("salf", budget, batch=batch, top_k=vocab, depth=8)
@@ -165,7 +153,7 @@ def test_beam_growth_expands_the_best_of_every_level(
     for _ in range(depth):
         below = []
         for value, path in level:
-            row, probs = what_follows(after, [path], min(top_k, vocab))
+            row, probs = neural_rows(after, [path], min(top_k, vocab))
             pairs = zip(row[0].tolist(), probs[0].tolist(), strict=True)
             below += [(value * prob, (*path, token)) for token, prob in pairs if prob > 0.0]
         known += below
@@ -176,14 +164,14 @@ def test_beam_growth_expands_the_best_of_every_level(
 
 @given(distributions(), st.integers(2, 40), st.integers(1, 5))
 @EXAMPLES
-def test_no_beam_is_worth_more_than_optimal_growth(source: tuple[int, Distribution], budget: int, top_k: int) -> None:
+def test_beam_is_never_better_than_optimal_growth(source: tuple[int, Distribution], budget: int, top_k: int) -> None:
     _, after = source
     beam = drafted(growth_of("beam", budget, depth=6, top_k=top_k), after).tree
     optimal = drafted(growth_of("optimal", budget, depth=6, top_k=4), after).tree
     assert sum(values_of(beam).values()) <= sum(values_of(optimal).values()) + 1e-12
 
 
-def test_depths_are_those_of_the_paper_unless_asked_otherwise() -> None:
+def test_default_depths_match_the_paper() -> None:
     def after(path: Path) -> np.ndarray:
         return np.array([0.9, 0.1], dtype=np.float32)
 
@@ -220,7 +208,7 @@ def test_a_shape_is_filled_by_rank(source: tuple[int, Distribution], shape: Tree
     paths: dict[int, Path] = {0: ()}
     for place, (parent, rank) in enumerate(zip(part.parents[1:], part.ranks[1:], strict=True), start=1):
         if parent in paths:
-            row = what_follows(after, [paths[parent]], 9)[0][0].tolist()
+            row = neural_rows(after, [paths[parent]], 9)[0][0].tolist()
             if rank < len(row) and row[rank] >= 0:
                 paths[place] = (*paths[parent], row[rank])
     assert [tuple(result.tree.path_tokens(node)) for node in range(len(result.tree))] == list(paths.values())
@@ -230,7 +218,7 @@ def test_a_shape_is_filled_by_rank(source: tuple[int, Distribution], shape: Tree
 # -- every policy ----------------------------------------------------------------------------------------------------
 
 
-def assert_sound(result: Drafted, growth: Growth, budget: int) -> None:
+def assert_valid(result: Drafted, growth: Growth, budget: int) -> None:
     tree, expanded, _ = result
     DraftTree(tree.tokens, tree.parents, tree.depths, tree.sources, tree.probs, tree.proposals)  # checks itself
     assert 1 <= len(tree) <= max(budget, 1)
@@ -253,13 +241,13 @@ def assert_sound(result: Drafted, growth: Growth, budget: int) -> None:
 @pytest.mark.parametrize("mode", ["chosen", "gumbel", "multinomial"])
 @given(distributions(), st.sampled_from([0, 1, 2, 3, 7, 30, 61]), st.sampled_from([None, 0, 1, 3]), st.integers(1, 9))
 @settings(max_examples=25, deadline=None)
-def test_trees_are_sound_and_nodes_are_found_again(
+def test_trees_and_node_numbers_are_valid(
     mode: str, name: str, source: tuple[int, Distribution], budget: int, depth: int | None, top_k: int
 ) -> None:
     draw = make_draw(mode, np.random.default_rng(budget))
     growth = growth_of(name, budget, draw, depth=depth, top_k=top_k, support=3, batch=top_k)
     result = drafted(growth, source[1])
-    assert_sound(result, growth, budget)
+    assert_valid(result, growth, budget)
     if depth is not None and name != "static":
         assert max(result.tree.depths) <= depth
     if budget < 2:
@@ -269,7 +257,7 @@ def test_trees_are_sound_and_nodes_are_found_again(
 @pytest.mark.parametrize("name", GROWTHS)
 @given(distributions(), st.integers(1, 3))
 @settings(max_examples=25, deadline=None)
-def test_what_was_not_asked_for_changes_nothing(name: str, source: tuple[int, Distribution], top_k: int) -> None:
+def test_extra_entries_do_not_change_the_tree(name: str, source: tuple[int, Distribution], top_k: int) -> None:
     one, other = (drafted(growth_of(name, 20, top_k=top_k), source[1], unasked=unasked) for unasked in (0, 2))
     assert one == other
 
@@ -277,14 +265,14 @@ def test_what_was_not_asked_for_changes_nothing(name: str, source: tuple[int, Di
 @pytest.mark.parametrize("name", GROWTHS)
 @given(distributions(), st.integers(0, 3))
 @settings(max_examples=25, deadline=None)
-def test_a_growth_can_be_ended_at_any_time(name: str, source: tuple[int, Distribution], num_passes: int) -> None:
+def test_growth_can_end_at_any_time(name: str, source: tuple[int, Distribution], num_passes: int) -> None:
     growth = growth_of(name, 20)
-    assert_sound(drafted(growth, source[1], num_passes), growth, 20)
+    assert_valid(drafted(growth, source[1], num_passes), growth, 20)
 
 
 @pytest.mark.parametrize("mode", ["chosen", "gumbel"])
 @pytest.mark.parametrize("name", GROWTHS)
-def test_what_says_nothing_is_skipped(name: str, mode: str) -> None:
+def test_invalid_rows_and_tokens_are_skipped(name: str, mode: str) -> None:
     """Short rows, rows without numbers, tokens that are none, and probabilities that rounding put above 1."""
     growth = growth_of(name, 30, make_draw(mode, np.random.default_rng(0)), support=4)
     rows = [([5, -1, 6, 7], [1.0001, 0.5, 1e-6, 0.0]), ([1, 2, 3, 4], [math.nan] * 4), ([1, 2, 3, 4], [0.0] * 4)]

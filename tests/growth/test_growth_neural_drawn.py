@@ -52,7 +52,7 @@ def test_drawn_trees_are_exact_by_enumeration(name: str, pair: str) -> None:
         assert law_error(case, nested(3), joint_law(case, nested(3), "drawn", accept_sampled)) < 1e-6
 
 
-def test_enumeration_notices_children_that_were_dropped_for_their_tokens() -> None:
+def test_enumeration_detects_children_dropped_by_token() -> None:
     """Drawing in a search that keeps the best nodes is not exact: the test above can fail."""
 
     class Tempting(SearchGrowth):
@@ -95,7 +95,7 @@ def p_after(case: Case, tree: DraftTree, node: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["beam", "optimal", "salf"])
-def test_the_shape_of_a_drawn_tree_is_settled_before_it_is_drawn(name: str) -> None:
+def test_shape_is_fixed_before_drawing(name: str) -> None:
     shape = drawn_shape(name, 30, GrowthOptions())
     assert len(shape) == 30
     for seed in range(5):
@@ -109,7 +109,7 @@ def test_the_shape_of_a_drawn_tree_is_settled_before_it_is_drawn(name: str) -> N
         assert tree.probs[1:] == tuple(1.0 / (1.0 + rank) for rank in shape.ranks[1:])
 
 
-def test_the_less_a_draw_is_trusted_the_wider_the_tree() -> None:
+def test_lower_trust_in_draws_gives_wider_trees() -> None:
     widths = [drawn_shape("optimal", 61, GrowthOptions(hit=hit)).num_children[0] for hit in (0.99, 0.7, 0.3)]
     assert widths == sorted(widths)
     assert widths[0] < widths[2]

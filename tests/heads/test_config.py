@@ -20,7 +20,7 @@ from tests.tools.head import SMALL, random_head, random_parts
 
 
 @given(st.sets(st.integers(0, 39), min_size=1, max_size=39), st.randoms(use_true_random=False))
-def test_ids_go_there_and_back(tokens: set[int], rng: Any) -> None:
+def test_ids_round_trip(tokens: set[int], rng: Any) -> None:
     chosen = sorted(tokens)
     rng.shuffle(chosen)
     head = build_head(default_head_config("eagle3", SMALL, draft_vocab_size=len(chosen)))
@@ -35,7 +35,7 @@ def test_ids_go_there_and_back(tokens: set[int], rng: Any) -> None:
     assert head.d2t.tolist() == [token - i for i, token in enumerate(chosen)]
 
 
-def test_a_loaded_state_brings_its_vocabulary() -> None:
+def test_loaded_state_contains_vocabulary() -> None:
     head = random_head("eagle3", SMALL, 3, draft_vocab_size=9)
     other = build_head(head.config)
     other.load_state_dict(head.state_dict())
@@ -53,7 +53,7 @@ def test_invalid_vocabularies_are_refused(tokens: list[int]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_draft_vocabulary_ids_are_the_targets(kind: str) -> None:
+def test_ids_match_target_without_draft_vocabulary(kind: str) -> None:
     head = random_head(kind, SMALL)
     ids = torch.arange(SMALL.vocab_size)
     assert torch.equal(head.target_ids(ids), ids)
@@ -78,7 +78,7 @@ def test_parts_of_another_target_are_refused() -> None:
 
 
 @given(st.integers(1, 120))
-def test_default_taps_exist_ascend_and_differ_where_they_can(num_layers: int) -> None:
+def test_default_taps_are_valid_and_ascending(num_layers: int) -> None:
     taps = default_taps(num_layers)
     assert len(taps) == 3
     assert list(taps) == sorted(taps)
@@ -88,7 +88,7 @@ def test_default_taps_exist_ascend_and_differ_where_they_can(num_layers: int) ->
         assert taps == (2, num_layers // 2, num_layers - 3)
 
 
-def test_taps_of_the_default_heads_are_what_a_target_takes() -> None:
+def test_default_taps_are_accepted_by_target() -> None:
     target = tiny_target()
     for kind in KINDS:
         config = default_head_config(kind, TINY_CONFIG)

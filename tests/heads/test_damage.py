@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from draftwood.errors import DraftwoodError, ModelError, OptionError
 from draftwood.heads import load_head, save_head
-from tests.tools.head import SMALL, Tensors, random_head, rewrite, same_answers, saved, written
+from tests.tools.head import SMALL, Tensors, gives_same_logits, random_head, rewrite, saved, written
 
 VOCABULARY = {"draft_vocab_size": 17}
 
@@ -27,7 +27,7 @@ def damage(**tensors: Any) -> Callable[[dict[str, Any], Tensors], None]:
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "vllm", "speculators", "draftwood"])
-def test_everything_that_does_not_fit_is_listed(tmp_path: Path, to: str) -> None:
+def test_all_mismatches_are_listed(tmp_path: Path, to: str) -> None:
     _, folder = saved(tmp_path, "eagle3", to, **VOCABULARY)
     first = "layers.0" if to == "speculators" else "midlayer"
 
@@ -69,12 +69,12 @@ def test_one_missing_tensor(tmp_path: Path, kind: str, to: str, gone: str) -> No
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "speculators"])
-def test_a_copy_of_the_targets_embeddings_is_ignored(tmp_path: Path, to: str) -> None:
+def test_copy_of_target_embeddings_is_ignored(tmp_path: Path, to: str) -> None:
     head, folder = saved(tmp_path, "eagle3", to)
     rewrite(folder, damage(**{"embed_tokens.weight": torch.zeros(40, 24)}))
     loaded, config, _ = load_head(folder)
     assert not config.own_embed
-    assert same_answers(head, loaded)
+    assert gives_same_logits(head, loaded)
     rewrite(folder, damage(**{"embed_tokens.weight": torch.zeros(39, 24)}))
     with pytest.raises(ModelError, match=r"embed_tokens.weight is \[39, 24\] and must be \[40, 24\]"):
         load_head(folder)
@@ -85,7 +85,7 @@ def test_extra_tensors_of_eagle1_heads(tmp_path: Path) -> None:
     copies = {"embed_tokens.weight": torch.zeros(40, 24), "lm_head.weight": torch.zeros(40, 24)}
     extra = {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
     rewrite(folder, damage(**copies, **extra))
-    assert same_answers(head, load_head(folder).head)
+    assert gives_same_logits(head, load_head(folder).head)
     rewrite(folder, damage(**{"layers.0.input_layernorm.weight": torch.ones(24)}))
     with pytest.raises(ModelError, match=r"unknown: layers\.0\.input_layernorm\.weight"):
         load_head(folder)
@@ -115,10 +115,10 @@ def test_damaged_vocabularies(tmp_path: Path, tensors: Tensors, text: str) -> No
         load_head(rewrite(folder, damage(**tensors)))
 
 
-def test_maps_of_a_full_vocabulary_must_be_the_identity(tmp_path: Path) -> None:
+def test_full_vocabulary_map_must_be_identity(tmp_path: Path) -> None:
     head, folder = saved(tmp_path, "eagle3", "sglang")
     idle = {"d2t": torch.zeros(40, dtype=torch.int64), "t2d": torch.ones(40, dtype=torch.bool)}
-    assert same_answers(head, load_head(rewrite(folder, damage(**idle))).head)
+    assert gives_same_logits(head, load_head(rewrite(folder, damage(**idle))).head)
     with pytest.raises(ModelError, match="as many as its target"):
         load_head(rewrite(folder, damage(d2t=torch.ones(40, dtype=torch.int64))))
 
@@ -170,7 +170,7 @@ def test_other_damaged_configurations(tmp_path: Path, kind: str, to: str, change
         load_head(rewrite(folder, lambda content, _: content.update(change)))
 
 
-def test_speculators_norm_their_residual_by_default(tmp_path: Path) -> None:
+def test_speculators_norm_residual_by_default(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, "eagle3", "speculators")
     assert not load_head(folder).config.norm_before_residual
     rewrite(folder, lambda content, _: content.__delitem__("norm_before_residual"))
@@ -208,7 +208,7 @@ def test_bin_files_and_shards(tmp_path: Path, ending: str, shards: bool) -> None
     if shards:
         weight_map = {name: file for file, part in zip(names, parts, strict=True) for name in part}
         (folder / f"{stem}.{ending}.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert same_answers(head, load_head(folder).head)
+    assert gives_same_logits(head, load_head(folder).head)
     if shards:
         (folder / names[1]).unlink()
         with pytest.raises(ModelError, match=f"Shards of the head are missing\n  got: {names[1]}"):
@@ -222,7 +222,7 @@ class Intruder:
         return (Path.touch, (Path("intruded"),))
 
 
-def test_a_pickle_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_is_never_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, folder = saved(tmp_path, "eagle3", "eagle")
     (folder / "model.safetensors").unlink()
@@ -245,7 +245,7 @@ def test_a_pickle_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("config.json", b"[]", "must contain a JSON object"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, text: str) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path, name: str, content: bytes, text: str) -> None:
     _, folder = saved(tmp_path, "eagle3", "eagle")
     (folder / "model.safetensors").unlink()
     (folder / name).write_bytes(content)
@@ -285,7 +285,7 @@ def test_a_folder_is_replaced_only_by_force_and_atomically(tmp_path: Path, monke
         patch.setattr("draftwood.heads.formats.files.save_file", fail)
         with pytest.raises(DraftwoodError, match="the disk is full"):
             save_head(new, folder, force=True)
-    assert same_answers(old, load_head(folder).head)
+    assert gives_same_logits(old, load_head(folder).head)
     assert [path.name for path in tmp_path.iterdir()] == ["head"]
     save_head(new, folder, force=True)
     assert load_head(folder).config.kind == "medusa"

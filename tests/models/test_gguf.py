@@ -91,7 +91,7 @@ def test_a_flipped_byte_never_breaks_the_converter(tmp_path: Path, place: int, v
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 4, 1 << 50), "numbers"),
     ],
 )
-def test_corrupt_heads_are_named(tmp_path: Path, content: bytes, words: str) -> None:
+def test_corrupt_headers_are_named(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=words):

@@ -35,7 +35,7 @@ def test_unknown_names_list_what_is_allowed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/x", "a\0b", "é" * 200])
-def test_names_that_no_disk_can_hold(name: str) -> None:
+def test_names_invalid_as_paths_are_refused(name: str) -> None:
     with pytest.raises(ModelError, match="There is no"):
         resolve(name)
     with pytest.raises(ModelError, match="not in the cache"):
@@ -62,7 +62,7 @@ def test_the_built_in_model_has_no_folder() -> None:
         ({"architectures": ["GPT2LMHeadModel"], "hidden_size": "x"}, "hidden_size"),
     ],
 )
-def test_an_odd_configuration_cannot_be_described(toy: Path, change: dict[str, object], words: str) -> None:
+def test_invalid_configuration_cannot_be_described(toy: Path, change: dict[str, object], words: str) -> None:
     folder = resolve(str(toy)).path
     config, _ = read_json_config(folder)
     (folder / "config.json").write_text(json.dumps(config | change))
@@ -71,7 +71,7 @@ def test_an_odd_configuration_cannot_be_described(toy: Path, change: dict[str, o
 
 
 @pytest.mark.parametrize("header", [b"[]", b'{"w": 5}', b'{"w": {"dtype": "F32"}}', b'{"w": {"dtype": 1, "shape": 2}}'])
-def test_odd_weights_cannot_be_described(toy: Path, header: bytes) -> None:
+def test_invalid_weights_cannot_be_described(toy: Path, header: bytes) -> None:
     folder = resolve(str(toy)).path
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
@@ -93,7 +93,7 @@ def test_a_folder(tmp_path: Path, toy: Path) -> None:
         resolve(str(made))
 
 
-def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+def test_file_without_model_is_refused(tmp_path: Path) -> None:
     for name, words in (("x.txt", "not a model"), ("x.safetensors", "its folder"), ("x.gguf", "bytes GGUF")):
         (tmp_path / name).write_bytes(b"something else")
         with pytest.raises(ModelError, match=words):
@@ -131,7 +131,7 @@ def test_a_gguf_file_is_converted_once(toy: Path, home: Path) -> None:
     assert resolve(str(toy)).path != first.path
 
 
-def test_files_that_agree_in_name_size_and_date_are_told_apart(toy: Path, tmp_path: Path) -> None:
+def test_files_with_equal_name_size_and_date_are_distinguished(toy: Path, tmp_path: Path) -> None:
     content = toy.read_bytes()
     os.utime(toy, (1, 1))
     first = resolve(str(toy)).path
@@ -148,7 +148,7 @@ def test_files_that_agree_in_name_size_and_date_are_told_apart(toy: Path, tmp_pa
     assert resolve(str(toy)).path == first
 
 
-def test_a_file_that_may_not_be_read(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_is_reported(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -157,7 +157,7 @@ def test_a_file_that_may_not_be_read(toy: Path, monkeypatch: pytest.MonkeyPatch)
         resolve(str(toy))
 
 
-def test_an_older_conversion_is_made_anew(toy: Path) -> None:
+def test_outdated_conversion_is_repeated(toy: Path) -> None:
     folder = resolve(str(toy)).path
     record = json.loads((folder / "draftwood.json").read_text())
     (folder / "draftwood.json").write_text(json.dumps(record | {"converter": 0}))
@@ -170,7 +170,7 @@ def test_an_older_conversion_is_made_anew(toy: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, RuntimeError])
-def test_an_interruption_leaves_nothing(toy: Path, home: Path, failure: type[BaseException]) -> None:
+def test_interrupted_conversion_leaves_no_files(toy: Path, home: Path, failure: type[BaseException]) -> None:
     def interrupt(label: str, done: int, total: int) -> None:
         if label == "converting the model" and done > total // 2:
             raise failure
@@ -181,7 +181,7 @@ def test_an_interruption_leaves_nothing(toy: Path, home: Path, failure: type[Bas
     assert resolve(str(toy)).path.is_dir()  # and the lock is free again
 
 
-def test_a_disk_that_fills_up_leaves_nothing(toy: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_no_files(toy: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: SafetensorsWriter, piece: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -191,7 +191,7 @@ def test_a_disk_that_fills_up_leaves_nothing(toy: Path, home: Path, monkeypatch:
     assert contents(home / "models") == []
 
 
-def test_a_full_disk_is_noticed_before_the_work(toy: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_detected_before_conversion(toy: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage(10, 10, 0))
     labels, progress = heard()
@@ -201,7 +201,7 @@ def test_a_full_disk_is_noticed_before_the_work(toy: Path, home: Path, monkeypat
     assert contents(home / "models") == []
 
 
-def test_what_crashed_runs_left_is_swept_up(toy: Path, home: Path) -> None:
+def test_leftovers_of_crashed_runs_are_removed(toy: Path, home: Path) -> None:
     final = resolve(str(toy)).path
     catalog.remove_model(final.name)
     leftover = home / "models" / f".{final.name}.partial-0123456789ab"
@@ -212,7 +212,7 @@ def test_what_crashed_runs_left_is_swept_up(toy: Path, home: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="folders are read-only in another way there")
-def test_a_home_that_cannot_be_written(toy: Path, home: Path) -> None:
+def test_unwritable_cache_folder_is_reported(toy: Path, home: Path) -> None:
     home.write_text("a file where the folder should be")
     with pytest.raises(ModelError, match="DRAFTWOOD_HOME"):
         resolve(str(toy))
@@ -232,7 +232,7 @@ def test_two_processes_convert_once(toy: Path, home: Path, tmp_path: Path) -> No
     assert sorted(made for _, made in answers) == ["False", "True"]
 
 
-def test_whoever_waits_hears_of_it_and_takes_the_result(toy: Path) -> None:
+def test_waiting_process_is_notified_and_uses_the_result(toy: Path) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(label: str, done: int, total: int) -> None:

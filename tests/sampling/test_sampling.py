@@ -59,7 +59,7 @@ PENALTIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("vocab", [11, 3000])
-def test_probs_are_those_of_transformers(vocab: int) -> None:
+def test_probs_match_transformers(vocab: int) -> None:
     for index, (warp, penalty) in enumerate(itertools.product(COMBINATIONS, PENALTIES)):
         params = SamplingParams(**warp, **penalty)
         logits = random_logits(index, vocab)
@@ -78,13 +78,13 @@ def test_ties_are_kept_together_as_in_transformers(warp: dict[str, Any]) -> None
         torch.testing.assert_close(Warper(params, []).probs(logits), expected, rtol=1e-5, atol=1e-7)
 
 
-def test_the_nucleus_takes_the_lower_id_among_equals() -> None:
+def test_nucleus_prefers_lower_id_in_ties() -> None:
     probs = Warper(SamplingParams(temperature=1.0, top_p=0.5), []).probs(torch.zeros(8))
     assert probs.tolist() == [0.25] * 4 + [0.0] * 4
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 1.0, 4.0])
-def test_a_wide_nucleus_is_found_too(spread: float) -> None:
+def test_wide_nucleus_is_found(spread: float) -> None:
     """Wider than the first guess, up to the whole vocabulary."""
     params = SamplingParams(temperature=1.0, top_p=0.97)
     logits = spread * random_logits(0, 20_000)
@@ -95,7 +95,7 @@ def test_a_wide_nucleus_is_found_too(spread: float) -> None:
 
 
 @pytest.mark.parametrize("top_k", [4, 5, 7])
-def test_the_lower_id_goes_first_behind_a_top_k_too(top_k: int) -> None:
+def test_nucleus_prefers_lower_id_in_ties_after_top_k(top_k: int) -> None:
     logits = torch.tensor([0.0, 2.0, 1.0, 2.0, 1.0, -1.0, 2.0, 1.0])
     probs = Warper(SamplingParams(temperature=1.0, top_k=top_k, top_p=0.8), []).probs(logits)
     # Three of e^2 and, since the k-th best is one of them, three of e^1; with k 7 one of e^0.
@@ -104,14 +104,14 @@ def test_the_lower_id_goes_first_behind_a_top_k_too(top_k: int) -> None:
     assert set(probs.nonzero().flatten().tolist()) == set([1, 3, 6, 2, 4, 7, 0][:inside])
 
 
-def test_an_endless_tie_at_the_kth_best_is_kept_whole() -> None:
+def test_large_tie_at_top_k_boundary_is_kept() -> None:
     logits = torch.cat((torch.zeros(3000), torch.ones(1)))
     probs = Warper(SamplingParams(temperature=1.0, top_k=2), []).probs(logits)
     assert (probs > 0).all()
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_many_rows_at_once_are_the_rows_one_by_one(ties: bool) -> None:
+def test_batched_rows_equal_single_rows(ties: bool) -> None:
     for index, warp in enumerate(COMBINATIONS):
         warper = Warper(SamplingParams(**warp), [])
         logits = torch.stack([spread * random_logits(index, 1500, ties=ties) for spread in (0.0, 0.01, 0.3, 1.0)])
@@ -134,7 +134,7 @@ def test_committed_tokens_count_like_tokens_passed_in() -> None:
             committed.commit(OUTPUT[cut : cut + 1])
 
 
-def test_the_logits_are_left_alone() -> None:
+def test_logits_are_not_modified() -> None:
     logits = random_logits(0, 20)
     before = logits.clone()
     for temperature, penalty in itertools.product((0.0, 0.7), PENALTIES):
@@ -150,7 +150,7 @@ def test_prompt_ids_beyond_the_output_layer_are_ignored() -> None:
     assert torch.equal(with_strangers, Warper(params, PROMPT).penalise(logits))
 
 
-def test_temperature_zero_is_the_lowest_of_the_best() -> None:
+def test_temperature_zero_takes_lowest_id_of_the_best() -> None:
     logits = torch.tensor([1.0, 3.0, 3.0, 2.0])
     warper = Warper(SamplingParams(temperature=0.0, top_p=0.5), [])
     assert warper.choice(logits) == 1
@@ -174,14 +174,14 @@ def test_impossible_tokens_stay_impossible() -> None:
 
 
 @pytest.mark.parametrize("warp", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}])
-def test_logits_that_are_no_numbers_are_reported_when_drawn_from(warp: dict[str, Any]) -> None:
+def test_nan_logits_raise_when_sampled(warp: dict[str, Any]) -> None:
     probs = Warper(SamplingParams(temperature=1.0, **warp), []).probs(torch.full((4,), math.nan))
     with pytest.raises(ModelError, match="dtype float32"):
         SeededRandomness(0).draw(probs)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_short_floats_are_widened_first(dtype: torch.dtype) -> None:
+def test_half_precision_logits_are_widened_first(dtype: torch.dtype) -> None:
     logits = random_logits(0, 50).to(dtype)
     for temperature, penalty in itertools.product((0.0, 0.7), PENALTIES):
         warper = Warper(SamplingParams(temperature=temperature, **penalty), PROMPT)
@@ -191,7 +191,7 @@ def test_short_floats_are_widened_first(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_device_makes_no_difference() -> None:
+def test_result_does_not_depend_on_device() -> None:
     for index, (warp, penalty) in enumerate(itertools.product(COMBINATIONS, PENALTIES)):
         logits = random_logits(index, 3000)
         warper = Warper(SamplingParams(**warp, **penalty), PROMPT)
@@ -262,7 +262,7 @@ def test_an_impossible_token_is_never_drawn_in_a_batch(rows: list[list[float]], 
 
 @pytest.mark.parametrize("vocab", [1, 3, 511, 512, 513, 2000, 50_257])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_batch_draws_what_its_rows_draw(vocab: int, dtype: torch.dtype) -> None:
+def test_batch_draws_equal_row_draws(vocab: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(vocab)
     probs = torch.rand(30, vocab, generator=generator, dtype=dtype) ** 9
     probs[:, 1::3] = 0.0
@@ -272,7 +272,7 @@ def test_a_batch_draws_what_its_rows_draw(vocab: int, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, math.inf])
-def test_a_row_without_a_total_does_not_disturb_the_others(bad: float) -> None:
+def test_row_without_total_does_not_affect_others(bad: float) -> None:
     probs = torch.full((3, 1000), 0.001)
     probs[1] = bad
     tokens = draw_tokens(probs, [0.5, 0.5, 0.25])
@@ -281,7 +281,7 @@ def test_a_row_without_a_total_does_not_disturb_the_others(bad: float) -> None:
         check_drawn(tokens[1])
 
 
-def test_numbers_may_be_looked_at_before_they_are_used() -> None:
+def test_random_numbers_can_be_peeked() -> None:
     probs = torch.arange(1000.0)
     expected = SeededRandomness(5)
     draws = [expected.draw(probs) for _ in range(9)]
@@ -293,7 +293,7 @@ def test_numbers_may_be_looked_at_before_they_are_used() -> None:
     assert [randomness.draw(probs) for _ in range(3)] == draws[6:]
 
 
-def test_certainty_and_impossibility_are_certain() -> None:
+def test_probabilities_zero_and_one_are_deterministic() -> None:
     assert not Fixed(0.0).accept(0.0)
     assert Fixed(LARGEST).accept(1.0)
 
@@ -307,7 +307,7 @@ def test_uniform_numbers_lie_in_the_half_open_interval() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_draws_have_the_distribution_they_are_given(dtype: torch.dtype) -> None:
+def test_draws_have_the_given_distribution(dtype: torch.dtype) -> None:
     """Chi-square with a fixed seed, at five standard deviations above its mean."""
     weights = [5.0, 0.0, 1.0, 3.0, 0.5, 0.0, 2.0, 8.0]
     randomness, size = SeededRandomness(11), 20_000
@@ -319,7 +319,7 @@ def test_draws_have_the_distribution_they_are_given(dtype: torch.dtype) -> None:
     assert statistic < freedom + 5 * math.sqrt(2 * freedom)
 
 
-def test_acceptance_has_the_probability_it_is_given() -> None:
+def test_acceptance_has_the_given_probability() -> None:
     randomness, size = SeededRandomness(12), 20_000
     for probability in (0.01, 0.5, 0.93):
         hits = sum(randomness.accept(probability) for _ in range(size))

@@ -50,7 +50,7 @@ def test_costs_are_linear_between_and_beyond_contexts() -> None:
     assert [float(three.of(1, context)[0]) for context in (5, 10, 15, 30)] == [1.5, 2.0, 4.0, 10.0]
 
 
-def test_one_context_and_one_size_stand_for_all() -> None:
+def test_single_context_and_size_apply_to_all() -> None:
     one = CostProfile((1, 3), (16,), ((1.0, 2.0),))
     assert one.of(3, 0).tolist() == one.of(3, 5000).tolist() == [1.0, 1.5, 2.0]
     assert CostProfile((1,), (16,), ((2.0,),)).of(3, 99).tolist() == [2.0, 2.0, 2.0]
@@ -59,7 +59,7 @@ def test_one_context_and_one_size_stand_for_all() -> None:
     assert PROFILE.relative(1) == [1.0, 2.0, 4.0]
 
 
-def test_steps_cost_what_the_next_size_does_and_in_proportion_beyond() -> None:
+def test_stepped_costs_use_next_size_and_scale_beyond() -> None:
     assert STEPPED.of(12, 10).tolist() == [1.0, *[2.0] * 3, *[3.0] * 4, 3.375, 3.75, 4.125, 4.5]
     assert STEPPED.of(5, 15).tolist() == [1.5, 3.0, 3.0, 3.0, 5.5]
     assert CostProfile((1,), (16,), ((2.0,),), stepped=True).of(3, 99).tolist() == [2.0, 4.0, 6.0]
@@ -107,12 +107,12 @@ VALUES = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=9)
         ([1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]),  # a step
     ],
 )
-def test_single_readings_that_are_off_move_no_others(readings: list[float], fit: list[float]) -> None:
+def test_outliers_do_not_change_other_readings(readings: list[float], fit: list[float]) -> None:
     assert isotonic(readings) == fit
 
 
 @given(VALUES)
-def test_a_fit_ascends_and_leaves_what_ascends_alone(values: list[float]) -> None:
+def test_fit_ascends_and_keeps_ascending_values(values: list[float]) -> None:
     fit = isotonic(values)
     assert fit == sorted(fit)
     assert set(fit) <= set(values)
@@ -120,7 +120,7 @@ def test_a_fit_ascends_and_leaves_what_ascends_alone(values: list[float]) -> Non
 
 
 @given(VALUES)
-def test_no_ascending_values_are_nearer(values: list[float]) -> None:
+def test_fit_is_the_nearest_ascending_sequence(values: list[float]) -> None:
     """Absolute distances: the best of all is found by a table over the values that may be taken."""
 
     def distance(fit: list[float]) -> float:
@@ -146,13 +146,13 @@ def test_fitted_rows_rise_along_sizes_and_contexts(rows: list[tuple[float, ...]]
 
 
 @given(profiles())
-def test_a_profile_survives_its_file(profile: CostProfile) -> None:
+def test_profile_round_trips_through_file(profile: CostProfile) -> None:
     info = replace(INFO, pass_sizes=profile.sizes) if profile.stepped else INFO
     save(info, profile)
     assert load_profile(info) == profile
 
 
-def test_passes_of_other_sizes_are_timed_anew() -> None:
+def test_passes_of_other_sizes_are_measured_again() -> None:
     """Whether a profile is of steps, and of which, is for the target to say."""
     for sizes, known in [
         ((1, 4, 8), True),
@@ -167,7 +167,7 @@ def test_passes_of_other_sizes_are_timed_anew() -> None:
     assert load_profile(replace(INFO, pass_sizes=(1, 4, 8))) is None
 
 
-def test_nothing_was_measured_yet() -> None:
+def test_missing_profile_is_none() -> None:
     assert load_profile(INFO) is None
 
 
@@ -204,7 +204,7 @@ def test_nothing_was_measured_yet() -> None:
         {"seconds": "abc"},
     ],
 )
-def test_unsound_files_count_for_nothing(change: dict[str, Any]) -> None:
+def test_inconsistent_files_are_ignored(change: dict[str, Any]) -> None:
     path = save(INFO, PROFILE)
     assert load_profile(INFO) == PROFILE
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **change}), encoding="utf-8")
@@ -214,12 +214,12 @@ def test_unsound_files_count_for_nothing(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b"3", b"{}", b"\xff\xfe", b'{"format": "draftwood-costs"}']
 )
-def test_damaged_files_count_for_nothing(content: bytes) -> None:
+def test_damaged_files_are_ignored(content: bytes) -> None:
     save(INFO, PROFILE).write_bytes(content)
     assert load_profile(INFO) is None
 
 
-def test_files_are_kept_apart_by_model_format_decoder_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_differ_by_model_format_decoder_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [
         replace(INFO, name="other"),
         replace(INFO, architecture="other"),

@@ -31,7 +31,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def test_what_is_known_is_not_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_costs_are_not_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     measured = known_costs(target)
     assert measured is not None
@@ -48,7 +48,7 @@ OLD = {"format": "draftwood-costs", "version": 1, "sizes": [1, 2], "contexts": [
 
 
 @pytest.mark.parametrize("content", ["{}", '{"format": "draftwood-costs", "version": 2}', "damaged", json.dumps(OLD)])
-def test_a_file_that_cannot_be_used_is_measured_anew_and_replaced(content: str) -> None:
+def test_unusable_file_is_measured_again_and_replaced(content: str) -> None:
     target = tiny_target()
     path = profile_path(target.info)
     path.parent.mkdir()
@@ -68,7 +68,7 @@ def test_a_cache_that_cannot_be_written_does_not_fail_a_run(cache: Path, monkeyp
 
 
 @pytest.mark.parametrize("backend", ["eager", "auto"])
-def test_measured_costs_never_fall_and_leave_nothing_behind(backend: str) -> None:
+def test_measured_costs_ascend_and_sequences_are_closed(backend: str) -> None:
     target = tiny_target(backend=backend)
     profile = measure_costs(target, (16, 64, 200))
     assert profile is not None
@@ -90,7 +90,7 @@ class FakeClock:
         monkeypatch.setattr(costs, "_forward", lambda _, sequence, size: seconds(target.length(sequence), size))
 
 
-def test_it_is_measured_behind_as_much_context_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_are_measured_after_the_stated_context(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     FakeClock(target, lambda context, size: 1.0 + 0.001 * context * size, monkeypatch)
     profile = measure_costs(target, (10, 300))
@@ -100,7 +100,7 @@ def test_it_is_measured_behind_as_much_context_as_it_says(monkeypatch: pytest.Mo
     assert profile.of(20, 1000) == pytest.approx([1.0 + size for size in range(1, 21)])
 
 
-def test_measuring_ends_where_passes_cost_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurement_stops_at_too_expensive_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     FakeClock(target, lambda context, size: float(size if context < 100 else size**1.5), monkeypatch)
     profile = measure_costs(target, (16, 200))
@@ -117,7 +117,7 @@ def test_dips_are_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(profile.seconds[0]) == set(profile.seconds[1]) == {2.0}
 
 
-def test_a_longer_context_that_seems_quicker_is_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faster_longer_context_is_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     FakeClock(target, lambda context, size: 2.0 if context < 100 else 1.0, monkeypatch)
     profile = measure_costs(target, (16, 200))
@@ -157,7 +157,7 @@ def test_passes_of_a_target_with_sizes_are_timed_for_batches_too(monkeypatch: py
         assert line == pytest.approx(truth)
 
 
-def test_a_gpu_is_timed_behind_a_longer_context(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_is_measured_after_a_longer_context(monkeypatch: pytest.MonkeyPatch) -> None:
     for cache_tokens, contexts in [(8192, (16, 2048)), (1500, (16, 1500 - 512)), (520, (16, 520 - 256))]:
         target = stepping_target(cache_tokens=cache_tokens)
         FakeClock(target, lambda context, size: 1.0, monkeypatch)
@@ -167,7 +167,7 @@ def test_a_gpu_is_timed_behind_a_longer_context(monkeypatch: pytest.MonkeyPatch)
         assert profile.contexts == contexts
 
 
-def test_what_a_first_pass_prepares_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preparation_in_first_pass_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first pass of a size may compile and capture; that is neither its cost nor a reason to stop."""
     target = stepping_target()
     seen: set[int] = {1}
@@ -184,7 +184,7 @@ def test_what_a_first_pass_prepares_does_not_count(monkeypatch: pytest.MonkeyPat
     assert {seconds for row in profile.seconds for seconds in row} == {1.0}
 
 
-def sizes_asked(target: NativeTarget, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def record_timed_sizes(target: NativeTarget, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Fills up as passes are timed, all of which take a second."""
     asked: list[int] = []
 
@@ -196,19 +196,19 @@ def sizes_asked(target: NativeTarget, monkeypatch: pytest.MonkeyPatch) -> list[i
     return asked
 
 
-def test_sizes_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_measured_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disturbance that lasts for a while falls on several sizes, not on all readings of one."""
     target = stepping_target()
-    asked = sizes_asked(target, monkeypatch)
+    asked = record_timed_sizes(target, monkeypatch)
     assert measure_costs(target, (16,)) is not None
     timed = list(PASS_SIZES[:-1])
     assert asked == timed * (len(asked) // len(timed))
     assert costs.MIN_ROUNDS <= len(asked) // len(timed) <= costs.MAX_ROUNDS
 
 
-def test_rounds_end_when_they_took_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_end_after_enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     target = stepping_target()
-    asked = sizes_asked(target, monkeypatch)
+    asked = record_timed_sizes(target, monkeypatch)
     monkeypatch.setattr(costs, "ROUNDS_SECONDS", -1.0)
     assert measure_costs(target, (16,)) is not None
     assert len(asked) == costs.MIN_ROUNDS * len(PASS_SIZES[:-1])
@@ -228,9 +228,7 @@ CURVES = {  # what a pass takes beside a single position: large GPU, small one, 
 
 @pytest.mark.parametrize("chances", CHANCES)
 @pytest.mark.parametrize("curve", CURVES)
-def test_noise_hardly_changes_the_size_that_pays_best(
-    chances: str, curve: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_hardly_changes_the_best_size(chances: str, curve: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every reading is some per cent off, many are far too slow, and no size is timed more than three times."""
     noise = np.random.default_rng(0)
 
@@ -264,7 +262,7 @@ def test_progress_is_reported() -> None:
     assert {step[0] for step in told} == {costs.LABEL}
 
 
-def test_a_pass_that_fails_leaves_no_sequence_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_pass_closes_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
 
     def fail(*_: object) -> float:

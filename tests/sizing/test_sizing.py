@@ -48,7 +48,7 @@ def chances_by_hand(tree: DraftTree) -> list[float]:
 
 @given(estimated_trees(), cost_lines(), st.integers(0, 3))
 @settings(max_examples=150, deadline=None)
-def test_the_best_part_of_a_tree_by_trying_all(tree: DraftTree, costs: CostProfile, num_others: int) -> None:
+def test_best_part_matches_brute_force(tree: DraftTree, costs: CostProfile, num_others: int) -> None:
     """No other part with all its parents promises more tokens per second, the others' share of the pass included."""
     load = Load(num_others, 1.3 * num_others)
     chances, seconds = chances_by_hand(tree), costs.of(16, 16)
@@ -75,7 +75,7 @@ def test_the_best_part_of_a_tree_by_trying_all(tree: DraftTree, costs: CostProfi
 
 @given(estimated_trees(max_size=40), st.sampled_from(sorted(PROFILES)), st.lists(st.integers(0, 40), max_size=30))
 @settings(max_examples=60, deadline=None)
-def test_whatever_was_learned_a_part_is_a_tree(tree: DraftTree, costs: str, steps: list[int]) -> None:
+def test_selected_part_is_always_a_tree(tree: DraftTree, costs: str, steps: list[int]) -> None:
     by = sizer(PROFILES[costs])
     for step in steps:
         part = cut(by, tree)
@@ -88,7 +88,7 @@ def test_whatever_was_learned_a_part_is_a_tree(tree: DraftTree, costs: str, step
         assert 1 <= by.wanted <= PROFILES[costs].largest
 
 
-def test_free_positions_are_used_as_far_as_guesses_reach() -> None:
+def test_free_positions_are_used_for_all_guesses() -> None:
     assert len(cut(play(sizer(FREE), [7] * 100), CHAIN)) == 8
     doubtful = DraftTree.chain(list(range(40)), "test", [0.3] * 40)
     assert len(cut(sizer(FREE), doubtful)) > 10
@@ -104,7 +104,7 @@ def test_good_guesses_pay_for_positions_and_bad_ones_do_not() -> None:
     assert len(cut(play(sizer(HOPELESS), [7] * 100), CHAIN)) == 1
 
 
-def test_siblings_are_not_right_together() -> None:
+def test_siblings_are_mutually_exclusive() -> None:
     """Ten guesses of 0.5 for one token are worth one token at most, not five."""
     builder = TreeBuilder(0)
     for token in range(1, 11):
@@ -115,14 +115,14 @@ def test_siblings_are_not_right_together() -> None:
     assert part.tokens == (0, 1, 2)
 
 
-def test_the_longer_the_context_the_dearer_a_position() -> None:
+def test_positions_cost_more_in_longer_contexts() -> None:
     costs = CostProfile((1, 2, 8), (0, 1000), ((1.0, 1.1, 1.7), (1.0, 3.0, 15.0)))
     by = play(sizer(costs), [7] * 100)
     assert len(by.cut(CHAIN, 0, 0.0, NO_LOAD)) == 8
     assert len(by.cut(CHAIN, 1000, 0.0, NO_LOAD)) == 1
 
 
-def test_drafting_that_takes_time_is_paid_by_larger_trees() -> None:
+def test_slow_drafting_gives_larger_trees() -> None:
     """What is spent before the pass is spent whatever its size."""
     doubtful = DraftTree.chain(list(range(8)), "test", [0.5] * 8)
     by = sizer()
@@ -132,7 +132,7 @@ def test_drafting_that_takes_time_is_paid_by_larger_trees() -> None:
     assert len(cut(by, doubtful)) > 1
 
 
-def test_beside_others_the_marginal_cost_counts() -> None:
+def test_marginal_cost_counts_in_a_batch() -> None:
     """The first eight positions are free, but the others use them."""
     costs = CostProfile((1, 8, 16), (16,), ((1.0, 1.0, 9.0),))
     doubtful = DraftTree.chain(list(range(8)), "test", [0.6] * 8)
@@ -142,13 +142,13 @@ def test_beside_others_the_marginal_cost_counts() -> None:
     assert len(cut(sizer(costs), doubtful, Load(40, 40.0))) == 1  # far beyond what was measured
 
 
-def test_loads_of_the_others() -> None:
+def test_loads_of_other_requests() -> None:
     loads = [Load(1, 1.0), Load(4, 2.5), Load(8, 3.0)]
     assert loads_of_others(loads)[1] == Load(9, 4.0)
     assert loads_of_others(loads[:1]) == [NO_LOAD]
 
 
-def test_more_is_wanted_where_everything_paid() -> None:
+def test_wanted_size_grows_if_all_nodes_paid() -> None:
     by = sizer(FREE)
     assert by.wanted == MIN_WANTED
     cut(by, DraftTree.chain(list(range(4)), "test"))
@@ -157,7 +157,7 @@ def test_more_is_wanted_where_everything_paid() -> None:
     assert by.wanted == 64
 
 
-def test_some_more_is_wanted_than_was_used() -> None:
+def test_wanted_size_exceeds_used_size() -> None:
     cheap = CostProfile((1, 4, 64), (16,), ((1.0, 1.2, 20.0),))  # flat to 4, then steep
     some = sizer(cheap)
     used = len(cut(some, DraftTree.chain(list(range(20)), "test")))
@@ -169,7 +169,7 @@ def test_some_more_is_wanted_than_was_used() -> None:
     assert sizer(STEEP).wanted == STEEP.largest == 8
 
 
-def test_prompts_are_read_for_guesses_where_positions_are_cheap() -> None:
+def test_prompt_logits_are_read_if_positions_are_cheap() -> None:
     assert [sizer(PROFILES[name]).reads_prompts for name in ("free", "knee", "mild")] == [True] * 3
     assert [sizer(PROFILES[name]).reads_prompts for name in ("steep", "hopeless")] == [False] * 2
 
@@ -185,7 +185,7 @@ def pauses(by: Sizer, tree: DraftTree, draft_seconds: float, num_cycles: int, em
     return left_alone
 
 
-def test_drafts_that_cost_more_than_they_bring_are_left_out_for_a_while() -> None:
+def test_unprofitable_drafting_is_paused() -> None:
     wrong = [999]
     found = pauses(sizer(), CHAIN, 5.0, 400, wrong)
     tries = [cycle for cycle, alone in enumerate(found) if not alone]
@@ -195,7 +195,7 @@ def test_drafts_that_cost_more_than_they_bring_are_left_out_for_a_while() -> Non
 
 
 @pytest.mark.parametrize("num_cycles", [4, 10, 40, 200])
-def test_requests_in_turn_pause_as_one_long_request_would(num_cycles: int) -> None:
+def test_consecutive_requests_pause_like_one_long_request(num_cycles: int) -> None:
     expected = pauses(sizer(), CHAIN, 5.0, 400, [999])
     drafter, found = Experience(), list[bool]()
     while len(found) < len(expected):
@@ -207,7 +207,7 @@ def test_requests_in_turn_pause_as_one_long_request_would(num_cycles: int) -> No
     assert abs(found.count(False) - expected.count(False)) <= 3
 
 
-def test_a_request_that_may_not_pause_begins_without_one() -> None:
+def test_request_that_may_not_pause_starts_drafting() -> None:
     drafter = Experience()
     pauses(sizer(drafter=drafter), CHAIN, 5.0, 220, [999])
     paused, other = sizer(drafter=drafter), sizer(drafter=drafter)
@@ -216,7 +216,7 @@ def test_a_request_that_may_not_pause_begins_without_one() -> None:
     assert (paused.wanted, other.wanted > 1) == (1, True)
 
 
-def test_short_requests_find_out_that_drafts_pay_again() -> None:
+def test_short_requests_resume_profitable_drafting() -> None:
     drafter = Experience()
     pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
     assert drafter.pause == MAX_PAUSE
@@ -242,7 +242,7 @@ def side_by_side(num_requests: int, seconds: Sequence[float], costs: CostProfile
 
 
 @pytest.mark.parametrize("num_requests", [1, 2, 8, 32])
-def test_many_first_drafts_at_once_are_no_reason_to_pause(num_requests: int) -> None:
+def test_simultaneous_first_drafts_do_not_cause_pause(num_requests: int) -> None:
     """Each of them reads its prompt, or all of them wait for a kernel to be compiled."""
     drafter = side_by_side(num_requests, [50.0, 0.01, 0.01], FREE, [*CHAIN.tokens[1:], 9])
     assert drafter.pause == 1
@@ -250,13 +250,13 @@ def test_many_first_drafts_at_once_are_no_reason_to_pause(num_requests: int) -> 
 
 
 @pytest.mark.parametrize("num_requests", [2, 8, 32])
-def test_one_vain_try_of_many_requests_is_one_reason_to_pause_longer(num_requests: int) -> None:
+def test_failed_retry_of_a_batch_extends_pause_once(num_requests: int) -> None:
     for num_cycles in range(2, 8):
         alone, together = (side_by_side(n, [5.0] * num_cycles, STEEP, [999]) for n in (1, num_requests))
         assert together.pause == alone.pause < MAX_PAUSE
 
 
-def test_drafts_that_pay_again_are_made_again() -> None:
+def test_profitable_drafting_resumes() -> None:
     drafter = Experience()
     pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
     pauses(sizer(drafter=drafter), CHAIN, 0.0, 20 * MAX_PAUSE, [999])  # it has become fast
@@ -266,14 +266,14 @@ def test_drafts_that_pay_again_are_made_again() -> None:
     assert later.wanted > 1
 
 
-def test_drafts_that_cost_little_or_bring_much_are_never_left_out() -> None:
+def test_cheap_or_profitable_drafts_are_never_paused() -> None:
     plain = STEEP.of(1, 16)[0]
     assert not any(pauses(sizer(), CHAIN, 0.9 * MIN_DRAFT_COST * plain, 100, [999]))
     right = [*CHAIN.tokens[1:], 999]
     assert not any(pauses(play(sizer(FREE), [7] * 100), CHAIN, 0.5 * float(FREE.of(1, 16)[0]), 100, right))
 
 
-def test_one_slow_draft_is_no_reason_to_pause() -> None:
+def test_one_slow_draft_does_not_cause_pause() -> None:
     """A draft model that reads its prompt, or compiles its kernels, does so once."""
     right = [*CHAIN.tokens[1:], 999]
     by = play(sizer(FREE), [7] * 100)

@@ -34,7 +34,7 @@ SHAPES = st.integers(0, 1 << 30).map(lambda seed: random_parents(random.Random(s
 
 @given(SHAPES, SHAPES, st.integers(1, 1 << 20), st.sampled_from(sorted(PROFILES)), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_the_size_of_a_drawn_tree_does_not_depend_on_what_was_drawn(
+def test_size_does_not_depend_on_drawn_tokens(
     before: list[int], parents: list[int], seed: int, costs: str, learn: bool
 ) -> None:
     """Two requests with the same past draw differently: the same first nodes of the tree are verified."""
@@ -52,7 +52,7 @@ def test_the_size_of_a_drawn_tree_does_not_depend_on_what_was_drawn(
     assert one.expected == other.expected
 
 
-def test_the_size_does_not_depend_on_how_large_the_drawn_tree_became() -> None:
+def test_size_does_not_depend_on_size_of_drawn_tree() -> None:
     by, large = sizer(KNEE), drawn_tree(random_parents(random.Random(1), 30), 1)
     size = len(cut(by, large))
     assert 1 < size < 30
@@ -60,7 +60,7 @@ def test_the_size_does_not_depend_on_how_large_the_drawn_tree_became() -> None:
     assert len(cut(by, large.first(size + 1))) == size
 
 
-def test_a_drawn_tree_that_stayed_small_is_not_cut_for_that() -> None:
+def test_small_drawn_tree_is_not_cut_further() -> None:
     """Whether the 6th node was drawn must not settle whether the 3rd is verified: all of them may hang on one token."""
     stairs = CostProfile((1, 2, 3, 32), (16,), ((1.0, 1.05, 1.9, 2.0),))
     large = drawn_tree(random_parents(random.Random(1), 30), 1)
@@ -68,7 +68,7 @@ def test_a_drawn_tree_that_stayed_small_is_not_cut_for_that() -> None:
     assert len(cut(sizer(stairs), large.first(5))) == 5
 
 
-def test_drawn_trees_grow_and_shrink_with_what_was_accepted() -> None:
+def test_drawn_tree_size_follows_acceptance() -> None:
     chain = [-1, *range(11)]
     good, bad = sizer(), sizer()
     for seed in range(100):
@@ -79,7 +79,7 @@ def test_drawn_trees_grow_and_shrink_with_what_was_accepted() -> None:
     assert len(cut(bad, drawn_tree(chain, 0))) == 1
 
 
-def test_drawn_trees_that_do_not_pay_at_first_are_not_given_up() -> None:
+def test_initially_unprofitable_drawn_trees_recover() -> None:
     """Whether drawn guesses would have been right shows in what was emitted, as it does with chosen ones."""
     steep = CostProfile((1, 2, 4, 8), (16,), ((1.0, 1.7, 2.6, 4.4),))
     chain = [-1, *range(7)]
@@ -92,7 +92,7 @@ def test_drawn_trees_that_do_not_pay_at_first_are_not_given_up() -> None:
     assert len(cut(by, drawn_tree(chain, 0))) == 8
 
 
-def test_the_next_request_knows_how_drawn_trees_fared() -> None:
+def test_next_request_reuses_acceptance_of_drawn_trees() -> None:
     drafter = Experience()
     first = sizer(FREE, drafter)
     for seed in range(100):

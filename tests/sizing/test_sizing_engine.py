@@ -32,7 +32,7 @@ def auto_llm(**options: object) -> LLM:
 
 @pytest.mark.parametrize("costs", ["free", "steep", "knee"], indirect=True)
 @pytest.mark.parametrize("drafter", [*CHOOSING, WildDrafter])
-def test_output_is_plain_decoding_whatever_positions_cost(costs: CostProfile, drafter: str | type[Drafter]) -> None:
+def test_output_is_plain_decoding_with_any_costs(costs: CostProfile, drafter: str | type[Drafter]) -> None:
     llm = auto_llm()
     greedy = SamplingParams(max_tokens=40)
     sampled = SamplingParams(max_tokens=30, temperature=0.8, seed=3)
@@ -67,7 +67,7 @@ def oracle_run(
 
 
 @pytest.mark.parametrize("costs", ["steep"], indirect=True)
-def test_hopeless_guesses_end_in_plain_decoding(costs: CostProfile) -> None:
+def test_wrong_guesses_lead_to_plain_decoding(costs: CostProfile) -> None:
     assert oracle_run(WrongDrafter)[0] < 1.3
 
 
@@ -77,7 +77,7 @@ def test_free_positions_make_large_trees(costs: CostProfile) -> None:
 
 
 @pytest.mark.parametrize("costs", ["steep"], indirect=True)
-def test_good_guesses_are_verified_without_the_decoys_beside_them(costs: CostProfile) -> None:
+def test_good_guesses_are_verified_without_decoys(costs: CostProfile) -> None:
     llm = auto_llm(drafter=OracleDrafter)
     params = SamplingParams(max_tokens=200, ignore_eos=True)
     OracleDrafter.learn(llm, PROMPTS[:1], params)
@@ -146,7 +146,7 @@ class ReadingDrafter(OracleDrafter):
 
 
 @pytest.mark.parametrize(("costs", "read"), [("free", True), ("steep", False)], indirect=["costs"])
-def test_prompts_are_read_where_that_pays(costs: CostProfile, read: bool) -> None:
+def test_prompt_logits_are_read_if_profitable(costs: CostProfile, read: bool) -> None:
     llm, params = auto_llm(), SamplingParams(max_tokens=4)
     ReadingDrafter.learn(llm, PROMPTS[:1], params)
     ReadingDrafter.rows = 0

@@ -12,7 +12,7 @@ from tests.tools.sizing import CHAIN, cut, play, sizer
 KIND = ("test", 5, 1, False)
 
 
-def test_rates_move_from_estimates_to_what_was_seen() -> None:
+def test_rates_move_from_estimates_to_observations() -> None:
     record = AcceptanceRecord(1.0)
     assert record.rate(KIND, 0.4) == pytest.approx(0.4)
     record.note(KIND, True)
@@ -23,7 +23,7 @@ def test_rates_move_from_estimates_to_what_was_seen() -> None:
     assert record.rate(("test", 5, 2, False), 0.4) == pytest.approx(0.4)  # another kind
 
 
-def test_what_is_long_ago_counts_less() -> None:
+def test_old_observations_count_less() -> None:
     record = AcceptanceRecord(0.9)
     for right in [True] * 100 + [False] * 20:
         record.note(KIND, right)
@@ -31,7 +31,7 @@ def test_what_is_long_ago_counts_less() -> None:
     assert record.rate(KIND, 0.5) == pytest.approx((hits + PRIOR_TRIALS * 0.5) / (trials + PRIOR_TRIALS), rel=1e-3)
 
 
-def test_a_request_starts_from_what_the_drafter_showed_before() -> None:
+def test_request_starts_from_earlier_observations() -> None:
     drafter = AcceptanceRecord(DRAFTER_DECAY)
     first = AcceptanceRecord(REQUEST_DECAY, drafter)
     for _ in range(200):
@@ -55,14 +55,14 @@ def test_running_requests_learn_from_each_other() -> None:
     assert one.rate(KIND, 0.1) > 0.8
 
 
-def test_the_next_request_of_a_drafter_need_not_learn_it_again() -> None:
+def test_next_request_keeps_learned_rates() -> None:
     drafter = Experience()
     assert len(cut(sizer(drafter=drafter), CHAIN)) > 1  # the source is sure of itself
     play(sizer(drafter=drafter), [0] * 60)
     assert len(cut(sizer(drafter=drafter), CHAIN)) == 1
 
 
-def test_sources_depths_and_estimates_are_told_apart() -> None:
+def test_rates_are_kept_per_source_depth_and_estimate() -> None:
     builder = TreeBuilder(0)
     good = builder.add(0, 1, "good", 0.6)
     builder.add(0, 2, "bad", 0.6)
@@ -79,21 +79,21 @@ def test_sources_depths_and_estimates_are_told_apart() -> None:
     assert set(cut(by, tree).tokens) == {0, 1, 4}
 
 
-def test_right_guesses_come_in_runs() -> None:
+def test_correct_guesses_are_correlated() -> None:
     by = play(sizer(), ([7] * 20 + [0] * 20) * 5)
     assert len(cut(by, CHAIN)) == 1  # it ended in a run of wrong ones
     by.note(CHAIN, CHAIN.first(1), [1])  # a guess that was not verified would have been right
     assert len(cut(by, CHAIN)) > 1
 
 
-def test_cycles_without_a_guess_say_nothing() -> None:
+def test_cycles_without_guesses_are_ignored() -> None:
     by, same = play(sizer(), [7, 0, 7]), play(sizer(), [7, 0, 7])
     for _ in range(50):
         by.note(CHAIN.first(1), CHAIN.first(1), [5])
     assert by._guesses.chances(CHAIN) == same._guesses.chances(CHAIN)
 
 
-def test_offered_guesses_that_were_not_verified_count_as_far_as_is_known() -> None:
+def test_unverified_guesses_count_as_far_as_known() -> None:
     verified, unverified = sizer(), sizer()
     for _ in range(30):
         verified.note(CHAIN, CHAIN, [99])
@@ -109,7 +109,7 @@ def test_offered_guesses_that_were_not_verified_count_as_far_as_is_known() -> No
     assert second._guesses.chances(doubtful)[:2] == pytest.approx([1.0, 0.0], abs=0.05)
 
 
-def test_guesses_that_did_not_pay_come_back_when_they_are_right_again() -> None:
+def test_unprofitable_guesses_return_when_correct_again() -> None:
     by = play(sizer(), [0] * 100)
     sizes = []
     for _ in range(40):

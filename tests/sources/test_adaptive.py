@@ -50,7 +50,7 @@ def test_guess_equals_a_new_count_after_every_token(text: list[int], max_order: 
         assert ngrams.guess(max_tokens) == recounted(text[:end], max_order, max_tokens)
 
 
-def test_the_most_frequent_follower_wins_and_the_latest_among_equals() -> None:
+def test_most_frequent_follower_wins_with_ties_to_latest() -> None:
     ngrams = AdaptiveNgrams(2)
     ngrams.extend([1, 2, 1, 3, 1])
     assert ngrams.guess(1) == Guess([3], [1 / 3])
@@ -77,7 +77,7 @@ def test_guessing_stops_at_the_first_unknown_context() -> None:
 
 
 @pytest.mark.parametrize("max_order", [2, 5])
-def test_contexts_a_token_are_bounded(max_order: int) -> None:
+def test_contexts_per_token_are_bounded(max_order: int) -> None:
     for text in ([0] * 2000, list(range(2000)), [i * i % 97 for i in range(2000)]):
         ngrams = AdaptiveNgrams(max_order)
         ngrams.extend(text)

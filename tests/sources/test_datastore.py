@@ -63,7 +63,7 @@ def test_equal_documents_and_long_repeats_are_sorted() -> None:
     assert sorted(suffixes.tolist()) == list(range(602))
 
 
-def test_sorting_reports_how_far_it_is() -> None:
+def test_sorting_reports_progress() -> None:
     steps: list[tuple[str, int, int]] = []
     build_datastore([[1, 2, 3] * 40], vocab_size=4, tokenizer="", progress=lambda *step: steps.append(step))
     assert "memory" in steps[0][0]
@@ -78,7 +78,7 @@ def test_sorting_reports_how_far_it_is() -> None:
 
 @given(documents, runs)
 @settings(max_examples=300)
-def test_find_gives_all_places_that_lead_on(corpus: list[list[int]], run: list[int]) -> None:
+def test_find_returns_all_occurrences_with_continuation(corpus: list[list[int]], run: list[int]) -> None:
     store, expected = store_of(corpus), followed(corpus, run)
     found = store.find(run)
     if found is None:
@@ -91,7 +91,7 @@ def test_find_gives_all_places_that_lead_on(corpus: list[list[int]], run: list[i
 
 @given(documents, runs, st.integers(1, 9), st.integers(1, 9))
 @settings(max_examples=300)
-def test_the_longest_end_of_the_tail_matches(
+def test_longest_suffix_of_the_tail_matches(
     corpus: list[list[int]], tail: list[int], max_length: int, min_length: int
 ) -> None:
     lengths = [n for n in range(min_length, min(max_length, len(tail)) + 1) if followed(corpus, tail[-n:])]
@@ -110,7 +110,7 @@ def test_continuations_never_cross_into_another_document() -> None:
     assert store.find([3, 1]) is None
 
 
-def test_of_many_occurrences_some_are_taken_evenly() -> None:
+def test_many_occurrences_are_sampled_evenly() -> None:
     store = store_of([[1, 0]] * 30 + [[1, 2]] * 60 + [[1, 3]] * 10)
     found = store.find([1])
     assert found is not None
@@ -125,7 +125,7 @@ def test_an_empty_tail_matches_nothing() -> None:
 # -- building --------------------------------------------------------------------------------------------------------
 
 
-def test_build_leaves_out_empty_documents_and_counts() -> None:
+def test_build_skips_and_counts_empty_documents() -> None:
     store = store_of([[], [1, 2], [], [3]])
     assert store.tokens.tolist() == [1, 2, -1, 3, -1]
     assert store.info == DatastoreInfo(
@@ -152,7 +152,7 @@ def test_a_corpus_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -
         store_of([[1, 2], [3, 1]])
 
 
-def test_fingerprints_tell_tokenizers_apart() -> None:
+def test_fingerprints_distinguish_tokenizers() -> None:
     class Shifted(ByteTokenizer):
         def encode(self, text: str, *, add_special: bool = True) -> list[int]:
             return [(i + 1) % 256 for i in super().encode(text, add_special=add_special)]
@@ -179,7 +179,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_saved_datastore_opens_as_it_was(saved: Path) -> None:
+def test_datastore_round_trips_through_file(saved: Path) -> None:
     made, opened = store_of([[1, 2, 3, 1, 2], [2, 2, 1], [0, 3]]), Datastore.open(saved)
     assert opened.info == made.info
     assert opened.tokens.tolist() == made.tokens.tolist()
@@ -198,7 +198,7 @@ def test_the_file_is_a_safetensors_file(saved: Path) -> None:
     assert json.loads(notes["sources"]) == ["x.txt", "y"]
 
 
-def test_the_file_is_mapped_and_not_read(saved: Path) -> None:
+def test_file_is_memory_mapped(saved: Path) -> None:
     store = Datastore.open(saved)
     assert not store.tokens.flags.owndata
     assert not store.tokens.flags.writeable
@@ -212,7 +212,7 @@ def test_the_file_is_mapped_and_not_read(saved: Path) -> None:
     assert store._tokens[0] == 3
 
 
-def test_replacing_the_file_leaves_an_open_datastore_alone(saved: Path) -> None:
+def test_replacing_the_file_does_not_affect_open_datastore(saved: Path) -> None:
     store = Datastore.open(saved)
     store_of([[3, 3, 3]]).save(saved)
     assert store.tokens.tolist()[:3] == [1, 2, 3]
@@ -231,7 +231,7 @@ def test_an_interrupted_save_leaves_the_old_file(saved: Path) -> None:
     assert [entry.name for entry in saved.parent.iterdir()] == [saved.name]
 
 
-def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_unwritable_path_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "folder" / "inside").mkdir(parents=True)
     with pytest.raises(DraftwoodError, match="cannot be written"):
         store_of([[1]]).save(tmp_path / "folder")
@@ -249,7 +249,7 @@ def with_header(path: Path, change: Any) -> Path:
     return path
 
 
-def test_a_missing_file_is_refused_with_the_command_that_makes_one(tmp_path: Path) -> None:
+def test_missing_file_error_names_build_command(tmp_path: Path) -> None:
     with pytest.raises(DatastoreError, match=r"does not exist(.|\n)*draftwood datastore build"):
         Datastore.open(tmp_path / "none")
 

@@ -28,7 +28,7 @@ from draftwood.sources.neural.head_graphs import GraphedEagleModel, feature_weig
 from draftwood.targets.base import Segment, TargetParts, chain_parents
 from draftwood.targets.native.cuda.attention.plan import count_bits, words_per_row
 from draftwood.targets.native.decoder import PackedBatch, PackedSegment
-from tests.tools.cuda import LARGE, SMALL, assert_as_good, error
+from tests.tools.cuda import LARGE, SMALL, assert_as_accurate, error
 from tests.tools.head import random_head, random_parts
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, resources, run_interpreted, runs_kernels
 
@@ -169,7 +169,7 @@ def check(variant: str, dtype: torch.dtype, play: Play, **options: int) -> Graph
         assert tokens.tolist() == best.tolist()
         return fused
     eager, _ = play.on(new_model(EagleModel, variant, dtype, **options))
-    assert_as_good(rows, eager, exact)
+    assert_as_accurate(rows, eager, exact)
     clear = (exact[:, 0] - exact[:, 1] > 0.2).numpy()  # the best one, beyond doubt
     assert clear.any()
     assert tokens[clear, 0].tolist() == best[clear, 0].tolist()
@@ -178,12 +178,12 @@ def check(variant: str, dtype: torch.dtype, play: Play, **options: int) -> Graph
 
 @runs_kernels
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
-def test_as_good_as_the_module(variant: str, dtype: str) -> None:
+def test_as_accurate_as_the_module(variant: str, dtype: str) -> None:
     check(variant, FLOATS[dtype], FEW if INTERPRETED else MANY)
 
 
 @runs_kernels
-def test_a_pass_too_wide_for_our_own_products() -> None:
+def test_pass_too_wide_for_own_kernels() -> None:
     dtype = "float32" if INTERPRETED else "bfloat16"
     for variant in ("eagle3",) if INTERPRETED else VARIANTS:
         fused = check(variant, FLOATS[dtype], Play(cycles=1 if INTERPRETED else 8, levels=1, nodes=(66, 68)))
@@ -201,7 +201,7 @@ def test_many_requests(sequences: int) -> None:
 
 
 @runs_kernels
-def test_what_is_too_large_goes_through_the_module() -> None:
+def test_too_large_passes_use_the_module() -> None:
     size = 300
     taps = torch.randn(size, 3 * MODEL.hidden_size, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     answers = []
@@ -235,7 +235,7 @@ def test_the_number_of_best_entries_may_change() -> None:
 
 
 @runs_kernels
-def test_rows_that_fill_up_a_pass_leave_no_trace() -> None:
+def test_padding_rows_of_a_pass_leave_no_trace() -> None:
     """The second pass is smaller than the first in the same shape: what the first was told must be forgotten."""
     model = new_model(GraphedEagleModel, "eagle3", torch.bfloat16, num_slots=32)
     first, second = model.open(10), model.open(10)
@@ -275,7 +275,7 @@ def test_a_draft_of_one_request_takes_two_shapes() -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="has smaller shapes")
 @given(st.lists(st.tuples(st.integers(1, 120), st.integers(0, 400)), min_size=1, max_size=9), st.integers(1, 100))
-def test_a_shape_holds_its_batch(sizes: list[tuple[int, int]], k: int) -> None:
+def test_shape_fits_its_batch(sizes: list[tuple[int, int]], k: int) -> None:
     """Its rows, the ancestors of grown trees, and the entries asked for; or it is none."""
     decoder = new_model(GraphedEagleModel, "eagle", torch.float16)._decoder  # type: ignore[attr-defined]
     segments, start = [], 0
@@ -342,7 +342,7 @@ def test_passes_take_as_many_segments_as_fit(sizes: list[int]) -> None:
         assert total + len(following[0].segment.token_ids) > 256
 
 
-def test_where_heads_run_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conditions_for_captured_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On GPUs, in half precision, with sizes that the kernels take."""
     head = new_head("eagle3", torch.bfloat16)
     model = partial(make_head_model, head, MODEL.num_layers, 64)

@@ -98,7 +98,7 @@ def test_the_same_context_twice_in_one_pass_counts_twice() -> None:
     assert probs == pytest.approx([2 / 3, 1 / 6, 1 / 6])
 
 
-def test_the_longest_known_ngram_answers() -> None:
+def test_longest_known_ngram_is_used() -> None:
     tables = NgramTables(VOCAB, 4, WIDTH)
     learn(tables, [[5, 1, 2, 3, 4]], [([6, 7, 8], [0.5, 0.25, 0.25])])
     learn(tables, [[2, 3, 4]], [([0, 7, 8], [0.5, 0.25, 0.25])])
@@ -159,7 +159,7 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     assert small.lookup([4]) is not None
 
 
-def test_a_prompt_is_new_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_is_new_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = NgramTables(VOCAB)
     assert tables.is_new_prompt([1, 2, 3], 0)
     assert not tables.is_new_prompt([1, 2, 3], 0)
@@ -182,7 +182,7 @@ def filled(vocab_size: int = 100_000) -> NgramTables:
     return tables
 
 
-def test_a_memory_file_gives_everything_back(tmp_path: Path) -> None:
+def test_memory_file_restores_everything(tmp_path: Path) -> None:
     tables, path = filled(), tmp_path / "tables.memory"
     save_memory(path, tables, "model")
     again = NgramTables(100_000, 4, WIDTH)
@@ -196,7 +196,7 @@ def test_a_memory_file_gives_everything_back(tmp_path: Path) -> None:
             load_memory(path, other, "model")
 
 
-def test_a_keeper_shares_an_empty_memory_and_saves_it(tmp_path: Path) -> None:
+def test_keeper_shares_and_saves_empty_memory(tmp_path: Path) -> None:
     info = tiny_target().info
 
     def new() -> NgramTables:

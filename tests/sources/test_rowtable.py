@@ -67,7 +67,7 @@ def filled(capacity: int, keys: Sequence[int], width: int = WIDTH) -> RowTable:
 
 
 @given(calls, small)
-def test_it_holds_what_was_written_last(calls: list[list[int]], capacity: int) -> None:
+def test_table_keeps_last_written_rows(calls: list[list[int]], capacity: int) -> None:
     table, slow = RowTable(WIDTH, capacity), SlowTable(capacity)
     write_all(calls, table, slow)
     assert content(table, range(13)) == slow.rows
@@ -75,7 +75,7 @@ def test_it_holds_what_was_written_last(calls: list[list[int]], capacity: int) -
 
 
 @given(calls, small)
-def test_it_grows_as_it_fills(calls: list[list[int]], capacity: int) -> None:
+def test_table_grows_as_it_fills(calls: list[list[int]], capacity: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rowtable, "FIRST_ROWS", 1)
         table, slow = RowTable(WIDTH, capacity), SlowTable(capacity)
@@ -85,7 +85,7 @@ def test_it_grows_as_it_fills(calls: list[list[int]], capacity: int) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=20), max_size=40), st.integers(8, 30))
-def test_it_does_the_same_where_it_looks_for_several_old_entries_at_once(calls: list[list[int]], capacity: int) -> None:
+def test_batched_eviction_is_equivalent(calls: list[list[int]], capacity: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rowtable, "EVICTION_BATCHES", 4)  # a fourth of the table at once
         table, slow = RowTable(WIDTH, capacity), SlowTable(capacity)
@@ -94,7 +94,7 @@ def test_it_does_the_same_where_it_looks_for_several_old_entries_at_once(calls: 
     assert len(table) == len(slow.rows)
 
 
-def test_of_a_key_that_comes_twice_in_a_call_the_later_row_stays() -> None:
+def test_later_row_of_duplicate_key_is_kept() -> None:
     table = RowTable(1, 4)
     table.write([7, 8, 7], np.array([[1], [2], [3]], np.int32), np.array([[0.1], [0.2], [0.3]], np.float32))
     assert len(table) == 2
@@ -104,14 +104,14 @@ def test_of_a_key_that_comes_twice_in_a_call_the_later_row_stays() -> None:
     assert table.row(7) is not None
 
 
-def test_one_call_may_bring_more_keys_than_there_is_room_for() -> None:
+def test_one_call_may_exceed_the_capacity() -> None:
     table = RowTable(WIDTH, 3)
     ids, scores = numbered(0, 10)
     table.write(range(10), ids, scores)
     assert content(table, range(10)) == {key: (ids[key].tolist(), scores[key].tolist()) for key in (7, 8, 9)}
 
 
-def test_claiming_a_row_keeps_it_or_starts_its_count_anew() -> None:
+def test_claimed_row_is_kept_or_reset() -> None:
     table = filled(2, [1, 2])
     table.write([1], np.full((1, WIDTH), 5, np.int32), np.ones((1, WIDTH), np.float32))
     table.counts[table.row(1)] = 2
@@ -123,7 +123,7 @@ def test_claiming_a_row_keeps_it_or_starts_its_count_anew() -> None:
 
 
 @given(calls, small, small)
-def test_arrays_give_back_the_latest_entries_in_their_order(calls: list[list[int]], before: int, after: int) -> None:
+def test_arrays_restore_latest_entries_in_order(calls: list[list[int]], before: int, after: int) -> None:
     table, slow = RowTable(WIDTH, before), SlowTable(before)
     write_all(calls, table, slow)
     restored = RowTable(WIDTH, after)
@@ -156,7 +156,7 @@ def test_arrays_are_copies_and_carry_their_prefix() -> None:
     assert arrays["own.ids"].tolist() == [[0] * WIDTH] * 2
 
 
-def test_an_empty_table_comes_back_empty() -> None:
+def test_empty_table_round_trips() -> None:
     restored = RowTable(WIDTH, 4)
     restored.restore("t", RowTable(WIDTH, 4).arrays("t"))
     assert len(restored) == 0
@@ -188,7 +188,7 @@ def test_there_is_always_room_for_one_row() -> None:
 @pytest.mark.parametrize("bits", [32, 90])  # pairs of tokens, and longer n-grams
 @pytest.mark.parametrize("times", [1, 3])  # just full, and renewed twice
 @pytest.mark.parametrize("size", [5_000, 10_922, 10_923])  # dictionaries double behind the second
-def test_the_cost_of_an_entry_is_counted_honestly(size: int, times: int, bits: int) -> None:
+def test_entry_cost_matches_memory_use(size: int, times: int, bits: int) -> None:
     rows = np.zeros((100, 10), np.int32), np.zeros((100, 10), np.float32)
     tracemalloc.start()
     try:

@@ -41,7 +41,7 @@ def some_table(vocab_size: int = VOCAB_SIZE) -> SuccessorArrays:
 
 
 @pytest.mark.parametrize("chunk", [7, 256])
-def test_it_holds_what_the_model_says_after_each_token(
+def test_table_contains_top_tokens_of_the_model(
     target: NativeTarget, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(successors, "CHUNK", chunk)
@@ -53,7 +53,7 @@ def test_it_holds_what_the_model_says_after_each_token(
         assert table.scores[token].tolist() == pytest.approx(probs.tolist(), abs=1e-5)
 
 
-def test_making_it_leaves_the_cache_as_it_was(target: NativeTarget) -> None:
+def test_building_the_table_restores_the_cache(target: NativeTarget) -> None:
     build_successors(target, BOS)
     assert target.can_open(1024)
 
@@ -63,7 +63,7 @@ def test_a_small_cache_takes_more_passes() -> None:
     assert (table.ids == build_successors(tiny_target(), BOS).ids).all()
 
 
-def test_an_interrupted_table_gives_its_slots_back(target: NativeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_build_frees_its_slots(target: NativeTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -80,7 +80,7 @@ def test_progress_ends_with_the_whole_vocabulary(target: NativeTarget) -> None:
     assert told[-1] == (VOCAB_SIZE, VOCAB_SIZE)
 
 
-def test_a_vocabulary_smaller_than_a_row_fills_it_up() -> None:
+def test_rows_are_padded_for_small_vocabulary() -> None:
     target = tiny_target(replace(TINY_CONFIG, vocab_size=6, eos_token_ids=(5,)))
     table = build_successors(target, 0)
     assert (np.sort(table.ids[:, :6], axis=1) == np.arange(6)).all()
@@ -95,7 +95,7 @@ def test_a_vocabulary_smaller_than_a_row_fills_it_up() -> None:
 
 
 @pytest.mark.parametrize("width", [1, WIDTH, WIDTH + 3])
-def test_it_is_kept_and_found_again(target: NativeTarget, width: int, own_cache: Path) -> None:
+def test_table_is_saved_and_loaded(target: NativeTarget, width: int, own_cache: Path) -> None:
     assert load_successors(target.info, width) is None
     table = some_table()
     path = save_successors(target.info, table)
@@ -111,7 +111,7 @@ def test_it_is_kept_and_found_again(target: NativeTarget, width: int, own_cache:
     assert (loaded.scores[:, both:] == 0.0).all()
 
 
-def test_every_model_has_its_own(target: NativeTarget) -> None:
+def test_every_model_has_its_own_table(target: NativeTarget) -> None:
     info = target.info
     others = [
         replace(info, name="other"),
@@ -125,7 +125,7 @@ def test_every_model_has_its_own(target: NativeTarget) -> None:
     assert successors_path(replace(info, backend="other", context_length=5)) == successors_path(info)
 
 
-def test_a_file_that_is_no_table_counts_as_none(target: NativeTarget) -> None:
+def test_invalid_table_file_is_ignored(target: NativeTarget) -> None:
     path = save_successors(target.info, some_table())
     whole = path.read_bytes()
     ids, scores = some_table()
@@ -170,7 +170,7 @@ def first_tree(drafter: str, **options: object) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("drafter", ["goose", "recycling", "iso3", "sequoia", "sam+recycling"])
-def test_with_a_table_drafters_draft_from_the_first_cycle_on(drafter: str, target: NativeTarget) -> None:
+def test_table_enables_drafting_in_first_cycle(drafter: str, target: NativeTarget) -> None:
     size, plain = first_tree(drafter)
     assert size == 1  # nothing is known yet
     save_successors(target.info, build_successors(target, BOS))
@@ -181,7 +181,7 @@ def test_with_a_table_drafters_draft_from_the_first_cycle_on(drafter: str, targe
     assert first_tree(drafter, top_k=WIDTH + 5)[1] == plain  # rows that are filled up
 
 
-def test_requests_do_not_change_the_table_that_others_start_from(target: NativeTarget) -> None:
+def test_requests_do_not_change_the_initial_table(target: NativeTarget) -> None:
     save_successors(target.info, build_successors(target, BOS))
     llm = LLM.from_target(tiny_target(), ByteTokenizer(), drafter="goose", budget=12)
     table = llm._default._shared

@@ -87,7 +87,7 @@ def joined(docs: list[list[int]]) -> list[int]:
 
 
 @given(short_texts, st.integers(0, 12))
-def test_match_is_what_a_scan_finds_after_every_token(text: list[int], max_tokens: int) -> None:
+def test_match_equals_scan_after_every_token(text: list[int], max_tokens: int) -> None:
     automaton = SuffixAutomaton()
     assert automaton.match(max_tokens) is None
     for end, token in enumerate(text, 1):
@@ -96,7 +96,7 @@ def test_match_is_what_a_scan_finds_after_every_token(text: list[int], max_token
 
 
 @given(long_texts)
-def test_long_texts_have_the_longest_match_at_a_place_where_it_occurs(text: list[int]) -> None:
+def test_match_in_long_text_is_longest_and_occurs(text: list[int]) -> None:
     automaton = SuffixAutomaton()
     for end, token in enumerate(text, 1):
         automaton.extend([token])
@@ -109,7 +109,7 @@ def test_long_texts_have_the_longest_match_at_a_place_where_it_occurs(text: list
 
 
 @given(long_texts)
-def test_all_at_once_equals_token_by_token(text: list[int]) -> None:
+def test_extend_at_once_equals_token_by_token(text: list[int]) -> None:
     at_once, one_by_one = SuffixAutomaton(), SuffixAutomaton()
     at_once.extend(text)
     for token in text:
@@ -118,7 +118,7 @@ def test_all_at_once_equals_token_by_token(text: list[int]) -> None:
     assert at_once.tokens == one_by_one.tokens == text
 
 
-def test_the_latest_place_is_continued() -> None:
+def test_latest_occurrence_is_continued() -> None:
     automaton = SuffixAutomaton()
     automaton.extend([1, 2, 10, 1, 2, 20, 1, 2, 30, 5, 1, 2])
     assert automaton.match(2) == Match([30, 5], 2)
@@ -134,7 +134,7 @@ def test_a_text_that_repeats_itself_is_continued_beyond_its_end() -> None:
     assert automaton.match(7) == Match([7, 1], 1)  # one token does not make a pattern of two
 
 
-def test_after_a_long_run_a_short_match_still_has_a_place() -> None:
+def test_short_match_after_long_run_has_a_position() -> None:
     automaton = SuffixAutomaton()
     automaton.extend([1] * (10 * MAX_REFRESHED) + [2, 1])
     match = automaton.match(3)
@@ -155,7 +155,7 @@ HARD_TEXTS = {
 
 @pytest.mark.parametrize("kind", HARD_TEXTS)
 @pytest.mark.parametrize("size", [200, 3000])
-def test_work_and_memory_a_token_do_not_grow(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_and_memory_per_token_do_not_grow(kind: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_up = 0
     after = suffix._States.after
 
@@ -175,9 +175,7 @@ def test_work_and_memory_a_token_do_not_grow(kind: str, size: int, monkeypatch: 
 
 
 @given(documents, long_texts, st.integers(0, 12))
-def test_cursor_finds_what_a_scan_of_the_documents_finds(
-    docs: list[list[int]], text: list[int], max_tokens: int
-) -> None:
+def test_cursor_equals_scan_of_documents(docs: list[list[int]], text: list[int], max_tokens: int) -> None:
     cursor = CorpusAutomaton(joined(docs)).cursor()
     for end, token in enumerate(text[:30], 1):
         cursor.advance(token)
@@ -196,7 +194,7 @@ def test_cursors_walk_independently() -> None:
     assert corpus.cursor().match(5) is None
 
 
-def test_what_ends_documents_gives_way_to_a_shorter_match() -> None:
+def test_match_at_document_end_falls_back_to_shorter_match() -> None:
     cursor = CorpusAutomaton([1, 2, SEPARATOR, 3, 2, 9]).cursor()
     cursor.extend([1, 2])
     assert cursor.match(5) == Match([9], 1)
@@ -205,7 +203,7 @@ def test_what_ends_documents_gives_way_to_a_shorter_match() -> None:
     assert cursor.match(5) is None
 
 
-def test_an_unknown_token_begins_anew() -> None:
+def test_unknown_token_resets_the_match() -> None:
     cursor = CorpusAutomaton([1, 2, 3, 4]).cursor()
     cursor.extend([1, 2, 99])
     assert cursor.match(5) is None
@@ -214,7 +212,7 @@ def test_an_unknown_token_begins_anew() -> None:
 
 
 @pytest.mark.parametrize(("own", "corpus", "expected"), [(2, 7, "suffix"), (2, 8, "corpus"), (0, 1, "corpus")])
-def test_the_corpus_must_match_more_than_the_bias_further(own: int, corpus: int, expected: str) -> None:
+def test_corpus_match_must_exceed_text_match_by_bias(own: int, corpus: int, expected: str) -> None:
     tail = list(range(10, 18))
     source = SuffixSource(CorpusAutomaton([*tail[len(tail) - corpus :], 5]), static_bias=5)
     source.extend([*tail[len(tail) - own :], 6] if own else [6])
@@ -224,7 +222,7 @@ def test_the_corpus_must_match_more_than_the_bias_further(own: int, corpus: int,
     assert (source.source, source.matched) == (expected, match.length)
 
 
-def test_short_matches_are_left_out() -> None:
+def test_short_matches_are_ignored() -> None:
     source = SuffixSource(min_match=3)
     source.extend([1, 2, 3, 9, 2, 3])
     assert source.matched == 0
@@ -237,7 +235,7 @@ def test_short_matches_are_left_out() -> None:
 # -- corpus files ----------------------------------------------------------------------------------------------------
 
 
-def test_corpus_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_corpus_round_trips_through_file(tmp_path: Path) -> None:
     np.save(tmp_path / "corpus.npy", np.array([1, 2, SEPARATOR, 99], dtype=np.int64))
     tokens = load_corpus(str(tmp_path / "corpus.npy"), 100)
     assert tokens.tolist() == [1, 2, SEPARATOR, 99]
@@ -264,7 +262,7 @@ def test_unusable_corpora_are_refused(content: np.ndarray, message: str, tmp_pat
     assert str(path) in str(refused.value)
 
 
-def test_files_that_are_no_corpus_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_not_a_corpus(tmp_path: Path) -> None:
     good = tmp_path / "good.npy"
     np.save(good, np.arange(50))
     cases = {"text.npy": b"one two three", "empty.npy": b"", "cut.npy": good.read_bytes()[:-40]}
@@ -281,7 +279,7 @@ def test_files_that_are_no_corpus_are_refused(tmp_path: Path) -> None:
         load_corpus(tmp_path, 100)
 
 
-def test_a_corpus_that_is_too_large_points_to_the_datastore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_corpus_error_suggests_datastore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "MAX_CORPUS_TOKENS", 9)
     np.save(tmp_path / "corpus.npy", np.arange(10))
     with pytest.raises(OptionError, match="'rest'"):

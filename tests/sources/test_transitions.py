@@ -43,7 +43,7 @@ def best(table: TransitionTable, previous: int, token: int) -> int | None:
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
-def test_the_pair_is_asked_before_the_token() -> None:
+def test_pair_takes_precedence_over_token() -> None:
     table = TransitionTable(V, K, num_pairs=10)
     table.learn([1, 2], [5, 5], *rows(10, 11))
     tokens, scores = table.successors(1, 5)
@@ -55,19 +55,19 @@ def test_the_pair_is_asked_before_the_token() -> None:
     assert table.num_pairs == 2
 
 
-def test_without_pairs_the_token_alone_counts() -> None:
+def test_only_the_token_counts_without_pairs() -> None:
     table = TransitionTable(V, K)
     table.learn([1, 2], [5, 5], *rows(10, 11))
     assert best(table, 1, 5) == best(table, 2, 5) == 11
     assert table.num_pairs == 0
 
 
-def test_of_what_is_unknown_nothing_is_said() -> None:
+def test_unknown_tokens_have_no_successors() -> None:
     assert TransitionTable(V, K, num_pairs=4).successors(1, 2) == ([], [])
 
 
 @given(contexts)
-def test_it_equals_two_dictionaries(contexts: list[tuple[int, int]]) -> None:
+def test_table_equals_two_dictionaries(contexts: list[tuple[int, int]]) -> None:
     table = TransitionTable(V, K, num_pairs=100)
     pairs: dict[tuple[int, int], int] = {}
     singles: dict[int, int] = {}
@@ -82,7 +82,7 @@ def test_it_equals_two_dictionaries(contexts: list[tuple[int, int]]) -> None:
             assert best(table, previous, token) == pairs.get((previous, token), singles.get(token))
 
 
-def test_pairs_that_were_written_long_ago_make_room() -> None:
+def test_oldest_pairs_are_evicted() -> None:
     table = TransitionTable(V, K, num_pairs=2)
     table.learn([1, 2, 3], [5, 5, 5], *rows(10, 11, 12))
     assert best(table, 1, 5) == 12
@@ -90,31 +90,31 @@ def test_pairs_that_were_written_long_ago_make_room() -> None:
     assert table.num_pairs == 2
 
 
-def known_from_the_start() -> SuccessorArrays:
+def initial_successors() -> SuccessorArrays:
     ids, scores = rows(*range(V))
     ids[7], scores[7] = NOTHING, 0.0
     return SuccessorArrays(ids, scores)
 
 
 def test_a_table_can_start_from_known_successors() -> None:
-    initial = known_from_the_start()
+    initial = initial_successors()
     table = TransitionTable(V, K, num_pairs=4, initial=initial)
     assert table.successors(1, 4)[0] == [4, 5, 6]
     assert table.successors(1, 7) == ([], [])
     table.learn([1], [4], *rows(15))
     assert best(table, 1, 4) == best(table, 9, 4) == 15
     assert best(table, 1, 5) == 5
-    assert (initial.ids == known_from_the_start().ids).all()  # others start from it too
+    assert (initial.ids == initial_successors().ids).all()  # others start from it too
 
 
-def test_only_the_first_successors_are_taken_where_fewer_are_wanted() -> None:
-    table = TransitionTable(V, 2, initial=known_from_the_start())
+def test_initial_successors_are_truncated_to_top_k() -> None:
+    table = TransitionTable(V, 2, initial=initial_successors())
     assert table.successors(0, 4)[0] == [4, 5]
 
 
 @pytest.mark.parametrize("num_pairs", [0, 10])
-def test_what_was_learned_can_be_taken_over(num_pairs: int) -> None:
-    table = TransitionTable(V, K, num_pairs=num_pairs, initial=known_from_the_start())
+def test_learned_entries_can_be_restored(num_pairs: int) -> None:
+    table = TransitionTable(V, K, num_pairs=num_pairs, initial=initial_successors())
     table.learn([1, 2, 1], [5, 5, 6], *rows(10, 11, 12))
     restored = TransitionTable(V, K, num_pairs=num_pairs)
     assert restored.layout == table.layout
@@ -125,7 +125,7 @@ def test_what_was_learned_can_be_taken_over(num_pairs: int) -> None:
     assert restored.successors(0, 4) == ([], [])  # was known from the start, not learned
 
 
-def test_layouts_tell_what_cannot_be_taken_over() -> None:
+def test_layout_identifies_compatible_tables() -> None:
     tables = [
         TransitionTable(V, K),
         TransitionTable(V + 1, K),
@@ -137,7 +137,7 @@ def test_layouts_tell_what_cannot_be_taken_over() -> None:
 
 
 @pytest.mark.parametrize(("name", "token"), [("tokens", V), ("tokens", -2), ("ids", V), ("pairs.ids", 1 << 30)])
-def test_tokens_that_the_model_does_not_have_are_refused(name: str, token: int) -> None:
+def test_unknown_tokens_are_refused(name: str, token: int) -> None:
     table = TransitionTable(V, K, num_pairs=4)
     table.learn([1], [5], *rows(10))
     arrays = table.arrays()
@@ -183,7 +183,7 @@ def two_of_each() -> DraftTree:
     return builder.build()
 
 
-def test_every_verified_node_teaches_something() -> None:
+def test_every_verified_node_is_learned() -> None:
     drafter = started([1, 2])
     drafter.observe(verified(two_of_each(), [0], 9))
     memory = drafter.memory
@@ -195,7 +195,7 @@ def test_every_verified_node_teaches_something() -> None:
     assert best(memory, 3, 4) == 105  # of two nodes the later
 
 
-def test_where_a_context_stands_twice_the_accepted_path_has_the_last_word() -> None:
+def test_accepted_path_wins_for_duplicate_contexts() -> None:
     drafter = started([1, 2])
     drafter.observe(verified(two_of_each(), [0, 1, 3], 9))
     memory = drafter.memory
@@ -204,7 +204,7 @@ def test_where_a_context_stands_twice_the_accepted_path_has_the_last_word() -> N
     assert best(memory, 5, 3) == 104  # a pair of its own
 
 
-def test_the_accepted_path_alone_teaches_where_that_was_asked() -> None:
+def test_only_accepted_path_is_learned_if_requested() -> None:
     drafter = started([1, 2], harvest="accepted")
     drafter.observe(verified(two_of_each(), [0, 2], 9))
     memory = drafter.memory
@@ -215,7 +215,7 @@ def test_the_accepted_path_alone_teaches_where_that_was_asked() -> None:
     assert memory.num_pairs == 2
 
 
-def test_the_end_of_the_text_is_followed() -> None:
+def test_anchor_follows_the_end_of_the_text() -> None:
     drafter = started([7])
     assert drafter.anchor == (7, 7)
     drafter.observe(verified(DraftTree.root_only(7), [0], 8))
@@ -227,7 +227,7 @@ def test_the_end_of_the_text_is_followed() -> None:
     assert best(drafter.memory, 3, 9) == 100
 
 
-def test_lent_logits_are_not_kept() -> None:
+def test_borrowed_logits_are_not_kept() -> None:
     drafter = started([1, 2])
     given = verified(DraftTree.root_only(2), [0], 9)
     drafter.observe(given)
@@ -236,7 +236,7 @@ def test_lent_logits_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 512])
-def test_a_prompt_teaches_the_best_successors_at_every_position(chunk: int) -> None:
+def test_best_successors_are_learned_at_every_prompt_position(chunk: int) -> None:
     """All pairs of the prompt are different, and the same token stands behind several others."""
     llm = make_llm(drafter="goose", drafter_options={"top_k": 5}, memory="process", prefill_chunk=chunk)
     prompt = [256, 65, 80, 66, 80, 67, 80, 80, 68, 80, 256, 80, 69]

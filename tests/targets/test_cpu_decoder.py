@@ -233,7 +233,7 @@ def test_a_node_does_not_depend_on_its_batch(variant: str, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_decoding_on_from_a_kept_path_changes_no_bit(dtype: torch.dtype) -> None:
+def test_decoding_from_kept_path_is_bit_identical(dtype: torch.dtype) -> None:
     """The cache rows a tree leaves behind are the rows plain decoding writes."""
     config = replace(BASE, num_heads=6)
     model = fused(config, dtype)
@@ -251,7 +251,7 @@ def test_decoding_on_from_a_kept_path_changes_no_bit(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("head_dim", [24, 48, 96])
-def test_rows_that_share_keys_beside_rows_that_do_not(head_dim: int) -> None:
+def test_rows_with_and_without_shared_keys(head_dim: int) -> None:
     """The last two rows of the tree are computed together; the first 64 positions of one lie in a piece, those of the
     other do not. Heads of three panels, in one width of vectors or another, can be read in place by two rows only."""
     config = replace(BASE, num_heads=6, head_dim=head_dim)
@@ -277,7 +277,7 @@ def test_prompt_chunks_of_any_size_give_the_same_bits(chunk: int, dtype: torch.d
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_threads_change_no_bit(count: int, dtype: torch.dtype) -> None:
+def test_number_of_threads_is_bit_identical(count: int, dtype: torch.dtype) -> None:
     config = replace(BASE, num_heads=6)
     weights = random_weights(config, dtype)
     outputs = []
@@ -305,7 +305,7 @@ def test_ties_go_to_the_lower_id() -> None:
     assert model.run(Segment(model.open(), [1, 2], [-1, 0], 2)).greedy_ids.tolist() == [0, 0]
 
 
-def test_only_wanted_rows_have_logits() -> None:
+def test_only_requested_rows_have_logits() -> None:
     model = fused()
     first, second = model.open(), model.open()
     whole = model.run(Segment(first, [1, 2, 3], [-1, 0, 0], 3), Segment(second, [4, 5], [-1, 0], 2))
@@ -331,7 +331,7 @@ def test_a_token_outside_the_vocabulary_is_refused() -> None:
         model.run(Segment(model.open(), [BASE.vocab_size], [-1], 1))
 
 
-def test_half_precision_of_the_other_kind_is_not_supported() -> None:
+def test_float16_is_not_supported() -> None:
     assert CpuDecoder.why_declined(BASE, torch.bfloat16, CPU) == ""
     assert "not in float16" in CpuDecoder.why_declined(BASE, torch.float16, CPU)
 
@@ -341,7 +341,7 @@ def _forward_in_child(model: Model, sequence: int, results: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_starts_threads_of_its_own() -> None:
+def test_forked_child_starts_its_own_threads() -> None:
     with threads(2):
         model = fused()
         sequence = model.open()

@@ -96,7 +96,7 @@ def test_random_growths_mix_new_trees_and_old_ones() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("fused-cpu", marks=fused_cpu)])
-def test_what_is_pending(backend: str) -> None:
+def test_pending_nodes(backend: str) -> None:
     """Nodes count until the next keep, truncate or close; and as far as the last segment reaches."""
     target = tiny_target(backend=backend)
     sequence = prefill(target, [1, 2, 3])
@@ -131,7 +131,7 @@ def test_what_is_pending(backend: str) -> None:
     run(2, 2)  # a copy leaves the tree as it is
 
 
-def test_a_tree_outgrows_its_part_of_the_cache() -> None:
+def test_tree_that_outgrows_its_sequence_is_refused() -> None:
     target = tiny_target()
     sequence = target.open(5)
     target.forward([Segment(sequence, [1, 2, 3], [-1, 0, 0], 1)])

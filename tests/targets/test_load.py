@@ -21,12 +21,12 @@ from tests.tools.model_cache import home, toy  # noqa: F401 - fixtures
 
 
 @pytest.mark.parametrize("model", [None, 123, b"tiny", ["tiny"]])
-def test_what_is_no_name_of_a_model(model: object) -> None:
+def test_invalid_model_names_are_refused(model: object) -> None:
     with pytest.raises(ModelError, match="by its name or its path"):
         LLM(model)
 
 
-def test_a_path_is_a_place_on_this_disk(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_a_local_path(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_target(ModelOptions(model=toy)).target.info.name.startswith("toy-")
     resolve(str(toy)).path.rename(tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
@@ -35,25 +35,25 @@ def test_a_path_is_a_place_on_this_disk(toy: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("device", ["xpu", "mps", "meta", None, 5, "", "gpu", "cuda:-1"])
-def test_devices_that_are_not_supported(device: object) -> None:
+def test_unsupported_devices_are_refused(device: object) -> None:
     with pytest.raises(OptionError, match=r"CPU or a CUDA device[\s\S]*allowed: auto, cpu, cuda"):
         LLM("tiny", device=device)
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_missing_device_is_refused() -> None:
     with pytest.raises(CapabilityError, match=r"no such device|no CUDA device"):
         LLM("tiny", device="cuda:99")
     assert pick_device("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("target", ["hf", "hf-plain"])
-def test_the_built_in_model_runs_natively_or_not_at_all(target: str) -> None:
+def test_built_in_model_needs_native_target(target: str) -> None:
     with pytest.raises(OptionError, match="native target only"):
         LLM("tiny", target=target)
 
 
 @pytest.mark.parametrize("cache_tokens", [10**15, 2**62, 2**80])
-def test_a_cache_that_no_machine_has_room_for(toy: Path, cache_tokens: int) -> None:
+def test_too_large_cache_is_refused(toy: Path, cache_tokens: int) -> None:
     for model in ("tiny", toy):
         with pytest.raises(CapabilityError, match=r"no room for the cache[\s\S]*\d bytes\n[\s\S]*Lower cache_tokens"):
             load_target(ModelOptions(model=model, device="cpu", cache_tokens=cache_tokens))
@@ -83,7 +83,7 @@ def test_a_full_context_leaves_room_for_a_tree(toy: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"hidden_size": None}, {"num_attention_heads": 0}, {"eos_token_id": "a"}, {"rope_parameters": "x"}]
 )
-def test_odd_configurations_never_give_a_stack_trace(toy: Path, target: str, change: dict[str, object]) -> None:
+def test_invalid_configurations_never_give_a_traceback(toy: Path, target: str, change: dict[str, object]) -> None:
     if target == "hf":
         pytest.importorskip("transformers")
     folder = resolve(os.fspath(toy)).path
@@ -94,6 +94,6 @@ def test_odd_configurations_never_give_a_stack_trace(toy: Path, target: str, cha
 
 
 @pytest.mark.parametrize("messages", ["hello", [], [5], [{"role": "user"}], [{"role": "", "content": "x"}]])
-def test_the_byte_tokenizer_checks_messages_as_the_real_one_does(messages: object) -> None:
+def test_byte_tokenizer_checks_messages_like_the_real_one(messages: object) -> None:
     with pytest.raises(PromptError, match=r"[Mm]essage"):
         ByteTokenizer().apply_chat(messages)

@@ -210,7 +210,7 @@ def test_bfloat16_gives_float32_logits_near_float32_ones(backend: str, tmp_path:
     assert (rounded - exact).norm() / exact.norm() < 0.03
 
 
-def test_cache_size_is_what_the_configuration_says() -> None:
+def test_cache_size_matches_the_configuration() -> None:
     target = tiny_target(cache_tokens=100)
     assert target.cache.nbytes == 100 * target.info.cache_bytes_per_token == 100 * TINY_CONFIG.cache_bytes_per_token(4)
 
@@ -234,7 +234,7 @@ def test_sequence_that_outgrows_the_cache_is_refused() -> None:
         ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
     ],
 )
-def test_models_it_would_compute_wrongly_are_refused(change: dict[str, object], why: str) -> None:
+def test_unsupported_configurations_are_refused(change: dict[str, object], why: str) -> None:
     config = {"architectures": ["LlamaForCausalLM"], **change}
     assert not is_native(config)
     with pytest.raises(CapabilityError, match=why):
@@ -332,7 +332,7 @@ WHOLE = {"architectures": ["LlamaForCausalLM"], **SHAPE}
         ({"layer_types": 5}, "layer_types"),
     ],
 )
-def test_fields_that_make_no_sense_are_named(change: dict[str, object], field: str) -> None:
+def test_invalid_fields_are_named(change: dict[str, object], field: str) -> None:
     with pytest.raises(ModelError, match=rf"config\.json has an invalid {field}"):
         parse_config({**WHOLE, **change})
 
@@ -355,7 +355,7 @@ def test_a_missing_field_is_named() -> None:
         ('{"weight_map": {"w": "model-00001.safetensors"}}', "model-00001.safetensors cannot be read"),
     ],
 )
-def test_a_broken_index_of_files_is_named(tmp_path: Path, content: str, words: str) -> None:
+def test_invalid_weight_index_is_reported(tmp_path: Path, content: str, words: str) -> None:
     build("llama", tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(content)
     with pytest.raises(ModelError, match=words):

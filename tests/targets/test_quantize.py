@@ -54,7 +54,7 @@ def codes(name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(rows=matrices)
-def test_every_weight_becomes_the_nearest_number(name: str, rows: list[list[float]]) -> None:
+def test_weights_are_rounded_to_nearest(name: str, rows: list[list[float]]) -> None:
     weight = torch.tensor(rows)
     values, scales = quantize_matrix(weight, name)
     assert values.dtype == FORMATS[name].dtype
@@ -66,7 +66,7 @@ def test_every_weight_becomes_the_nearest_number(name: str, rows: list[list[floa
 
 @pytest.mark.parametrize("name", NAMES)
 @given(rows=matrices)
-def test_the_largest_weight_of_a_row_takes_the_largest_number(name: str, rows: list[list[float]]) -> None:
+def test_largest_weight_of_a_row_uses_full_range(name: str, rows: list[list[float]]) -> None:
     weight = torch.tensor(rows)
     values, scales = quantize_matrix(weight, name)
     zeros = (weight == 0).all(dim=1)
@@ -78,7 +78,7 @@ def test_the_largest_weight_of_a_row_takes_the_largest_number(name: str, rows: l
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_smallest_weights_there_are_give_numbers(name: str) -> None:
+def test_smallest_weights_stay_finite(name: str) -> None:
     weight = torch.tensor([[1e-45, 0.0], [1e-40, -3e-41], [3e38, 1.0]])
     values, scales = quantize_matrix(weight, name)
     assert bool(to_dense(Quantized(values, scales), torch.float32).isfinite().all())
@@ -87,7 +87,7 @@ def test_the_smallest_weights_there_are_give_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(rows=matrices, power=st.integers(-8, 8))
-def test_rows_stand_alone_and_scale(name: str, rows: list[list[float]], power: int) -> None:
+def test_rows_are_quantized_independently_and_scale_exactly(name: str, rows: list[list[float]], power: int) -> None:
     weight = torch.tensor(rows) + 0.25  # no weight so small that its bits would be lost
     whole = quantize_matrix(weight, name)
     with pytest.MonkeyPatch.context() as patch:
@@ -100,7 +100,7 @@ def test_rows_stand_alone_and_scale(name: str, rows: list[list[float]], power: i
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_blocks_of_rows_are_the_matrix(name: str) -> None:
+def test_row_blocks_equal_the_matrix(name: str) -> None:
     matrix = quantize_matrix(torch.randn(7, 5), name)
     blocks = row_blocks(matrix, 3)
     assert [format_of(block) for block in blocks] == [name] * 3
@@ -116,7 +116,7 @@ def test_blocks_of_rows_are_the_matrix(name: str) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_which_weights_are_in_8_bits(name: str, tied: bool) -> None:
+def test_only_matrices_are_quantized(name: str, tied: bool) -> None:
     config = replace(TINY_CONFIG, tied_embeddings=tied, qkv_bias=True, o_bias=True, qk_norm=True)
     generator = torch.Generator().manual_seed(0)
     named = {tensor: torch.randn(shape, generator=generator) for tensor, shape in tensor_shapes(config).items()}
@@ -135,7 +135,7 @@ def test_which_weights_are_in_8_bits(name: str, tied: bool) -> None:
     assert torch.equal(to_dense(small.head, torch.float32), to_dense(quantize_matrix(plain.head, name), torch.float32))
 
 
-def test_a_matrix_is_forgotten_as_soon_as_it_is_in_8_bits(tmp_path: Path) -> None:
+def test_original_matrix_is_freed_after_quantization(tmp_path: Path) -> None:
     config = replace(TINY_CONFIG, num_layers=3)
     shapes = tensor_shapes(config)
     handed_out: list[weakref.ref[torch.Tensor]] = []
@@ -161,7 +161,7 @@ def test_a_matrix_is_forgotten_as_soon_as_it_is_in_8_bits(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_other_decoders_give_the_reference(name: str) -> None:
+def test_other_decoders_match_the_reference(name: str) -> None:
     """They expand the weights: as slow as before, with the logits that the model in 8 bits should have."""
     logits = []
     for backend in ("eager", "auto"):
@@ -175,7 +175,7 @@ def test_other_decoders_give_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_a_model_of_its_own(name: str) -> None:
+def test_quantized_model_has_its_own_identity(name: str) -> None:
     plain, small = (tiny_target(quantize=one).info for one in (None, name))
     assert (plain.name, plain.quantize) == ("tiny", None)
     assert (small.name, small.quantize) == (f"tiny ({name})", name)
@@ -185,7 +185,7 @@ def test_it_is_a_model_of_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_drafts_change_nothing(name: str) -> None:
+def test_drafting_does_not_change_output(name: str) -> None:
     target = tiny_target(dtype=torch.bfloat16, device=DEVICE, quantize=name)
     assert target.info.backend == "fused-cuda" or DEVICE.type == "cpu"
     with LLM.from_target(target, ByteTokenizer(), drafter="goose", budget=24) as llm:
@@ -199,7 +199,7 @@ def test_drafts_change_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cpu_is_refused_before_anything_is_fetched(name: str) -> None:
+def test_cpu_is_refused_before_fetching(name: str) -> None:
     for model in ("tiny", "nobody/has-this-model"):
         with pytest.raises(CapabilityError, match="need the fused GPU decoder") as caught:
             LLM(model, quantize=name, device="cpu")
@@ -208,7 +208,7 @@ def test_a_cpu_is_refused_before_anything_is_fetched(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp4", "", "auto", 8])
-def test_formats_that_are_not_known(name: Any) -> None:
+def test_unknown_formats_are_refused(name: Any) -> None:
     with pytest.raises(OptionError, match=r"quantize is unknown[\s\S]*fp8, int8"):
         load_target(ModelOptions(model="tiny", quantize=name, device="cpu"))
     with pytest.raises(OptionError, match="quantize is unknown"):
@@ -250,7 +250,7 @@ def test_old_gpus_take_int8(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bench", "record", "--limit", "1", "--tasks", "code", "--out", "run"),
     ],
 )
-def test_commands_that_load_a_model_pass_it_on(
+def test_commands_pass_quantize_option(
     command: tuple[str, ...], draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -260,7 +260,7 @@ def test_commands_that_load_a_model_pass_it_on(
     assert "quantize fp8: not a GPU" in result.err
 
 
-def test_the_help_has_it(draftwood_command: Command) -> None:
+def test_help_mentions_quantize(draftwood_command: Command) -> None:
     text = draftwood_command("generate", "--help").out
     assert "--quantize {fp8,int8}" in text
     assert "--device cuda --quantize fp8" in " ".join(text.split())

@@ -17,7 +17,7 @@ from draftwood.targets.find_top import top_rows
 from draftwood.targets.native.cpu import build
 from draftwood.targets.toprows import MAX_TOP_K, TopRows
 from tests.conftest import threads
-from tests.tools.top import INF, ROWS, check, check_senseless, random_rows, rows_with_nan, senseless_rows
+from tests.tools.top import INF, ROWS, check, check_extreme, extreme_rows, random_rows, rows_with_nan
 
 needs_kernel = pytest.mark.skipif(build.load_kernel() is None, reason=f"no kernel: {build.why_unavailable()}")
 WITH_KERNEL = pytest.param(True, id="kernel", marks=needs_kernel)
@@ -46,7 +46,7 @@ def test_equals_a_stable_sort(kind: str, k: int, kernel: bool) -> None:
 
 @both_paths
 @pytest.mark.parametrize("vocab_size", [1, 5, 64, 90])
-def test_the_whole_vocabulary_may_be_asked_for(vocab_size: int, kernel: bool) -> None:
+def test_whole_vocabulary_may_be_requested(vocab_size: int, kernel: bool) -> None:
     logits = random_rows(4, vocab_size).round()
     with path(kernel=kernel):
         check(top_rows(logits, vocab_size), logits, vocab_size)
@@ -83,13 +83,13 @@ def test_nan_counts_as_minus_infinity(k: int, kernel: bool) -> None:
 
 
 @both_paths
-def test_infinite_and_senseless_logits_are_survived(kernel: bool) -> None:
+def test_infinite_and_nan_logits_are_handled(kernel: bool) -> None:
     with path(kernel=kernel):
-        check_senseless(top_rows(senseless_rows(), 5), senseless_rows(), 5)
+        check_extreme(top_rows(extreme_rows(), 5), extreme_rows(), 5)
 
 
 @both_paths
-def test_probs_are_those_of_the_whole_row(kernel: bool) -> None:
+def test_probs_are_normalized_over_the_whole_row(kernel: bool) -> None:
     logits = ROWS["random"]
     with path(kernel=kernel):
         probs = top_rows(logits, 20).probs()
@@ -98,7 +98,7 @@ def test_probs_are_those_of_the_whole_row(kernel: bool) -> None:
 
 
 @both_paths
-def test_a_row_of_nothing_has_no_probabilities(kernel: bool) -> None:
+def test_row_of_minus_infinity_has_no_probabilities(kernel: bool) -> None:
     with path(kernel=kernel):
         found = top_rows(torch.full((2, 100), -INF), 3)
     assert found.ids.tolist() == [[0, 1, 2]] * 2
@@ -107,7 +107,7 @@ def test_a_row_of_nothing_has_no_probabilities(kernel: bool) -> None:
 
 
 @both_paths
-def test_rows_may_lie_anywhere(kernel: bool) -> None:
+def test_non_contiguous_rows_are_supported(kernel: bool) -> None:
     wide = random_rows(12, 2100)
     views = {
         "every other row": wide[::2],
@@ -122,7 +122,7 @@ def test_rows_may_lie_anywhere(kernel: bool) -> None:
 
 
 @both_paths
-def test_other_number_types_are_widened(kernel: bool) -> None:
+def test_other_dtypes_are_widened(kernel: bool) -> None:
     logits = random_rows(4, 3000).to(torch.bfloat16)  # so coarse that the edge of k cuts through equals
     with path(kernel=kernel):
         for k in (1, 9, 30):
@@ -169,7 +169,7 @@ def test_some_rows_in_any_order(kernel: bool) -> None:
 
 
 @both_paths
-def test_the_logits_are_left_alone_and_the_result_is_its_own(kernel: bool) -> None:
+def test_logits_are_not_modified_and_result_is_a_copy(kernel: bool) -> None:
     logits = random_rows(3, 700)
     before = logits.clone()
     with path(kernel=kernel):
@@ -182,7 +182,7 @@ def test_the_logits_are_left_alone_and_the_result_is_its_own(kernel: bool) -> No
         np.testing.assert_array_equal(part, copy)
 
 
-def test_parts_of_what_was_found() -> None:
+def test_parts_of_top_rows() -> None:
     logits = random_rows(9, 700)
     found, rows = top_rows(logits, 8), [7, 0, 0, 4]
     for part, expected in zip(found.at(rows).first(3), top_rows(logits, 3, rows), strict=True):
@@ -192,7 +192,7 @@ def test_parts_of_what_was_found() -> None:
         np.testing.assert_array_equal(part, expected)
 
 
-def test_words_are_taken_apart() -> None:
+def test_top_rows_from_words() -> None:
     logits = random_rows(4, 300)
     found = top_rows(logits, 3)
     words = [found.ids, found.logits.view(np.int32), found.log_total[:, None].view(np.int32)]

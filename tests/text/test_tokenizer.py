@@ -33,14 +33,14 @@ def folder_of(tmp_path: Path, pre: str = "smollm", **changes: Any) -> Path:
 @pytest.mark.parametrize("pre", ["default", "smollm", "llama-bpe"])
 @settings(max_examples=150, deadline=None)
 @given(text=TEXT)
-def test_any_text_comes_back(pre: str, text: str) -> None:
+def test_any_text_round_trips(pre: str, text: str) -> None:
     tokenizer = Tokenizer(TOKENIZERS[pre])
     ids = tokenizer.encode(text, add_special=False)
     assert tokenizer.decode(ids, skip_special=False) == text
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
 
 
-def test_bytes_of_sentencepiece() -> None:
+def test_sentencepiece_byte_tokens() -> None:
     pieces = {"\u2581the": 0, "<0xF0>": 1, "a": 2, "<unk>": 3}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(pieces, [], unk_token="<unk>"))
     backend.decoder = tokenizers.decoders.Sequence([tokenizers.decoders.ByteFallback()])
@@ -51,7 +51,7 @@ def test_bytes_of_sentencepiece() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(text=TEXT)
-def test_qwen_composes_letters(text: str) -> None:
+def test_qwen_text_round_trips_up_to_nfc(text: str) -> None:
     tokenizer = Tokenizer(TOKENIZERS["qwen2"])
     back = tokenizer.decode(tokenizer.encode(text), skip_special=False)
     assert unicodedata.normalize("NFC", back) == unicodedata.normalize("NFC", text)
@@ -69,11 +69,11 @@ TOKENIZERS = {pre: build_tokenizer(tokenizer_metadata(pre)) for pre in ("default
         ("llama-bpe", ["hello", "Ġ", "123"]),
     ],
 )
-def test_each_kind_cuts_digits_its_way(pre: str, expected: list[str]) -> None:
+def test_digit_splitting_per_tokenizer(pre: str, expected: list[str]) -> None:
     assert TOKENIZERS[pre].encode("hello 123", add_special_tokens=False).tokens == expected
 
 
-def test_ids_are_those_of_the_file() -> None:
+def test_ids_match_the_file() -> None:
     tokens, kinds, _ = vocabulary()
     for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
         assert TOKENIZERS["smollm"].token_to_id(token) == (None if kind == 5 else index)
@@ -90,7 +90,7 @@ def test_special_tokens(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == len(vocabulary()[0]) - 1
 
 
-def test_the_opening_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
+def test_bos_token_is_added_if_configured(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder_of(tmp_path, add_bos_token=True, add_eos_token=True))
     assert tokenizer.encode("hello")[0] == 1
     assert tokenizer.encode("hello")[-1] == 2
@@ -98,13 +98,13 @@ def test_the_opening_token_is_added_where_the_file_says_so(tmp_path: Path) -> No
     assert tokenizer.apply_chat(USER).count(2) == 1  # the template's own and no other
 
 
-def test_llama_3_opens_without_a_flag() -> None:
+def test_llama_3_adds_bos_without_flag() -> None:
     metadata = tokenizer_metadata("llama-bpe")
     del metadata["tokenizer.ggml.add_bos_token"]
     assert build_tokenizer(metadata).encode("hello").ids[0] == 1
 
 
-def test_ends_of_qwen_are_both_kept() -> None:
+def test_both_eos_tokens_of_qwen_are_kept() -> None:
     assert ending_ids(tokenizer_metadata("qwen2")) == [2, 0]
     assert ending_ids(tokenizer_metadata("smollm", eot_token_id=0)) == [2, 0]
     assert ending_ids(tokenizer_metadata("smollm", eos_token_id=4_000_000)) == []
@@ -120,7 +120,7 @@ def test_tokens_are_shown_on_one_line(tmp_path: Path) -> None:
     assert tokenizer.token_text(tokenizer.encode(" hello")[0]) == " hello"
 
 
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_rejects_non_text_input(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder_of(tmp_path))
     with pytest.raises(PromptError, match="Only text"):
         tokenizer.encode(b"hello")  # type: ignore[arg-type]
@@ -156,13 +156,13 @@ def test_chat(tmp_path: Path) -> None:
     assert tokenizer.apply_chat(USER) == tokenizer.encode(text + "<|im_start|>assistant\n", add_special=False)
 
 
-def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
+def test_missing_chat_template_is_reported(tmp_path: Path) -> None:
     save_tokenizer(tokenizer_metadata(), tmp_path)
     with pytest.raises(PromptError, match=r"no chat template.*\n.*Generate"):
         Tokenizer.from_folder(tmp_path).apply_chat(USER)
 
 
-def test_where_templates_are_found(tmp_path: Path) -> None:
+def test_template_locations(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["chat_template"] = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
@@ -187,7 +187,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         ("{{ messages[0].role }}{{ tools is none }}{{ eos_token }}", "userTrue</s>"),
     ],
 )
-def test_conventions_of_templates(template: str, expected: str) -> None:
+def test_template_conventions(template: str, expected: str) -> None:
     assert render_chat(template, USER, {"eos_token": "</s>"}, True) == expected
 
 
@@ -201,7 +201,7 @@ def test_conventions_of_templates(template: str, expected: str) -> None:
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
     ],
 )
-def test_templates_that_fail(template: str, words: str) -> None:
+def test_failing_templates_are_reported(template: str, words: str) -> None:
     with pytest.raises(PromptError, match=words):
         render_chat(template, USER, {}, True)
 
@@ -219,13 +219,13 @@ def test_templates_that_fail(template: str, words: str) -> None:
         ([{"role": "", "content": "x"}], "empty role"),
     ],
 )
-def test_messages_that_are_none(messages: Any, words: str) -> None:
+def test_invalid_messages_are_refused(messages: Any, words: str) -> None:
     with pytest.raises(PromptError, match=words):
         render_chat(CHATML, messages, {}, True)
 
 
 @pytest.mark.model
-def test_the_default_model_speaks(smollm2: ModelFolder) -> None:
+def test_tokenizer_of_the_default_model(smollm2: ModelFolder) -> None:
     tokenizer = Tokenizer.from_folder(smollm2.path)
     assert tokenizer.vocab_size == 49152
     assert tokenizer.eos_token_ids == (2,)

@@ -63,5 +63,5 @@ def prompt_file(tmp_path: Path) -> Path:
     return path
 
 
-def type_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def set_stdin(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(text))

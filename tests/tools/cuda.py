@@ -140,7 +140,7 @@ def error(values: torch.Tensor, exact: torch.Tensor) -> float:
     return float((values.double() - exact.double()).norm() / exact.double().norm().clamp(min=1e-30))
 
 
-def assert_as_good(values: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:
+def assert_as_accurate(values: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:
     """All in all, and in the worst row."""
     assert values.shape == exact.shape
     assert values.isfinite().all()

@@ -36,7 +36,7 @@ def tables(draw: st.DrawFn) -> Table:
     return table
 
 
-def looked_up_in(table: Table) -> Lookup:
+def make_lookup(table: Table) -> Lookup:
     return lambda previous, token: table.get((previous, token), ([], []))
 
 
@@ -94,7 +94,7 @@ def distributions(draw: st.DrawFn, ties: bool = True, max_vocab: int = 4) -> tup
     return vocab, after
 
 
-def what_follows(after: Distribution, paths: Sequence[Path], width: int) -> tuple[np.ndarray, np.ndarray]:
+def neural_rows(after: Distribution, paths: Sequence[Path], width: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows as a neural source gives them: [F, k] each, best first, ties towards the lower token."""
     probs = np.array([after(path) for path in paths], dtype=np.float32)
     order = np.argsort(-probs, axis=1, kind="stable")[:, :width]
@@ -114,7 +114,7 @@ def drafted(growth: Growth, after: Distribution, max_passes: int = 1000, unasked
             (*expanded[parent], token) if expanded else ()
             for token, parent in zip(frontier.tokens, frontier.parents, strict=True)
         ]
-        growth.grow(*what_follows(after, paths, growth.width + unasked))
+        growth.grow(*neural_rows(after, paths, growth.width + unasked))
         expanded += paths
         passes.append(len(paths))
     return Drafted(growth.tree(), expanded, passes)

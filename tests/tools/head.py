@@ -115,7 +115,7 @@ def saved(tmp_path: Path, kind: str, to: str, **changes: Any) -> tuple[HeadModul
     return head, save_head(head, tmp_path / "head", to=to)
 
 
-def same_answers(head: HeadModule, other: HeadModule) -> bool:
+def gives_same_logits(head: HeadModule, other: HeadModule) -> bool:
     parts, tokens = random_parts(SMALL), torch.tensor([1, 5, 9])
     answers = []
     for each in (head, other):

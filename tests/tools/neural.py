@@ -196,7 +196,7 @@ def one_hot() -> torch.Tensor:
     return torch.eye(ROUND, SIZE)
 
 
-def way_out(steps: int = 1, sharpness: float = 2.0) -> torch.Tensor:
+def successor_lm_head(steps: int = 1, sharpness: float = 2.0) -> torch.Tensor:
     """An lm_head, [V, H]: behind a token comes what follows it after so many steps."""
     head = torch.zeros(ROUND, SIZE)
     for token in range(ROUND):
@@ -215,11 +215,11 @@ def clock_target(config: ModelConfig = CLOCK, **options: Any) -> NativeTarget:
             tensor.zero_()
     tensors["model.embed_tokens.weight"] = one_hot()
     tensors["model.norm.weight"] = torch.ones(SIZE)
-    tensors["lm_head.weight"] = way_out()
+    tensors["lm_head.weight"] = successor_lm_head()
     return target_of(config, tensors, **options)
 
 
-def knowing_head(kind: str, noise: float = 0.0, tokens: Sequence[int] | None = None, **more: Any) -> HeadModule:
+def perfect_head(kind: str, noise: float = 0.0, tokens: Sequence[int] | None = None, **more: Any) -> HeadModule:
     """A head for the clock that is always right; with ``noise`` every now and then.
 
     ``tokens``: the draft vocabulary of an EAGLE-3 head.
@@ -241,8 +241,8 @@ def knowing_head(kind: str, noise: float = 0.0, tokens: Sequence[int] | None = N
     return head
 
 
-def knowing_llm(drafter: str, **options: Any) -> LLM:
-    head = None if drafter == "sps" else saved_head(knowing_head(KIND_OF[drafter]))
+def perfect_llm(drafter: str, **options: Any) -> LLM:
+    head = None if drafter == "sps" else saved_head(perfect_head(KIND_OF[drafter]))
     return neural_llm(drafter, clock_target(), **{"head": head, "model": clock_target, **options})
 
 
@@ -259,14 +259,14 @@ def _teach(head: HeadModule, tokens: Sequence[int] | None) -> None:
         head.norm.weight.fill_(1.0)
         if tokens:
             head.set_vocabulary(torch.tensor(tokens))
-        head.lm_head.weight.copy_(way_out()[head.vocabulary()])
+        head.lm_head.weight.copy_(successor_lm_head()[head.vocabulary()])
     elif isinstance(head, MedusaHead):
         for depth, branch in enumerate(head.branches, start=1):
-            branch.lm_head.weight.copy_(way_out(depth + 1))  # from the token before the root
+            branch.lm_head.weight.copy_(successor_lm_head(depth + 1))  # from the token before the root
     elif isinstance(head, HydraHead):
         for branch in head.branches:
             branch.join.res_connection.weight[:, -SIZE:] = SIZE**0.5 * torch.eye(SIZE)  # the last token of the path
-            branch.lm_head.weight.copy_(way_out())
+            branch.lm_head.weight.copy_(successor_lm_head())
 
 
 # -- a few tokens, for exact laws ------------------------------------------------------------------------------------

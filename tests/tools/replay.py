@@ -55,7 +55,7 @@ def recorded(
     return recording
 
 
-def really_run(target: NativeTarget, method: BenchMethod, params: SamplingParams) -> list[RequestStats]:
+def run_without_recording(target: NativeTarget, method: BenchMethod, params: SamplingParams) -> list[RequestStats]:
     """Without any recording, each prompt by itself."""
     with LLM.from_target(
         target,
@@ -84,7 +84,7 @@ def replay_with(recording: Recording, drafter: type[Drafter], budget: int) -> li
         return replay(recording, BenchMethod(label=drafter.name, drafter=drafter.name, memory="prompt", budget=budget))
 
 
-def hand_made(width: int = 4, vocab_size: int = 258) -> Recording:
+def hand_made_recording(width: int = 4, vocab_size: int = 258) -> Recording:
     """The text 1 2 | 3 4 5, whose rows are known; beside it 2-9, 2-9-8 and 3-7."""
     book = RowStore(width)
     ids = np.arange(6 * width, dtype=np.int32).reshape(6, width)

@@ -73,7 +73,7 @@ def rows_with_nan() -> tuple[torch.Tensor, torch.Tensor]:
     return logits, logits.nan_to_num(nan=-INF, neginf=-INF)
 
 
-def senseless_rows() -> torch.Tensor:
+def extreme_rows() -> torch.Tensor:
     logits = random_rows(4, 200)
     logits[0, 17] = INF
     logits[1, 11] = 3e38
@@ -82,7 +82,7 @@ def senseless_rows() -> torch.Tensor:
     return logits
 
 
-def check_senseless(found: TopRows, logits: torch.Tensor, k: int) -> None:
+def check_extreme(found: TopRows, logits: torch.Tensor, k: int) -> None:
     check_order(found, logits, k)
     np.testing.assert_allclose(found.log_total, logits.logsumexp(dim=-1).numpy(), rtol=1e-5)
     assert np.isfinite(found.probs()).all()

@@ -53,7 +53,7 @@ def moved(head: DraftHead, scale: float = 0.05) -> DraftHead:
     return other
 
 
-def said_behind(target: Target, tokens: Sequence[int]) -> Tensor:
+def target_log_probs(target: Target, tokens: Sequence[int]) -> Tensor:
     """The target's log-probabilities behind a text, [V]."""
     sequence = target.open(len(tokens))
     try:
@@ -83,7 +83,7 @@ def read(example: Example, signals: Signals, row: int = 0) -> tuple[list[int], T
     return example.token_ids.tolist(), signals.taps[row, :size]
 
 
-def drafted_tree(
+def decoding_tree(
     head: DraftHead, text: list[int], taps: Tensor, root: int, beam: DraftBeam
 ) -> tuple[list[int], list[int]]:
     """Tokens and parents of the tree that decoding would draft."""

@@ -37,7 +37,7 @@ def run_interpreted(test_file: str) -> None:
     assert " passed" in done.stdout
 
 
-def mend_interpreter() -> None:
+def patch_interpreter() -> None:
     """What the interpreter cannot do, in one version or another: loop bounds under numpy 2.4, bfloat16 (products; it
     cuts where a GPU rounds), masks that are whole numbers, and calls in good time."""
     import triton.language as tl
@@ -93,7 +93,7 @@ def mend_interpreter() -> None:
 
 
 if INTERPRETED:
-    mend_interpreter()
+    patch_interpreter()
 
 
 class Resources(NamedTuple):

@@ -30,7 +30,7 @@ from tests.tools.neural import (
     _one_thread,  # noqa: F401 - fixtures
     clock_target,
     clock_text,
-    knowing_head,
+    perfect_head,
 )
 from tests.tools.train import MODEL
 
@@ -152,7 +152,7 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 @every_head
-def test_the_same_as_by_hand(name: str) -> None:
+def test_matches_slow_reference(name: str) -> None:
     head = few_head(name)
     wanted = by_hand(head, few_target("auto"), TEXTS, positions=5)
     num_ranks = {"eagle3 of few tokens": 3, "medusa of one depth": 0}.get(name, RANKS)
@@ -162,8 +162,8 @@ def test_the_same_as_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "noise"), [("eagle", 0.2), ("eagle3", 0.05), ("medusa", 0.3), ("hydra", 0.2)])
-def test_the_same_as_by_hand_for_a_head_that_is_often_right(kind: str, noise: float) -> None:
-    head = knowing_head(kind, noise, tokens=range(16) if kind == "eagle3" else None)
+def test_matches_slow_reference_for_accurate_head(kind: str, noise: float) -> None:
+    head = perfect_head(kind, noise, tokens=range(16) if kind == "eagle3" else None)
     texts = [Example(np.array(clock_text(start, 20), dtype=np.int32), np.arange(20) >= 4) for start in range(2)]
     found = measure_ranks(head, clock_target(backend="eager"), texts, positions=6)
     assert_same(found, by_hand(head, clock_target(), texts, positions=6))
@@ -172,7 +172,7 @@ def test_the_same_as_by_hand_for_a_head_that_is_often_right(kind: str, noise: fl
 
 
 @every_head
-def test_what_goes_together_does_not_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batching_does_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, head = few_target("eager"), few_head(name)
     wanted = measure_ranks(head, target, TEXTS, positions=4)
     monkeypatch.setattr(calibration, "MAX_ROWS", 60)  # two texts at most
@@ -180,18 +180,18 @@ def test_what_goes_together_does_not_matter(name: str, monkeypatch: pytest.Monke
     assert_same(measure_ranks(head, target, TEXTS, positions=4), wanted)
 
 
-def test_more_positions_than_there_are() -> None:
+def test_more_positions_than_available() -> None:
     target, head = few_target("eager"), few_head("eagle3")
     found = measure_ranks(head, target, TEXTS, positions=100)
     assert [each["count"] for each in found["ranks"]] == [19 + 7 + 8 + 1 + 12 + 13] * RANKS
 
 
 @pytest.mark.parametrize("texts", [[], [TEXTS[2], TEXTS[4], TEXTS[5]]])
-def test_nothing_to_look_at(texts: list[Example]) -> None:
+def test_no_positions_give_empty_result(texts: list[Example]) -> None:
     assert measure_ranks(few_head("eagle"), few_target("eager"), texts, 3) == {"accuracy": 0.0, "ranks": []}
 
 
-def test_gradients_are_left_alone() -> None:
+def test_gradients_are_not_modified() -> None:
     head = few_head("eagle3").requires_grad_()
     measure_ranks(head, few_target("eager"), TEXTS[:1], 2)
     assert torch.is_grad_enabled()
@@ -199,7 +199,7 @@ def test_gradients_are_left_alone() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 12))
-def test_places_are_spread_over_what_the_target_wrote(answered: list[bool], positions: int) -> None:
+def test_positions_are_spread_over_target_output(answered: list[bool], positions: int) -> None:
     roots = choose_roots(Example(np.zeros(len(answered), dtype=np.int32), np.array(answered)), positions)
     places = [place for place in range(1, len(answered) - 1) if answered[place + 1]]
     assert roots == sorted(set(roots))

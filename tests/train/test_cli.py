@@ -27,7 +27,7 @@ def wanted(out: Path, *more: str) -> list[str]:
     return [*usual, "run.max_tokens=128", "model.device=cpu", *more]
 
 
-def test_a_head_is_trained_and_can_be_looked_at(draftwood_command: Command, tmp_path: Path) -> None:
+def test_head_is_trained_and_inspected(draftwood_command: Command, tmp_path: Path) -> None:
     done = draftwood_command(*TRAIN, "--method", "eagle", "--json", *wanted(tmp_path / "run"))
     assert done.code == 0, done.err
     assert "tokens/s" in done.err
@@ -42,7 +42,7 @@ def test_a_head_is_trained_and_can_be_looked_at(draftwood_command: Command, tmp_
     assert used.code == 0, used.err
 
 
-def test_a_plan_says_what_would_run_and_writes_nothing(draftwood_command: Command, tmp_path: Path) -> None:
+def test_plan_describes_the_run_and_writes_nothing(draftwood_command: Command, tmp_path: Path) -> None:
     more = wanted(tmp_path / "run", "method.steps=2", "optim.ema=0.9")
     asked = (*TRAIN, "--method", "eagle3", "--plan", "--no-time", *more)
     told = draftwood_command(*asked)
@@ -81,7 +81,7 @@ def test_a_plan_waits_for_one_slow_step_only(tmp_path: Path, monkeypatch: pytest
     assert len(taken) == 1
 
 
-def test_a_plan_of_what_does_not_fit_is_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_reports_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Trainer) -> StepResult:
         raise torch.OutOfMemoryError
 
@@ -91,7 +91,7 @@ def test_a_plan_of_what_does_not_fit_is_a_plan(tmp_path: Path, monkeypatch: pyte
     assert dict(plan.rows())["time"] == "not measured: a step does not fit into the memory of cpu"
 
 
-def test_times_are_for_plans(draftwood_command: Command, tmp_path: Path) -> None:
+def test_time_option_requires_plan(draftwood_command: Command, tmp_path: Path) -> None:
     for flag in ("--time", "--no-time"):
         refused = draftwood_command(*TRAIN, "--method", "medusa", flag, *wanted(tmp_path / "run"))
         assert refused.code == 2
@@ -99,7 +99,7 @@ def test_times_are_for_plans(draftwood_command: Command, tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_a_plan_counts_all_guesses_of_a_position(draftwood_command: Command, tmp_path: Path) -> None:
+def test_plan_counts_all_guesses_per_position(draftwood_command: Command, tmp_path: Path) -> None:
     def activations(method: str, *changes: str) -> int:
         more = wanted(tmp_path / "run", "head.kind=eagle", *changes)
         told = draftwood_command(*TRAIN, "--method", method, "--plan", "--no-time", "--json", *more)
@@ -121,7 +121,7 @@ def test_the_module_takes_the_same_arguments(tmp_path: Path, capsys: pytest.Capt
     assert "optim" in capsys.readouterr().err
 
 
-def test_options_may_stand_between_changes(
+def test_options_may_appear_between_overrides(
     draftwood_command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, *others = wanted(tmp_path / "run")
@@ -138,7 +138,7 @@ def test_options_may_stand_between_changes(
     assert "unrecognized arguments: --magic" in capsys.readouterr().err
 
 
-def test_what_has_to_be_said_is_named(draftwood_command: Command, tmp_path: Path) -> None:
+def test_missing_required_options_are_named(draftwood_command: Command, tmp_path: Path) -> None:
     asked = (*TRAIN, "--method", "eagle", f"data.folder={tmp_path / 'x'}", f"run.out={tmp_path / 'y'}")
     assert "epochs" in draftwood_command(*asked).err
     missing = draftwood_command(*asked, "optim.steps=1")
@@ -148,7 +148,7 @@ def test_what_has_to_be_said_is_named(draftwood_command: Command, tmp_path: Path
     assert draftwood_command(*TRAIN, "--method", "magic").code == 2
 
 
-def test_a_method_refuses_what_it_does_not_know(draftwood_command: Command, tmp_path: Path) -> None:
+def test_method_refuses_unknown_options(draftwood_command: Command, tmp_path: Path) -> None:
     unknown = draftwood_command(*TRAIN, "--method", "eagle", *wanted(tmp_path / "run", "method.magic=1"))
     assert unknown.code == 2
     assert "no option 'magic'" in unknown.err
@@ -186,7 +186,7 @@ def test_data_of_another_model_is_refused(draftwood_command: Command, tmp_path: 
     assert "another" in refused.err
 
 
-def test_a_head_can_be_trained_further_by_another_method(draftwood_command: Command, tmp_path: Path) -> None:
+def test_head_can_be_fine_tuned_with_another_method(draftwood_command: Command, tmp_path: Path) -> None:
     first = draftwood_command(*TRAIN, "--method", "eagle", *wanted(tmp_path / "first"))
     assert first.code == 0, first.err
     head, config, _ = load_head(tmp_path / "first" / "head")
@@ -204,7 +204,7 @@ def test_help_has_examples(draftwood_command: Command) -> None:
     assert "--resume" in told
 
 
-def test_a_method_that_goes_on_wants_a_head_to_start_from(draftwood_command: Command, tmp_path: Path) -> None:
+def test_fine_tuning_method_needs_initial_head(draftwood_command: Command, tmp_path: Path) -> None:
     refused = draftwood_command(*TRAIN, "--method", "gto", *wanted(tmp_path / "run"))
     assert refused.code == 2
     assert "head.start" in refused.err

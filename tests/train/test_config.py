@@ -22,7 +22,7 @@ def config(*changes: str, method: str = "eagle3") -> TrainConfig:
     return load_config(None, [*NEEDED, *changes], method)
 
 
-def test_a_file_is_read_and_changed_from_outside(tmp_path: Path) -> None:
+def test_file_is_read_with_overrides(tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text(
         '[data]\nfolder = "texts"\n[method]\nname = "hass"\nsteps = 4\n[optim]\nlr = 3e-5\nepochs = 2\n'
@@ -47,7 +47,7 @@ def test_one_folder_or_several() -> None:
             config(f"data.folder={wrong}")
 
 
-def test_the_resolved_configuration_says_the_same_when_it_is_read_again(tmp_path: Path) -> None:
+def test_resolved_configuration_round_trips(tmp_path: Path) -> None:
     first = config("method.steps=3", "head.changes.num_layers=2", "optim.ema=0.99", "data.held_out=0.1")
     path = tmp_path / "config.toml"
     path.write_text(write_toml(first.tables()), encoding="utf-8")
@@ -61,7 +61,7 @@ def test_the_resolved_configuration_says_the_same_when_it_is_read_again(tmp_path
     flag=st.booleans(),
     growths=st.lists(st.sampled_from(("beam", "salf", "chain")), max_size=3),
 )
-def test_any_values_survive_being_written(
+def test_any_values_round_trip(
     tmp_path_factory: pytest.TempPathFactory, text: str, lr: float, steps: int, flag: bool, growths: list[str]
 ) -> None:
     content: dict[str, Any] = {
@@ -105,25 +105,25 @@ def test_any_values_survive_being_written(
         ("model.target=fast", "native"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_what_is_allowed(change: str, said: str) -> None:
+def test_invalid_value_error_lists_allowed_values(change: str, said: str) -> None:
     with pytest.raises(OptionError) as caught:
         config(change)
     assert said in str(caught.value)
 
 
-def test_a_head_to_start_from_has_its_shape_already() -> None:
+def test_initial_head_determines_the_shape() -> None:
     with pytest.raises(OptionError, match="already sets the shape"):
         config("head.start=there", "head.draft_vocab_size=10")
 
 
-def test_the_method_asked_for_and_the_one_in_the_file_must_agree() -> None:
+def test_requested_method_must_match_the_file() -> None:
     with pytest.raises(OptionError, match="another method"):
         config("method.name=hass", method="eagle")
     with pytest.raises(OptionError, match=r"method\.name is unknown"):
         load_config(None, NEEDED)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no such configuration"):
         load_config(tmp_path / "none.toml")
     path = tmp_path / "bad.toml"
@@ -139,7 +139,7 @@ def test_the_command_knows_every_method() -> None:
     assert set(NAMES) == set(METHODS)
 
 
-def test_changes_of_a_head_are_plain_values() -> None:
+def test_head_overrides_are_plain_values() -> None:
     for name, said in (("rope", "no key 'rope'"), ("num_layers", "an integer")):
         with pytest.raises(OptionError, match=said):
             TrainConfig.of({**config().tables(), "head": {"changes": {name: {"theta": 5e5}}}})

@@ -30,7 +30,7 @@ def prompts(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_texts_are_what_the_model_says(temperature: float, prompts: str, tmp_path: Path) -> None:
+def test_texts_are_generated_by_the_model(temperature: float, prompts: str, tmp_path: Path) -> None:
     codec = template_codec(PREAMBLE)
     make(tmp_path / "data", (prompts,), loaded(codec), temperature=temperature, seed=5)
     data = TrainingData.open(tmp_path / "data")
@@ -59,7 +59,7 @@ def test_batches_and_drafters_do_not_change_the_texts(prompts: str, tmp_path: Pa
     assert texts[0] == texts[1] == texts[2] == texts[3]
 
 
-def test_self_made_data_depends_on_its_seed(tmp_path: Path) -> None:
+def test_synthetic_data_depends_on_seed(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         make(tmp_path / name, self_made=4, seed=seed)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -68,7 +68,7 @@ def test_self_made_data_depends_on_its_seed(tmp_path: Path) -> None:
     assert ids[0][0] == BOS
 
 
-def test_the_manifest_tells_what_was_made(prompts: str, tmp_path: Path) -> None:
+def test_manifest_describes_the_data(prompts: str, tmp_path: Path) -> None:
     manifest = make(tmp_path / "data", (prompts,), self_made=2, seed=9, licence="CC-BY", max_length=60)
     content = json.loads((tmp_path / "data" / "manifest.json").read_text())
     assert content["model"]["fingerprint"].startswith("LlamaForCausalLM 258x48x2, 71088 parameters, ")
@@ -84,7 +84,7 @@ def test_the_manifest_tells_what_was_made(prompts: str, tmp_path: Path) -> None:
     assert str(tmp_path) not in json.dumps(content)
 
 
-def test_prompts_without_room_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_too_long_prompts_are_skipped_and_counted(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"turns": ["x" * 100]}, {"turns": ["y"]}, {"turns": ["y", "x" * 100]})
     manifest = make(tmp_path / "data", (path,), max_length=40)
     counts = {name: manifest.counts[name] for name in ("examples", "too_long", "cut_short", "empty")}
@@ -96,7 +96,7 @@ def test_prompts_without_room_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_at", [1, 40, 90])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(stop_at: int, prompts: str, tmp_path: Path) -> None:
+def test_resumed_run_gives_identical_files(stop_at: int, prompts: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"self_made": 2, "temperature": 0.8}
     make(tmp_path / "whole", (prompts,), **options)
     heard = 0
@@ -141,7 +141,7 @@ def test_an_interrupted_engine_can_be_used_again(prompts: str, tmp_path: Path) -
     assert model.target.can_open(model.target.num_slots)
 
 
-def test_a_folder_is_gone_on_with_by_the_same_run_only(prompts: str, tmp_path: Path) -> None:
+def test_folder_is_resumed_only_by_the_same_run(prompts: str, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     make(folder, (prompts,))
     before = contents(folder)
@@ -158,7 +158,7 @@ def test_a_folder_is_gone_on_with_by_the_same_run_only(prompts: str, tmp_path: P
     assert json.loads((folder / "manifest.json").read_text())["licence"] == "MIT"
 
 
-def test_places_that_are_taken_are_refused(prompts: str, tmp_path: Path) -> None:
+def test_existing_output_is_refused(prompts: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="other things in it"):
         make(tmp_path, (prompts,))
     with pytest.raises(OptionError, match="this is a file"):
@@ -168,7 +168,9 @@ def test_places_that_are_taken_are_refused(prompts: str, tmp_path: Path) -> None
     assert not (tmp_path / "data").exists()
 
 
-def test_a_full_disk_is_told_and_costs_one_part(prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_and_loses_one_shard(
+    prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(tmp_path / "whole", (prompts,))
     write = Path.write_bytes
 
@@ -188,7 +190,7 @@ def test_a_full_disk_is_told_and_costs_one_part(prompts: str, tmp_path: Path, mo
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
-def test_a_damaged_part_is_not_gone_on_from(prompts: str, tmp_path: Path) -> None:
+def test_run_is_not_resumed_from_damaged_shard(prompts: str, tmp_path: Path) -> None:
     make(tmp_path / "data", (prompts,))
     part = tmp_path / "data" / "part-00000.safetensors"
     part.write_bytes(part.read_bytes()[:-1])
@@ -207,7 +209,7 @@ def test_progress_counts_prompts_up_to_the_last(prompts: str, tmp_path: Path) ->
 
 @pytest.mark.model
 @pytest.mark.skipif(not HAS_SMOLLM2, reason="the default model is not in the cache")
-def test_the_default_model_answers_and_asks(tmp_path: Path) -> None:
+def test_default_model_generates_answers_and_prompts(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"turns": ["Say only the word yes.", "Once more."]})
     model = load_target(ModelOptions(model="smollm2", dtype="float32", device="cpu", cache_tokens=2048))
     make(tmp_path / "data", (path,), model, self_made=1, max_tokens=16)

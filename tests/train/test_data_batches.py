@@ -16,9 +16,7 @@ LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=60)
 
 
 @given(LENGTHS, st.integers(60, 300), st.integers(0, 5), st.integers(0, 5))
-def test_batches_have_every_text_once_and_no_more_than_fits(
-    lengths: list[int], max_tokens: int, seed: int, epoch: int
-) -> None:
+def test_batches_contain_every_text_once_and_fit(lengths: list[int], max_tokens: int, seed: int, epoch: int) -> None:
     data = data_of(texts(lengths))
     batches = data.batches(max_tokens, seed=seed, epoch=epoch)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
@@ -28,7 +26,7 @@ def test_batches_have_every_text_once_and_no_more_than_fits(
 
 
 @given(LENGTHS, st.integers(1, 4))
-def test_processes_take_the_same_batches_in_turns(lengths: list[int], world_size: int) -> None:
+def test_processes_alternate_over_the_same_batches(lengths: list[int], world_size: int) -> None:
     data = data_of(texts(lengths))
     alone = data.batches(80, seed=1)
     shares = [data.batches(80, seed=1, rank=rank, world_size=world_size) for rank in range(world_size)]
@@ -58,7 +56,7 @@ def test_pools_keep_every_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Counter(index for batch in data.batches(9) for index in batch) == Counter(range(23))
 
 
-def test_batches_that_cannot_be_are_refused() -> None:
+def test_impossible_batches_are_refused() -> None:
     data = data_of(texts([5, 50]))
     with pytest.raises(OptionError, match="longest text does not fit"):
         data.batches(49)

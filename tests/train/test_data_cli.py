@@ -27,7 +27,7 @@ def train_data(run: Command, out: Path, *argv: str) -> Result:
     return run("train", "data", *argv, "--out", str(out), *SMALL)
 
 
-def test_data_out_of_files_and_self_made(draftwood_command: Command, prompts: str, tmp_path: Path) -> None:
+def test_data_from_files_and_synthetic_prompts(draftwood_command: Command, prompts: str, tmp_path: Path) -> None:
     out = tmp_path / "data"
     result = train_data(draftwood_command, out, prompts, "--self", "2", "--licence", "CC0")
     assert result.code == 0
@@ -40,7 +40,7 @@ def test_data_out_of_files_and_self_made(draftwood_command: Command, prompts: st
     assert data.folders[0].manifest.licence == "CC0"
 
 
-def test_the_same_in_json(draftwood_command: Command, prompts: str, tmp_path: Path) -> None:
+def test_data_summary_as_json(draftwood_command: Command, prompts: str, tmp_path: Path) -> None:
     path = lines(tmp_path / "more.jsonl", {"turns": ["x" * 200]}, {"turns": []}, {"turns": ["fine"]})
     out = tmp_path / "data"
     result = train_data(draftwood_command, out, prompts, path, "--max-length", "60", "--json")
@@ -58,7 +58,7 @@ def test_the_same_in_json(draftwood_command: Command, prompts: str, tmp_path: Pa
     }
 
 
-def test_what_was_left_out_is_told(draftwood_command: Command, tmp_path: Path) -> None:
+def test_skipped_prompts_are_reported(draftwood_command: Command, tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"turns": ["x" * 200]}, {"turns": ["fine"]})
     result = train_data(draftwood_command, tmp_path / "data", path, "--max-length", "60")
     assert "1 prompts too long" in result.out
@@ -81,7 +81,7 @@ def test_answers_can_be_kept(draftwood_command: Command, tmp_path: Path) -> None
     assert bytes(ids[answered].tolist()) == b"Ho.\n"
 
 
-def test_control_c_exits_with_130_and_says_how_to_go_on(
+def test_ctrl_c_exits_with_130_and_prints_resume_command(
     draftwood_command: Command, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train_data(draftwood_command, tmp_path / "whole", prompts).code == 0
@@ -104,7 +104,7 @@ def test_control_c_exits_with_130_and_says_how_to_go_on(
     assert contents(out) == contents(tmp_path / "whole")
 
 
-def test_progress_is_a_bar_with_a_pace(
+def test_progress_bar_shows_tokens_per_second(
     draftwood_command: Command, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = Terminal()
@@ -117,7 +117,7 @@ def test_progress_is_a_bar_with_a_pace(
     assert "tokens/s" in screen.getvalue()
 
 
-def test_the_pace_counts_from_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_is_counted_from_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     bar = PaceBar(Paint("never", Terminal()))
@@ -142,7 +142,7 @@ def test_the_pace_counts_from_the_first_token(monkeypatch: pytest.MonkeyPatch) -
         (("--self", "1", "--batch", "0"), "batch must be a whole number"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_refused(
     argv: tuple[str, ...], expected: str, draftwood_command: Command, tmp_path: Path
 ) -> None:
     result = train_data(draftwood_command, tmp_path / "data", *argv)
@@ -159,7 +159,7 @@ def test_prompts_are_read_before_a_model_is_loaded(draftwood_command: Command, t
     assert "a.jsonl, line 2 is not valid JSON" in result.err
 
 
-def test_another_run_is_not_mixed_in(draftwood_command: Command, prompts: str, tmp_path: Path) -> None:
+def test_different_run_in_same_folder_is_refused(draftwood_command: Command, prompts: str, tmp_path: Path) -> None:
     out = tmp_path / "data"
     assert train_data(draftwood_command, out, prompts).code == 0
     before = contents(out)
@@ -170,12 +170,12 @@ def test_another_run_is_not_mixed_in(draftwood_command: Command, prompts: str, t
     assert contents(out) == before
 
 
-def test_a_help_text_does_not_wait_for_torch() -> None:
+def test_help_of_subcommand_does_not_import_torch() -> None:
     code = "import sys, draftwood.cli.train; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_help_tells_the_defaults(draftwood_command: Command) -> None:
+def test_help_of_subcommand_shows_defaults(draftwood_command: Command) -> None:
     result = draftwood_command("train", "data", "--help")
     assert result.code == 0
     for told in ("(default: 512)", "--self N", "--drafter NAME", "(default: plain)"):

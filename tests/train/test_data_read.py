@@ -33,7 +33,7 @@ def as_lists(examples: Sequence[Example]) -> list[tuple[list[int], list[bool]]]:
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-def test_examples_come_back_in_order(tmp_path: Path) -> None:
+def test_examples_are_read_in_order(tmp_path: Path) -> None:
     examples = texts([5, 2, 9, 1, 30])
     data = TrainingData.open(stored(tmp_path, examples))
     assert len(data) == 5
@@ -48,7 +48,7 @@ def test_examples_come_back_in_order(tmp_path: Path) -> None:
         data[5]
 
 
-def test_a_shard_without_texts_is_a_shard(tmp_path: Path) -> None:
+def test_empty_shard_is_valid(tmp_path: Path) -> None:
     write_shard(tmp_path / "part", Shard.of([], {"too_long": 2}), 0, "run")
     shard = read_shard(tmp_path / "part", 0, "run")
     assert (shard.counts()["examples"], shard.lost) == (0, {"too_long": 2})
@@ -67,7 +67,7 @@ def test_long_texts_can_be_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [0.05, 0.5, 0.99])
-def test_a_changed_byte_is_found(place: float, tmp_path: Path) -> None:
+def test_changed_byte_is_detected(place: float, tmp_path: Path) -> None:
     part = stored(tmp_path, texts([50, 60])) / shard_name(0)
     content = bytearray(part.read_bytes())
     content[int(place * len(content))] ^= 1
@@ -76,7 +76,7 @@ def test_a_changed_byte_is_found(place: float, tmp_path: Path) -> None:
         TrainingData.open(tmp_path)
 
 
-def test_parts_that_end_early_or_are_missing_are_refused(tmp_path: Path) -> None:
+def test_truncated_or_missing_shards_are_refused(tmp_path: Path) -> None:
     part = stored(tmp_path, texts([5, 6, 7])) / shard_name(1)
     content = part.read_bytes()
     for size in (0, 7, len(content) - 3):
@@ -89,7 +89,7 @@ def test_parts_that_end_early_or_are_missing_are_refused(tmp_path: Path) -> None
         TrainingData.open(tmp_path)
 
 
-def test_parts_of_other_runs_and_places_are_refused(tmp_path: Path) -> None:
+def test_shards_of_other_runs_or_positions_are_refused(tmp_path: Path) -> None:
     stored(tmp_path, texts([5, 6, 7, 8]))
     first, second = (tmp_path / shard_name(number) for number in range(2))
     before = first.read_bytes()
@@ -114,7 +114,7 @@ def test_parts_of_other_runs_and_places_are_refused(tmp_path: Path) -> None:
         {"prompts": np.zeros(3, np.int64)},
     ],
 )
-def test_shapes_are_checked_even_where_the_checksum_is_right(change: dict[str, Any], tmp_path: Path) -> None:
+def test_shapes_are_checked_despite_valid_checksum(change: dict[str, Any], tmp_path: Path) -> None:
     good = {
         "token_ids": np.zeros(5, np.int32),
         "answered": np.zeros(5, np.uint8),
@@ -128,7 +128,7 @@ def test_shapes_are_checked_even_where_the_checksum_is_right(change: dict[str, A
         read_shard(tmp_path / "bad", 0, "run")
 
 
-def test_what_is_no_training_data_is_refused(tmp_path: Path) -> None:
+def test_other_folders_are_not_training_data(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no training data"):
         TrainingData.open(tmp_path)
     for content in ("{", "[]", "{}", '{"format": "draftwood-training-data", "version": 1}'):
@@ -153,7 +153,7 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
         TrainingData.open(tmp_path)
 
 
-def test_only_the_target_that_wrote_the_data_trains_on_it(tmp_path: Path) -> None:
+def test_data_is_refused_for_another_target(tmp_path: Path) -> None:
     make(tmp_path, self_made=1)
     data = TrainingData.open(tmp_path)
     data.check_model(TARGET)
@@ -225,7 +225,7 @@ def test_every_model_of_several_folders_is_checked(tmp_path: Path) -> None:
         TrainingData.open(*folders).check_model(TARGET)
 
 
-def test_a_prompt_that_was_answered_twice_stays_on_one_side(tmp_path: Path) -> None:
+def test_prompt_with_two_answers_stays_in_one_split(tmp_path: Path) -> None:
     asked = texts([6] * 12)
     answers = [Example(text.token_ids.copy(), text.answered) for text in asked]
     for answer in answers:
@@ -237,7 +237,7 @@ def test_a_prompt_that_was_answered_twice_stays_on_one_side(tmp_path: Path) -> N
     assert not prompts[0] & prompts[1]
 
 
-def test_all_texts_of_a_prompt_that_was_answered_twice_stay_on_one_side() -> None:
+def test_all_texts_of_prompt_with_two_answers_stay_in_one_split() -> None:
     """A chat template may make several texts of one conversation; those behind the first begin with its answer."""
     rng = np.random.default_rng(0)
     firsts = texts([6] * 12)

@@ -62,7 +62,7 @@ def kept_texts(
 
 
 @pytest.mark.parametrize(("new_codec", "end"), CODECS)
-def test_answers_count_with_their_ends_and_nothing_else(new_codec: Callable[[], TextCodec], end: str) -> None:
+def test_only_answers_and_their_end_tokens_count(new_codec: Callable[[], TextCodec], end: str) -> None:
     codec = new_codec()
     (text,) = kept_texts(codec, CHAT)
     ids = [token for token, _ in text]
@@ -75,7 +75,7 @@ def test_answers_count_with_their_ends_and_nothing_else(new_codec: Callable[[], 
 
 
 @pytest.mark.parametrize(("new_codec", "end"), CODECS)
-def test_an_answer_stands_behind_the_prompt_that_asks_for_it(new_codec: Callable[[], TextCodec], end: str) -> None:
+def test_answer_follows_its_prompt(new_codec: Callable[[], TextCodec], end: str) -> None:
     codec = new_codec()
     for size in (2, 4):
         prompt, answer = split_answer(codec, CHAT[:size], "here")
@@ -83,7 +83,7 @@ def test_an_answer_stands_behind_the_prompt_that_asks_for_it(new_codec: Callable
         assert codec.decode(answer, skip_special=False) == CHAT[size - 1]["content"] + end
 
 
-def test_a_template_that_forgets_gives_a_text_for_each_answer() -> None:
+def test_template_that_drops_history_gives_one_text_per_answer() -> None:
     codec = template_codec(FORGETFUL)
     chat = (user("Hm?"), assistant("<t>long</t>yes"), user("Ok."), assistant("<t></t>no"))
     texts = kept_texts(codec, chat)
@@ -102,7 +102,7 @@ def test_kept_answers_are_cut_to_the_length() -> None:
     assert kept_texts(codec, CHAT, len(prompt)) == []
 
 
-def test_a_template_that_refuses_says_whom() -> None:
+def test_template_error_names_the_conversation() -> None:
     codec = template_codec("{{ raise_exception('no system here') if messages[0]['role'] == 'system' }}x")
     dialogue = Dialogue(0, Prompt("a.jsonl, line 3", ({"role": "system", "content": "s"}, user("u"))), rules_of(codec))
     with pytest.raises(PromptError, match=r"a\.jsonl, line 3: .*rejects") as refusal:
@@ -114,7 +114,7 @@ TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 
 @given(st.lists(st.tuples(TOKENS, TOKENS, st.booleans()), min_size=1, max_size=6))
-def test_counting_tokens_stand_behind_what_the_target_saw(turns: list[tuple[list[int], list[int], bool]]) -> None:
+def test_counted_tokens_follow_the_context_of_the_target(turns: list[tuple[list[int], list[int], bool]]) -> None:
     """Whatever templates do: prompts that go on, and prompts that begin anew."""
     transcript = Transcript()
     said: list[int] = []
@@ -143,7 +143,7 @@ def next_ask(dialogue: Dialogue) -> Ask:
     return ask
 
 
-def test_every_turn_is_asked_in_what_was_said() -> None:
+def test_every_turn_is_prompted_with_the_history() -> None:
     codec = template_codec(PREAMBLE)
     dialogue = Dialogue(3, Prompt("here", (user("Hi."), user("Bye."))), rules_of(codec, temperature=1.0))
     first = next_ask(dialogue)
@@ -164,7 +164,7 @@ def test_every_turn_is_asked_in_what_was_said() -> None:
     assert again.params.seed == seeds[0]
 
 
-def test_no_text_grows_beyond_its_length() -> None:
+def test_texts_do_not_exceed_max_length() -> None:
     codec = template_codec(PREAMBLE)
     size = len(codec.apply_chat([user("Hi.")]))
     messages = (user("Hi."), user("x" * 50))
@@ -177,14 +177,14 @@ def test_no_text_grows_beyond_its_length() -> None:
 
 
 @pytest.mark.parametrize(("new_codec", "end"), CODECS)
-def test_an_empty_user_turn_is_all_that_stands_before_one(new_codec: Callable[[], TextCodec], end: str) -> None:
+def test_opening_is_the_template_before_a_user_turn(new_codec: Callable[[], TextCodec], end: str) -> None:
     codec = new_codec()
     before = codec.decode(find_opening(codec), skip_special=False)
     whole = codec.decode(codec.apply_chat([user("Why?")]), skip_special=False)
     assert whole.startswith(f"{before}Why?")
 
 
-def test_self_made_prompts_need_a_way_to_begin() -> None:
+def test_synthetic_prompts_need_an_opening() -> None:
     with pytest.raises(CapabilityError, match="nothing before a user's turn"):
         find_opening(template_codec("{{ messages[0]['content'] }}"))
     codec = template_codec(PREAMBLE)
@@ -193,7 +193,7 @@ def test_self_made_prompts_need_a_way_to_begin() -> None:
         find_opening(codec)
 
 
-def test_self_made_prompts_are_sampled_and_then_answered() -> None:
+def test_synthetic_prompts_are_sampled_and_answered() -> None:
     codec = template_codec(PREAMBLE)
     rules = rules_of(codec, self_made=2, prompt_temperature=0.7, prompt_tokens=5)
     dialogue = SelfMade(0, 0, rules)

@@ -52,7 +52,7 @@ def close(one: Tensors, other: Tensors) -> bool:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_give_what_one_gives_with_the_same_batches(tmp_path: Path, alone: Path, strategy: str) -> None:
+def test_two_processes_match_one_with_same_batches(tmp_path: Path, alone: Path, strategy: str) -> None:
     out = together(tmp_path / strategy, strategy)
     lines = read_log(out / "log.jsonl")
     one = read_log(alone / "log.jsonl")

@@ -38,13 +38,13 @@ from tests.tools.tree import (
     _one_thread,  # noqa: F401 - fixtures
     batch_and_signals,
     both_kinds,
+    decoding_tree,
     draft_head,
-    drafted_tree,
     followed,
     moved,
     paths_of,
     read,
-    said_behind,
+    target_log_probs,
 )
 
 # -- drafting --------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def trees_below(head: DraftHead, batch: Batch, signals: Signals, roots: list[lis
 
 @both_kinds
 @pytest.mark.parametrize("beam", [DraftBeam(3, 12, 4), DraftBeam(4, 60, 2), DraftBeam(10, 60, 7), DraftBeam(1, 4, 7)])
-def test_trees_are_those_of_decoding(kind: str, beam: DraftBeam) -> None:
+def test_trees_match_decoding(kind: str, beam: DraftBeam) -> None:
     head = draft_head(kind)
     frozen = FrozenTarget.of(target_of(), head)
     examples = random_examples([16, 9])
@@ -69,7 +69,7 @@ def test_trees_are_those_of_decoding(kind: str, beam: DraftBeam) -> None:
         for number, root in enumerate(roots[row]):
             tokens, parents, depths = (part[row, number].tolist() for part in trees)
             found = paths_of(tokens, parents)
-            assert found == paths_of(*drafted_tree(head, text, taps, root, beam))
+            assert found == paths_of(*decoding_tree(head, text, taps, root, beam))
             assert len(found) == len(tokens) <= beam.nodes
             assert all(parent < node for node, parent in enumerate(parents) if node)
             assert depths == [0, *(depths[parent] + 1 for parent in parents[1:])]
@@ -81,7 +81,7 @@ def test_trees_are_those_of_decoding(kind: str, beam: DraftBeam) -> None:
 @both_kinds
 @pytest.mark.parametrize("lends", [False, True])
 @pytest.mark.parametrize("rows", [16, 1024])
-def test_the_target_says_of_every_node_what_it_says_of_its_path(
+def test_node_logits_match_logits_of_their_paths(
     kind: str, lends: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walk, "PASS_ROWS", rows)
@@ -103,8 +103,8 @@ def test_the_target_says_of_every_node_what_it_says_of_its_path(
                 if node:
                     paths.append([*paths[parents[node]], tokens[node]])
                 text = [*examples[row].token_ids.tolist()[: root + 1], *paths[node]]
-                assert int(said.choices[row, number, node]) == int(said_behind(target_of(), text).argmax())
-                wanted = float(said_behind(target_of(), text[:-1])[tokens[node]].exp()) if node else 1.0
+                assert int(said.choices[row, number, node]) == int(target_log_probs(target_of(), text).argmax())
+                wanted = float(target_log_probs(target_of(), text[:-1])[tokens[node]].exp()) if node else 1.0
                 assert float(said.probs[row, number, node]) == pytest.approx(wanted, abs=1e-5)
         assert said.choices[1, 1:].unique().tolist() == said.choices[2].unique().tolist() == [NO_CHOICE]
         assert bool((said.probs[2] == 1.0).all())
@@ -207,7 +207,7 @@ TREE = DraftTrees(*(torch.tensor(each) for each in ([-1, 10, 13, 11, 12], [0, 0,
 PROBS = torch.tensor([1.0, 0.5, 0.3, 0.4, 0.1])
 
 
-def test_branches_are_worth_the_tokens_that_are_expected_of_them() -> None:
+def test_branch_value_is_expected_number_of_tokens() -> None:
     torch.testing.assert_close(branch_values(PROBS, TREE), torch.tensor([0.0, 0.5, 0.3, 0.7, 0.55]))
     assert is_leaf(TREE).tolist() == [False, False, True, True, True]
 
@@ -232,13 +232,13 @@ def test_rewards() -> None:
         ([-2, -2, -2, -2, -2], []),
     ],
 )
-def test_the_accepted_branch_follows_the_targets_choices(choices: list[int], branch: list[int]) -> None:
+def test_accepted_branch_follows_target_choices(choices: list[int], branch: list[int]) -> None:
     found = accepted_branch(torch.tensor(choices), TREE)
     assert int(found.length) == len(branch)
     assert found.tokens.tolist() == [*branch, *[0] * (2 - len(branch))]
 
 
-def test_a_root_alone_is_worth_nothing() -> None:
+def test_root_only_tree_has_no_reward() -> None:
     alone = DraftTrees(*(torch.tensor([each]) for each in (-1, 0, 0)))
     assert float(reward(torch.ones(1), alone, "lse", 1.0)) == 0.0
     assert int(accepted_branch(torch.tensor([4]), alone).length) == 0
@@ -251,7 +251,7 @@ def test_advantages_are_standardised_inside_their_group() -> None:
     assert advantages(torch.tensor([[3.0]]), 0.1).tolist() == [[0.0]]
 
 
-def test_ratios_are_per_token_and_clipped_where_that_is_worse() -> None:
+def test_ratios_are_per_token_and_clipped() -> None:
     found = ratios(torch.tensor([-1.0, -3.0, 0.0]), torch.tensor([-2.0, -1.0, 0.0]), torch.tensor([2, 1, 0]))
     torch.testing.assert_close(found, torch.tensor([math.exp(0.5), math.exp(-2.0), 1.0]))
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5])
@@ -263,7 +263,7 @@ def test_ratios_are_per_token_and_clipped_where_that_is_worse() -> None:
 
 
 @both_kinds
-def test_a_branch_is_as_likely_as_its_tokens_one_by_one(kind: str) -> None:
+def test_branch_probability_is_product_over_tokens(kind: str) -> None:
     head = draft_head(kind)
     examples = random_examples([12])
     batch, signals = batch_and_signals(examples, FrozenTarget.of(target_of(), head))
@@ -297,7 +297,7 @@ def test_groups_are_adjacent_and_do_not_overlap(eligible: set[int], num_groups: 
     assert len(groups) == min(num_groups, sum(len(run) // size for run in runs))
 
 
-def test_groups_follow_from_seed_step_and_text() -> None:
+def test_groups_depend_on_seed_step_and_text() -> None:
     roots = list(range(1, 100))
     first = sample_groups(roots, 4, 5, [1, 2], 0, 7)
     assert first == sample_groups(roots, 4, 5, [1, 2], 0, 7)

@@ -97,7 +97,7 @@ def test_hard_labels_against_the_plain_formula(steps: int, scale: float) -> None
     assert not found[:, 2].any()
 
 
-def test_no_known_label_is_no_loss_and_no_gradient() -> None:
+def test_unknown_labels_have_no_loss_and_gradient() -> None:
     logits, labels = drawn(2, 3, 7), drawn(3, 7, seed=1).detach().softmax(dim=-1)
     found = cross_entropies(logits, labels, torch.zeros(3, dtype=torch.bool), 2)
     (gradient,) = torch.autograd.grad(sum(each.sum() for each in found), logits)
@@ -145,7 +145,7 @@ def test_half_precision_masses_give_float32_losses(autocast: bool) -> None:
     check(found, plain_classes(logits, labels.ids, labels.probs.half(), labels.rest), logits)
 
 
-def test_given_logits_are_left_as_they_were() -> None:
+def test_given_logits_are_not_modified() -> None:
     logits, labels = drawn(3, 9, scale=80.0), labelled(3, 9, 4, 1, torch.float64)
     before, version = logits.detach().clone(), logits._version
     class_cross_entropy(logits, *labels[:3]).sum().backward()
@@ -195,7 +195,7 @@ every_loss = pytest.mark.parametrize("name", LOSSES)
 
 @every_loss
 @pytest.mark.parametrize("scale", [0.5, 3.0])
-def test_gradients_are_those_of_small_steps(name: str, scale: float) -> None:
+def test_gradients_match_finite_differences(name: str, scale: float) -> None:
     assert torch.autograd.gradcheck(LOSSES[name], (drawn(3, 6, scale=scale),))
 
 
@@ -205,7 +205,7 @@ def summed(name: str, logits: Tensor) -> Tensor:
 
 
 @every_loss
-def test_a_second_way_back_gives_the_same(name: str) -> None:
+def test_second_backward_gives_same_gradients(name: str) -> None:
     logits = drawn(3, 6)
     loss = summed(name, logits)
     first, second = (torch.autograd.grad(loss, logits, retain_graph=True)[0] for _ in range(2))
@@ -299,7 +299,7 @@ def marked(top_k: int, hard: bool = False, dtype: torch.dtype | None = None) -> 
 
 
 @pytest.mark.parametrize(("top_k", "hard"), [(0, False), (5, False), (0, True)])
-def test_the_way_back_computes_again_what_gradients_need_and_nothing_else(top_k: int, hard: bool) -> None:
+def test_backward_recomputes_only_what_gradients_need(top_k: int, hard: bool) -> None:
     head, _, marks = marked(top_k, hard)
     found: list[Any] = []
     there = passes(lambda: found.append(marks()), 3 * 10 * 30)
@@ -311,7 +311,7 @@ def test_the_way_back_computes_again_what_gradients_need_and_nothing_else(top_k:
     assert head.weight.grad is not None
 
 
-def test_nodes_take_three_passes_to_their_classes_and_one_back() -> None:
+def test_number_of_kernels_over_all_logits() -> None:
     head, hidden = TinyHead(), drawn(12, 8, dtype=torch.float32)
     labels = labelled(12, 30, 6, 2, torch.float32)
     found: list[Any] = []
@@ -321,7 +321,7 @@ def test_nodes_take_three_passes_to_their_classes_and_one_back() -> None:
 
 
 @pytest.mark.parametrize("block", [1, 4, 10])
-def test_blocks_computed_again_have_the_plain_gradients(block: int) -> None:
+def test_recomputed_blocks_have_plain_gradients(block: int) -> None:
     head, hidden, marks = marked(5)
     found = marks(block)
     loss = found.cross_entropy.sum() + 0.1 * found.top_k.sum()

@@ -35,13 +35,13 @@ from tests.tools.tree import (
     _one_thread,  # noqa: F401 - fixtures
     batch_and_signals,
     both_kinds,
+    decoding_tree,
     draft_head,
-    drafted_tree,
     followed,
     moved,
     paths_of,
     read,
-    said_behind,
+    target_log_probs,
 )
 
 SMALL: dict[str, Any] = {"groups": 2, "group_size": 3, "width": 3, "nodes": 8, "depth": 3}
@@ -74,7 +74,8 @@ def reward_by_hand(text: list[int], root: int, paths: set[tuple[int, ...]]) -> f
     for path in paths:
         if path and not any(longer[:-1] == path for longer in paths if longer):
             said = [
-                float(said_behind(target_of(), [*text[: root + 1], *path[:at]])[path[at]]) for at in range(len(path))
+                float(target_log_probs(target_of(), [*text[: root + 1], *path[:at]])[path[at]])
+                for at in range(len(path))
             ]
             values.append(sum(math.exp(sum(said[:at])) for at in range(1, len(path) + 1)))
     return math.log(sum(math.exp(value) for value in values))
@@ -90,10 +91,10 @@ def objective_by_hand(method: GtoMethod, example: Example) -> float:
     beam = DraftBeam(options.width, options.nodes, options.depth)
     gains, ratio = [], []
     for root in members:
-        kept, others = (paths_of(*drafted_tree(each, text, taps, root, beam)) for each in (head, method.reference))
+        kept, others = (paths_of(*decoding_tree(each, text, taps, root, beam)) for each in (head, method.reference))
         gains.append(reward_by_hand(text, root, kept) - reward_by_hand(text, root, others) * options.debias)
         branch: tuple[int, ...] = ()
-        while (longer := (*branch, int(said_behind(target_of(), [*text[: root + 1], *branch]).argmax()))) in kept:
+        while (longer := (*branch, int(target_log_probs(target_of(), [*text[: root + 1], *branch]).argmax()))) in kept:
             branch = longer
         logs = [log_prob_by_hand(each, text, taps, root, branch) for each in (head, method.reference)]
         ratio.append(math.exp((logs[0] - logs[1]) / max(len(branch), 1)))
@@ -111,7 +112,7 @@ def objective_by_hand(method: GtoMethod, example: Example) -> float:
 
 @both_kinds
 @pytest.mark.parametrize("debias", [True, False])
-def test_the_objective_is_that_of_a_loop_over_trees(kind: str, debias: bool) -> None:
+def test_objective_matches_loop_over_trees(kind: str, debias: bool) -> None:
     head = moved(trained_head(kind), 0.0).requires_grad_(True)
     method = gto(head, debias=debias, delta=1e-2, epsilon=0.1)
     head.load_state_dict(moved(head, 0.02).state_dict())
@@ -125,7 +126,7 @@ def test_the_objective_is_that_of_a_loop_over_trees(kind: str, debias: bool) -> 
 
 
 @both_kinds
-def test_a_target_that_lends_its_layers_judges_alike(kind: str) -> None:
+def test_target_with_layer_access_gives_same_rewards(kind: str) -> None:
     head = moved(trained_head(kind), 0.0).requires_grad_(True)
     lending = FrozenTarget.of(tiny_target(MODEL, backend="eager"), head)
     methods = gto(head), GtoMethod(GtoOptions(**SMALL), head, lending)
@@ -138,7 +139,7 @@ def test_a_target_that_lends_its_layers_judges_alike(kind: str) -> None:
 
 
 @both_kinds
-def test_without_a_step_ratios_are_one_and_the_loss_is_nothing(kind: str) -> None:
+def test_ratios_are_one_and_loss_zero_before_first_step(kind: str) -> None:
     examples = written_examples(count=2)
     for debias in (True, False):
         method = gto(draft_head(kind), debias=debias)
@@ -150,7 +151,7 @@ def test_without_a_step_ratios_are_one_and_the_loss_is_nothing(kind: str) -> Non
 
 @both_kinds
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_in_half_precision(kind: str) -> None:
+def test_half_precision(kind: str) -> None:
     """A target in bfloat16, a head in float32 whose products are not: ratios are exactly one there too."""
     head = draft_head(kind)
     target = tiny_target(MODEL, dtype=torch.bfloat16)
@@ -162,7 +163,7 @@ def test_in_half_precision(kind: str) -> None:
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in head.parameters())
 
 
-def test_gradients_reach_the_head_alone() -> None:
+def test_gradients_reach_only_the_head() -> None:
     head = draft_head("eagle3")
     method = gto(head, debias=False, token={"steps": 1})
     before = {name: value.clone() for name, value in method.reference.state_dict().items()}
@@ -174,7 +175,7 @@ def test_gradients_reach_the_head_alone() -> None:
     assert any(not torch.allclose(found[name], alone[name]) for name in found)  # type: ignore[arg-type]
 
 
-def test_the_terms_are_what_the_loss_is_made_of() -> None:
+def test_loss_is_the_weighted_sum_of_its_terms() -> None:
     head = moved(trained_head("eagle"), 0.0).requires_grad_(True)
     method = gto(head, weight=0.7, token_loss="eagle", token={"noise": 0.0})
     head.load_state_dict(moved(head, 0.02).state_dict())
@@ -188,7 +189,7 @@ def test_the_terms_are_what_the_loss_is_made_of() -> None:
     assert losses.parts.keys() == {*token.parts, *found, "token", "gto", "loss"}
 
 
-def test_the_reference_shares_the_target_and_nothing_else() -> None:
+def test_reference_head_shares_only_the_target() -> None:
     head = draft_head("eagle3")
     copy = copy_frozen(head)
     assert copy.parts.embed is head.parts.embed
@@ -233,7 +234,7 @@ def test_good_branches_become_likelier_and_bad_ones_less_likely() -> None:
     assert not bool(away[~counts].any())
 
 
-def test_a_text_without_groups_has_its_token_loss() -> None:
+def test_text_without_groups_has_only_token_loss() -> None:
     method = gto(draft_head("eagle"))
     examples = random_examples([4])
     losses = losses_of(method, examples)
@@ -241,7 +242,7 @@ def test_a_text_without_groups_has_its_token_loss() -> None:
     assert "gto" not in losses.parts
 
 
-def test_the_token_loss_is_that_of_the_heads_kind_or_the_one_asked_for() -> None:
+def test_token_loss_depends_on_head_or_option() -> None:
     assert gto(draft_head("eagle")).token_method.name == "hass"
     assert gto(draft_head("eagle3")).token_method.name == "eagle3"
     assert gto(draft_head("eagle"), token_loss="eagle").token_method.name == "eagle"
@@ -255,6 +256,6 @@ def test_the_token_loss_is_that_of_the_heads_kind_or_the_one_asked_for() -> None
     ("name", "value"),
     [("groups", 0), ("nodes", 1), ("reward", "sum"), ("eta", 0.0), ("debias", 1), ("epsilon", 1.5), ("token", 3)],
 )
-def test_options_that_make_no_sense_are_refused(name: str, value: Any) -> None:
+def test_invalid_options_are_refused(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=name):
         GtoOptions(**{name: value})

@@ -15,7 +15,7 @@ from draftwood.train.losses.evaluator import Positions, accuracy, calibration_er
 from tests.tools.train import random_examples
 
 
-def test_places_are_behind_tokens_that_one_of_the_targets_follows() -> None:
+def test_positions_precede_tokens_of_the_target() -> None:
     first, second = random_examples([6, 4])
     first.answered[:] = [False, False, True, True, False, True]
     second.answered[:] = [True, True, False, True]
@@ -24,7 +24,7 @@ def test_places_are_behind_tokens_that_one_of_the_targets_follows() -> None:
     assert places.reached(3).tolist() == [[True] * 4, [False, True, True, True], [False, False, True, False]]
 
 
-def test_guesses_and_paths_of_a_place() -> None:
+def test_guesses_and_paths_of_a_position() -> None:
     batch = Batch.of(random_examples([6]))
     places = Positions.of(batch)
     outputs = [torch.arange(10.0 * step, 10.0 * step + 4 - step)[None, :, None] for step in range(2)]
@@ -36,7 +36,7 @@ def test_guesses_and_paths_of_a_place() -> None:
 
 
 @given(k=st.integers(1, 9), seed=st.integers(0, 99))
-def test_the_likeliest_tokens_make_a_part_of_the_cross_entropy(k: int, seed: int) -> None:
+def test_top_k_part_of_cross_entropy(k: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randn(5, 7, generator=generator).softmax(dim=-1)
     logits = torch.randn(2, 5, 7, generator=generator)
@@ -53,7 +53,7 @@ def test_smooth_l1_is_a_parabola_near_zero_and_a_line_beyond() -> None:
     assert smooth_l1(guessed, torch.zeros(2, 2)).tolist() == [(0.125 + 2.5) / 2, 0.0]
 
 
-def test_shares() -> None:
+def test_accuracy() -> None:
     right = torch.tensor([[True, True, False], [True, True, True]])
     counted = torch.tensor([[True, False, True], [False, False, False]])
     assert accuracy(right, counted).tolist() == [0.5, 0.0]

@@ -129,7 +129,7 @@ def reference(method: Method, batch: Batch, signals: Signals) -> tuple[float, di
 
 
 @every_case
-def test_the_loss_is_that_of_the_slow_reference(name: str, options: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_loss_matches_slow_reference(name: str, options: dict[str, Any], changes: dict[str, Any]) -> None:
     method = quiet(name, changes=changes, **options)
     batch = Batch.of(random_examples(SIZES, seed=3))
     signals = method.frozen.signals(batch)
@@ -141,7 +141,7 @@ def test_the_loss_is_that_of_the_slow_reference(name: str, options: dict[str, An
     assert float(losses.parts["loss"]) == losses.total.item()
 
 
-def test_griffin_leaves_out_some_guesses_of_the_reference_and_not_all() -> None:
+def test_griffin_masks_some_but_not_all_guesses() -> None:
     """Else the comparison above says nothing about its mask."""
     examples = random_examples(SIZES, seed=3)
     loss = {close: losses_of(quiet("griffin", close=close), examples).total.item() for close in (1, 40, 258)}
@@ -153,7 +153,7 @@ def test_griffin_leaves_out_some_guesses_of_the_reference_and_not_all() -> None:
 
 
 @every_case
-def test_every_parameter_learns_and_nothing_of_the_target(
+def test_gradients_reach_all_head_parameters_but_not_target(
     name: str, options: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     method = method_for(name, changes=changes, **options)
@@ -164,7 +164,7 @@ def test_every_parameter_learns_and_nothing_of_the_target(
     assert not any(part.requires_grad or part.grad is not None for part in (parts.embed, parts.norm, parts.head))
 
 
-def test_tokens_outside_the_vocabulary_neither_teach_nor_are_guessed() -> None:
+def test_tokens_outside_the_vocabulary_are_ignored() -> None:
     method = quiet("eagle3", changes={"draft_vocab_size": 2}, steps=1)
     method.head.set_vocabulary(torch.tensor([0, 1]))
     examples = random_examples([12], seed=1)
@@ -178,7 +178,7 @@ def test_tokens_outside_the_vocabulary_neither_teach_nor_are_guessed() -> None:
 
 
 @every_method
-def test_a_batch_without_anything_to_guess_gives_zero_gradients(name: str) -> None:
+def test_batch_without_guesses_gives_zero_gradients(name: str) -> None:
     method = method_for(name)
     for examples in (random_examples([5, 2], prompt=9), random_examples([1])):
         assert float(losses_of(method, examples).weight) == 0.0
@@ -196,7 +196,7 @@ def joined(results: list[Losses]) -> dict[str, float]:
 
 
 @every_method
-def test_a_batch_is_its_texts_one_by_one(name: str) -> None:
+def test_batch_equals_single_texts(name: str) -> None:
     """With noise, too: it belongs to the text."""
     method = method_for(name)
     examples = random_examples([14, 9, 11], prompt=6)
@@ -211,7 +211,7 @@ def test_a_batch_is_its_texts_one_by_one(name: str) -> None:
 
 @every_method
 @pytest.mark.parametrize("block", [1, 3, 1000])
-def test_blocks_do_not_matter(name: str, block: int) -> None:
+def test_block_size_does_not_change_the_loss(name: str, block: int) -> None:
     method = method_for(name)
     examples = random_examples([12, 8])
     wanted_loss, wanted = losses_of(method, examples), gradients(method, examples)
@@ -223,7 +223,7 @@ def test_blocks_do_not_matter(name: str, block: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["eagle", "hass", "eagle3", "griffin"])
-def test_checkpoints_do_not_matter(name: str) -> None:
+def test_activation_checkpointing_does_not_change_gradients(name: str) -> None:
     method = method_for(name)
     examples = random_examples([12, 8])
     wanted = gradients(method, examples)
@@ -231,7 +231,7 @@ def test_checkpoints_do_not_matter(name: str) -> None:
     torch.testing.assert_close(gradients(method, examples), wanted)
 
 
-def test_the_default_block_is_used_where_none_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_block_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     method = quiet("hass")
     examples = random_examples([12, 8])
     wanted = losses_of(method, examples).total.item()
@@ -242,7 +242,7 @@ def test_the_default_block_is_used_where_none_is_asked_for(monkeypatch: pytest.M
 # -- noise and stages ------------------------------------------------------------------------------------------------
 
 
-def test_noise_follows_from_the_seed_and_the_step() -> None:
+def test_noise_depends_on_seed_and_step() -> None:
     examples = random_examples([12, 8])
     head = quiet("eagle").head
 
@@ -256,7 +256,7 @@ def test_noise_follows_from_the_seed_and_the_step() -> None:
     assert len({total(0, 0), total(0, 1), total(1, 0), total(0, 0, noise=0.0)}) == 4
 
 
-def test_noise_is_as_wide_as_asked_for_and_less_on_longer_texts() -> None:
+def test_noise_has_requested_width_and_shrinks_with_length() -> None:
     method = method_for("eagle", noise=0.5)
     batch = Batch.of(random_examples([512, 128]))
     noise = method._noise(batch, torch.zeros(2, 512, 48), 0.5)
@@ -265,7 +265,7 @@ def test_noise_is_as_wide_as_asked_for_and_less_on_longer_texts() -> None:
     assert not noise[1, 128:].any()
 
 
-def test_a_head_in_evaluation_sees_no_noise() -> None:
+def test_no_noise_in_evaluation_mode() -> None:
     examples = random_examples([12, 8])
     noisy = method_for("eagle", noise=20.0)
     noisy.head.eval()
@@ -303,7 +303,7 @@ def test_methods_are_found_by_name() -> None:
         method_class("has")
 
 
-def test_a_method_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_method_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "lost", "draftwood.train.methods.lost:Lost")
     with pytest.raises(DraftwoodError, match="'lost' cannot be loaded"):
         method_class("lost")

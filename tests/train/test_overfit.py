@@ -28,7 +28,7 @@ COUNT, LENGTH = 2, 16  # texts that the target wrote
         ("hydra", 25, 0.01, {}),
     ],
 )
-def test_a_handful_of_texts_is_learned_by_heart(name: str, num_steps: int, lr: float, options: dict[str, Any]) -> None:
+def test_few_texts_are_memorized(name: str, num_steps: int, lr: float, options: dict[str, Any]) -> None:
     method = method_for(name, new_head(KIND_OF[name]), **options)
     with threads(1):
         history = train(method, written_examples(COUNT, LENGTH), num_steps, lr)

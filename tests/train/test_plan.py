@@ -49,7 +49,7 @@ class HeldBytes(TorchDispatchMode):
         pytest.param("medusa", {}, 4096, {}, [64] * 8, id="heads of their own"),
     ],
 )
-def test_a_plan_knows_what_a_step_holds(
+def test_planned_memory_matches_a_step(
     method: str, options: dict[str, int], vocab_size: int, changes: dict[str, int], sizes: list[int], tmp_path: Path
 ) -> None:
     model = replace(MODEL, vocab_size=vocab_size)

@@ -14,7 +14,7 @@ from draftwood.train.data_settings import DataSettings
 from tests.tools.train_data import CHAT, assistant, lines, user
 
 
-def test_every_layout_says_the_same(tmp_path: Path) -> None:
+def test_all_layouts_give_the_same_prompts(tmp_path: Path) -> None:
     said = [("user", "human", "one"), ("assistant", "gpt", "no"), ("user", "human", "two")]
     rows = [
         {"turns": ["one", "two"], "id": 7},
@@ -32,13 +32,13 @@ def test_every_layout_says_the_same(tmp_path: Path) -> None:
     assert len({source.sha256 for source in sources}) == 3
 
 
-def test_a_system_message_stays_in_front(tmp_path: Path) -> None:
+def test_system_message_stays_first(tmp_path: Path) -> None:
     rules = {"role": "system", "content": "Rhyme."}
     path = lines(tmp_path / "a.jsonl", {"messages": [rules, assistant("Hi."), user("Go.")]})
     assert read_sources([path])[0][0].messages == (rules, user("Go."))
 
 
-def test_conversations_of_no_use_are_skipped_and_counted(tmp_path: Path) -> None:
+def test_unusable_conversations_are_skipped_and_counted(tmp_path: Path) -> None:
     rows: list[Any] = [{"turns": turns} for turns in (["fine"], [], [" "], ["fine", ""])]
     path = lines(tmp_path / "a.jsonl", *rows, {"messages": [assistant("I say.")]}, {"messages": [*CHAT[:3]]})
     prompts, (source,) = read_sources([path])
@@ -71,7 +71,7 @@ def test_a_limit_counts_over_all_files(tmp_path: Path) -> None:
         (b'{"turns": ["half a letter \\ud83d"]}', "line 2 is not valid Unicode"),
     ],
 )
-def test_malformed_lines_are_refused_with_their_place(line: bytes, expected: str, tmp_path: Path) -> None:
+def test_malformed_lines_are_refused_with_line_number(line: bytes, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"turns": ["fine"]}\n' + line)
     with pytest.raises(PromptError, match=expected) as refusal:
@@ -111,6 +111,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         {"prompt_temperature": 0.0},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         DataSettings(**{"files": ("a",), **options})

@@ -42,7 +42,7 @@ def small(out: Path, *changes: str) -> TrainConfig:
 # -- full disks ------------------------------------------------------------------------------------------------------
 
 
-def test_a_board_on_a_full_disk_ends_in_an_error_without_a_stack_trace(
+def test_full_disk_in_tensorboard_gives_error_without_traceback(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorboard")
@@ -57,7 +57,7 @@ def test_a_board_on_a_full_disk_ends_in_an_error_without_a_stack_trace(
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_board_can_be_read(tmp_path: Path) -> None:
+def test_tensorboard_files_can_be_read(tmp_path: Path) -> None:
     module = "tensorboard.backend.event_processing.event_accumulator"
     board, found = Board("on", tmp_path), pytest.importorskip(module).EventAccumulator(str(tmp_path))
     for step in (1, 2):
@@ -67,7 +67,7 @@ def test_a_board_can_be_read(tmp_path: Path) -> None:
     assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(1, 2.0), (2, 4.0)]
 
 
-def test_a_checkpoint_that_found_no_room_says_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_on_full_disk_reports_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise RuntimeError("[enforce fail at inline_container.cc:858] . PytorchStreamWriter failed")
 
@@ -78,12 +78,12 @@ def test_a_checkpoint_that_found_no_room_says_what_is_free(tmp_path: Path, monke
     assert "inline_container" not in str(caught.value)
 
 
-def test_free_room_is_told_of_folders_that_are_not_there(tmp_path: Path) -> None:
+def test_free_space_of_missing_folders(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert free_bytes(tmp_path / "file" / "below" / "it") > 0
 
 
-def test_no_room_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_space_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> None:
         raise FULL
 
@@ -97,7 +97,7 @@ def test_no_room_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # -- a step that is no number ----------------------------------------------------------------------------------------
 
 
-def broken_in(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def break_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     real = UnrolledMethod.losses
 
     def breaking(self: UnrolledMethod, batch: Batch, signals: Signals) -> Losses:
@@ -107,12 +107,10 @@ def broken_in(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(UnrolledMethod, "losses", breaking)
 
 
-def test_what_is_advised_for_a_loss_that_is_no_number_can_be_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advice_for_non_finite_loss_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        broken_in(patch, 2)
+        break_at_step(patch, 2)
         with pytest.raises(NotFiniteError, match=r"(?s)Lower optim\.lr or optim\.clip.*from step 2 with --resume"):
             run(small(out))
     assert read_log(out / "log.jsonl")[-1]["kind"] == "stop"
@@ -127,9 +125,9 @@ def test_what_is_advised_for_a_loss_that_is_no_number_can_be_done(
         run(small(out, "optim.lr=1e-5", "optim.clip=0.1", "run.dtype=float32"), resume=True)
 
 
-def test_advice_speaks_of_no_checkpoint_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_without_checkpoint_is_to_start_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        broken_in(patch, 0)
+        break_at_step(patch, 0)
         with pytest.raises(NotFiniteError, match=r"start again \(there is no checkpoint yet\) with --resume"):
             run(small(tmp_path / "run"))
     assert len(losses(run(small(tmp_path / "run", "optim.lr=1e-4"), resume=True))) == 4
@@ -138,7 +136,7 @@ def test_advice_speaks_of_no_checkpoint_where_there_is_none(tmp_path: Path, monk
 # -- a last validation that failed -----------------------------------------------------------------------------------
 
 
-def test_a_last_validation_that_failed_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_last_validation_is_repeated_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("draftwood.train.loop.run.validate_head", lambda *_: (_ for _ in ()).throw(FULL))
@@ -153,7 +151,7 @@ def test_a_last_validation_that_failed_is_made_up_for(tmp_path: Path, monkeypatc
     assert run(small(out, *VALIDATED), resume=True) == lines  # only once
 
 
-def test_budgets_of_validation_are_those_of_the_engine(tmp_path: Path) -> None:
+def test_validation_budgets_match_the_engine(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"(?s)validate\.budget.*2 to 1024"):
         small(tmp_path, "validate.budget=100000")
 
@@ -171,7 +169,7 @@ def test_budgets_of_validation_are_those_of_the_engine(tmp_path: Path) -> None:
         ("data.max_length=8", r"has an answer after truncation\n  got: data\.max_length = 8\n  allowed: \d+ or more"),
     ],
 )
-def test_what_was_refused_leaves_nothing_behind(tmp_path: Path, change: str, said: str) -> None:
+def test_refused_run_leaves_no_files(tmp_path: Path, change: str, said: str) -> None:
     (tmp_path / "file").touch()
     more = () if change.startswith("data") else VALIDATED
     with pytest.raises(DraftwoodError, match=said):
@@ -179,7 +177,7 @@ def test_what_was_refused_leaves_nothing_behind(tmp_path: Path, change: str, sai
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_held_out_text_that_is_too_long_is_not_found_out_at_the_end(tmp_path: Path) -> None:
+def test_too_long_held_out_text_is_refused_at_start(tmp_path: Path) -> None:
     data = TrainingData.open(data_folder())
     longest = int(data.lengths.max())
     seed = next(seed for seed in range(1000) if data.split(20, seed)[0].lengths.max() < longest)
@@ -202,7 +200,7 @@ def test_a_held_out_text_that_is_too_long_is_not_found_out_at_the_end(tmp_path: 
         ("vocab_size=3", "has no key 'vocab_size'"),
     ],
 )
-def test_changes_of_a_head_are_told_what_they_may_be(tmp_path: Path, change: str, said: str) -> None:
+def test_invalid_head_override_error_lists_allowed_values(tmp_path: Path, change: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         configuration(tmp_path, f"head.changes.{change}")
 
@@ -218,7 +216,7 @@ def test_changes_of_a_head_are_told_what_they_may_be(tmp_path: Path, change: str
         lambda folder: os.truncate(folder / "states.bin", 100),
     ],
 )
-def test_damaged_hidden_states_are_told(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
+def test_damaged_hidden_states_are_reported(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
     trainer = plain_trainer([[0, 1]])
     kept = StoredSignals(trainer.method.frozen, tmp_path, trainer.head.config.taps)
     examples = [random_examples([6, 9])]
@@ -229,7 +227,7 @@ def test_damaged_hidden_states_are_told(tmp_path: Path, damage: Callable[[Path],
             use()
 
 
-def test_room_for_hidden_states_is_told_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_for_hidden_states_is_computed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = plain_trainer([[0, 1]])
     kept = StoredSignals(trainer.method.frozen, tmp_path / "states", trainer.head.config.taps)
     monkeypatch.setattr("draftwood.train.frozen.stored_signals.free_bytes", lambda _: kept.num_bytes(6) - 1)
@@ -239,7 +237,7 @@ def test_room_for_hidden_states_is_told_to_the_byte(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04"])
-def test_a_checkpoint_with_nothing_in_it_is_told(tmp_path: Path, content: bytes) -> None:
+def test_empty_checkpoint_is_reported(tmp_path: Path, content: bytes) -> None:
     path = Checkpoints(tmp_path, 1).path(4)
     path.mkdir(parents=True)
     (path / "state.pt").write_bytes(content)
@@ -258,13 +256,13 @@ def test_malformed_lines_are_named_once(tmp_path: Path) -> None:
         list(read_file(path))
 
 
-def test_where_a_run_goes_and_what_it_reads_has_to_be_said(draftwood_command: Command) -> None:
+def test_output_and_data_folders_are_required(draftwood_command: Command) -> None:
     asked = ("train", "head", "--method", "eagle", "optim.steps=1")
     assert "Required: data.folder" in draftwood_command(*asked).err
     assert "Required: run.out" in draftwood_command(*asked, "data.folder=x").err
 
 
-def test_prompts_without_room_are_told_what_would_help(draftwood_command: Command, tmp_path: Path) -> None:
+def test_too_long_prompts_error_suggests_remedy(draftwood_command: Command, tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_text("x" * 3000)
     asked = ("train", "data", str(path), "--model", "tiny", "--out")
@@ -281,7 +279,7 @@ def test_prompts_without_room_are_told_what_would_help(draftwood_command: Comman
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_is_answered_at_once(tmp_path: Path) -> None:
+def test_ctrl_c_is_acknowledged_immediately(tmp_path: Path) -> None:
     with (tmp_path / "err").open("w+") as stream:
         stop = StopRequest(Console(stream))
         with stop.handle_signals():

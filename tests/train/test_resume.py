@@ -36,7 +36,7 @@ class KilledError(Exception):
     """The machine went away."""
 
 
-def killed_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def kill_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     real = Trainer.step
 
     def dying(self: Trainer) -> StepResult:
@@ -48,13 +48,13 @@ def killed_behind(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "talf"])
-def test_a_killed_run_resumed_gives_the_same_losses_as_an_unbroken_one(
+def test_resumed_run_has_losses_of_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     whole = run(configuration(tmp_path / "whole", *EVERY, method=method))
     broken = configuration(tmp_path / "broken", *EVERY, method=method)
     with monkeypatch.context() as patch:
-        killed_behind(patch, 3)  # one step behind the last checkpoint: it is done again
+        kill_at_step(patch, 3)  # one step behind the last checkpoint: it is done again
         with pytest.raises(KilledError):
             run(broken)
     assert Checkpoints(tmp_path / "broken", 2).steps() == [2]
@@ -90,7 +90,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_ends_with_130(
     assert losses(run(config, resume=True)) == unbroken
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_last_checkpoint(
+def test_non_finite_loss_stops_the_run_and_keeps_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: list[float]
 ) -> None:
     real = UnrolledMethod.losses
@@ -110,7 +110,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_last_checkpoint(
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("write failed")])
-def test_a_full_disk_is_told_and_leaves_the_last_checkpoint(
+def test_full_disk_is_reported_and_keeps_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: list[float], error: Exception
 ) -> None:
     real = torch.save
@@ -135,13 +135,13 @@ def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path / "run", 2).steps() == [3, 4]
 
 
-def test_a_folder_with_a_run_is_not_taken_over(tmp_path: Path) -> None:
+def test_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     run(small(tmp_path / "run"))
     with pytest.raises(OptionError, match="already has a run"):
         run(small(tmp_path / "run"))
 
 
-def test_a_run_goes_on_with_the_configuration_it_was_started_with(tmp_path: Path) -> None:
+def test_run_resumes_with_its_original_configuration(tmp_path: Path) -> None:
     run(small(tmp_path / "run"))
     with pytest.raises(OptionError, match=r"another configuration\n  got: optim\.lr = 0\.002, was 0\.001"):
         run(small(tmp_path / "run", "optim.lr=2e-3"), resume=True)
@@ -150,7 +150,7 @@ def test_a_run_goes_on_with_the_configuration_it_was_started_with(tmp_path: Path
     assert len(losses(run(small(tmp_path / "run", "validate.prompts=2", "run.keep=1"), resume=True))) == 4
 
 
-def test_a_checkpoint_that_does_not_say_how_long_its_steps_took_is_one(tmp_path: Path) -> None:
+def test_checkpoint_without_step_times_is_valid(tmp_path: Path) -> None:
     config = small(tmp_path / "run")
     run(config)
     path = tmp_path / "run" / "checkpoints" / "step-00000004" / "state.pt"
@@ -160,7 +160,7 @@ def test_a_checkpoint_that_does_not_say_how_long_its_steps_took_is_one(tmp_path:
     assert len(losses(run(config, resume=True))) == 4
 
 
-def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_reported(tmp_path: Path) -> None:
     config = small(tmp_path / "run")
     run(config)
     state = tmp_path / "run" / "checkpoints" / "step-00000004" / "state.pt"
@@ -169,7 +169,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
         run(config, resume=True)
 
 
-def test_a_validation_that_fails_costs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_validation_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(tmp_path / "run", "run.checkpoint_every=100", "data.held_out=2")
 
     def failing(*_: object) -> dict[str, Any]:

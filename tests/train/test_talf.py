@@ -38,7 +38,7 @@ from tests.tools.tree import (
     followed,
     path_to,
     read,
-    said_behind,
+    target_log_probs,
 )
 
 
@@ -56,7 +56,7 @@ def chance(method: TalfMethod, text: list[int], path: list[int]) -> float:
     result = 1.0
     tokens = method.head.target_ids(torch.arange(method.head.config.draft_vocab_size)).tolist()
     for number, token in enumerate(path):
-        said = said_behind(method.frozen.target, text + path[:number])[tokens].softmax(dim=-1)
+        said = target_log_probs(method.frozen.target, text + path[:number])[tokens].softmax(dim=-1)
         result *= float(said[tokens.index(token)])
     return result
 
@@ -88,7 +88,7 @@ def loss_by_hand(method: TalfMethod, examples: list[Any], width: int, depth: int
 
 @both_kinds
 @pytest.mark.parametrize(("layers", "weights"), [(1, "even"), (2, "even"), (1, "path")])
-def test_loss_and_gradients_are_those_of_a_loop_over_nodes(kind: str, layers: int, weights: str) -> None:
+def test_loss_and_gradients_match_loop_over_nodes(kind: str, layers: int, weights: str) -> None:
     head = draft_head(kind, num_layers=layers)
     method = talf(head, width=3, depth=3, labels=7, weights=weights)
     examples = random_examples([8, 6], prompt=3)
@@ -102,7 +102,7 @@ def test_loss_and_gradients_are_those_of_a_loop_over_nodes(kind: str, layers: in
 
 
 @both_kinds
-def test_blocks_and_checkpoints_change_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_checkpointing_do_not_change_the_loss(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = talf(draft_head(kind), width=2)
     examples = random_examples([14, 9], seed=1)
     usual = gradients(method, examples)
@@ -114,7 +114,7 @@ def test_blocks_and_checkpoints_change_nothing(kind: str, monkeypatch: pytest.Mo
 
 @both_kinds
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_in_half_precision(kind: str) -> None:
+def test_half_precision(kind: str) -> None:
     """A target in bfloat16, a head in float32 whose products are not."""
     head = draft_head(kind)
     examples = written_examples(count=2)
@@ -128,7 +128,7 @@ def test_in_half_precision(kind: str) -> None:
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in head.parameters())
 
 
-def test_all_tokens_kept_is_the_whole_cross_entropy() -> None:
+def test_loss_with_all_labels_is_full_cross_entropy() -> None:
     head = draft_head("eagle3")
     examples = random_examples([12, 9])
     whole, some, few = (losses_of(talf(head, width=2, labels=kept), examples).total.detach() for kept in (999, 119, 1))
@@ -136,7 +136,7 @@ def test_all_tokens_kept_is_the_whole_cross_entropy() -> None:
     assert float(few) < float(whole)
 
 
-def test_a_text_alone_loses_what_it_loses_among_others() -> None:
+def test_loss_of_a_text_does_not_depend_on_its_batch() -> None:
     method = talf(draft_head("eagle"), width=2)
     examples = random_examples([14, 9, 3], seed=2)
     alone = [losses_of(method, [example]) for example in examples]
@@ -147,7 +147,7 @@ def test_a_text_alone_loses_what_it_loses_among_others() -> None:
     assert float(together.weight) == float(weights.sum()) == 12 + 7 + 1
 
 
-def test_gradients_reach_the_head_alone() -> None:
+def test_gradients_reach_only_the_head() -> None:
     head = draft_head("eagle3")
     method = talf(head, width=2)
     found = gradients(method, random_examples([10]))
@@ -156,7 +156,7 @@ def test_gradients_reach_the_head_alone() -> None:
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_nothing_that_counts_is_no_loss(text: bool) -> None:
+def test_texts_without_counted_tokens_have_no_loss(text: bool) -> None:
     method = talf(draft_head("eagle"), text=text)
     losses = losses_of(method, random_examples([6, 2], prompt=6))
     assert float(losses.total.detach()) == float(losses.weight) == 0.0
@@ -179,7 +179,7 @@ def hass_at(head: DraftHead, examples: list[Example], step: int) -> Tensor:
     return losses[-1] - (losses[0] if step else 0.0)
 
 
-def test_one_path_is_hass_along_what_the_target_writes() -> None:
+def test_single_path_equals_hass_on_target_texts() -> None:
     """On the target's own greedy texts. HASS counts a guess by its place and TALF by its root, so at step j those that
     HASS counts are j places further on."""
     head = draft_head("eagle")
@@ -210,7 +210,7 @@ def test_training_lowers_the_loss_at_every_depth() -> None:
 
 
 @both_kinds
-def test_with_all_roots_the_text_is_the_same_loss(kind: str) -> None:
+def test_text_loss_equals_loss_with_all_roots(kind: str) -> None:
     """Labels of all tokens are what the guesses at all positions are compared with."""
     head = draft_head(kind)
     examples = random_examples([14, 9, 3], seed=3)
@@ -229,7 +229,7 @@ def test_with_all_roots_the_text_is_the_same_loss(kind: str) -> None:
 
 
 @pytest.mark.parametrize("weights", ["even", "path"])
-def test_texts_are_learned_where_no_tree_hangs(weights: str) -> None:
+def test_texts_are_learned_at_positions_without_trees(weights: str) -> None:
     """Of each text: the mean over its positions in the place of that over its roots, and its nodes as before."""
     head = draft_head("eagle")
     options: dict[str, Any] = {"width": 2, "labels": 999, "weights": weights}
@@ -249,7 +249,7 @@ def test_texts_are_learned_where_no_tree_hangs(weights: str) -> None:
     assert float(found.weight) == sum(numbers)
 
 
-def test_texts_of_a_small_vocabulary_count_where_the_head_has_the_choice() -> None:
+def test_text_loss_with_small_vocabulary() -> None:
     head = draft_head("eagle3", draft_vocab_size=40)
     examples = random_examples([20, 15], seed=5)
     usual, of_text = (losses_of(talf(head, width=2, labels=999, text=text), examples) for text in (False, True))
@@ -259,7 +259,7 @@ def test_texts_of_a_small_vocabulary_count_where_the_head_has_the_choice() -> No
 # -- roots and the store ---------------------------------------------------------------------------------------------
 
 
-def test_drawn_roots_are_the_same_in_every_epoch_and_others_for_another_seed() -> None:
+def test_sampled_roots_depend_on_seed_not_epoch() -> None:
     examples = random_examples([40, 6])
     head = draft_head("eagle")
     method = talf(head, roots=8)
@@ -283,7 +283,7 @@ def test_trees_are_grown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(method.losses(batch, signals).total, first)
 
 
-def test_a_target_that_lends_its_layers_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_with_layer_access_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the loss is the same; nor is it less exact in the precision that heads are trained in."""
     examples = random_examples([14, 9, 3], seed=2)
     head = draft_head("eagle3")
@@ -303,7 +303,7 @@ def test_a_target_that_lends_its_layers_runs_no_pass(monkeypatch: pytest.MonkeyP
     assert all(torch.equal(*each) for each in zip(kept, next(iter(again.store._held.values())), strict=True))
 
 
-def test_without_room_trees_are_grown_again() -> None:
+def test_trees_are_grown_again_without_space() -> None:
     method = talf(draft_head("eagle"), memory_mb=0)
     examples = random_examples([9])
     losses = [losses_of(method, examples).total for _ in range(2)]
@@ -324,7 +324,7 @@ def test_trees_in_a_folder_are_read_by_the_next_run(tmp_path: Path) -> None:
     assert other.store.num_grown == 2
 
 
-def test_a_head_of_another_vocabulary_has_other_trees(tmp_path: Path) -> None:
+def test_heads_with_different_vocabularies_have_different_trees(tmp_path: Path) -> None:
     examples = random_examples([9])
     for seed in (0, 1):
         method = talf(draft_head("eagle3", seed), folder=str(tmp_path))
@@ -343,12 +343,12 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 @settings(max_examples=20)
 @given(st.sampled_from(["width", "depth", "labels"]), st.sampled_from([0, -1, 1.5, True, "4"]))
-def test_options_that_make_no_sense_are_refused(name: str, value: Any) -> None:
+def test_invalid_options_are_refused(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=name):
         TalfOptions(**{name: value})
 
 
-def test_weights_of_paths_need_all_children_among_the_labels() -> None:
+def test_path_weights_need_all_children_in_labels() -> None:
     TalfOptions(weights="path", width=4, labels=4)
     with pytest.raises(OptionError, match="labels = 3, width = 4"):
         TalfOptions(weights="path", width=4, labels=3)
@@ -356,7 +356,7 @@ def test_weights_of_paths_need_all_children_among_the_labels() -> None:
         TalfOptions(weights="odd")
 
 
-def test_heads_that_look_ahead_are_refused() -> None:
+def test_multi_token_heads_are_refused() -> None:
     head = draft_head("eagle")
     frozen = FrozenTarget.of(target_of(), head)
     object.__setattr__(head.config, "kind", "medusa")

@@ -32,14 +32,14 @@ from tests.tools.tree import (
     both_kinds,
     draft_head,
     path_to,
-    said_behind,
+    target_log_probs,
 )
 
 # -- growing ---------------------------------------------------------------------------------------------------------
 
 
 @cache
-def lending_target(model: ModelConfig = MODEL, dtype: torch.dtype = torch.float32) -> NativeTarget:
+def target_with_layers(model: ModelConfig = MODEL, dtype: torch.dtype = torch.float32) -> NativeTarget:
     """One that lends its layers."""
     return tiny_target(model, dtype=dtype, backend="eager")
 
@@ -50,7 +50,7 @@ def beam_by_hand(text: list[int], root: int, beam: Beam, vocabulary: list[int]) 
     for _ in range(beam.depth - 1):
         found = []
         for path, value in rows[-1]:
-            said = said_behind(target_of(), [*text[: root + 1], *path])
+            said = target_log_probs(target_of(), [*text[: root + 1], *path])
             best = sorted(vocabulary, key=lambda token: -float(said[token]))[: beam.width]
             found += [([*path, token], value + float(said[token])) for token in best]
         rows.append(sorted(found, key=lambda each: -each[1])[: beam.width])
@@ -64,7 +64,7 @@ def check_tree(trees: TextTrees, number: int, text: list[int], beam: Beam, vocab
     paths = [[]] + [path_to(parents, tokens, row, node) for row in range(beam.depth - 1) for node in range(beam.width)]
     assert paths == [path for row in rows for path, _ in row]
     for node, path in enumerate(paths):
-        said = said_behind(target_of(), [*text[: root + 1], *path])
+        said = target_log_probs(target_of(), [*text[: root + 1], *path])
         own = said[torch.tensor(vocabulary)].softmax(dim=-1)
         best = own.topk(beam.num_kept)
         assert trees.ids[number, node].tolist() == best.indices.tolist()
@@ -76,7 +76,7 @@ def check_tree(trees: TextTrees, number: int, text: list[int], beam: Beam, vocab
 @both_kinds
 @pytest.mark.parametrize("lends", [False, True])
 @pytest.mark.parametrize("rows", [6, 1024])
-def test_trees_are_those_of_a_beam_for_every_root(
+def test_trees_match_beam_search_for_every_root(
     kind: str, lends: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(walk, "PASS_ROWS", rows)
@@ -86,7 +86,7 @@ def test_trees_are_those_of_a_beam_for_every_root(
     vocabulary = find_vocabulary(head)
     texts = [example.token_ids.tolist() for example in random_examples([7, 11])]
     roots = [[1, 2, 3, 4, 5], [4, 9, 10]]
-    grown = grow_trees(lending_target() if lends else target_of(), texts, roots, beam, vocabulary)
+    grown = grow_trees(target_with_layers() if lends else target_of(), texts, roots, beam, vocabulary)
     ids = list(range(MODEL.vocab_size)) if vocabulary is None else vocabulary.tolist()
     for text, own, trees in zip(texts, roots, grown, strict=True):
         assert trees.roots.tolist() == own
@@ -105,11 +105,11 @@ def test_trees_are_those_of_a_beam_for_every_root(
 )
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), beam=st.builds(Beam, *map(st.just, (2, 3, 4))))
 @settings(max_examples=5)
-def test_lent_layers_say_what_the_target_says(changes: dict[str, Any], sizes: list[int], beam: Beam) -> None:
+def test_exposed_layers_match_the_target(changes: dict[str, Any], sizes: list[int], beam: Beam) -> None:
     model = replace(MODEL, **changes)
     texts = [example.token_ids.tolist() for example in random_examples([size + 3 for size in sizes])]
     roots = [list(range(1, size)) for size in sizes]
-    found, wanted = (grow_trees(target, texts, roots, beam) for target in (lending_target(model), target_of(model)))
+    found, wanted = (grow_trees(target, texts, roots, beam) for target in (target_with_layers(model), target_of(model)))
     for own, other in zip(found, wanted, strict=True):
         assert torch.equal(own.roots, other.roots)
         same = [(mine == theirs).flatten(1).all(dim=1) for mine, theirs in zip(own[1:4], other[1:4], strict=True)]
@@ -120,11 +120,11 @@ def test_lent_layers_say_what_the_target_says(changes: dict[str, Any], sizes: li
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_lent_layers_round_as_the_target_does() -> None:
+def test_exposed_layers_round_like_the_target() -> None:
     """In half precision neither is exact; the fused decoder, which rounds less on its way, stands for that."""
     text = random_examples([60])[0].token_ids.tolist()
     beam, roots = Beam(1, 2, MODEL.vocab_size), list(range(1, 59))
-    lending, fused = lending_target(dtype=torch.bfloat16), tiny_target(MODEL, dtype=torch.bfloat16)
+    lending, fused = target_with_layers(dtype=torch.bfloat16), tiny_target(MODEL, dtype=torch.bfloat16)
     with as_target(lending):
         passes = grow_by_passes(lending, [text], [roots], beam, None)
     grown = [*grow_trees(lending, [text], [roots], beam), *passes, *grow_trees(fused, [text], [roots], beam)]
@@ -137,23 +137,23 @@ def test_lent_layers_round_as_the_target_does() -> None:
 
 
 @pytest.mark.parametrize("most", [8, 1 << 16])
-def test_lent_layers_say_along_texts_what_passes_say(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exposed_layers_match_passes_on_texts(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwood.train.frozen.frozen_target.LAYER_TOKENS", most)
     batch = Batch.of(random_examples([9, 5, 7]))
     taps = (0, 1, MODEL.num_layers)
-    found, wanted = (FrozenTarget(target, taps).signals(batch) for target in (lending_target(), target_of()))
+    found, wanted = (FrozenTarget(target, taps).signals(batch) for target in (target_with_layers(), target_of()))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("gib", [16, 24, 141])
-def test_as_many_tokens_go_together_as_fit_on_a_gpu(gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_size_fits_gpu_memory(gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model of eight billion parameters; more do not help, however large the GPU is."""
     sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
     layers: Any = SimpleNamespace(config=replace(MODEL, **sizes), dtype=torch.bfloat16, device=torch.device("cuda", 0))
     total = gib << 30
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
-    frozen = FrozenTarget(lending_target(), (0, 1, 2))
+    frozen = FrozenTarget(target_with_layers(), (0, 1, 2))
     between_two_products = (4 * sizes["hidden_size"] + 4 * sizes["intermediate_size"]) * layers.dtype.itemsize
     assert total // 64 < frozen._max_tokens(layers) * between_two_products < total // 16
     monkeypatch.setattr("draftwood.train.frozen.frozen_target.LAYER_TOKENS", 100)
@@ -171,17 +171,17 @@ def test_heads_share_keys_and_values_with_and_without_a_kernel_for_that(monkeypa
         torch.testing.assert_close(one, other)
 
 
-def test_who_lends_layers() -> None:
+def test_targets_that_expose_layers() -> None:
     assert target_of().layers() is None  # the fused decoder has packed them
-    assert lending_target().layers() is not None
+    assert target_with_layers().layers() is not None
     assert tiny_target(replace(MODEL, sliding_window=8), backend="eager").layers() is None
 
 
-def test_what_is_computed_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_of_roots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By rows and by bytes; all roots come up once, whatever the bounds."""
     texts = [example.token_ids.tolist() for example in random_examples([30, 12, 25, 8, 3])]
     roots = [list(range(1, 29)), [2, 5], list(range(4, 20)), [], [1]]
-    layers = lending_target().layers()
+    layers = target_with_layers().layers()
     assert layers is not None
     wanted = [(text, root) for text, own in enumerate(roots) for root in own]
     shapes = []
@@ -202,24 +202,24 @@ def test_what_is_computed_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert len(shapes[3]) > 1
 
 
-def test_some_labels_of_a_small_vocabulary_do_not_count() -> None:
+def test_labels_outside_a_small_vocabulary_do_not_count() -> None:
     head = draft_head("eagle3")
     text = random_examples([40])[0].token_ids.tolist()
     (trees,) = grow_trees(target_of(), [text], [list(range(1, 39))], Beam(2, 2, 4), find_vocabulary(head))
     assert 0 < int(trees.counts.sum()) < trees.counts.numel()
 
 
-def test_a_text_without_roots_has_no_trees_and_the_cache_is_free_again() -> None:
+def test_text_without_roots_has_no_trees_and_frees_cache() -> None:
     texts = [example.token_ids.tolist() for example in random_examples([5, 9])]
     target = tiny_target(MODEL, cache_tokens=4096)
-    assert [len(trees.roots) for trees in grow_trees(lending_target(), texts, [[], [3]], Beam(2, 3, 4))] == [0, 1]
+    assert [len(trees.roots) for trees in grow_trees(target_with_layers(), texts, [[], [3]], Beam(2, 3, 4))] == [0, 1]
     first, second = grow_trees(target, texts, [[], [3]], Beam(2, 3, 4))
     assert [len(part) for part in first] == [0] * 7
     assert [part.shape[1:] for part in first] == [part.shape[1:] for part in second]
     assert target.can_open(target.num_slots)
 
 
-def test_a_small_cache_holds_fewer_texts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_cache_processes_fewer_texts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [example.token_ids.tolist() for example in random_examples([20, 18, 20, 5])]
     roots = [[3, 4, 19], [10], [], [2, 3, 4]]
     wanted = grow_trees(target_of(), texts, roots, Beam(2, 3, 4))
@@ -241,7 +241,7 @@ def test_blocks_cover_a_text_up_to_its_last_root(roots: list[int], most_roots: i
 
 
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 3))
-def test_drawn_roots_are_some_of_the_roots(size: int, count: int, seed: int) -> None:
+def test_sampled_roots_are_a_subset(size: int, count: int, seed: int) -> None:
     roots = list(range(5, 5 + size))
     drawn = sample_roots(roots, count, [1, 2, 3], seed)
     assert len(drawn) == min(size, count)
@@ -263,7 +263,7 @@ logits_of_6 = st.lists(st.floats(-4, 4, width=32), min_size=6, max_size=6)
 
 
 @given(logits_of_6, logits_of_6, st.integers(1, 6))
-def test_the_rest_is_one_class(said: list[float], guessed: list[float], kept: int) -> None:
+def test_remaining_tokens_are_one_class(said: list[float], guessed: list[float], kept: int) -> None:
     true, own = torch.tensor([said]), torch.tensor([guessed])
     labels, _ = read_labels(true, None, kept, 1)
     found, _ = _score_block(Plain(), own, labels.ids, labels.probs, labels.rest)  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ def test_the_rest_is_one_class(said: list[float], guessed: list[float], kept: in
     assert distance <= (p * (p.log() - q.log())).sum() + 1e-4
 
 
-def test_labels_name_what_counts() -> None:
+def test_labels_mark_counted_positions() -> None:
     labels, children = read_labels(torch.tensor([[0.0, 3.0, 1.0, 2.0]]), torch.tensor([0, 2, 3]), 2, 2)
     assert isinstance(labels, Labels)
     assert labels.ids.tolist() == [[2, 1]]

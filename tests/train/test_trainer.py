@@ -34,7 +34,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.head.state_dict().items()}
 
 
-def test_micro_batches_are_joined_by_the_positions_that_count() -> None:
+def test_micro_batches_are_weighted_by_counted_positions() -> None:
     whole, parts = plain_trainer([[0, 1, 2, 3, 4, 5]]), plain_trainer(PARTS, "optim.accumulate=3")
     for _ in range(3):
         one, other = whole.step(), parts.step()
@@ -45,7 +45,7 @@ def test_micro_batches_are_joined_by_the_positions_that_count() -> None:
         assert one.parts["accuracy"] == pytest.approx(other.parts["accuracy"], rel=1e-5)
 
 
-def test_gradients_are_clipped_and_their_length_before_is_told() -> None:
+def test_gradients_are_clipped_and_norm_is_logged() -> None:
     free, clipped = plain_trainer(PARTS, "optim.clip=0"), plain_trainer(PARTS, "optim.clip=0.01")
     assert free.step().gradient_norm == pytest.approx(clipped.step().gradient_norm)
     lengths = [
@@ -56,7 +56,7 @@ def test_gradients_are_clipped_and_their_length_before_is_told() -> None:
     assert lengths[1] == pytest.approx(0.01, rel=1e-3)
 
 
-def test_training_learns_the_texts() -> None:
+def test_training_lowers_the_loss() -> None:
     trainer = plain_trainer([[0, 1, 2, 3, 4, 5]], "optim.lr=1e-2", "optim.clip=1.0", steps=40)
     results = [trainer.step() for _ in range(40)]
     assert results[-1].loss < 0.1 * results[0].loss
@@ -67,7 +67,7 @@ def test_training_learns_the_texts() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_half_precision_is_for_products_only() -> None:
+def test_half_precision_is_used_for_matmuls_only() -> None:
     trainer = plain_trainer(PARTS, "run.dtype=bfloat16")
     exact = plain_trainer(PARTS)
     assert trainer.step().loss == pytest.approx(exact.step().loss, rel=0.05)
@@ -76,7 +76,7 @@ def test_half_precision_is_for_products_only() -> None:
 
 
 @pytest.mark.parametrize("method", ["eagle3", "talf"])
-def test_activations_computed_again_change_nothing(tmp_path: Path, method: str) -> None:
+def test_recomputed_activations_do_not_change_results(tmp_path: Path, method: str) -> None:
     plain = run(configuration(tmp_path / "plain", method=method))
     again = run(configuration(tmp_path / "again", "run.checkpointing=true", method=method))
     assert losses(plain) == pytest.approx(losses(again), rel=1e-5)
@@ -102,7 +102,7 @@ class BreakingMethod(PlainMethod):
         ("gradient", r"The gradients are not finite in step 1\n  got: epoch 0, batches 0 to 2\n"),
     ],
 )
-def test_a_step_that_is_no_number_is_not_taken_and_says_which_batch(
+def test_non_finite_step_is_not_taken_and_names_its_batch(
     monkeypatch: pytest.MonkeyPatch, wrong: str, message: str
 ) -> None:
     monkeypatch.setattr(BreakingMethod, "wrong", wrong)
@@ -114,7 +114,7 @@ def test_a_step_that_is_no_number_is_not_taken_and_says_which_batch(
     assert trainer.progress.step == 0
 
 
-def test_epochs_follow_one_another_and_nothing_to_train_on_is_told() -> None:
+def test_epochs_are_consecutive_and_empty_data_is_reported() -> None:
     trainer = plain_trainer(PARTS, "optim.accumulate=2", steps=8)
     places = []
     for _ in range(4):
@@ -125,7 +125,7 @@ def test_epochs_follow_one_another_and_nothing_to_train_on_is_told() -> None:
         plain_trainer([]).step()
 
 
-def step_taking(trainer: Trainer, seconds: float) -> float:
+def step_lasting(trainer: Trainer, seconds: float) -> float:
     """A step that is said to take so long; its rate."""
     before = trainer.progress.seconds
     rate = trainer.step().lr
@@ -138,28 +138,28 @@ def rates(trainer: Trainer, seconds: float = 3.0) -> list[float]:
     """The rates of a run whose every step takes so long."""
     found = []
     while not trainer.is_done:
-        found.append(step_taking(trainer, seconds))
+        found.append(step_lasting(trainer, seconds))
     return found
 
 
-def test_a_run_of_some_minutes_ends_when_they_are_over_and_its_rate_at_zero() -> None:
+def test_run_limited_by_minutes_ends_on_time_with_rate_zero() -> None:
     changes = ("optim.steps=0", "optim.minutes=1")
     timed = rates(plain_trainer(PARTS, *changes))
     assert timed == pytest.approx(rates(plain_trainer(PARTS, steps=20)))
     assert len(rates(plain_trainer(PARTS, *changes), seconds=500.0)) == 1
 
 
-def test_minutes_go_on_where_they_were_stopped() -> None:
+def test_minutes_continue_after_resume() -> None:
     changes = ("optim.steps=0", "optim.minutes=1")
     first, second = (plain_trainer(PARTS, *changes) for _ in range(2))
     whole = rates(plain_trainer(PARTS, *changes))
     for _ in range(7):
-        step_taking(first, 3.0)
+        step_lasting(first, 3.0)
     second.restore(first.snapshot())
     assert rates(second) == pytest.approx(whole[7:])
 
 
-def test_several_processes_have_no_common_clock() -> None:
+def test_minutes_are_refused_for_several_processes() -> None:
     trainer = plain_trainer(PARTS, "optim.steps=0", "optim.minutes=1")
     with pytest.raises(OptionError, match="one process only"):
         Trainer(trainer.config, trainer.method, trainer._texts, trainer._source, 0, Processes(world_size=2))
@@ -169,7 +169,7 @@ def test_several_processes_have_no_common_clock() -> None:
 
 
 @given(warmup=st.integers(0, 50), steps=st.integers(1, 200), end=st.floats(0.0, 1.0))
-def test_the_rate_goes_up_in_a_line_and_down_to_its_end(warmup: int, steps: int, end: float) -> None:
+def test_learning_rate_warms_up_linearly_and_decays(warmup: int, steps: int, end: float) -> None:
     optim = OptimSection(lr=1e-3, lr_end=end, warmup_steps=warmup, steps=steps)
     rates = [learning_rate(optim, step, steps) for step in range(steps)]
     top = min(warmup, steps)
@@ -180,7 +180,7 @@ def test_the_rate_goes_up_in_a_line_and_down_to_its_end(warmup: int, steps: int,
     assert learning_rate(optim, steps, steps) == pytest.approx(1e-3 * (end if top < steps else 1.0))
 
 
-def test_a_running_mean_is_the_mean_and_gives_the_weights_back() -> None:
+def test_moving_average_is_applied_and_weights_are_restored() -> None:
     weight = torch.zeros(2)
     mean = MovingAverage([weight], 0.5)
     for step, value in enumerate([1.0, 3.0], start=100):
@@ -193,7 +193,7 @@ def test_a_running_mean_is_the_mean_and_gives_the_weights_back() -> None:
     assert mean.values[0].tolist() == [1.75, 1.75]
 
 
-def test_the_running_mean_is_what_is_kept(tmp_path: Path) -> None:
+def test_saved_head_is_the_moving_average(tmp_path: Path) -> None:
     run(configuration(tmp_path / "run", "optim.ema=0.5"))
     kept, last = (state_of(tmp_path / "run" / name) for name in ("head", "checkpoints/step-00000004/head"))
     assert not torch.equal(kept["fc.weight"], last["fc.weight"])
@@ -203,7 +203,7 @@ def test_the_running_mean_is_what_is_kept(tmp_path: Path) -> None:
 # -- hidden states on disk -------------------------------------------------------------------------------------------
 
 
-def test_kept_signals_are_those_of_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_signals_match_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = plain_trainer(PARTS)
     frozen, taps = trainer.method.frozen, trainer.head.config.taps
     examples = random_examples([6, 9, 14], prompt=3)
@@ -226,7 +226,7 @@ def test_kept_signals_are_those_of_the_target(tmp_path: Path, monkeypatch: pytes
         StoredSignals(frozen, tmp_path / "kept", taps[:1]).open()
 
 
-def test_kept_signals_of_a_model_are_not_those_of_its_8_bits(tmp_path: Path) -> None:
+def test_cached_signals_of_quantized_model_are_separate(tmp_path: Path) -> None:
     examples, taps = random_examples([6, 9]), (0, 1, 2)
     for quantize in (None, "int8"):
         frozen = FrozenTarget(tiny_target(MODEL, backend="eager", quantize=quantize), taps)
@@ -239,14 +239,14 @@ def test_kept_signals_of_a_model_are_not_those_of_its_8_bits(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("place", ["Tiny-0.6B", "Tiny-0.6B.gguf"])
-def test_a_head_says_what_its_target_is_called_and_not_where_it_lies(place: str, tmp_path: Path) -> None:
+def test_head_config_has_target_name_not_path(place: str, tmp_path: Path) -> None:
     there = tmp_path / place
     there.touch() if there.suffix == ".gguf" else there.mkdir()
     config = configuration(tmp_path / "run", f"model.name={there}", method="eagle")
     assert make_head_config(config, MODEL).target_name == "Tiny-0.6B"
 
 
-def test_kept_signals_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_signals_need_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = plain_trainer(PARTS)
     kept = StoredSignals(trainer.method.frozen, tmp_path, trainer.head.config.taps)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
@@ -255,7 +255,7 @@ def test_kept_signals_need_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_with_kept_signals_has_the_same_losses(tmp_path: Path) -> None:
+def test_run_with_cached_signals_has_same_losses(tmp_path: Path) -> None:
     plain = run(configuration(tmp_path / "plain", method="eagle"))
     kept = run(configuration(tmp_path / "kept", f"run.cache_signals={tmp_path / 'states'}", method="eagle"))
     assert losses(plain) == losses(kept)
@@ -265,7 +265,7 @@ def test_a_run_with_kept_signals_has_the_same_losses(tmp_path: Path) -> None:
 # -- logs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_log_that_is_gone_on_with_drops_what_is_done_anew(tmp_path: Path) -> None:
+def test_resumed_log_drops_repeated_steps(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     log = Log(path)
     for step in (1, 2, 3):
@@ -286,7 +286,7 @@ def test_tensorboard_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=900), st.integers(0, 5))
-def test_the_plot_is_a_picture_whatever_the_log_says(values: list[float], num_validated: int) -> None:
+def test_plot_is_valid_for_any_log(values: list[float], num_validated: int) -> None:
     lines = [{"kind": "train", "step": step, "loss": value} for step, value in enumerate(values)]
     lines += [
         {"kind": "validate", "step": step, "loss": 1.0, "trees": {"beam & more": {"tau": 1.0 + step}}}
@@ -299,7 +299,7 @@ def test_the_plot_is_a_picture_whatever_the_log_says(values: list[float], num_va
 
 
 @given(st.floats(-1e3, 1e3), st.floats(1e-3, 1e3))
-def test_ticks_are_few_and_within(low: float, span: float) -> None:
+def test_ticks_are_few_and_within_range(low: float, span: float) -> None:
     found = ticks(low, low + span)
     assert 1 <= len(found) <= 6
     assert all(low - 1e-6 <= value <= low + span + 1e-6 for value in found)
@@ -310,7 +310,7 @@ def test_values_that_hardly_differ_have_one_tick() -> None:
     assert ticks(2.0, math.nextafter(2.0, 3.0)) == [2.0]
 
 
-def test_the_stand_in_for_texts_is_like_the_real_ones() -> None:
+def test_fake_texts_have_interface_of_training_data() -> None:
     """What the trainer asks of texts is what `TrainingData` has."""
     from draftwood.train.data.read import TrainingData
 
@@ -318,7 +318,7 @@ def test_the_stand_in_for_texts_is_like_the_real_ones() -> None:
     assert names <= set(dir(TrainingData))
 
 
-def test_a_small_cache_takes_fewer_texts_at_once(tmp_path: Path) -> None:
+def test_small_cache_limits_texts_at_once(tmp_path: Path) -> None:
     """Training and validation go by the room that there is; losses do not change."""
     more = ("data.held_out=4", "validate.texts=4", "validate.prompts=1", "validate.max_tokens=4", "run.max_tokens=256")
     usual = run(configuration(tmp_path / "usual", *more, method="eagle"))

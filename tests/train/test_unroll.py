@@ -15,7 +15,7 @@ from tests.tools.train import drafted
 KINDS = ["eagle", "eagle3"]
 
 
-def a_head(kind: str, dtype: torch.dtype = torch.float32, **changes: int) -> EagleHead | Eagle3Head:
+def bound_random_head(kind: str, dtype: torch.dtype = torch.float32, **changes: int) -> EagleHead | Eagle3Head:
     head = random_head(kind, SMALL, dtype=dtype, **changes)
     head.bind(random_parts(SMALL, dtype=dtype))
     assert isinstance(head, (EagleHead, Eagle3Head))
@@ -38,8 +38,8 @@ def run(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_row_of_every_step_is_what_a_drafter_computes(kind: str, num_layers: int, dtype: torch.dtype) -> None:
-    head = a_head(kind, dtype, num_layers=num_layers)
+def test_every_row_of_every_step_matches_a_drafter(kind: str, num_layers: int, dtype: torch.dtype) -> None:
+    head = bound_random_head(kind, dtype, num_layers=num_layers)
     ids, features = texts(2, 7, dtype)
     outputs = run(head, ids, features, 4)
     assert [output.shape[1] for output in outputs] == [7, 6, 5, 4]
@@ -53,7 +53,7 @@ def test_every_row_of_every_step_is_what_a_drafter_computes(kind: str, num_layer
 
 @given(size=st.integers(1, 9), steps=st.integers(1, 5), seed=st.integers(0, 99))
 def test_any_size(size: int, steps: int, seed: int) -> None:
-    head = a_head("eagle", torch.float64)
+    head = bound_random_head("eagle", torch.float64)
     ids, features = texts(1, size, torch.float64, seed)
     outputs = run(head, ids, features, steps)
     assert len(outputs) == min(steps, size)
@@ -71,7 +71,7 @@ def test_one_step_is_plain_causal_attention() -> None:
     torch.testing.assert_close(found, causal(0, query, key, value))
 
 
-def test_a_row_sees_its_own_guesses_and_no_others() -> None:
+def test_row_attends_only_to_its_own_guesses() -> None:
     """Changing what one row of a deeper step reads changes that row from there on, and nothing else."""
     attention, changed = UnrolledAttention(), UnrolledAttention()
     size = 6
@@ -87,8 +87,8 @@ def test_a_row_sees_its_own_guesses_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_computing_steps_again_on_the_way_back_changes_nothing(kind: str) -> None:
-    head = a_head(kind)
+def test_recomputed_steps_do_not_change_gradients(kind: str) -> None:
+    head = bound_random_head(kind)
     ids, features = texts(2, 6, torch.float32)
     gradients = []
     for checkpoints in (False, True):
@@ -98,8 +98,8 @@ def test_computing_steps_again_on_the_way_back_changes_nothing(kind: str) -> Non
     torch.testing.assert_close(*gradients)
 
 
-def test_detached_steps_pass_no_gradient_back() -> None:
-    head = a_head("eagle")
+def test_detached_steps_stop_gradients() -> None:
+    head = bound_random_head("eagle")
     ids, features = texts(1, 5, torch.float32)
     values = []
     for detach in (True, False):

@@ -22,7 +22,7 @@ from draftwood.train.measure.validate import (
     validate_head,
 )
 from draftwood.tree import DraftTree
-from tests.tools.neural import clock_target, clock_text, following, knowing_head, saved_head
+from tests.tools.neural import clock_target, clock_text, following, perfect_head, saved_head
 from tests.tools.trainer import configuration, run
 
 
@@ -34,9 +34,9 @@ def clock_examples(count: int = 3, size: int = 20) -> list[Example]:
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra"])
-def test_a_head_that_knows_is_right_below_every_guess(kind: str) -> None:
+def test_perfect_head_is_correct_after_every_guess(kind: str) -> None:
     """What follows a token of the clock follows whatever stands before it."""
-    found = measure_ranks(knowing_head(kind), clock_target(), clock_examples(), positions=4)
+    found = measure_ranks(perfect_head(kind), clock_target(), clock_examples(), positions=4)
     assert found["accuracy"] == 1.0
     assert [each["rank"] for each in found["ranks"]] == [1, 2, 3, 4, 5]
     assert [each["accuracy"] for each in found["ranks"]] == [1.0] * 5
@@ -47,7 +47,7 @@ def test_a_head_that_knows_is_right_below_every_guess(kind: str) -> None:
 
 def test_medusa_does_not_see_its_own_guess() -> None:
     """So it is right below the first one, which is the text's own, and below no other."""
-    found = measure_ranks(knowing_head("medusa"), clock_target(), clock_examples(), positions=4)
+    found = measure_ranks(perfect_head("medusa"), clock_target(), clock_examples(), positions=4)
     assert [each["accuracy"] for each in found["ranks"]] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -62,7 +62,7 @@ def tree(parents: list[int], probs: list[float]) -> DraftTree:
     return DraftTree(tuple(range(size)), tuple(parents), tuple(depths), ("root", *["draft"] * (size - 1)), tuple(probs))
 
 
-def test_greedy_paths_that_were_pruned_and_that_were_accepted() -> None:
+def test_counts_of_pruned_and_accepted_greedy_paths() -> None:
     made = tree([-1, 0, 0, 2, 1, 1], [1.0, 0.6, 0.3, 0.9, 0.4, 0.5])
     assert greedy_path(made) == [0, 1, 5]
     notes = TreeStats()
@@ -74,7 +74,7 @@ def test_greedy_paths_that_were_pruned_and_that_were_accepted() -> None:
     assert notes.summary() == {"greedy_pruned": 1 / 4, "accepted_greedy": 2 / 3}
 
 
-def test_prompts_end_where_the_target_begins() -> None:
+def test_prompts_end_where_target_output_begins() -> None:
     examples = [Example(np.arange(6, dtype=np.int32), np.arange(6) >= start) for start in (2, 0, 9, 3)]
     assert extract_prompts(examples, 5) == [[0, 1], [0, 1, 2]]
     assert extract_prompts(examples, 1) == [[0, 1]]
@@ -83,7 +83,7 @@ def test_prompts_end_where_the_target_begins() -> None:
 # -- together --------------------------------------------------------------------------------------------------------
 
 
-def assert_told(told: list[tuple[str, int, int]], section: ValidateSection) -> None:
+def assert_progress(told: list[tuple[str, int, int]], section: ValidateSection) -> None:
     """Every part from its beginning on, and what is done grows; a target may say less than it may."""
     for growth in section.growths:
         of_growth = [(done, total) for label, done, total in told if label == f"drafting with {growth}"]
@@ -94,14 +94,14 @@ def assert_told(told: list[tuple[str, int, int]], section: ValidateSection) -> N
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "hydra"])
-def test_a_head_that_knows_has_trees_that_are_accepted(kind: str) -> None:
+def test_trees_of_a_perfect_head_are_accepted(kind: str) -> None:
     section = ValidateSection(prompts=2, max_tokens=24, budget=10, growths=("chain", "beam", "salf"), positions=2)
-    head = knowing_head(kind)
+    head = perfect_head(kind)
     told: list[tuple[str, int, int]] = []
     result = validate_head(
         head, clock_target(), ByteTokenizer(), clock_examples(), section, lambda *at: told.append(at)
     )
-    assert_told(told, section)
+    assert_progress(told, section)
     depth = {"medusa": 4, "hydra": 4}.get(kind, 7)
     assert result["trees"]["chain"]["tau"] >= min(depth, 6)
     assert (
@@ -120,7 +120,7 @@ def test_trees_cut_at_the_end_of_an_answer_are_not_pruned() -> None:
     """A chain is a greedy path of full depth, but for the last cycles of an answer."""
     notes = TreeStats()
     knowing_drafter = _record_trees("eagle3", notes)
-    options = {"head": saved_head(knowing_head("eagle3", noise=0.3)), "growth": "chain"}
+    options = {"head": saved_head(perfect_head("eagle3", noise=0.3)), "growth": "chain"}
     llm = LLM.from_target(clock_target(), ByteTokenizer(), drafter=knowing_drafter, drafter_options=options, budget=10)
     (done,) = llm.generate([clock_text(0, 5)], SamplingParams(max_tokens=30))
     assert min(done.stats.trees_by_depth) < 7  # some were cut
@@ -128,7 +128,7 @@ def test_trees_cut_at_the_end_of_an_answer_are_not_pruned() -> None:
     assert notes.pruned == 0
 
 
-def test_a_run_validates_and_keeps_the_best_head(tmp_path: Path) -> None:
+def test_run_validates_and_saves_the_best_head(tmp_path: Path) -> None:
     wanted = ("data.held_out=4", "run.validate_every=2", "validate.prompts=2", "validate.max_tokens=6")
     few = ('validate.growths=["beam"]', "validate.budget=6", "validate.positions=1")
     lines = run(configuration(tmp_path / "run", *wanted, *few))
@@ -139,5 +139,5 @@ def test_a_run_validates_and_keeps_the_best_head(tmp_path: Path) -> None:
     assert "tau" in (tmp_path / "run" / "course.svg").read_text()
 
 
-def test_without_prompts_the_best_head_is_that_of_the_lowest_loss() -> None:
+def test_best_head_has_lowest_loss_without_prompts() -> None:
     assert score_validation({"loss": 1.0}) > score_validation({"loss": 2.0})

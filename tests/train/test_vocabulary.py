@@ -24,7 +24,7 @@ def counted_texts() -> list[Example]:
     return [Example(ids, np.arange(len(ids)) >= 5)]
 
 
-def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
+def test_draft_vocabulary_has_most_frequent_target_tokens() -> None:
     data = data_of(counted_texts())
     assert draft_vocabulary(data, 2, VOCAB_SIZE).token_ids.tolist() == [5, 7]
     assert draft_vocabulary(data, 2, VOCAB_SIZE).coverage == pytest.approx(5 / 7)
@@ -37,14 +37,14 @@ def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
     assert (everything.token_ids.tolist(), everything.coverage) == (list(range(VOCAB_SIZE)), 1.0)
 
 
-def test_the_draft_vocabulary_counts_its_own_part_only() -> None:
+def test_draft_vocabulary_counts_selected_texts_only() -> None:
     data = data_of([*counted_texts(), *texts([100])])
     alone = data._select(np.array([0]))
     assert draft_vocabulary(alone, 2, VOCAB_SIZE).token_ids.tolist() == [5, 7]
 
 
 @given(st.integers(1, VOCAB_SIZE), st.sets(st.integers(0, VOCAB_SIZE - 1), max_size=5))
-def test_no_other_vocabulary_of_that_size_covers_more(size: int, always: set[int]) -> None:
+def test_draft_vocabulary_has_maximal_coverage(size: int, always: set[int]) -> None:
     data = data_of(texts([40, 60]))
     if size < len(always):
         with pytest.raises(OptionError, match="size of the draft vocabulary is invalid"):
@@ -60,7 +60,7 @@ def test_no_other_vocabulary_of_that_size_covers_more(size: int, always: set[int
     assert coverage == pytest.approx(best / written.total())
 
 
-def test_vocabularies_that_cannot_be_are_refused() -> None:
+def test_invalid_vocabularies_are_refused() -> None:
     data = data_of(counted_texts())
     for size in (0, VOCAB_SIZE + 1):
         with pytest.raises(OptionError, match="size of the draft vocabulary is invalid"):

@@ -48,7 +48,7 @@ falling = st.lists(st.floats(0.01, 1), min_size=1, max_size=5).map(
 
 
 @given(shapes())
-def test_what_a_shape_says_about_itself(shape: TreeShape) -> None:
+def test_shape_properties_are_consistent(shape: TreeShape) -> None:
     paths = rank_paths(shape)
     assert len(set(paths)) == len(shape)  # a node is known by its ranks
     assert shape.depths == tuple(map(len, paths))
@@ -68,7 +68,7 @@ def test_first_keeps_the_first_nodes(shape: TreeShape, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_the_root_cannot_be_left_out(size: int) -> None:
+def test_root_cannot_be_removed(size: int) -> None:
     with pytest.raises(TreeError, match="at least its root"):
         chain_tree(3).first(size)
 
@@ -102,14 +102,14 @@ def test_chain_and_uniform() -> None:
     assert len(uniform_tree(3, 1)) == 1
 
 
-def test_a_spine_tree_has_its_chains_beside_the_spine() -> None:
+def test_spine_tree_has_chains_next_to_the_spine() -> None:
     shape = spine_tree([2, 0, 1], branch_depth=2)
     below = {(0,), (0, 0), (0, 0, 0), (1,), (1, 0), (2,), (2, 0), (0, 0, 1), (0, 0, 1, 0)}
     assert set(rank_paths(shape)) == {(), *below}
 
 
 @given(falling, st.integers(1, 12), st.integers(0, 4))
-def test_a_ranked_tree_has_the_best_of_all_nodes(acceptance: list[float], budget: int, max_depth: int) -> None:
+def test_ranked_tree_contains_the_best_nodes(acceptance: list[float], budget: int, max_depth: int) -> None:
     shape = ranked_tree(acceptance, budget, max_depth)
     values = [prod(acceptance[rank] for rank in path) for path in rank_paths(shape)]
     every = [path for depth in range(max_depth + 1) for path in product(range(len(acceptance)), repeat=depth)]
@@ -181,7 +181,7 @@ def test_pruning_keeps_the_most_visited_nodes(shape: TreeShape, data: st.DataObj
     assert set(rank_paths(pruned)) == {new_path(node) for node in kept}
 
 
-def test_pruned_siblings_stay_in_order_and_are_ranked_anew() -> None:
+def test_pruned_siblings_keep_order_and_get_new_ranks() -> None:
     shape = TreeShape((-1, 0, 0, 0, 3), (0, 0, 1, 2, 0))
     assert prune(shape, [9, 5, 1, 6, 4], 4) == TreeShape((-1, 0, 0, 2), (0, 0, 1, 0))
     assert prune(shape, [9, 5, 1, 6, 4], 9) == TreeShape((-1, 0, 0, 0, 3), (0, 0, 1, 2, 0))
@@ -196,7 +196,7 @@ def test_counts_must_fit_the_tree() -> None:
 
 
 @given(shapes(), st.data())
-def test_best_first_renumbers_and_nothing_else(shape: TreeShape, data: st.DataObject) -> None:
+def test_best_first_only_renumbers_nodes(shape: TreeShape, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.floats(0, 1), min_size=len(shape), max_size=len(shape)))
     assert set(rank_paths(best_first(shape.children(), values))) == set(rank_paths(shape))
 
@@ -204,7 +204,7 @@ def test_best_first_renumbers_and_nothing_else(shape: TreeShape, data: st.DataOb
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_shape_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_shape_round_trips_through_file(tmp_path: Path) -> None:
     path = tmp_path / "tree.json"
     recycling_tree().save(path, model="tiny", prompts=3)
     chain_tree(4).save(path, note="über")  # replaces the first
@@ -213,7 +213,7 @@ def test_a_shape_comes_back_from_its_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["tree.json"]
 
 
-def test_a_failed_save_leaves_the_old_file_alone(tmp_path: Path) -> None:
+def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "tree.json"
     chain_tree(1).save(path)
     with pytest.raises(TypeError):
@@ -266,7 +266,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.integers(1, 60), st.integers(0, 6))
-def test_a_shape_down_to_a_depth(size: int, depth: int) -> None:
+def test_shape_limited_to_depth(size: int, depth: int) -> None:
     shape = recycling_tree(80).first(size)
     part = shape.limit_depth(depth)
     kept = [node for node, own in enumerate(shape.depths) if own <= depth]

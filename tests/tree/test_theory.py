@@ -85,14 +85,14 @@ def greedy_widths(p_s: float, p_t: float, spine_length: int, num_branches: int) 
         (0.9, 0.7, (1,), 8),
     ],
 )
-def test_the_spine_yield_is_what_happens(p_s: float, p_t: float, widths: tuple[int, ...], branch_depth: int) -> None:
+def test_spine_yield_matches_simulation(p_s: float, p_t: float, widths: tuple[int, ...], branch_depth: int) -> None:
     shape = spine_tree(widths, branch_depth)
     mean, error = simulate(shape, two_rates(shape, p_s, p_t), seed=len(widths))
     assert abs(spine_yield(p_s, p_t, len(widths), widths, branch_depth) - mean) <= 4 * error
 
 
 @pytest.mark.parametrize(("p_t", "arity", "budget"), [(0.3, 3, 40), (0.05, 5, 60), (0.6, 2, 16), (0.4, 1, 9)])
-def test_the_isotropic_yield_is_what_happens(p_t: float, arity: int, budget: int) -> None:
+def test_isotropic_yield_matches_simulation(p_t: float, arity: int, budget: int) -> None:
     shape = uniform_tree(arity, budget)
     mean, error = simulate(shape, [p_t] * budget, seed=arity)
     assert abs(isotropic_yield(p_t, arity, budget) - mean) <= 4 * error
@@ -102,14 +102,14 @@ def test_the_isotropic_yield_is_what_happens(p_t: float, arity: int, budget: int
 @pytest.mark.parametrize(
     "acceptance", [(0.5, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.01), (0.1,) * 8, (0.02,) * 7 + (0.8,)]
 )
-def test_the_yield_by_rank_is_what_happens(acceptance: tuple[float, ...]) -> None:
+def test_yield_by_rank_matches_simulation(acceptance: tuple[float, ...]) -> None:
     shape = recycling_tree(60)
     mean, error = simulate(shape, by_rank(shape, acceptance), seed=5)
     assert abs(expected_yield(shape, acceptance) - mean) <= 4 * error
 
 
 @pytest.mark.parametrize(("p_s", "p_t"), [(0.5, 0.2), (0.3, 0.3), (0.9, 0.05)])
-def test_the_two_rate_yield_is_what_happens(p_s: float, p_t: float) -> None:
+def test_two_rate_yield_matches_simulation(p_s: float, p_t: float) -> None:
     shape, expected = two_rate_tree(p_s, p_t, 40)
     mean, error = simulate(shape, two_rates(shape, p_s, p_t), seed=7)
     assert abs(expected - mean) <= 4 * error
@@ -193,7 +193,7 @@ def test_the_best_spine_equals_brute_force(p_s: float, p_t: float, budget: int, 
     assert plan.expected == max(spine_yields(p_s, p_t, budget, plan.branch_depth))
 
 
-def test_free_chains_count_the_first_node_of_a_branch() -> None:
+def test_free_chains_count_only_first_node_of_a_branch() -> None:
     plan = best_spine(0.3, 0.03, 60, 6, free_chains=True)
     assert plan.spine_length + sum(plan.widths) == 59
     assert plan.num_nodes == 60 + 5 * sum(plan.widths)
@@ -279,12 +279,12 @@ def test_the_two_rate_tree_is_never_beaten(first: float, second: float, budget: 
     assert best >= best_spine(p_s, p_t, budget, 6).expected
 
 
-def test_at_equal_rates_the_two_rate_tree_is_sequoias() -> None:
+def test_two_rate_tree_equals_sequoia_at_equal_rates() -> None:
     for rate in (0.05, 0.3, 0.7):
         assert two_rate_tree(rate, rate, 60)[1] == pytest.approx(sequoia(geometric_acceptance(rate, 60), 60, 60)[1])
 
 
-def test_a_spine_with_chains_can_lose_where_the_rates_are_close() -> None:
+def test_spine_with_chains_can_lose_if_rates_are_close() -> None:
     """The dominance the paper states for every p_s > p_t needs branches that branch again."""
     p_t, p_s = 0.2, 0.22
     isotropic = best_isotropic(p_t, 60)[1]
@@ -292,7 +292,7 @@ def test_a_spine_with_chains_can_lose_where_the_rates_are_close() -> None:
 
 
 @pytest.mark.parametrize("p_t", [0.02, 0.1, 0.4])
-def test_the_spines_lead_grows_with_its_rate(p_t: float) -> None:
+def test_advantage_of_spine_grows_with_its_rate(p_t: float) -> None:
     yields = [best_spine(p_s, p_t, 60, 6).expected for p_s in np.linspace(p_t, 0.95, 12)]
     assert (np.diff(yields) > 0).all()
 
@@ -319,6 +319,6 @@ def test_the_spines_lead_grows_with_its_rate(p_t: float) -> None:
         (lambda: expected_yield(uniform_tree(3, 4), [0.5, 0.2]), "too few ranks"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call: object, what: str) -> None:
+def test_invalid_arguments_are_refused(call: object, what: str) -> None:
     with pytest.raises(OptionError, match=what):
         call()  # type: ignore[operator]

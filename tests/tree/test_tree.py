@@ -62,7 +62,7 @@ def test_any_part_with_its_parents_is_a_tree(tree: DraftTree, dropped: int) -> N
 
 
 @pytest.mark.parametrize("kept", [[], [1], [1, 2], [0, 3], [0, 2, 1], [0, 1, 1], [0, 2, 3]])
-def test_parts_that_are_no_trees_are_refused(kept: list[int]) -> None:
+def test_parts_without_parents_are_refused(kept: list[int]) -> None:
     tree = DraftTree((1, 2, 3, 4, 5), (-1, 0, 0, 1, 1), (0, 1, 1, 2, 2), ("s",) * 5, (0.5,) * 5)
     with pytest.raises(TreeError, match="include their parents"):
         tree.select(kept)
@@ -76,7 +76,7 @@ def test_a_child_is_found_by_its_token(tree: DraftTree) -> None:
         assert [tree.child_with(node, token) for token in range(10)] == [of_token.get(token) for token in range(10)]
 
 
-def test_parts_keep_what_drawn_children_were_drawn_from() -> None:
+def test_parts_keep_proposals_of_drawn_children() -> None:
     tree = DraftTree(
         (1, 2, 3, 4, 5),
         (-1, 0, 0, 1, 1),

@@ -61,7 +61,7 @@ class SecondChild(Drafter):
         SecondChild.ahead = self.ahead[len(verified.emitted) :]
 
 
-def test_the_nodes_that_were_accepted_are_kept() -> None:
+def test_accepted_nodes_are_kept() -> None:
     plain = new_llm(drafter="plain", budget=1).generate("count me", SamplingParams(max_tokens=12, ignore_eos=True))[0]
     assert not {250, 251, 252} & set(plain.token_ids)
     SecondChild.ahead = tuple(plain.token_ids)
@@ -100,7 +100,7 @@ class ChainFirst(SecondChild):
         return DraftTree.chain([self._root, *self.ahead[:6]], "second", route="bypass")
 
 
-def test_chains_beside_the_shape_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_outside_the_shape_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     plain = new_llm(drafter="plain", budget=1).generate("count me", params)[0]
     measure = partial(
@@ -117,7 +117,7 @@ def test_chains_beside_the_shape_do_not_count(monkeypatch: pytest.MonkeyPatch) -
         measure()
 
 
-def test_a_block_that_a_stop_cuts_counts_what_was_emitted() -> None:
+def test_block_cut_by_stop_counts_emitted_tokens() -> None:
     plain = new_llm(drafter="plain", budget=1).generate("count me", SamplingParams(max_tokens=12, ignore_eos=True))[0]
     SecondChild.ahead = tuple(plain.token_ids)
     params = SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=(plain.token_ids[1],))
@@ -129,9 +129,7 @@ def test_a_block_that_a_stop_cuts_counts_what_was_emitted() -> None:
 
 @pytest.mark.parametrize("drafter", [StandDrafter, RecyclingDrafter])
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_real_drafters_give_a_smaller_tree_that_does_what_was_promised(
-    drafter: type[Drafter], temperature: float
-) -> None:
+def test_optimized_tree_of_real_drafters_has_predicted_yield(drafter: type[Drafter], temperature: float) -> None:
     params = SamplingParams(max_tokens=30, temperature=temperature, seed=1, n=2, ignore_eos=True)
     start = initial_tree(200)
     shape, about = optimise_tree(partial(new_llm), PROMPTS, params, drafter=drafter, start=start, size=30)
@@ -141,14 +139,14 @@ def test_real_drafters_give_a_smaller_tree_that_does_what_was_promised(
     assert 1.0 < about["tau"] <= about["start_tau"] + 0.01
 
 
-def test_it_starts_from_the_large_tree_by_default() -> None:
+def test_default_start_is_the_large_tree() -> None:
     params = SamplingParams(max_tokens=8, temperature=0.5, seed=1, ignore_eos=True)
     shape, about = optimise_tree(new_llm, ["aaaa"], params, drafter=StandDrafter)
     assert len(shape) == 80
     assert about["start_nodes"] == 625
 
 
-def test_a_filled_tree_is_found_again_in_its_shape() -> None:
+def test_filled_tree_maps_back_to_its_shape() -> None:
     """Also where rows were short and contexts unknown, and after the engine cut it."""
     rng = np.random.default_rng(0)
     shape = initial_tree(100)
@@ -175,6 +173,6 @@ def test_a_filled_tree_is_found_again_in_its_shape() -> None:
     ("start", "size", "prompts"),
     [(chain_tree(4), 6, ["a"]), (chain_tree(4), 0, ["a"]), (chain_tree(2000), 80, ["a"]), (chain_tree(4), 3, [])],
 )
-def test_what_cannot_be_measured_is_refused(start: TreeShape, size: int, prompts: list[str]) -> None:
+def test_invalid_inputs_are_refused(start: TreeShape, size: int, prompts: list[str]) -> None:
     with pytest.raises(OptionError):
         optimise_tree(new_llm, prompts, SamplingParams(), drafter=StandDrafter, start=start, size=size)

@@ -107,7 +107,7 @@ LARGE: list[Shape] = [((), (), ()), ((), (), (), ()), (((),), ((),)), (((), ()),
 
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_output_is_exact_and_as_much_is_accepted_as_can_be(pair: str, kind: str) -> None:
+def test_output_and_acceptance_match_literal_rules(pair: str, kind: str) -> None:
     """A verifier that ignores the tree has the right output too, so what was accepted is compared as well."""
     case = Case(pair)
     for shape in [*SMALL, *LARGE]:
@@ -123,17 +123,17 @@ def test_exactness_over_random_distributions(shape: Shape, kind: str, pair: str,
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_enumeration_catches_wrong_rules(fault: str) -> None:
+def test_enumeration_detects_wrong_rules(fault: str) -> None:
     case, shape = Case("independent"), ((), (), ())
     assert output_error(case, shape, FAULTS[fault], literal()) < EXACT
     assert output_error(case, shape, FAULTS[fault], literal(fault)) > 1e-3
 
 
-def test_the_enumeration_catches_a_drafter_that_drops_draws_it_dislikes() -> None:
+def test_enumeration_detects_drafter_that_drops_draws() -> None:
     assert output_error(Case("independent"), ((),), "drawn", forget=True) > 1e-3
 
 
-def test_everything_is_accepted_when_the_drafter_knows_the_target() -> None:
+def test_everything_is_accepted_if_q_equals_p() -> None:
     law = joint_law(Case("equal"), ((((),),),), "drawn", accept_sampled)
     assert math.fsum(weight for key, weight in law.items() if key[-1] == 4) == pytest.approx(1.0, abs=EXACT)
 
@@ -143,7 +143,7 @@ def test_nothing_drawn_is_accepted_when_the_supports_are_disjoint() -> None:
     assert {key[-1] for key in law} == {1}
 
 
-def test_only_visited_nodes_are_asked_for() -> None:
+def test_only_visited_nodes_are_evaluated() -> None:
     tree = DraftTree((0, 1, 2, 3), (-1, 0, 0, 2), (0, 1, 1, 2), ("t",) * 4, (1.0,) * 4)
     asked: list[int] = []
 
@@ -205,7 +205,7 @@ def accept_at_once(tree: DraftTree, probs: torch.Tensor, randomness: SeededRando
 
 
 @given(sampled=sampled_trees(), seed=st.integers(0, 2**32))
-def test_all_nodes_at_once_give_what_node_by_node_gives(
+def test_batched_acceptance_equals_node_by_node(
     sampled: tuple[DraftTree, torch.Tensor, SamplingParams], seed: int
 ) -> None:
     """The same path, and the same numbers are left for what comes after it."""
@@ -252,7 +252,7 @@ class Refusing:
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 2], [2, 1, 0]])
-def test_a_refusal_by_rounding_alone_leaves_a_distribution_to_draw_from(ids: list[int]) -> None:
+def test_rejection_by_rounding_leaves_valid_residual(ids: list[int]) -> None:
     """q is p up to the last bit: the residual is nothing or noise, and still no impossible token comes out."""
     p = torch.tensor([0.1, 0.2, 0.7, 0.0], dtype=torch.float64)
     for wobble in (1.0, 1.0 + 1e-16, 1.0 - 2e-16, 1.0 + 3e-16):
@@ -262,7 +262,7 @@ def test_a_refusal_by_rounding_alone_leaves_a_distribution_to_draw_from(ids: lis
         assert accepted.token_ids(tree)[0] in (0, 1, 2)
 
 
-def test_a_child_without_probability_in_q_is_as_if_absent() -> None:
+def test_child_with_zero_q_is_ignored() -> None:
     p = torch.tensor([0.5, 0.5, 0.0])
     for token in (0, 2):
         tree = one_level([1, token], [1, token], [1.0, 0.0])
@@ -280,14 +280,14 @@ def test_an_impossible_child_is_never_accepted() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 0.0])
-def test_no_distribution_is_an_error_that_says_so(bad: float) -> None:
+def test_invalid_probabilities_are_reported(bad: float) -> None:
     p = torch.full((3,), bad)
     for tree in (DraftTree.chain([0, 1]), one_level([1, 2], [1, 2], [0.5, 0.5])):
         with pytest.raises(ModelError, match="invalid probabilities"):
             accept_sampled(tree, lambda _: p, SeededRandomness(0))
 
 
-def test_the_targets_probabilities_are_left_alone() -> None:
+def test_target_probabilities_are_not_modified() -> None:
     p = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     accept_sampled(one_level([2, 1], [2, 1], [0.9, 0.1]), lambda _: p, SeededRandomness(0))
     assert p.tolist() == [0.5, 0.5, 0.0]
@@ -305,7 +305,7 @@ def trees(draw: st.DrawFn) -> DraftTree:
 
 
 @given(trees(), st.lists(st.integers(0, 3), min_size=21, max_size=21))
-def test_greedy_takes_the_longest_path_of_the_targets_choices(tree: DraftTree, choices: list[int]) -> None:
+def test_greedy_takes_longest_path_of_target_choices(tree: DraftTree, choices: list[int]) -> None:
     accepted = accept_greedy(tree, choices)
     path = list(accepted.path)
     assert path == tree.path(path[-1])
@@ -319,7 +319,7 @@ def test_greedy_takes_the_longest_path_of_the_targets_choices(tree: DraftTree, c
 
 
 @given(trees(), st.lists(st.integers(0, 3), min_size=21, max_size=21))
-def test_greedy_asks_a_callable_for_the_path_alone(tree: DraftTree, choices: list[int]) -> None:
+def test_greedy_evaluates_only_the_path(tree: DraftTree, choices: list[int]) -> None:
     asked: list[int] = []
 
     def choice(node: int) -> int:

@@ -55,7 +55,7 @@ def test_budgets(drafter: str, budget: int | str) -> None:
 
 
 @pytest.mark.parametrize("growth", GROWTHS)
-def test_trees_are_as_deep_as_they_may_be_and_no_deeper(growth: str) -> None:
+def test_trees_reach_exactly_the_maximum_depth(growth: str) -> None:
     options = NeuralOptions(growth=growth, depth=2).growth_options()
     tree = make_growth(growth, 0, 60, options)
     while (frontier := tree.frontier()) is not None:

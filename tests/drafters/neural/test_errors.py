@@ -52,18 +52,18 @@ def test_a_head_must_be_named(drafter: str) -> None:
     refused(OptionError, drafter, f"{drafter!r} needs a head", "drafter_options={'head'", "--drafter-option head=")
 
 
-def test_a_head_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_head_is_refused(tmp_path: Path) -> None:
     refused(DraftwoodError, "eagle", "nowhere", head=str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
     ("drafter", "kind"), [("eagle", "eagle3"), ("eagle3", "medusa"), ("medusa", "hydra"), ("hydra", "eagle")]
 )
-def test_a_head_of_another_kind(heads: dict[str, Path], drafter: str, kind: str) -> None:
+def test_head_of_another_kind_is_refused(heads: dict[str, Path], drafter: str, kind: str) -> None:
     refused(OptionError, drafter, "not for the drafter", f"got: {kind}", head=str(heads[kind]))
 
 
-def test_a_head_for_another_target(heads: dict[str, Path]) -> None:
+def test_head_for_another_target_is_refused(heads: dict[str, Path]) -> None:
     wanted = "hidden size: the head needs 24, the target has 48", "vocabulary", "inspect head"
     refused(ModelError, "eagle", "does not fit tiny", *wanted, head=str(heads["other"]))
     refused(ModelError, "eagle", "the target has 2", head=str(heads["deeper"]))
@@ -77,7 +77,7 @@ class Closed(NativeTarget):
         self.info = replace(open_target.info, **changes)
 
 
-def test_a_target_that_shows_no_hidden_states(heads: dict[str, Path]) -> None:
+def test_target_without_hidden_states_is_refused(heads: dict[str, Path]) -> None:
     target = Closed(tiny_target(), can_tap=False)
     refused(CapabilityError, "eagle", "does not expose its hidden states", target=target, head=str(heads["eagle"]))
 
@@ -102,30 +102,30 @@ class LongerTokenizer(ByteTokenizer):
         return super().token_text(token_id) if token_id < 258 else f"<extra {token_id}>"
 
 
-def draft_with(monkeypatch: pytest.MonkeyPatch, target: NativeTarget, codec: ByteTokenizer) -> None:
+def set_draft_model(monkeypatch: pytest.MonkeyPatch, target: NativeTarget, codec: ByteTokenizer) -> None:
     """What ``sps`` loads from now on."""
     monkeypatch.setattr("draftwood.drafters.sps.load_target", lambda *_, **__: Loaded(target, codec))
 
 
-def test_another_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_model_with_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs is said; tokens that only one of them has are no harm."""
-    draft_with(monkeypatch, tiny_target(), ShiftedTokenizer())
+    set_draft_model(monkeypatch, tiny_target(), ShiftedTokenizer())
     differing = r"0: '\\x00' / '\\x01'"
     refused(ModelError, "sps", "has another vocabulary", "tiny has 258 tokens", differing, model="x")
     longer = tiny_target(replace(TINY_CONFIG, vocab_size=264))
-    draft_with(monkeypatch, longer, LongerTokenizer())
+    set_draft_model(monkeypatch, longer, LongerTokenizer())
     llm = LLM.from_target(tiny_target(), ByteTokenizer(), drafter="sps", drafter_options={"model": "x"}, budget=8)
     params = SamplingParams(max_tokens=8)
     assert llm.generate("a", params)[0].token_ids == llm.generate("a", params, drafter="plain")[0].token_ids
 
 
-def test_a_draft_model_that_cannot_run_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    draft_with(monkeypatch, Closed(tiny_target(), can_tree=False), ByteTokenizer())
+def test_draft_model_without_trees_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_draft_model(monkeypatch, Closed(tiny_target(), can_tree=False), ByteTokenizer())
     refused(CapabilityError, "sps", "cannot run trees", model="x")
 
 
 @pytest.mark.parametrize("drafter", NEURAL)
-def test_facts_about_a_model_do_not_do(drafter: str) -> None:
+def test_neural_drafter_needs_target_model_not_only_its_info(drafter: str) -> None:
     with pytest.raises(CapabilityError, match="needs the target model"):
         make_factory(drafter, {"model" if drafter == "sps" else "head": "."}, tiny_target().info)
 
@@ -160,7 +160,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 
 @pytest.mark.parametrize("drafter", NEURAL)
-def test_the_command_says_what_is_missing(draftwood_command: Command, drafter: str) -> None:
+def test_command_reports_missing_options(draftwood_command: Command, drafter: str) -> None:
     result = draftwood_command("generate", "hello", *SHORT, "--drafter", drafter)
     assert result.code == 2
     assert "Traceback" not in result.err
@@ -169,7 +169,7 @@ def test_the_command_says_what_is_missing(draftwood_command: Command, drafter: s
     assert f"--drafter-option {option}=" in result.err
 
 
-def test_the_command_says_what_is_wrong(draftwood_command: Command, heads: dict[str, Path]) -> None:
+def test_command_reports_invalid_options(draftwood_command: Command, heads: dict[str, Path]) -> None:
     for drafter, option, wanted in (
         ("eagle3", f"head={heads['medusa']}", "not for the drafter"),
         ("eagle", f"head={heads['other']}", "does not fit"),
@@ -183,10 +183,10 @@ def test_the_command_says_what_is_wrong(draftwood_command: Command, heads: dict[
         assert wanted in result.err
 
 
-def test_the_command_says_what_models_cannot(
+def test_command_reports_unsupported_models(
     draftwood_command: Command, heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draft_with(monkeypatch, tiny_target(), ShiftedTokenizer())
+    set_draft_model(monkeypatch, tiny_target(), ShiftedTokenizer())
     result = draftwood_command("generate", "hello", *SHORT, "--drafter", "sps", "--drafter-option", "model=x")
     assert (result.code, "has another vocabulary" in result.err) == (2, True)
     closed = Loaded(Closed(tiny_target(), can_tap=False), ByteTokenizer())
@@ -197,7 +197,7 @@ def test_the_command_says_what_models_cannot(
 
 
 @pytest.mark.parametrize("drafter", NEURAL)
-def test_the_command_generates(draftwood_command: Command, heads: dict[str, Path], drafter: str) -> None:
+def test_command_generates(draftwood_command: Command, heads: dict[str, Path], drafter: str) -> None:
     option = "model=tiny" if drafter == "sps" else f"head={heads[KIND_OF[drafter]]}"
     plain = draftwood_command("generate", "hello", *SHORT, "--drafter", "plain")
     result = draftwood_command("generate", "hello", *SHORT, "--drafter", drafter, "--drafter-option", option)
@@ -205,7 +205,7 @@ def test_the_command_generates(draftwood_command: Command, heads: dict[str, Path
     assert result.out == plain.out
 
 
-def test_the_command_draws_a_tree(draftwood_command: Command, heads: dict[str, Path]) -> None:
+def test_command_draws_a_tree(draftwood_command: Command, heads: dict[str, Path]) -> None:
     chosen = ("--drafter", "eagle2", "--drafter-option", f"head={heads['eagle']}")
     result = draftwood_command("inspect", "tree", "hello hello", *TINY, *chosen, "--cycles", "2")
     assert result.code == 0
@@ -214,7 +214,7 @@ def test_the_command_draws_a_tree(draftwood_command: Command, heads: dict[str, P
     assert len(content["cycles"]) == 1
 
 
-def test_the_command_lists_them(draftwood_command: Command) -> None:
+def test_command_lists_neural_drafters(draftwood_command: Command) -> None:
     listed = json.loads(draftwood_command("drafters", "--json").out)["drafters"]
     assert set(NEURAL) <= set(listed)
     assert listed["eagle"]["options"]["growth"] == "static"

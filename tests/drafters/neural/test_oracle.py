@@ -14,8 +14,8 @@ from tests.tools.neural import (
     clock_text,
     every_growth,
     following,
-    knowing_head,
     neural_llm,
+    perfect_head,
     random_target,
     same_as_plain,
     saved_head,
@@ -35,10 +35,10 @@ def expected_tau(growth: str, ahead: int | None = None) -> int:
 
 @every_growth
 @pytest.mark.parametrize("drafter", KIND_OF)
-def test_everything_that_a_knowing_head_says_is_accepted(drafter: str, growth: str) -> None:
+def test_all_guesses_of_a_perfect_head_are_accepted(drafter: str, growth: str) -> None:
     kind = KIND_OF[drafter]
     size = expected_tau(growth, 4 if kind in ("medusa", "hydra") else None)
-    llm = neural_llm(drafter, clock_target(), head=saved_head(knowing_head(kind)), growth=growth, budget=BUDGET)
+    llm = neural_llm(drafter, clock_target(), head=saved_head(perfect_head(kind)), growth=growth, budget=BUDGET)
     results = llm.generate(PROMPTS, SamplingParams(max_tokens=4 * size))
     assert [c.token_ids for c in results] == [clock_text(following(prompt[-1]), 4 * size) for prompt in PROMPTS]
     assert [c.stats.cycles for c in results] == [4] * len(PROMPTS)
@@ -46,24 +46,24 @@ def test_everything_that_a_knowing_head_says_is_accepted(drafter: str, growth: s
 
 
 @pytest.mark.parametrize("depth", [1, 3, 12])
-def test_a_chain_is_as_deep_as_asked_for(depth: int) -> None:
-    head = saved_head(knowing_head("eagle"))
+def test_chain_has_requested_depth(depth: int) -> None:
+    head = saved_head(perfect_head("eagle"))
     llm = neural_llm("eagle2", clock_target(), head=head, growth="chain", depth=depth, budget=BUDGET)
     results = llm.generate(PROMPTS, SamplingParams(max_tokens=3 * (depth + 1)))
     assert tau(results) == depth + 1
 
 
-def test_a_budget_ends_a_chain() -> None:
-    llm = neural_llm("eagle2", clock_target(), head=saved_head(knowing_head("eagle")), growth="chain", budget=5)
+def test_budget_limits_chain() -> None:
+    llm = neural_llm("eagle2", clock_target(), head=saved_head(perfect_head("eagle")), growth="chain", budget=5)
     assert tau(llm.generate(PROMPTS, SamplingParams(max_tokens=20))) == 5
 
 
 @every_growth
-def test_a_draft_vocabulary_with_all_that_occurs(growth: str) -> None:
+def test_draft_vocabulary_that_covers_all_tokens(growth: str) -> None:
     """Half of the round in any order; where the text leaves it, nothing right can be said."""
     size = expected_tau(growth)
     known = clock_text(following(5), 14)
-    head = saved_head(knowing_head("eagle3", tokens=sorted(known)))
+    head = saved_head(perfect_head("eagle3", tokens=sorted(known)))
     llm = neural_llm("eagle3", clock_target(), head=head, growth=growth, budget=BUDGET)
     inside = llm.generate([[5]], SamplingParams(max_tokens=1))[0].token_ids
     assert inside == [known[0]]

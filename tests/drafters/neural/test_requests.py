@@ -16,8 +16,8 @@ from tests.tools.neural import (
     draft_model,
     following,
     is_empty,
-    knowing_llm,
     neural_llm,
+    perfect_llm,
     random_target,
     same_as_plain,
 )
@@ -40,9 +40,9 @@ def test_long_prompts(drafter: str, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "medusa", "sps"])
-def test_stops_cut_anywhere(drafter: str) -> None:
+def test_stops_inside_blocks(drafter: str) -> None:
     """A drafter that is always right, so that blocks are long."""
-    llm = knowing_llm(drafter, growth="chain")
+    llm = perfect_llm(drafter, growth="chain")
     text = clock_text(following(9), 30)
     for place in range(1, 12):
         params = SamplingParams(max_tokens=30, stop=[ByteTokenizer().decode(text[place : place + 2])])
@@ -61,7 +61,7 @@ def test_samples_of_one_prompt(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", KINDS)
-def test_nothing_is_read_where_nothing_is_drafted(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_model_does_not_run_without_drafting(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = neural_llm(drafter, target_on(), budget=1)
     monkeypatch.setattr(draft_model(llm), "forward", None)  # whoever calls it fails
     params = SamplingParams(max_tokens=4, temperature=0.8, seed=3, n=2)
@@ -77,7 +77,7 @@ def test_penalties_and_logprobs(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "sps"])
-def test_a_conversation_that_goes_on(drafter: str) -> None:
+def test_continued_conversation(drafter: str) -> None:
     llm = neural_llm(drafter, target_on())
     params = SamplingParams(max_tokens=12)
     messages = [{"role": "user", "content": "say something long, please"}]

@@ -41,7 +41,7 @@ def test_drawn_children_have_the_target_distribution(drafter: str, growth: str) 
     assert_fits(samples(llm, params), law_of(llm, params, 2))
 
 
-def test_samples_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_detect_wrong_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control for the statistics."""
     finish = NeuralDrafter._finish
     monkeypatch.setattr(NeuralDrafter, "_finish", lambda self: with_wrong_proposals(finish(self)))
@@ -65,7 +65,7 @@ def test_a_seed_gives_the_same_text_as_plain_decoding(drafter: str, growth: str)
     assert drafter == "eagle" or max(c.stats.acceptance_length for c in results) > 1
 
 
-def test_drawing_is_of_no_account_where_nothing_is_sampled() -> None:
+def test_drawn_trees_do_not_change_greedy_output() -> None:
     for drafter in ("eagle", "sps"):
         llm = few_llm(drafter, SOME, growth="beam", draw=True, budget=8)
         same_as_plain(llm, [PROMPT, [5]], SamplingParams(max_tokens=12))

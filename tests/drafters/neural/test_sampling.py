@@ -53,7 +53,7 @@ def draw_by(chance: Branching, idle: Callable[[], bool]) -> Draw:
 
 
 @contextmanager
-def ruled_by(chance: Branching, idle: Callable[[], bool]) -> Iterator[None]:
+def patch_randomness(chance: Branching, idle: Callable[[], bool]) -> Iterator[None]:
     """The engine's chance, and that of drafters that draw."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftwood.engine.session.SeededRandomness", lambda *_: chance)
@@ -73,7 +73,9 @@ def enumerated(llm: LLM, params: SamplingParams) -> tuple[Law, int]:
     def experiment(chance: Branching) -> tuple[int, ...]:
         nonlocal longest
         tokens: list[int] = []
-        with ruled_by(chance, idle=lambda: len(tokens) == params.max_tokens - 1):  # a tree of the root alone is left
+        with patch_randomness(
+            chance, idle=lambda: len(tokens) == params.max_tokens - 1
+        ):  # a tree of the root alone is left
             for event in llm.stream(PROMPT, params):
                 tokens += event.token_ids
                 longest = max(longest, len(event.token_ids))
@@ -91,7 +93,7 @@ WARPED = SamplingParams(temperature=0.7, top_k=2, top_p=0.98, max_tokens=2)
 @every_growth
 @chosen_or_drawn
 @both_kinds
-def test_the_law_of_two_tokens(drafter: str, draw: bool, growth: str) -> None:
+def test_distribution_of_two_tokens(drafter: str, draw: bool, growth: str) -> None:
     llm = few_llm(drafter, FEW, growth=growth, draw=draw, budget=3, top_k=2, threshold=0.0)
     law, longest = enumerated(llm, WARM)
     assert sum(law.values()) == pytest.approx(1.0)
@@ -101,7 +103,7 @@ def test_the_law_of_two_tokens(drafter: str, draw: bool, growth: str) -> None:
 
 @chosen_or_drawn
 @pytest.mark.parametrize("drafter", ["eagle", "sps"])
-def test_the_law_under_filters(drafter: str, draw: bool) -> None:
+def test_distribution_with_sampling_filters(drafter: str, draw: bool) -> None:
     llm = few_llm(drafter, FEW, growth="beam", draw=draw, budget=4, top_k=2)
     law, _ = enumerated(llm, WARPED)
     assert difference(law, law_of(llm, WARPED, 2)) < 1e-5
@@ -115,7 +117,7 @@ def test_three_tokens_of_a_drawn_chain() -> None:
     assert longest == 3
 
 
-def test_a_wrong_distribution_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_enumeration_detects_wrong_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: a drafter that does not say what it drew from."""
     finish = NeuralDrafter._finish
     monkeypatch.setattr(NeuralDrafter, "_finish", lambda self: with_wrong_proposals(finish(self)))

@@ -35,9 +35,9 @@ from tests.tools.neural import (
     following,
     head_folder,
     is_empty,
-    knowing_llm,
     mean_tree,
     neural_llm,
+    perfect_llm,
     random_target,
     same_as_plain,
     saved_head,
@@ -57,7 +57,7 @@ def target_on() -> NativeTarget:
 
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "medusa", "sps"])
-def test_leaving_a_stream_frees_the_draft_cache(drafter: str) -> None:
+def test_closed_stream_frees_the_draft_cache(drafter: str) -> None:
     llm = neural_llm(drafter, target_on())
     for number, _ in enumerate(llm.stream("go on for long", SamplingParams(max_tokens=200))):
         assert not is_empty(llm)
@@ -71,8 +71,8 @@ def test_leaving_a_stream_frees_the_draft_cache(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["eagle2", "medusa", "sps"])
-def test_without_room_nothing_is_drafted(drafter: str) -> None:
-    llm = knowing_llm(drafter, growth="chain")
+def test_full_draft_cache_disables_drafting(drafter: str) -> None:
+    llm = perfect_llm(drafter, growth="chain")
     model = draft_model(llm)
     book = model._cache if isinstance(model, HeadModel) else model.target.cache  # type: ignore[attr-defined]
     taken = book.open(book.num_slots - 200)
@@ -90,7 +90,7 @@ def test_without_room_nothing_is_drafted(drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "sps"])
 def test_a_generous_max_tokens_leaves_room_for_others(drafter: str) -> None:
     """More tokens than any text can have are nothing that has to be kept free, whatever the draft model could hold."""
-    llm = knowing_llm(drafter, growth="chain", model=partial(clock_target, replace(CLOCK, context_length=1 << 17)))
+    llm = perfect_llm(drafter, growth="chain", model=partial(clock_target, replace(CLOCK, context_length=1 << 17)))
     params = SamplingParams(max_tokens=1_000_000, stop_token_ids=(clock_text(0, 24)[-1],))
     results = llm.generate([clock_text(start, 3) for start in (0, 5, 22, 3)], params)
     assert min(c.stats.acceptance_length for c in results) > 3
@@ -98,7 +98,7 @@ def test_a_generous_max_tokens_leaves_room_for_others(drafter: str) -> None:
 
 def test_a_draft_model_with_a_short_context() -> None:
     """Drafts end where its context does; the text goes on."""
-    llm = knowing_llm("sps", model=partial(clock_target, replace(CLOCK, context_length=80)), growth="chain")
+    llm = perfect_llm("sps", model=partial(clock_target, replace(CLOCK, context_length=80)), growth="chain")
     assert draft_model(llm).max_positions == 80
     prompt = clock_text(3, 4)
     trees = [event.tree for event in llm.stream(prompt, SamplingParams(max_tokens=96))]
@@ -180,8 +180,8 @@ def count_passes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "hydra", "sps"])
-def test_a_batch_takes_as_many_passes_as_a_request(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = knowing_llm(drafter, growth="chain", depth=4)
+def test_batch_needs_as_many_draft_passes_as_one_request(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = perfect_llm(drafter, growth="chain", depth=4)
     prompts = [clock_text(start, 4) for start in (1, 2, 3, 4)]
     params = SamplingParams(max_tokens=20)
     seen = count_passes(llm, monkeypatch)
@@ -204,7 +204,7 @@ def test_batch_equals_one_by_one(drafter: str) -> None:
     assert [c.token_ids for c in together] == [c.token_ids for c in alone]
 
 
-def test_drafters_of_all_sorts_side_by_side() -> None:
+def test_batch_with_drafters_of_all_kinds() -> None:
     """Each gets the hidden states that it reads, of all that the others read."""
     target = target_on()
     llm = neural_llm("eagle3", target)
@@ -248,7 +248,7 @@ class FailingDrafter(Eagle2Drafter):
         return super().propose_batch(drafters, budgets)
 
 
-def test_a_failing_drafter_ends_its_own_requests_alone() -> None:
+def test_failing_drafter_ends_only_its_own_requests() -> None:
     place = {"head": head_folder("eagle")}
     llm = LLM.from_target(target_on(), ByteTokenizer(), drafter=FailingDrafter, drafter_options=place, budget=8)
     engine = llm._engine

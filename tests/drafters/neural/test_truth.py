@@ -31,8 +31,8 @@ from tests.tools.neural import (
     draft_model,
     drafters_of,
     head_folder,
-    knowing_head,
     neural_llm,
+    perfect_head,
     random_target,
     saved_head,
 )
@@ -52,7 +52,7 @@ def features_of(target: Target, head: HeadModule, text: Sequence[int]) -> torch.
     return head.fuse(taps[:-1].clone())
 
 
-def read_at_once(target: Target, head: Eagle, text: Sequence[int]) -> tuple[torch.Tensor, GrowingCache]:
+def read_in_one_pass(target: Target, head: Eagle, text: Sequence[int]) -> tuple[torch.Tensor, GrowingCache]:
     seen = GrowingCache()
     tokens = torch.tensor(text[1:])
     hidden = head(head.embed(tokens), features_of(target, head, text), torch.arange(len(tokens)), seen.attend)
@@ -60,8 +60,8 @@ def read_at_once(target: Target, head: Eagle, text: Sequence[int]) -> tuple[torc
 
 
 @torch.inference_mode()
-def eagle_says(target: Target, head: Eagle, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
-    hidden, seen = read_at_once(target, head, text)
+def eagle_reference(target: Target, head: Eagle, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
+    hidden, seen = read_in_one_pass(target, head, text)
     for step, token in enumerate(path):
         position = torch.tensor([len(text) - 1 + step])
         hidden = head(head.embed(torch.tensor([token])), hidden[-1:], position, seen.attend)
@@ -72,21 +72,21 @@ def eagle_says(target: Target, head: Eagle, text: Sequence[int], path: Sequence[
 
 
 @torch.inference_mode()
-def ahead_says(target: Target, head: Any, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
+def multi_token_reference(target: Target, head: Any, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
     features = features_of(target, head, text)
     hidden = head(features, torch.arange(len(features)), causal)[-1]
     logits: torch.Tensor = head.logits_at(len(path) + 1, hidden, head.embed(torch.tensor([text[-1], *path])))
     return logits.softmax(-1)
 
 
-def says_of(llm: LLM) -> Says:
+def make_reference(llm: LLM) -> Says:
     """What the draft model has to say, from its parts and the whole text."""
     target, model = llm._engine.target, draft_model(llm)
     if not isinstance(model, HeadModel):
         small: NativeTarget = model.target  # type: ignore[attr-defined]
         return lambda text, path: logits_after(small, [*text, *path])[-1].softmax(-1)
     head: Any = model._head
-    says = eagle_says if isinstance(head, (EagleHead, Eagle3Head)) else ahead_says
+    says = eagle_reference if isinstance(head, (EagleHead, Eagle3Head)) else multi_token_reference
     return lambda text, path: says(target, head, text, path)
 
 
@@ -107,7 +107,7 @@ def check_cache(llm: LLM, drafter: Any, text: Sequence[int]) -> None:
             return
         cache = model._cache
         with torch.inference_mode():
-            _, seen = read_at_once(llm._engine.target, model._head, text)
+            _, seen = read_in_one_pass(llm._engine.target, model._head, text)
         wanted = [torch.stack([rows[place] for rows in seen._rows.values()]).transpose(1, 2) for place in (0, 1)]
     else:
         small: NativeTarget = model.target  # type: ignore[attr-defined]
@@ -131,7 +131,7 @@ def rows_of(cache: KVCache, sequence: int) -> list[torch.Tensor]:
 
 def check_run(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
     """Requests side by side, tree by tree; how many tokens a tree brought."""
-    says = says_of(llm)
+    says = make_reference(llm)
     engine = llm._engine
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     texts = {
@@ -156,17 +156,17 @@ CLOCK_NOISE = {"eagle": 0.2, "eagle3": 0.1, "medusa": 0.45, "hydra": 0.3, "hydra
 
 @pytest.mark.parametrize("growth", ["beam", "static", "salf"])
 @pytest.mark.parametrize("kind", CLOCK_NOISE)
-def test_heads_that_are_right_now_and_then(kind: str, growth: str) -> None:
+def test_partly_correct_heads(kind: str, growth: str) -> None:
     more = {"prefix": True} if kind == "hydra++" else {}
     kind_of_head = kind.removesuffix("++")
-    head = saved_head(knowing_head(kind_of_head, CLOCK_NOISE[kind], **more))
+    head = saved_head(perfect_head(kind_of_head, CLOCK_NOISE[kind], **more))
     drafter = "eagle2" if kind == "eagle" else kind_of_head
     llm = neural_llm(drafter, clock_target(), head=head, growth=growth, budget=9, top_k=4, prefill_chunk=7)
     assert 1.2 < check_run(llm, PROMPTS, 14) < 5.0
 
 
 @pytest.mark.parametrize("growth", GROWTHS)
-def test_a_small_model_that_is_right_now_and_then(growth: str) -> None:
+def test_partly_correct_draft_model(growth: str) -> None:
     llm = neural_llm("sps", random_target(), growth=growth, budget=9, top_k=4, threshold=0.2)
     assert 1.2 < check_run(llm, [[7, 8, 9], [5], list(range(60))], 16) < 5.0
 
@@ -180,11 +180,11 @@ def test_random_heads_on_a_target_with_layers(kind: str) -> None:
     check_run(llm, [[7, 8, 9], [5], list(range(60))], 6)
 
 
-def test_a_wrong_feature_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_detects_wrong_features(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: features that are one token late."""
     llm = neural_llm("eagle2", random_target(), growth="beam", budget=9, top_k=4)
     fuse = EagleHead.fuse
-    says = says_of(llm)
+    says = make_reference(llm)
     tree = next(llm.stream([7, 8, 9, 10], SamplingParams(max_tokens=4))).tree
     check_tree(tree, [7, 8, 9, 10], says)
     monkeypatch.setattr(EagleHead, "fuse", lambda self, taps: fuse(self, taps).roll(1, dims=0))

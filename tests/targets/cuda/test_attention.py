@@ -57,7 +57,7 @@ LONGEST = 8192  # tokens before a tree
 MODELS = {"8B": (32, 8, 128), "1.5B": (12, 2, 128), "135M": (9, 3, 64)}
 
 
-def assert_right(launch: Launch) -> None:
+def assert_correct(launch: Launch) -> None:
     out = launch.run()
     written, spare = out[: launch.num_rows], out[launch.num_rows :]
     assert len(spare) == SPARE_ROWS
@@ -82,7 +82,7 @@ def test_equals_the_reference(name: str) -> None:
     sizes = [(0, 1), (edge - 1, 2), (rng.randint(edge, 110), rng.randint(3, 9))]
     for seed in range(1 if INTERPRETED else 20):
         rng.shuffle(sizes)
-        assert_right(Launch(CASES[name], random_segments(rng, sizes), DEVICE, seed))
+        assert_correct(Launch(CASES[name], random_segments(rng, sizes), DEVICE, seed))
 
 
 @runs_kernels
@@ -90,7 +90,7 @@ def test_equals_the_reference(name: str) -> None:
 def test_large_trees(name: str) -> None:
     """Ancestor bits in three words, and one tree over several tiles."""
     rng = random.Random(name)
-    assert_right(Launch(CASES[name], random_segments(rng, [(7, 2), (15, 70)]), DEVICE))
+    assert_correct(Launch(CASES[name], random_segments(rng, [(7, 2), (15, 70)]), DEVICE))
 
 
 @runs_kernels
@@ -104,7 +104,7 @@ def test_trees_with_nodes_of_earlier_passes(name: str) -> None:
         segments = random_segments(rng, sizes, most_earlier=40)
         segments[-1] = segments[-1]._replace(parents=(-1, 0), after=0)
         assert any(segment.after for segment in segments)
-        assert_right(Launch(CASES[name], segments, DEVICE, seed))
+        assert_correct(Launch(CASES[name], segments, DEVICE, seed))
 
 
 @runs_kernels
@@ -114,22 +114,22 @@ def test_earlier_nodes_take_all_words(name: str) -> None:
     rng = random.Random(name)
     tree = PackedSegment(0, 2, 9, random_parents(rng, 96), 1, 64)
     chain = PackedSegment(32, 120, 30, chain_parents(40), 1, 33)
-    assert_right(Launch(CASES[name], [tree, chain], DEVICE))
+    assert_correct(Launch(CASES[name], [tree, chain], DEVICE))
 
 
 @runs_kernels
 @pytest.mark.parametrize("window", [0, 20])
 def test_chains_need_no_words(window: int) -> None:
     case = Case(config=replace(BASE, splits=2), num_words=0, window=window)
-    assert_right(Launch(case, random_segments(random.Random(1), [(0, 40), (50, 20)], chains=True), DEVICE))
+    assert_correct(Launch(case, random_segments(random.Random(1), [(0, 40), (50, 20)], chains=True), DEVICE))
 
 
 @runs_kernels
-def test_a_chain_beside_trees_is_longer_than_the_words() -> None:
+def test_chain_next_to_trees_may_exceed_the_words() -> None:
     case = Case(config=BASE, num_words=1)
     segments = random_segments(random.Random(2), [(10, 12), (3, 40)])
     segments[1] = segments[1]._replace(parents=chain_parents(40))
-    assert_right(Launch(case, segments, DEVICE))
+    assert_correct(Launch(case, segments, DEVICE))
 
 
 @runs_kernels
@@ -155,7 +155,7 @@ def test_chosen_shapes_at_all_lengths(model: str, nodes: int, sequences: int) ->
             sizes = [(prefix, nodes // sequences) for prefix in [longest, *others]]
             config = replace(case.config, merge=merge)
             launch = Launch(replace(case, config=config), random_segments(rng, sizes, chains=nodes == 512), DEVICE)
-            assert_right(launch)
+            assert_correct(launch)
             assert torch.equal(launch.run()[: launch.num_rows], launch.run()[: launch.num_rows])
 
 
@@ -168,7 +168,7 @@ def test_all_groups_and_heads_at_random_lengths(group: int, dim: int, dtype: tor
     for nodes in (1, rng.randint(2, 63), 64):
         case = replace(chosen(2 * group, 2, dim, nodes, 1), dtype=dtype)
         for longest in (1, round(2 ** rng.uniform(1.0, 13.0)), LONGEST):
-            assert_right(Launch(case, random_segments(rng, [(longest, nodes)]), DEVICE))
+            assert_correct(Launch(case, random_segments(rng, [(longest, nodes)]), DEVICE))
 
 
 @on_gpu
@@ -278,7 +278,7 @@ def test_batches_that_do_not_fit_are_refused() -> None:
     st.sampled_from([64, 80, 96, 128, 256]),
     st.sampled_from(sorted(set(SHARED.values()))),
 )
-def test_choices_are_sound(nodes: int, sequences: int, group: int, kv_heads: int, dim: int, shared: int) -> None:
+def test_choices_are_valid(nodes: int, sequences: int, group: int, kv_heads: int, dim: int, shared: int) -> None:
     nodes = max(nodes, sequences)
     config = choose_config(
         num_nodes=nodes, num_sequences=sequences, num_heads=group * kv_heads, num_kv_heads=kv_heads, head_dim=dim,

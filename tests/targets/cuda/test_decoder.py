@@ -27,7 +27,7 @@ from tests.tools.cuda import (
     SMALL,
     Question,
     answers,
-    assert_as_good,
+    assert_as_accurate,
     assert_choices_follow,
     committed_rows,
     copied,
@@ -114,25 +114,25 @@ def test_in_the_interpreter() -> None:
 
 @runs_kernels
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
-def test_as_good_as_the_eager_decoder(variant: str, dtype: str) -> None:
+def test_as_accurate_as_the_eager_decoder(variant: str, dtype: str) -> None:
     config = replace(BASE, **VARIANTS[variant])
     question = FEW if INTERPRETED else MANY
     fused, eager, exact = answers(config, HALVES[dtype], question)
-    assert_as_good(fused.logits, eager.logits, exact.logits)
+    assert_as_accurate(fused.logits, eager.logits, exact.logits)
     assert_choices_follow(fused, question.num_best)
     assert fused.taps is not None
     assert eager.taps is not None
     assert exact.taps is not None
-    assert_as_good(fused.taps, eager.taps, exact.taps)
+    assert_as_accurate(fused.taps, eager.taps, exact.taps)
 
 
 @runs_kernels
-def test_a_pass_too_wide_for_our_own_products() -> None:
+def test_pass_too_wide_for_own_kernels() -> None:
     """Its logits are those of the wanted rows alone."""
     config = replace(BASE, num_layers=1, qkv_bias=True, o_bias=True)
     question = Question(prompts=(0, 0), trees=(62, 3), num_logits=(1, 2), taps=(1,))
     fused, eager, exact = answers(config, torch.bfloat16, question)
-    assert_as_good(fused.logits, eager.logits, exact.logits)
+    assert_as_accurate(fused.logits, eager.logits, exact.logits)
     assert_choices_follow(fused, question.num_best)
     assert fused.taps is not None
     assert exact.taps is not None
@@ -163,7 +163,7 @@ def test_every_number_of_rows(size: int) -> None:
         fused, eager, exact = (question.ask(target) for target in targets())
         second, third = (question.ask(targets()[0]) for _ in range(2))
         for output in (fused, second):  # the vendor's library may change its mind while it is captured
-            assert_as_good(output.logits, eager.logits, exact.logits)
+            assert_as_accurate(output.logits, eager.logits, exact.logits)
             assert_choices_follow(output, question.num_best)
         assert torch.equal(second.logits, third.logits)
 
@@ -180,7 +180,7 @@ def test_large_hidden_states_in_float16(size: int) -> None:
     assert (embed * norm).abs().max() > torch.finfo(torch.float16).max
     question = Question(prompts=(0,), trees=(size,), num_logits=(size,), taps=(1,))
     fused, eager, exact = answers(config, torch.float16, question, tensors)
-    assert_as_good(fused.logits, eager.logits, exact.logits)
+    assert_as_accurate(fused.logits, eager.logits, exact.logits)
     assert fused.taps is not None
     assert exact.taps is not None
     assert fused.taps.abs().max() > 15_000
@@ -329,7 +329,7 @@ def test_a_cpu_is_refused() -> None:
     assert "auto" in str(caught.value)
 
 
-def test_why_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_for_unavailability(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, half = torch.device("cuda"), torch.bfloat16
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     if not torch.cuda.is_available():
@@ -355,7 +355,7 @@ def test_why_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @runs_kernels
-def test_it_is_chosen_where_it_can_run() -> None:
+def test_decoder_is_chosen_where_it_can_run() -> None:
     assert new_target().info.backend == "fused-cuda"
     if DEVICE.type == "cuda":
         assert new_target(backend="auto").info.backend == "fused-cuda"

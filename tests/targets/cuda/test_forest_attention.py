@@ -107,7 +107,7 @@ class Forest(NamedTuple):
         return mixed + torch.einsum("brkhm,brmhd->brkhd", of_nodes, nodes[1])
 
 
-def assert_right(given: Forest) -> None:
+def assert_correct(given: Forest) -> None:
     found = forest.forest_attention(*given)
     assert found.shape == given.query.shape
     assert found.dtype == given.query.dtype
@@ -146,19 +146,19 @@ def test_in_the_interpreter() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_equals_the_reference(name: str) -> None:
     for dtype in HALF[len(name) % 2 :][:1] if INTERPRETED else HALF:
-        assert_right(Forest.random(SHAPES[name], dtype, seed=len(name)))
+        assert_correct(Forest.random(SHAPES[name], dtype, seed=len(name)))
 
 
 @runs_kernels
 @pytest.mark.parametrize("roots", ["first", "last"])
 def test_roots_at_the_ends_of_texts(roots: str) -> None:
     for length in (1, 63, 64, 65, 127):
-        assert_right(Forest.random(Shape(2, length, 5, 3, 4, 1, 2, 16), torch.float16, length, roots))
+        assert_correct(Forest.random(Shape(2, length, 5, 3, 4, 1, 2, 16), torch.float16, length, roots))
 
 
 @runs_kernels
 @pytest.mark.parametrize("root", [0, 62, 63, 64, 126])
-def test_nothing_after_a_root_is_seen(root: int) -> None:
+def test_tokens_after_a_root_are_masked(root: int) -> None:
     """Not that little of it either which is seen by the other root, in the same tile."""
     given = Forest.random(Shape(1, 140, 2, 3, 4, 1, 2, 16), torch.float16, 7, "last")
     given.last[0, 0] = root
@@ -181,14 +181,14 @@ def test_nothing_after_a_root_is_seen(root: int) -> None:
     st.integers(0, 999),
 )
 def test_forests_of_all_kinds(shape: Shape, dtype: torch.dtype, seed: int) -> None:
-    assert_right(Forest.random(shape, dtype, seed))
+    assert_correct(Forest.random(shape, dtype, seed))
 
 
 @runs_kernels
-def test_nodes_without_ancestors_see_the_text_alone() -> None:
+def test_nodes_without_ancestors_see_only_the_text() -> None:
     """Places below a root that no node is at, for one."""
     given = Forest.random(Shape(1, 30, 3, 4, 6, 1, 2, 16), torch.bfloat16, 1)
-    assert_right(given._replace(ancestors=torch.zeros_like(given.ancestors)))
+    assert_correct(given._replace(ancestors=torch.zeros_like(given.ancestors)))
 
 
 @runs_kernels
@@ -198,9 +198,9 @@ def test_views_of_any_kind() -> None:
     apart = given.query.new_empty(*given.query.shape, 2)
     apart[..., 0] = given.query
     turned = tuple(each.transpose(1, 2).contiguous().transpose(1, 2) for each in given.text)
-    assert_right(given._replace(query=apart[..., 0], text=turned))
+    assert_correct(given._replace(query=apart[..., 0], text=turned))
     some = slice(2, 7)
-    assert_right(
+    assert_correct(
         Forest(
             given.query[:, some],
             given.text,
@@ -224,12 +224,12 @@ def test_empty_inputs() -> None:
 @pytest.mark.parametrize("name", LARGE)
 def test_equals_the_reference_at_full_size(name: str, dtype: torch.dtype, roots: str) -> None:
     given = Forest.random(LARGE[name], dtype, 4, roots)
-    assert_right(given)
+    assert_correct(given)
     assert torch.equal(forest.forest_attention(*given), forest.forest_attention(*given))
 
 
 @on_gpu
-def test_more_numbers_than_fit_into_31_bits() -> None:
+def test_more_elements_than_int32_can_index() -> None:
     """The last text, whose numbers lie behind them, gives the same bits as alone."""
     one = Forest.random(Shape(1, 20, 4000, 8, 1, 1, 8, 128), torch.bfloat16, 5)
     texts = (1 << 31) // one.query.numel() + 2
@@ -326,7 +326,7 @@ def test_a_head_gives_the_same_result(both_ways: Any, kind: str) -> None:
 
 @runs_kernels
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_without_gradients_a_head_can_round_as_it_does_with_them(kind: str) -> None:
+def test_head_without_gradients_rounds_as_with_gradients(kind: str) -> None:
     """To the bit: GTO divides the one by the other."""
     head = random_head(kind, MODEL).to(DEVICE)
     assert isinstance(head, EagleHead | Eagle3Head)
@@ -379,7 +379,7 @@ def test_no_registers_are_spilled(capability: int, shared: int, dim: int) -> Non
 
 
 @given(st.integers(1, 1 << 20), st.integers(1, 512), st.integers(1, 256), st.sampled_from([HOPPER, AMPERE, ADA]))
-def test_choices_are_sound(num_rows: int, num_walks: int, dim: int, shared: int) -> None:
+def test_choices_are_valid(num_rows: int, num_walks: int, dim: int, shared: int) -> None:
     tiles = forest.choose_tiles(num_rows, num_walks, dim, Gpu(132, shared))
     size = forest.pad_dim(dim)
     assert dim <= size < 2 * max(dim, 16)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from draftwood.models.config import ModelConfig, Rope
 from draftwood.targets.base import Attend
 from draftwood.targets.native.weights import Weights, assemble
-from tests.tools.cuda import BASE, SMALL, assert_as_good, error, named_tensors, new_target
+from tests.tools.cuda import BASE, SMALL, assert_as_accurate, error, named_tensors, new_target
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, resources, run_interpreted, runs_kernels
 
 pytest.importorskip("triton")
@@ -104,28 +104,28 @@ def states_of(layers: EagerLayers, shape: tuple[int, ...], attend: Attend = caus
         return list(layers.states(*tokens_of(layers.config, shape), attend))
 
 
-def assert_all_as_good(config: ModelConfig, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def assert_all_as_accurate(config: ModelConfig, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     half, wide = weights_of(config, dtype), weights_of(config, dtype, wide=True)
     kinds = FusedLayers(config, half), EagerLayers(config, half), EagerLayers(config, wide)
     keeps = Kept(), Kept(), Kept()
     found = [states_of(layers, shape, kept) for layers, kept in zip(kinds, keeps, strict=True)]
     for states in zip(*found, strict=True):
         assert all(each.shape == (*shape, config.hidden_size) for each in states)
-        assert_as_good(*(each.flatten(0, -2) for each in states))
+        assert_as_accurate(*(each.flatten(0, -2) for each in states))
     for layer in zip(*(kept.given for kept in keeps), strict=True):
         for heads in zip(*layer, strict=True):  # queries, keys, values
             assert all(each.shape == heads[-1].shape for each in heads)
-            assert_as_good(*(each.flatten(0, -3).flatten(1) for each in heads))
+            assert_as_accurate(*(each.flatten(0, -3).flatten(1) for each in heads))
     logits = [layers.logits(states[-1].flatten(0, -2)) for layers, states in zip(kinds, found, strict=True)]
     assert logits[0].dtype == torch.float32
-    assert_as_good(*logits)
+    assert_as_accurate(*logits)
 
 
 @runs_kernels
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
-def test_as_good_as_the_eager_layers(variant: str, dtype: str) -> None:
+def test_as_accurate_as_the_eager_layers(variant: str, dtype: str) -> None:
     for shape in SHAPES[-1:] if INTERPRETED else SHAPES:
-        assert_all_as_good(replace(BASE, **VARIANTS[variant]), HALVES[dtype], shape)
+        assert_all_as_accurate(replace(BASE, **VARIANTS[variant]), HALVES[dtype], shape)
 
 
 @runs_kernels
@@ -134,12 +134,12 @@ def test_as_good_as_the_eager_layers(variant: str, dtype: str) -> None:
 def test_rows_of_any_shape(sizes: list[int], qk_norm: bool) -> None:
     """What stands in other dimensions is none of their business."""
     config = replace(SMALL, num_layers=1, num_heads=3, qk_norm=qk_norm)
-    assert_all_as_good(config, torch.bfloat16, tuple(sizes))
+    assert_all_as_accurate(config, torch.bfloat16, tuple(sizes))
 
 
 @runs_kernels
 @pytest.mark.parametrize("shape", SHAPES)
-def test_one_state_before_every_layer_and_one_after_and_all_are_kept(shape: tuple[int, ...]) -> None:
+def test_states_before_and_after_layers_stay_valid(shape: tuple[int, ...]) -> None:
     """So do queries, keys and values: somebody may still look at them."""
     config = replace(BASE, num_layers=3, **EVERYTHING)
     layers = FusedLayers(config, weights_of(config, torch.bfloat16))
@@ -156,7 +156,7 @@ def test_one_state_before_every_layer_and_one_after_and_all_are_kept(shape: tupl
 
 
 @runs_kernels
-def test_keeping_keys_keeps_nothing_else() -> None:
+def test_kept_keys_do_not_keep_other_memory() -> None:
     kept = Kept()
     states_of(FusedLayers(BASE, weights_of(BASE, torch.bfloat16)), (6,), kept)
     for _, key, _ in kept.given:
@@ -185,7 +185,7 @@ def test_positions_are_those_of_the_rows() -> None:
         list(layers.states(token_ids, positions, causal))[-1].flatten(0, 1)
         for layers in (FusedLayers(config, half), EagerLayers(config, half), EagerLayers(config, wide))
     ]
-    assert_as_good(*found)
+    assert_as_accurate(*found)
     other = list(FusedLayers(config, half).states(token_ids, positions.flip(1), causal))[-1].flatten(0, 1)
     assert error(other, found[2]) > 0.05
 
@@ -219,11 +219,11 @@ def test_large_states_in_float16() -> None:
     kinds = FusedLayers(config, weights), EagerLayers(config, weights), EagerLayers(config, wide)
     found = [states_of(layers, (4,))[-1] for layers in kinds]
     assert found[0].abs().max() > 15_000
-    assert_as_good(*found)
+    assert_as_accurate(*found)
 
 
 @on_gpu
-def test_more_numbers_than_32_bits_count() -> None:
+def test_more_elements_than_int32_can_index() -> None:
     """Of hidden states, of queries to values, and of gates: the last rows of a large pass are those of a small one."""
     if torch.cuda.get_device_properties(DEVICE).total_memory < LARGE_PASS_BYTES:
         pytest.skip("needs more memory")
@@ -240,7 +240,7 @@ def test_more_numbers_than_32_bits_count() -> None:
 
 
 @runs_kernels
-def test_a_target_exposes_them_if_it_runs_in_kernels() -> None:
+def test_target_with_kernels_exposes_fused_layers() -> None:
     assert type(new_target().layers()) is FusedLayers
     assert type(new_target(backend="eager").layers()) is EagerLayers
     assert new_target(replace(BASE, sliding_window=8)).layers() is None

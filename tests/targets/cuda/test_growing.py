@@ -56,7 +56,7 @@ def check(config: ModelConfig, dtype: torch.dtype, rng: random.Random, many: Seq
 
 @runs_kernels
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
-def test_every_node_gets_what_it_gets_in_one_pass(variant: str, dtype: str) -> None:
+def test_nodes_match_a_single_pass(variant: str, dtype: str) -> None:
     """Passes have new trees beside those that go on."""
     config, rng = replace(BASE, **VARIANTS[variant]), random.Random(variant)
     count, most_prompt, most_nodes = (2, 5, 5) if INTERPRETED else (4, 300, 60)

@@ -68,7 +68,7 @@ def content(filled: Inputs) -> list[list[int]]:
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 16), st.sampled_from([0, 1, 2, 7, 300]))
-def test_c_and_python_write_the_same_pass_after_pass(seed: int, per_tile: int, window: int) -> None:
+def test_c_and_python_inputs_are_equal_over_passes(seed: int, per_tile: int, window: int) -> None:
     rng = random.Random(seed)
     compiled, python = two_inputs(per_tile=per_tile, window=window)
     for _ in range(3):  # each leaves something behind that the next one has to clear
@@ -117,7 +117,7 @@ def test_nodes_of_earlier_passes() -> None:
         assert each.words.tolist()[:3] == [[1, 0, 0, 0, 0b0101], [2, 0, 0, 0, 0b1010], [6, 0, 0, 0, 0b1000]]
 
 
-def test_what_does_not_fit_is_refused_and_nothing_is_written_outside() -> None:
+def test_too_large_batches_are_refused_without_stray_writes() -> None:
     """In C nothing is written at all; Python says what is wrong."""
     tree = PackedBatch([1] * 9, [PackedSegment(0, 0, 0, (-1, 0, 0, 0, 1, 1, 2, 2, 3), 9)])
     for each in two_inputs(num_rows=9, num_tiles=2):

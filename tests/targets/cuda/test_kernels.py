@@ -226,7 +226,7 @@ class TurningHeads:
         rotation = Rotation(angles.cos().to(dtype), angles.sin().to(dtype), *norms, EPS)
         self.cache_write = CacheWrite(rotation, positions.to(DEVICE), slots.to(DEVICE), keys, values)
 
-    def assert_right(self, projected: torch.Tensor, out: torch.Tensor, steps: float) -> None:
+    def assert_correct(self, projected: torch.Tensor, out: torch.Tensor, steps: float) -> None:
         """``projected [N, heads, D]`` in float64; ``out [N, heads, D]``, of which the queries count."""
         rotation, positions, slots, keys, values = self.cache_write
         used = slots >= 0
@@ -250,13 +250,13 @@ class TurningHeads:
 @runs_kernels
 @pytest.mark.parametrize("dim", [16, 96])
 @pytest.mark.parametrize("normed", [False, True])
-def test_queries_are_rotated_and_keys_go_to_their_slots(dim: int, normed: bool, dtype: torch.dtype) -> None:
+def test_queries_are_rotated_and_keys_are_written_to_slots(dim: int, normed: bool, dtype: torch.dtype) -> None:
     case = TurningHeads(4, dim, normed, dtype)
     qkv = noise(4, 7 * dim, dtype=dtype)
     before = qkv.view(4, 7, dim).clone()
     rows.rotate_and_store(qkv, case.cache_write, num_heads=3, pdl=False)
     after = qkv.view(4, 7, dim)
-    case.assert_right(before.double(), after, 4.0)
+    case.assert_correct(before.double(), after, 4.0)
     assert torch.equal(after[3], before[3])
 
 
@@ -275,7 +275,7 @@ def test_a_product_rotates_its_heads(num_rows: int, dim: int, normed: bool, dtyp
         out = work.run(x, cache_write=case.cache_write, bias=bias)
         assert out[:, 3 * dim :].isnan().all()
         projected = x.double() @ work.weight.double().t() + bias.double()
-        case.assert_right(projected.view(num_rows, 7, dim), out.view(num_rows, 7, dim), 12.0 if normed else 6.0)
+        case.assert_correct(projected.view(num_rows, 7, dim), out.view(num_rows, 7, dim), 12.0 if normed else 6.0)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
@@ -293,7 +293,7 @@ def test_no_registers_are_spilled_on_hopper(model: str, weight: str, dtype: torc
 
 @runs_kernels
 @pytest.mark.parametrize("count", [0, 1, 70, MAX_MOVES])
-def test_rows_move_over_each_other(count: int, dtype: torch.dtype) -> None:
+def test_overlapping_row_moves(count: int, dtype: torch.dtype) -> None:
     """A path that moves down by one or two: most targets are the sources of others. Beside it another path."""
     sources = [100 + i + (2 if i > 40 else 1) for i in range(count)]
     targets = list(range(100, 100 + count))

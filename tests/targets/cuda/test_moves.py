@@ -144,7 +144,7 @@ CLOSE_AND_REUSE = [
 @given(steps=steps, seed=st.integers(0, 100))
 @example(steps=FORK_AT_ONCE, seed=0)
 @example(steps=CLOSE_AND_REUSE, seed=0)
-def test_every_sequence_holds_its_rows(steps: list[tuple[str, int]], seed: int) -> None:
+def test_every_sequence_keeps_its_rows(steps: list[tuple[str, int]], seed: int) -> None:
     books = Books()
     for capacity in (30, 20):
         books.open(capacity)
@@ -155,7 +155,7 @@ def test_every_sequence_holds_its_rows(steps: list[tuple[str, int]], seed: int) 
     books.check()
 
 
-def test_long_runs_meet_every_case() -> None:
+def test_long_runs_cover_every_case() -> None:
     """Thousands of steps: moves that wait together, that wait for none, and more of them than may wait."""
     books, rng = Books(), random.Random(1)
     waiting, at_once = 0, 0

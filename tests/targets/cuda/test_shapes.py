@@ -28,7 +28,7 @@ def shape_of(batch: PackedBatch):  # type: ignore[no-untyped-def]
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 600)), min_size=1, max_size=40))
-def test_a_shape_holds_its_batch(sizes: list[tuple[int, int]]) -> None:
+def test_shape_fits_its_batch(sizes: list[tuple[int, int]]) -> None:
     batch = batch_of(sizes)
     shape = shape_of(batch)
     wanted = sum(segment.num_logits for segment in batch.segments)
@@ -38,7 +38,7 @@ def test_a_shape_holds_its_batch(sizes: list[tuple[int, int]]) -> None:
     assert (shape.num_logits == 0) == (wanted == 0)
 
 
-def test_the_traffic_of_a_server_has_few_shapes() -> None:
+def test_server_traffic_has_few_shapes() -> None:
     """Trees of 1 to 40 nodes of up to 32 requests, some of which read their prompts: all shapes stay captured."""
     rng = random.Random(0)
     shapes = set()

@@ -14,7 +14,7 @@ from draftwood.targets import find_top
 from draftwood.targets.find_top import top_rows
 from draftwood.targets.native.cpu import build
 from draftwood.targets.toprows import TopRows
-from tests.tools.top import INF, ROWS, check, check_senseless, random_rows, rows_with_nan, senseless_rows
+from tests.tools.top import INF, ROWS, check, check_extreme, extreme_rows, random_rows, rows_with_nan
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, resources, run_interpreted, runs_kernels
 
 pytest.importorskip("triton")
@@ -95,18 +95,18 @@ def test_nan_counts_as_minus_infinity(k: int) -> None:
 
 @runs_kernels
 def test_infinite_and_nan_logits() -> None:
-    check_senseless(best(senseless_rows(), 5), senseless_rows(), 5)
+    check_extreme(best(extreme_rows(), 5), extreme_rows(), 5)
 
 
 @runs_kernels
-def test_a_block_of_nothing_beside_very_low_logits() -> None:
+def test_block_of_minus_infinity_next_to_very_low_logits() -> None:
     logits = random_rows(2, 700) - 300.0
     logits[:, 128:300] = -INF
     check(best(logits, 5), logits, 5)
 
 
 @runs_kernels
-def test_rows_may_lie_anywhere() -> None:
+def test_non_contiguous_rows_are_supported() -> None:
     wide = random_rows(9, 700).to(DEVICE)
     for logits in (wide[::4], wide[:3, 3:500], wide.t()[:4], wide[:3, ::2], wide[:1].expand(3, -1)):
         check(top_rows(logits, 6), logits.cpu().contiguous(), 6)
@@ -151,7 +151,7 @@ FIND = {**READ, "words": "*i32"}
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-def test_registers_leave_room_for_a_full_gpu() -> None:
+def test_register_use_allows_full_occupancy() -> None:
     """2,048 threads at a time for the kernel that reads; no kernel keeps anything in local memory."""
     common = {"capability": 90, "num_stages": 3}
     read = resources(top._read_blocks, READ, {"BLOCK": 128, "BLOCKS": 16, "PDL": True}, num_warps=4, **common)
