@@ -1,4 +1,4 @@
-"""What the tests share: random trees, reference answers, and the default model where it is asked for."""
+"""Shared fixtures and helpers: random trees, reference logits, and the default model for tests that need it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import settings
 from draftwood.targets.base import Segment, Target, chain_parents
 
 torch.manual_seed(0)
-settings.register_profile("project", deadline=None)  # a test never asserts a time, on a busy machine least of all
+settings.register_profile("project", deadline=None)  # tests never assert times
 settings.load_profile("project")
 
 
@@ -50,7 +50,7 @@ def logits_after(target: Target, tokens: Sequence[int]) -> torch.Tensor:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads of torch for a while."""
+    """Set the number of torch threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     yield
@@ -59,7 +59,7 @@ def threads(count: int) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def isolated_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Cost profiles and successor tables of test models do not go into the user's cache, nor come from it."""
+    """Cost profiles and successor tables of test models are not written to or read from the user's cache."""
     folder = tmp_path_factory.mktemp("measured")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftwood.sizing.costs.cache_home", lambda: folder)

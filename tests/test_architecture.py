@@ -1,4 +1,4 @@
-"""The structure is a test: layers, package faces, no import circles, every module importable, files stay readable."""
+"""Checks of the structure: layers, public names of packages, import cycles, importable modules, file sizes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ EXTRAS = {"transformers", "huggingface_hub", "xllamacpp", "vllm", "pyarrow", "te
 # Packages that exist only with their extra: they import it at the top, and others import them where they are used.
 OWN_EXTRAS = {"serve": {"uvicorn", "starlette", "prometheus_client"}}
 
-# Modules that import Triton; packages of the GPU decoder say without it whether they can run.
+# Modules that import Triton; packages of the GPU decoder report whether they can run without importing it.
 NEEDS_TRITON = ("draftwood.targets.native.cuda.", "draftwood.sources.neural.head_graphs")
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "workers" not in path.parts)  # workers are scripts
 
 
 def read_layers() -> list[set[str]]:
-    """The layers from top to bottom, from the one place that lists them."""
+    """The layers from top to bottom, from the place that lists them."""
     block = re.search(r"```layers\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
     assert block is not None, "docs/architecture.md has no block ```layers"
     return [set(re.split(r"  +", line)[0].split(" | ")) for line in block.group(1).splitlines()]
@@ -121,7 +121,7 @@ def test_layers_import_downwards(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=by_path)
 def test_packages_are_imported_through_their_public_names(path: Path) -> None:
-    """A module imports its siblings and those above it directly, and everything else from a package's face."""
+    """A module imports siblings and parent packages directly, everything else from the public names of a package."""
     name = module_name(path)
     if name == "draftwood.__main__":
         return  # an entry point, like the script that pyproject.toml names
@@ -180,7 +180,7 @@ def test_every_module_can_be_imported() -> None:
 
 
 def test_only_the_gpu_decoder_needs_triton() -> None:
-    """Everything else is imported where there is none, and nothing of it imports Triton by the way."""
+    """Everything else can be imported without Triton and does not import it indirectly."""
     modules = importable_modules()
     wanted = [name for name in modules if not name.startswith(NEEDS_TRITON)]
     assert len(wanted) < len(modules)

@@ -1,4 +1,4 @@
-"""Options are checked when they are made, and every message says what is allowed."""
+"""Options are checked on creation, and every message states what is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals: against every possible resample, against simulated truths, and what must not change them."""
+"""Intervals match all possible resamples and simulated truths, and do not depend on irrelevant changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table(*rows: tuple[float, ...]) -> Array:
 
 
 def every_resample(data: Array) -> Array:
-    """[C ** (C - 1), K]: the sums of every way to draw a row less than there are."""
+    """[C ** (C - 1), K]: the sums of every resample of C - 1 rows."""
     drawn = np.array(list(itertools.product(range(len(data)), repeat=len(data) - 1)))
     sums: Array = data[drawn].sum(axis=1)
     return sums
@@ -53,7 +53,7 @@ def test_value_is_ratio_of_sums_not_mean_of_ratios() -> None:
 
 
 def test_two_clusters_against_both_resamples() -> None:
-    # (1, 1): 1; (3, 1): 3. Drawn is the one or the other.
+    # (1, 1): 1; (3, 1): 3. One of the two is drawn.
     draws = ratio_of_sums(table((1, 1), (3, 1)), resamples=20_000)
     found, times = np.unique(draws[1:], return_counts=True)
     assert found.tolist() == [1.0, 3.0]
@@ -75,14 +75,14 @@ def test_quantiles_against_enumeration(data: Array) -> None:
     draws = ratio_of_sums(data, resamples=20_000)
     found = interval(draws)
     assert found is not None
-    # Each end lies between the exact quantiles a little further out and a little further in.
+    # Each end lies between exact quantiles slightly outside and slightly inside of it.
     assert np.quantile(exact, 0.02) <= found.low <= np.quantile(exact, 0.03)
     assert np.quantile(exact, 0.97) <= found.high <= np.quantile(exact, 0.98)
     assert draws[1:].mean() == pytest.approx(exact.mean(), rel=0.02)
 
 
 def test_pairs_are_resampled_together() -> None:
-    """Prompts differ tenfold in speed, and alike for both: the speed-up is certain, the speeds are not."""
+    """Prompts differ tenfold in speed, equally for both methods: the speed-up is certain, the speeds are not."""
     data = table(*((10.0, t, 10.0, 2 * t) for t in (1.0, 2.0, 4.0, 10.0)))
     assert interval(paired_speedup(data)) == pytest.approx((2.0, 2.0, 2.0))
     alone = interval(ratio_of_sums(data[:, :2]))
@@ -102,7 +102,7 @@ def test_strata_have_equal_weight_and_are_resampled_independently() -> None:
 def test_medians_by_hand() -> None:
     draws = resample_medians(table((1, 10), (2, 20), (90, 900)))
     assert draws[0].tolist() == [2.0, 20.0]
-    assert set(draws[1:, 0]) == {1.0, 1.5, 2.0, 45.5, 46.0, 90.0}  # of two that were drawn
+    assert set(draws[1:, 0]) == {1.0, 1.5, 2.0, 45.5, 46.0, 90.0}  # of the two drawn values
     assert (draws[:, 1] == 10 * draws[:, 0]).all()
     # The median is the smallest where that was drawn twice: 1 of 9.
     many = resample_medians(table((1,), (2,), (90,)), resamples=20_000)
@@ -112,7 +112,7 @@ def test_medians_by_hand() -> None:
 def test_division_by_zero_gives_no_value() -> None:
     assert interval(ratio_of_sums(table((1, 0), (2, 0)))) is None
     assert interval(paired_speedup(table((4, 2, 0, 1)))) is None
-    # Here only the resamples without the second row do.
+    # Here only resamples without the second row divide by zero.
     found = interval(ratio_of_sums(table((1, 0), (2, 1))))
     assert found == Interval(3.0, 2.0, 3.0)
     assert interval(np.array([1.0, np.nan])) == Interval(1.0, 1.0, 1.0)
@@ -148,7 +148,7 @@ def test_many_clusters_are_resampled_in_blocks() -> None:
 
 
 def test_intervals_cover_the_truth() -> None:
-    """200 runs of 20 prompts each. In the long run the rate is 2 tokens a second, and twice that of plain decoding."""
+    """200 runs of 20 prompts each. The true rate is 2 tokens per second, twice that of plain decoding."""
     random = np.random.default_rng(7)
     covered = {"ratio": 0, "speedup": 0}
     for _ in range(200):
@@ -184,7 +184,7 @@ def test_a_value_lies_in_its_interval(rows: list[tuple[float, ...]]) -> None:
 @given(pairs, st.sampled_from([0.125, 0.5, 4.0, 32.0]))
 def test_slower_machine_changes_speeds_but_not_speedups(rows: list[tuple[float, ...]], slower: float) -> None:
     data, slow = table(*rows), table(*rows)
-    slow[:, [1, 3]] *= slower  # by powers of two, so that nothing is rounded
+    slow[:, [1, 3]] *= slower  # powers of two avoid rounding
     assert (paired_speedup(slow, resamples=FEW) == paired_speedup(data, resamples=FEW)).all()
     fast = ratio_of_sums(data[:, :2], resamples=FEW)
     assert (ratio_of_sums(slow[:, :2], resamples=FEW) == fast / slower).all()
@@ -216,13 +216,13 @@ def test_strata_with_one_cluster_are_resampled_across_strata() -> None:
     assert draws[0] == 3.0
     assert (draws[1:] == 1.0).mean() == pytest.approx(1 / 9, abs=0.01)  # twice the lowest
     assert interval(mean_of_strata(alone)) == Interval(3.0, 1.0, 6.0)
-    assert interval(mean_of_strata(alone[:1])) == Interval(1.0, 1.0, 1.0)  # there is nothing to draw from
+    assert interval(mean_of_strata(alone[:1])) == Interval(1.0, 1.0, 1.0)  # nothing to draw from
     alike = [ratio_of_sums(table((2.0, 1.0)), name) for name in "ab"]
     assert interval(mean_of_strata(alike)) == Interval(2.0, 2.0, 2.0)
 
 
 def test_variance_of_draws_matches_variance_of_mean() -> None:
-    """The variance of a mean of n is s^2 / n, with n - 1 below the sum of squares in s^2."""
+    """The variance of a mean of n values is s^2 / n, where s^2 has the denominator n - 1."""
     values = [1.0, 2.0, 4.0, 9.0]
     draws = ratio_of_sums(table(*((value, 1.0) for value in values)), resamples=50_000)
     assert draws[1:].var() == pytest.approx(np.var(values, ddof=1) / 4, rel=0.03)

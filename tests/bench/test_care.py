@@ -1,4 +1,4 @@
-"""What careless commands must not do: replace what is there, measure for nothing, or leave a reader without a word."""
+"""Careless commands must not overwrite results, waste a measurement or fail without an explanation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: changes that are more than noise, those that are not, and what cannot be compared."""
+"""Comparison of two runs: significant changes, noise, and values that cannot be compared."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def test_speeds_are_compared_without_plain_decoding() -> None:
     changes = diff_runs(one, two)
     assert "speedup" not in {found.metric for found in changes}
     assert "no plain decoding" in change(changes, "goose", "a", "tokens_per_second").note
-    assert change(diff_runs(one, one), "goose", "a", "tokens_per_second").note == ""  # one hour, one machine
+    assert change(diff_runs(one, one), "goose", "a", "tokens_per_second").note == ""  # same time, same machine
 
 
 def test_noise_is_not_reported_as_change() -> None:
-    """Of 40 pairs of runs that differ by chance alone, hardly any speed-up over all tasks counts as a change."""
+    """In 40 pairs of runs that differ only by chance, hardly any overall speed-up is reported as a change."""
     found = []
     for seed in range(40):
         sides = [run(measured({"plain": 0.2, "goose": 0.1}, noise=0.3, seed=2 * seed + side)) for side in (0, 1)]
@@ -127,7 +127,7 @@ def test_few_prompts_are_not_significant() -> None:
 
 
 def test_one_batch_is_not_significant() -> None:
-    """Ten prompts that ran together have one time."""
+    """Ten prompts of one batch have one common time."""
     sides = [run(measured({"plain": 0.2, "goose": pace}, tasks="a", batch="0")) for pace in (0.1, 0.05)]
     changes = diff_runs(*sides)
     for metric in ("speedup", "tokens_per_second", "first_token_ms"):
@@ -147,7 +147,7 @@ def test_noise_of_single_prompt_tasks_is_not_reported_as_change() -> None:
 
 
 def test_only_common_requests_count() -> None:
-    """The run after has prompts that are ten times slower, and repeats; before has none of them."""
+    """The second run also has repeats and prompts that are ten times slower; the first run has none of them."""
     before = run(measured({"plain": 0.2, "goose": 0.1}))
     extra = [replace(r, prompt=f"new {r.prompt}", decode_seconds=10 * r.decode_seconds) for r in before.records]
     again = [replace(r, repeat=1, decode_seconds=10 * r.decode_seconds) for r in before.records]

@@ -1,4 +1,4 @@
-"""Benchmark runs in which something fails: methods, prompts, outputs, checks. The rest of the run stays whole."""
+"""Failures of methods, prompts, outputs or checks in a benchmark run do not affect the rest of the run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_one_failing_method_does_not_lose_the_others(tmp_path: Path, monkeypatch
     good = Counter(record.method for record in run.records if not record.error)
     assert good == {"plain": 4 + 8, "goose": 4 + 8}
     monkeypatch.undo()
-    mended = run_bench(request)  # what failed is tried again
+    mended = run_bench(request)  # failed requests are tried again
     assert not [record for record in mended.records if record.error]
     assert mended.manifest.failed == {}
     assert Counter(record.method for record in mended.records)["pld"] == 12
@@ -98,7 +98,7 @@ def test_too_long_prompts_do_not_count_as_method_failures(tmp_path: Path) -> Non
     settings = BenchSettings(**{**BASE, "data": data, "tasks": ("long", "short"), "limit": None})
     run = run_bench(RunSpec(settings=settings, folder=tmp_path / "a"), note=notes.append)
     assert run.manifest.failed == {}
-    assert notes == []  # warmed up, too
+    assert notes == []  # including the warm-up
     failed = Counter((r.method, r.task) for r in run.records if r.error and "longer than the context" in r.error)
     assert failed == {(method, "long"): 4 for method in BASE["drafters"]}
     assert Counter(r.task for r in run.records if not r.error) == {"short": 3}
@@ -142,7 +142,7 @@ def test_failed_output_check_keeps_the_record(tmp_path: Path, monkeypatch: pytes
         return answers
 
     monkeypatch.setattr(DrafterEngine, "generate", strange)
-    run = bench(tmp_path / "a", tasks=("code",), drafters=("goose", "plain"))  # judged at once, and at the end
+    run = bench(tmp_path / "a", tasks=("code",), drafters=("goose", "plain"))  # judged immediately and at the end
     found = {r.lossless for r in run.records if r.method == "goose" and r.error is None and r.lossless}
     assert {(one.verdict, one.position, one.gap) for one in found} == {("error", 2, None)}
     assert len([r for r in run.records if r.method == "goose" and r.lossless]) == 2

@@ -1,4 +1,4 @@
-"""Prompts from the hub, which a stand-in plays: nothing here leaves the machine."""
+"""Prompts from the hub, with a fake hub: no network access."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMIT = "0123abc"
 
 
 class FakeHub:
-    """Data sets as files by name, in a cache laid out as the real one is."""
+    """Datasets as files by name, in a cache with the layout of the real one."""
 
     def __init__(self, folder: Path, fails: Exception | None = None) -> None:
         self.folder, self.fails = folder, fails
@@ -57,7 +57,7 @@ class FakeHub:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
-    fake = FakeHub(tmp_path / "snapshots" / "cache")  # a name that the cache's own folders have too
+    fake = FakeHub(tmp_path / "snapshots" / "cache")  # a name that also occurs in the folders of the cache
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake)  # type: ignore[arg-type]
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.delenv("DRAFTWOOD_OFFLINE", raising=False)
@@ -124,7 +124,7 @@ def test_dataset_missing_on_hub(hub: FakeHub) -> None:
     assert hub.asked == []  # before anything is fetched
 
 
-# Any other set
+# Any other dataset
 
 
 @pytest.mark.parametrize(

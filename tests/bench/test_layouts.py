@@ -1,4 +1,4 @@
-"""Rows of prompt files: how each set asks, and the ids that prompts get."""
+"""Rows of prompt files: the prompt layout of each dataset, and prompt ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From records to figures, with numbers worked out by hand; failures, repeated requests, peers that tell little."""
+"""Figures from records, compared with values by hand; failures, repeated requests, peers without statistics."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_speeds_and_speedups_by_hand() -> None:
     assert (goose.requests, goose.errors, goose.output_tokens) == (2, 0, 40)
     assert found.cells["goose", "b"].speedup == Interval(2.0, 2.0, 2.0)  # a single prompt: no width
     overall = found.cells["goose", ALL_TASKS]
-    assert value(overall.speedup) == 2.25  # (2.5 + 2) / 2, whatever the number of prompts
+    assert value(overall.speedup) == 2.25  # (2.5 + 2) / 2 for any number of prompts
     assert value(overall.tokens_per_second) == 4.5
     assert (overall.requests, overall.output_tokens) == (3, 48)
 
 
 def test_speedup_uses_requests_common_to_both_methods_of_a_run() -> None:
     first = run([record("plain", "a", "1", 10, 10.0), record("goose", "a", "1", 10, 5.0)])
-    # The second run has another pace; its goose has a prompt more, which plain never saw.
+    # The second run has another speed, and goose has one more prompt there than plain.
     second = run(
         [record("plain", "a", "2", 10, 2.0), record("goose", "a", "2", 10, 1.0), record("goose", "a", "3", 1000, 1.0)],
         "two",
@@ -176,7 +176,7 @@ def test_failed_requests_only_change_the_error_count() -> None:
 
 
 def test_repeated_request_counts_once() -> None:
-    """A run that was killed and continued has lines twice: the last one stands."""
+    """A run that was killed and resumed has duplicate lines: the last one counts."""
     early = [record("goose", "a", "1", 10, 100.0), record("goose", "b", "1", 8, 2.0, error="killed")]
     assert summary(run([*early, *two_tasks()])).cells == summary(run(two_tasks())).cells
     cells = summary(run([*two_tasks(), record("goose", "b", "1", 8, 2.0, error="killed")])).cells
@@ -185,7 +185,7 @@ def test_repeated_request_counts_once() -> None:
 
 
 def test_mean_is_none_if_method_lacks_a_task() -> None:
-    """goose fails on all of task b, the slow one: its mean over the rest would look better than it is."""
+    """goose fails on all of the slow task b: a mean over the other task would look too good."""
     told: dict[str, Any] = {"first_token_seconds": 0.5, "stats": {"cycles": 2, "drafted_nodes": 4}}
     whole = [replace(r, **told) for r in two_tasks()]
     broken = [replace(r, error="no memory") if (r.method, r.task) == ("goose", "b") else r for r in whole]
@@ -202,7 +202,7 @@ def test_mean_is_none_if_method_lacks_a_task() -> None:
 
 
 def test_task_without_value_for_any_method_is_skipped_in_means() -> None:
-    """A task without plain decoding has no speed-ups: the mean is that of the other."""
+    """A task without plain decoding has no speed-ups: the mean is over the other task."""
     records = [r for r in two_tasks() if (r.method, r.task) != ("plain", "b")]
     cells = summary(run(records)).cells
     assert value(cells["goose", ALL_TASKS].speedup) == 2.5
@@ -222,7 +222,7 @@ def test_single_prompt_tasks_have_wide_intervals() -> None:
 
 
 def test_prompts_of_one_batch_are_resampled_together() -> None:
-    """A batch has one speed, however many prompts are in it; passes are each prompt's own."""
+    """A batch has one speed for any number of prompts; passes are counted per prompt."""
     batches = {str(prompt): ("1", 1.0) if prompt < 5 else ("5", 4.0) for prompt in range(1, 9)}
     records = [
         record(method, "a", prompt, 10, seconds * slower, batch=batch, stats={"cycles": 1 + int(prompt)})

@@ -1,4 +1,4 @@
-"""The process of a peer: workers that answer, fail, hang or talk nonsense, and what is said to them."""
+"""The process of a peer: workers that respond, fail, hang or send invalid messages, and the requests they get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftwood.bench.peers.specs import WORKERS
 from draftwood.config import SamplingParams
 from draftwood.errors import CapabilityError, DraftwoodError
 
-# Speaks the protocol without any engine; the model's folder says how it behaves.
+# Implements the protocol without an engine; the model folder selects the behaviour.
 FAKE = """
 import json, os, sys, time
 mode = ""
@@ -73,7 +73,7 @@ def test_worker_gets_request_and_returns_result(
     fake: PeerSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # it would hide the files beside a worker
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # it would shadow the files next to a worker
     shown: list[tuple[str, int, int]] = []
     request = model(dtype="bfloat16", threads=3, max_context=77, assistant=tmp_path, gguf=tmp_path / "x.gguf")
     with Peer(fake, request, lambda *step: shown.append(step)) as peer:
@@ -182,7 +182,7 @@ def test_close_stops_the_worker_and_is_idempotent(fake: PeerSpec) -> None:
     running = peer._process
     assert running is not None
     peer.close()
-    assert running.returncode == 0  # it ended by itself, at the end of its input
+    assert running.returncode == 0  # it exited at the end of its input
     peer.close()
 
 

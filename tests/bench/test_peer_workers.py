@@ -1,4 +1,4 @@
-"""The workers of peers: with stand-ins for their engines, with transformers, and with the others where they are."""
+"""The workers of peers, with fake engines, with transformers, and with other engines if installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.tools.gguf_writer import write_toy
 
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The workers can be imported by their own names, as in their own process, whose threads are theirs to set."""
+    """Import workers by their own names, as in their own process, where they set the number of threads."""
     monkeypatch.syspath_prepend(str(WORKERS))
     with threads(torch.get_num_threads()):
         yield
@@ -118,7 +118,7 @@ def test_llama_timings_are_converted(workers: None, monkeypatch: pytest.MonkeyPa
 
 
 class StandInVllm(ModuleType):
-    """Answers like vLLM: two drafts of three tokens for each request, counters that go on from request to request."""
+    """Responds like vLLM: two drafts of three tokens per request, with counters that continue across requests."""
 
     __version__ = "0"
 
@@ -159,7 +159,7 @@ def test_vllm_counters_are_split_by_request(workers: None, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "vllm", module)
     worker: Any = importlib.import_module("vllm_worker")
     for name in worker._ENVIRONMENT:
-        monkeypatch.setenv(name, os.environ.get(name, ""))  # put back afterwards
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # restored afterwards
     options = {"tokens": 3, "ngram": 4, "min_ngram": 2}
     generate, facts = worker.load(told(variant="ngram", options=options))
     assert module.given["speculative_config"]["num_speculative_tokens"] == 3
@@ -176,7 +176,7 @@ def test_vllm_counters_are_split_by_request(workers: None, monkeypatch: pytest.M
     if per_draft == 3:
         assert (counts["tried_by_depth"], counts["accepted_by_depth"]) == ([2, 2, 2], [2, 0, 0])
     else:
-        assert "tried_by_depth" not in counts  # drafts were shorter, and nobody says which
+        assert "tried_by_depth" not in counts  # drafts were shorter, and it is unknown which
 
 
 def test_vllm_gets_speculative_config_only_if_requested(workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_vllm_gets_speculative_config_only_if_requested(workers: None, monkeypat
     assert module.given["speculative_config"]["suffix_decoding_max_cached_requests"] == 0
 
 
-# Transformers for real
+# The real transformers
 
 PROMPT = [3, 9, 4, 9, 4, 9, 11, 5]
 
@@ -258,7 +258,7 @@ def test_transformers_speculates_and_stops_at_any_eos_token(workers: None, tiny:
         assert counts["accepted"] == 40 - counts["cycles"]
         assert sum(counts["accepted_by_depth"]) == counts["accepted"]
         assert sum(counts["tried_by_depth"]) == counts["drafted"]
-        assert counts["accepted"] > 0  # an assistant that is the model itself, and a text that repeats itself
+        assert counts["accepted"] > 0  # the model as its own assistant, and a repetitive text
     end = plain[6]
     config = folder / "generation_config.json"
     content = json.loads(config.read_text())
@@ -271,11 +271,11 @@ def test_transformers_speculates_and_stops_at_any_eos_token(workers: None, tiny:
     assert found["finish_reason"] == "stop"
 
 
-# The others for real, where they are
+# The other real engines, if installed
 
 
 def real(name: str) -> PeerSpec:
-    """A peer whose Python the user names: this one has transformers at the most."""
+    """A peer whose Python is given by the user: this environment has at most transformers."""
     spec = find_peer(name)
     if not os.environ.get(environments.python_variable(spec.engine)):
         pytest.skip(f"{environments.python_variable(spec.engine)} names no Python with it")
@@ -314,7 +314,7 @@ def test_vllm_generates(name: str, smollm2: Any) -> None:
 
 
 def test_workers_run_without_draftwood() -> None:
-    """Each can be started by a Python that has nothing: it fails to load, in words, and does not fall over."""
+    """Each worker starts in a bare Python: loading fails with a message instead of a crash."""
     for engine in ENGINES:
         message = json.dumps({"id": 1, "op": "generate"}) + "\n"
         command = [sys.executable, "-S", str(WORKERS / f"{engine}_worker.py")]

@@ -1,4 +1,4 @@
-"""Peers within a run: started, gone, absent or named twice."""
+"""Peers within a run: started, crashed, absent or given twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.tools.bench import bench
 
 
 class Stranger:
-    """A peer that has no process."""
+    """A peer without a process."""
 
     def warm_up(self, prompts: Any, params: SamplingParams) -> None: ...
 

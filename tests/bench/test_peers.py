@@ -1,4 +1,4 @@
-"""Peers: names and options, which Python they run in, the files they read, installing."""
+"""Peers: names and options, their Python interpreter, the files they read, installation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.tools.gguf_writer import write_toy
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, and only the environments that a test names."""
+    """A separate cache, with only the environments that a test defines."""
     monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("DRAFTWOOD_OFFLINE", raising=False)
     for engine in ENGINES:
@@ -126,7 +126,7 @@ def test_absent_peer_reports_reason_and_install_command(tmp_path: Path, monkeypa
 
 
 def test_modules_outside_the_worker_path_are_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker looks neither in the folder we are in nor where PYTHONPATH leads us."""
+    """A worker does not search the current folder or PYTHONPATH."""
     spec = replace(find_peer("vllm"), packages=("json", "only_here"))
     monkeypatch.setenv("DRAFTWOOD_PEER_VLLM", sys.executable)
     (tmp_path / "only_here").mkdir()
@@ -191,7 +191,7 @@ def test_the_gguf_of_a_known_model_is_fetched_once(home: Path, monkeypatch: pyte
 
 
 class FakePip:
-    """Stands for pip and venv: notes what is asked for, refuses what it is told to."""
+    """Fake pip and venv: records the requested packages and fails for those in a list."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, wheel: bytes = b"") -> None:
         self.calls: list[list[str]] = []
@@ -229,7 +229,7 @@ def test_vllm_install_on_cpu_skips_unsuitable_packages(home: Path, monkeypatch: 
     kept = ["numpy", "fastapi[standard]<0.137.0,>=0.133.0", 'numba==0.65.0; python_version > "3.9"', "torchish"]
     dropped = ["torch==2.13.0+cpu", "torchvision; platform_machine != 'x'", "torchaudio", "torchcodec>=0.14"]
     pip = FakePip(monkeypatch, wheel_of(*kept, *dropped, 'pandas; extra == "bench"'))
-    pip.refused = {"torch==2.13.0+cpu", "arctic-inference"}  # the last may fail: one variant goes without
+    pip.refused = {"torch==2.13.0+cpu", "arctic-inference"}  # the last may fail: one variant does not need it
     shown: list[str] = []
     assert install_peer("vllm", lambda label, done, total: shown.append(label)) == environments.venv_python(
         home / "peers" / "vllm"

@@ -1,4 +1,4 @@
-"""Several runs in one summary: what is pooled, what stays apart, and that no order of runs or records matters."""
+"""Several runs in one summary: which are pooled, which stay separate; the order of runs and records does not matter."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_runs_with_equal_names_are_distinct_and_duplicates_count_once() -> None:
 
 
 def test_answers_to_one_prompt_are_resampled_together() -> None:
-    """Two rounds of a prompt are no two prompts, within a run or in two of them."""
+    """Two rounds of a prompt do not count as two prompts, in one run or in two."""
     slow, fast = record("goose", "a", "1", 10, 10.0), record("goose", "a", "1", 10, 5.0)
     for runs in ([run([slow]), run([fast], "two")], [run([slow, replace(fast, repeat=1)])]):
         cell = summary(*runs).cells["goose", "a"]

@@ -1,4 +1,4 @@
-"""Recipes: the files of the package are sound, and mistakes in a file are named."""
+"""Recipes: the files of the package are valid, and errors in a file are named."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ WITH_MEANS = [f"{paper}-table{n}" for paper, ns in {"salf": (1, 2, 4), "gto": ra
 
 @pytest.mark.parametrize("name", WITH_MEANS)
 def test_published_means_match_their_cells(name: str) -> None:
-    """Catches a number that was read wrongly: the papers' own rounding leaves 0.015."""
+    """Detects misread numbers; rounding in the papers accounts for up to 0.015."""
     for run in load_recipe(name).runs:
         rows: dict[tuple[str, str], dict[str, float]] = {}
         for figure in run.figures:
@@ -199,7 +199,7 @@ def test_figures_are_assigned_to_runs_with_their_methods(tmp_path: Path) -> None
     assert first.figures == [cell, {**cell, "task": "*", "value": 2.0}]
     assert second.figures == []
     assert recipe.figures_for(first) == first.figures
-    assert recipe.figures_for(first, {"tasks": ["gsm8k"]}) == [cell]  # the paper's mean is over more
+    assert recipe.figures_for(first, {"tasks": ["gsm8k"]}) == [cell]  # the mean of the paper is over more tasks
     assert recipe.figures_for(first, {"tasks": ["mbpp"]}) == []
 
 

@@ -1,4 +1,4 @@
-"""Recordings: rows of logits written down and given back, and their files."""
+"""Recordings: rows of logits are stored and restored, and their files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_reused_dense_rows_are_cleared() -> None:
     st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=20), st.lists(st.lists(st.integers(0, 3), max_size=4))
 )
 def test_merged_recordings_keep_every_context_once(first: list[list[int]], second: list[list[int]]) -> None:
-    """Contexts here are runs of tokens beside position 0; each row holds a number that belongs to its run."""
+    """Contexts here are runs of tokens that branch off at position 0; each row contains the number of its run."""
 
     def number(run: Sequence[int]) -> int:
         return int("1" + "".join(map(str, run)))
@@ -107,7 +107,7 @@ def test_recording_round_trips_through_file(goose: Recording, tmp_path: Path) ->
         compute_figures(again, method, replay(again, method)).tau
         == compute_figures(goose, method, replay(goose, method)).tau
     )
-    assert [entry.name for entry in path.parent.iterdir()] == ["a.recording"]  # nothing half written
+    assert [entry.name for entry in path.parent.iterdir()] == ["a.recording"]  # no partial file
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_other_files_are_not_recordings(saved: Path, tmp_path: Path) -> None:
         lambda a: {"logprobs": a["logprobs"] * np.float32(np.nan)},
         lambda a: {"parents": np.full_like(a["parents"], 5)},
         lambda a: {"labels": np.zeros_like(a["labels"])},
-        lambda a: {"labels": a["labels"] + 500},  # no place of the text has a row
+        lambda a: {"labels": a["labels"] + 500},  # no position of the text has a row
     ],
 )
 def test_damaged_recordings_are_refused(saved: Path, damage: Any) -> None:

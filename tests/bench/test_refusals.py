@@ -1,4 +1,4 @@
-"""Benchmarks: one writer a folder, prompts that do not fit, refusals before the first run, what the manifest says."""
+"""Benchmarks: one writer per folder, too long prompts, errors before the first run, content of the manifest."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def talk(folder: Path, *prompts: tuple[str, ...]) -> dict[str, Any]:
     return {"data": str(folder), "tasks": ("talk",)}
 
 
-# --- one writer a folder ----------------------------------------------------------------------------------------------
+# --- one writer per folder --------------------------------------------------------------------------------------------
 
 
 def test_a_second_process_on_one_folder_is_refused_at_once(
     draftwood_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = (*LINE, "--drafters", "plain,pld", "--out", str(tmp_path / "a"))
-    with lock_run(tmp_path / "x" / ".." / "a"), monkeypatch.context() as patch:  # the same place by another name
+    with lock_run(tmp_path / "x" / ".." / "a"), monkeypatch.context() as patch:  # the same folder by another name
         patch.setattr(runner, "load_target", lambda *_, **__: pytest.fail("a model was loaded"))
         result = draftwood_command(*line)
         assert result.code == 2
         assert f"Another process is writing to the results folder\n  got: {tmp_path / 'a'}\n" in result.err
         assert "new folder" in result.err
         assert not (tmp_path / "a").exists()
-    assert draftwood_command(*line).code == 0  # it is free again, and so it is after a run
+    assert draftwood_command(*line).code == 0  # it is released again, also after a run
     assert draftwood_command(*line).code == 0
 
 
@@ -81,7 +81,7 @@ def test_failed_run_releases_its_lock(tmp_path: Path) -> None:
     assert bench(tmp_path / "a", tasks=("code",), limit=1).records
 
 
-# --- prompts that do not fit ------------------------------------------------------------------------------------------
+# --- too long prompts -------------------------------------------------------------------------------------------------
 
 
 def test_too_long_prompt_does_not_affect_its_batch(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_too_long_prompt_does_not_affect_its_batch(tmp_path: Path) -> None:
 def test_turns_before_a_too_long_turn_are_kept(tmp_path: Path) -> None:
     run = bench(tmp_path / "a", **talk(tmp_path / "data", ("first", LONG, "third")))
     found = [(record.turn, bool(record.error)) for record in run.records if record.method == "pld"]
-    assert found == [(0, False), (1, True)]  # and the third, which needs an answer to the second, is not asked
+    assert found == [(0, False), (1, True)]  # the third turn needs an answer to the second and is skipped
     again = bench(tmp_path / "a", data=str(tmp_path / "data"), tasks=("talk",))
     assert {record.key for record in again.records} == {record.key for record in run.records}
 
@@ -147,7 +147,7 @@ def test_prompts_are_not_measured_without_peers(tmp_path: Path, monkeypatch: pyt
     assert bench(tmp_path / "a", tasks=("code",), limit=1).records
 
 
-# --- what is said -----------------------------------------------------------------------------------------------------
+# --- messages and manifest --------------------------------------------------------------------------------------------
 
 
 def test_manifest_contains_the_command_line(
@@ -199,6 +199,6 @@ def test_hub_errors_of_models_and_prompts_have_same_form(monkeypatch: pytest.Mon
 
 
 def test_colours_name_existing_sources() -> None:
-    """The command line writes the names down, since it must not load what has them."""
+    """The command line lists the names itself because it must not import the sources."""
     others = {"datastore", "pool", "window"}
     assert set(_KNOWN) == {SPINE, BRANCH, stand.SOURCE, OWN_SOURCE, CORPUS_SOURCE, *others}

@@ -1,4 +1,4 @@
-"""Recording and replaying: the recorded method comes out as it ran, other methods are told only what is known."""
+"""Recording and replaying: the recorded method is reproduced exactly; other methods get only recorded rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.tools.replay import (  # noqa: F401 - fixtures
     target,
 )
 
-# -- the recorded method comes out exactly as it ran -----------------------------------------------------------------
+# -- the recorded method is reproduced exactly -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_sampled_runs_of_the_recorded_method_are_replayed_exactly(target: Native
 @pytest.mark.parametrize("memory", ["prompt", "process"])
 @pytest.mark.parametrize("stop_at", [3, 10, 11, 12])
 def test_stop_tokens_inside_a_block_are_replayed_exactly(target: NativeTarget, stop_at: int, memory: str) -> None:
-    """The token that stands at some place of the output ends it, wherever a tree carries it."""
+    """A token of the output is the stop token, at any position in a tree."""
     outputs = [request.output_ids for request in recorded(target, [method_of("plain")]).requests]
     params = SamplingParams(max_tokens=48, seed=0, stop_token_ids=tuple(ids[stop_at] for ids in outputs))
     method = method_of("goose", memory=memory)
@@ -91,7 +91,7 @@ def test_stop_tokens_inside_a_block_are_replayed_exactly(target: NativeTarget, s
 
 @pytest.mark.parametrize("name", ["recycling:harvest=accepted", "goose"])
 def test_sampled_stops_inside_a_block_are_replayed_exactly(target: NativeTarget, name: str, tmp_path: Path) -> None:
-    """What was accepted behind the stop is learned from too, and the next sample drafts from it."""
+    """Tokens accepted after the stop are learned too, and the next sample drafts from them."""
     outputs = [request.output_ids for request in recorded(target, [method_of("plain")]).requests]
     stops = tuple({ids[place] for ids in outputs for place in (12, 13, 17)})
     params = SamplingParams(max_tokens=48, temperature=0.4, seed=0, n=4, stop_token_ids=stops)
@@ -106,7 +106,7 @@ def test_sampled_stops_inside_a_block_are_replayed_exactly(target: NativeTarget,
 
 
 def test_eos_is_replayed_exactly() -> None:
-    """Greedy, and the end lies in the middle of a block."""
+    """Greedy, with the end in the middle of a block."""
     outputs = [request.output_ids for request in recorded(tiny_target(), [method_of("plain")]).requests]
     ended = tiny_target(replace(TINY_CONFIG, eos_token_ids=tuple({ids[14] for ids in outputs})), cache_tokens=4096)
     method = method_of("goose", memory="process")
@@ -118,7 +118,7 @@ def test_eos_is_replayed_exactly() -> None:
 
 
 def test_stop_recorded_as_bonus_can_be_accepted_in_replay(target: NativeTarget) -> None:
-    """Plain decoding never asks what follows the last token; a drafter that guesses it must not trip over that."""
+    """Plain decoding does not compute what follows the last token; a drafter that guesses it must not fail."""
     outputs = [request.output_ids for request in recorded(target, [method_of("plain")]).requests]
     params = SamplingParams(max_tokens=48, seed=0, stop_token_ids=(outputs[0][10],))
     recording = recorded(target, [method_of("plain")], params, TEXTS[:1])
@@ -144,7 +144,7 @@ def test_stop_recorded_as_bonus_can_be_accepted_in_replay(target: NativeTarget) 
     assert result.stats.accepted_by_source["oracle"] == len(request.output_ids)
 
 
-# -- what other methods are told -------------------------------------------------------------------------------------
+# -- what other methods get ------------------------------------------------------------------------------------------
 
 
 def test_observed_tree_contains_only_known_nodes() -> None:
@@ -162,7 +162,7 @@ def test_observed_tree_contains_only_known_nodes() -> None:
                 return DraftTree.root_only(self.last)
             builder = TreeBuilder(2)
             nine, three = builder.add(0, 9, "x"), builder.add(0, 3, "x")
-            eight, six = builder.add(nine, 8, "x"), builder.add(nine, 6, "x")  # 2-9-6 was never seen
+            eight, six = builder.add(nine, 8, "x"), builder.add(nine, 6, "x")  # 2-9-6 was not recorded
             builder.add(eight, 1, "x")  # nor 2-9-8-1
             builder.add(six, 1, "x")
             builder.add(three, 7, "x")
@@ -180,7 +180,7 @@ def test_observed_tree_contains_only_known_nodes() -> None:
     assert list(first.emitted) == [3, 4]
     assert first.choices == [0, 12, 4, 16, 20]  # the first id of each row, in the order of hand_made_recording
     assert first.logits.argmax(-1).tolist() == first.choices
-    # 5 guesses beside the text (the limit of 3 tokens leaves depth 2, which cuts 2-9-8-1 and 2-9-6-1): 9, 8, 6, 7
+    # 5 guesses off the text (the limit of 3 tokens leaves depth 2, which cuts 2-9-8-1 and 2-9-6-1): 9, 8, 6, 7
     assert (result.off_text, result.off_text_known) == (4, 3)
     assert result.stats.cycles == 2  # 3 and the bonus 4; then 5
     assert result.stats.drafted_nodes == 5
@@ -193,18 +193,18 @@ def test_observed_tree_contains_only_known_nodes() -> None:
 def test_estimate_uses_nearest_matching_context_not_future_text() -> None:
     likeness = NearestRows(
         hand_made_recording().requests[0]
-    )  # 1 2 | 3 4 5, beside it 2-9, 2-9-8 and 3-7; rows as in hand_made_recording
+    )  # 1 2 | 3 4 5 with the branches 2-9, 2-9-8 and 3-7; rows as in hand_made_recording
     assert likeness.nearest(9, 8, root=1) == 4  # the pair
     assert likeness.nearest(6, 8, root=1) == 4  # the last token
-    assert likeness.nearest(6, 7, root=1) == 5  # beside the text, further on
-    assert likeness.nearest(2, 3, root=1) is None  # on the text, further on
+    assert likeness.nearest(6, 7, root=1) == 5  # off the text, later
+    assert likeness.nearest(2, 3, root=1) is None  # on the text, later
     assert likeness.nearest(2, 3, root=2) == 1
     assert likeness.nearest(6, 100, root=3) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=12), st.integers(0, 2), st.integers(0, 4))
 def test_nearest_context_matches_exhaustive_search(beside: list[tuple[int, int]], token: int, root: int) -> None:
-    """Against a search through everything, over one guess each beside places 0 to 2 of the text 5 5 5 5."""
+    """Compared with an exhaustive search, with one guess at each of the positions 0 to 2 of the text 5 5 5 5."""
     book = RowStore(1)
     number = np.zeros((1, 1), np.int32)
     for position in range(3):
@@ -239,7 +239,7 @@ def test_estimates_fill_unknown_rows_only(goose: Recording) -> None:
 def test_replay_continues_after_stop_like_the_engine() -> None:
     request = hand_made_recording().requests[0]
     tree = DraftTree.chain([2, 3, 4, 5, 6, 7], "x")
-    choices = [3, 4, 5, 6, 9, 0]  # behind the last token 5 the target says 6, then 9
+    choices = [3, 4, 5, 6, 9, 0]  # after the last token 5 the target predicts 6, then 9
     assert find_path(tree, (3, 4, 5), choices, request) == [0, 1, 2, 3, 4]
     assert find_path(tree, (3, 4), choices, request) == [0, 1, 2, 3, 4]
     warm = RecordedRequest(**{**vars(request), "params": SamplingParams(max_tokens=3, temperature=1.0)})
@@ -252,7 +252,7 @@ def test_nodes_are_located_on_the_text_from_any_root() -> None:
     script = ReplayScript(hand_made_recording().requests[0], 258)
     on_text, rows = locate_nodes(DraftTree.chain([3, 4, 5, 6], "x"), script, root=2)
     assert on_text == [2, 3, 4, None]
-    assert rows == [1, 2, None, None]  # nothing is known behind the last token
+    assert rows == [1, 2, None, None]  # nothing is known after the last token
 
 
 def test_recordings_of_same_texts_are_merged(target: NativeTarget, goose: Recording) -> None:
@@ -288,7 +288,7 @@ def test_different_output_of_same_request_is_omitted() -> None:
 
 
 def test_recording_does_not_change_output(target: NativeTarget) -> None:
-    """Not even for a drafter that does not want to see the prompt's logits."""
+    """This includes drafters that do not read the prompt's logits."""
     for name in ("stand:harvest_prompt=false", "goose"):
         method = method_of(name)
         (entry,) = recorded(target, [method]).methods

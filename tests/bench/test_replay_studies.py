@@ -1,4 +1,4 @@
-"""Studies on recordings: what can be replayed, long contexts, many trajectories, and the commands."""
+"""Studies on recordings: methods that can be replayed, long contexts, many trajectories, and the commands."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_long_contexts_are_filled_with_texts_of_other_prompts(goose: Recording) 
     there = others[0].text + others[1].text
     assert text.tokens == (there * 9)[: len(text.tokens)]
     last = len(others[0].text) - 1
-    assert not text.known[last]  # nothing is known behind the last token of a text
+    assert not text.known[last]  # nothing is known after the last token of a text
     assert text.known[:last].all()
     row = others[0].rows.find(ON_TEXT, 4)
     assert (text.ids[4] == others[0].rows.arrays().ids[row]).all()
@@ -158,7 +158,7 @@ def test_tables_omit_empty_columns(goose: Recording) -> None:
 
 
 def command(*argv: str) -> argparse.Namespace:
-    """As the program reads it: what `bench` itself has defaults for must not get in the way."""
+    """Arguments as the program parses them: defaults of `bench` itself must not interfere."""
     return build_parser().parse_args(["bench", *argv])
 
 

@@ -1,4 +1,4 @@
-"""Reports: what they say equals the summary, and nothing of others' text becomes markup."""
+"""Reports: their content equals the summary, and external text never becomes markup."""
 
 import html
 import json
@@ -72,7 +72,7 @@ def test_report_describes_the_run():
     assert "95% bootstrap over prompts (10 prompts in 2 tasks)" in report
     assert "ran together" not in report
     assert "Batches of 8 prompts" in markdown_report([make(manifest={"settings": {"batch": 8}})])
-    stopped = changed(make(), "goose", "mbpp", prompts=3)  # a run that goes on: those that were answered count
+    stopped = changed(make(), "goose", "mbpp", prompts=3)  # an unfinished run: answered requests count
     assert "95% bootstrap over prompts (8 prompts in 2 tasks)" in markdown_report([stopped])
 
 
@@ -159,7 +159,7 @@ def test_headline():
     plain = "goose decodes 2.00x as fast as plain decoding (1.90-2.10), 24 of 25 outputs identical, 1 tie."
     assert headline(make()) == plain
     wrong = changed(make(), "goose", lossless={"identical": 24, "error": 1})
-    assert headline(wrong).startswith("pld decodes 1.50x")  # a method that is wrong is not the best
+    assert headline(wrong).startswith("pld decodes 1.50x")  # a method with wrong output is not the best
     peer = make(["plain", "pld", "other"], peers=["other"])
     assert headline(peer).startswith("pld decodes 1.50x")
     assert headline(make(["goose"])) == "goose decodes 40.0 (39.0-41.0) tokens/s, 24 of 25 outputs identical, 1 tie."
@@ -214,7 +214,7 @@ def test_rows_for_a_terminal():
     assert format_results(replace(make(["plain"]), cells={})) == [("method", "speed-up"), ("plain", "")]
 
 
-# --- others' text -----------------------------------------------------------------------------------------------------
+# --- external text ----------------------------------------------------------------------------------------------------
 
 
 def test_external_text_is_escaped():
@@ -234,7 +234,7 @@ def test_external_text_is_escaped():
     assert "<script>alert" not in page
     assert drawings(page)
     report = markdown_report([summary])
-    outside = re.sub(r"^(`{4,})\n.*?\n\1$", "", report, flags=re.S | re.M)  # the command stands in a code block
+    outside = re.sub(r"^(`{4,})\n.*?\n\1$", "", report, flags=re.S | re.M)  # the command is in a code block
     assert "<script>" not in outside
     assert not re.search(r"(?<!\\)\]\(http", outside)
     assert "*x*" not in outside.replace("\\*x\\*", "")
@@ -264,7 +264,7 @@ def test_any_text_gives_well_formed_drawings(text):
 
 
 def small_run():
-    """Two prompts of 8 tokens: plain takes a second each, goose half of it."""
+    """Two prompts of 8 tokens: plain takes a second for each, goose half a second."""
     methods = [
         {"label": label, "kind": "drafter", "drafter": label, "options": {}, "budget": 1, "family": label}
         for label in ("plain", "goose")
@@ -306,7 +306,7 @@ def test_report_of_a_run_is_written_completely(tmp_path):
     assert summary["cells"]["goose"]["own"]["speedup"]["value"] == pytest.approx(2.0)
     assert summary["cells"]["goose"][ALL_TASKS]["lossless"] == {"identical": 2}
     assert summary["baseline"] == "plain"
-    assert 'href="requests.jsonl"' not in (tmp_path / "report.html").read_text(encoding="utf-8")  # not beside it
+    assert 'href="requests.jsonl"' not in (tmp_path / "report.html").read_text(encoding="utf-8")  # not next to it
     for name in (MANIFEST, REQUESTS):
         (tmp_path / name).touch()
     write_report(tmp_path, summarize([small_run()]))

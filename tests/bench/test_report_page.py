@@ -1,4 +1,4 @@
-"""The page of a report: whole by itself, drawn to scale, with the figures of the summary."""
+"""The page of a report: self-contained, drawn to scale, with the figures of the summary."""
 
 import html
 import json
@@ -230,7 +230,7 @@ Promise.all(ready).then(() => {
 
 
 def shown(path, folder):
-    """The page as a real browser has it once scripts have run; nothing where it does not run or does not end."""
+    """The page in a real browser after its scripts ran; empty if the browser does not run or finish."""
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     options += [f"--user-data-dir={folder}/profile", "--window-size=1400,900", "--virtual-time-budget=5000"]
     command = [CHROMIUM, *options, "--dump-dom", path.as_uri()]
@@ -241,7 +241,7 @@ def shown(path, folder):
 
 
 def find_layout_problems(page, folder, widths=(360, 800, 1280)):
-    """What is too wide, cut or written over other text in a real browser."""
+    """Elements that are too wide, cut off or overlapping in a real browser."""
     frames = "".join(
         f'<iframe style="width:{width}px;height:600px;border:0" srcdoc="{html.escape(page)}"></iframe>'
         for width in widths
@@ -250,8 +250,8 @@ def find_layout_problems(page, folder, widths=(360, 800, 1280)):
     path.write_text(f"<!DOCTYPE html><body>{frames}{PROBE}</body>", encoding="utf-8")
     found = re.search(r"<pre>looked\n?(.*?)</pre>", shown(path, folder), re.S)
     if found is None:
-        # A Chromium that is there and shows not even one word is broken on this machine (no shared memory, a package
-        # half installed), which says nothing about reports. One that shows a word and no report is the report's fault.
+        # A Chromium that is installed but cannot show one word is broken on this machine (no shared memory, a package
+        # half installed): not a fault of reports. One that shows a word but no report is a fault of the report.
         path.write_text("<!DOCTYPE html><body><p>word</p></body>", encoding="utf-8")
         if "<p>word</p>" not in shown(path, folder):
             pytest.skip("the Chromium of this machine does not run")

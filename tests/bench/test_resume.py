@@ -1,4 +1,4 @@
-"""Going on with a run: after a kill, an interrupt or a cut, and the folders and settings it is refused with."""
+"""Resuming a run: after a kill, an interrupt or truncation; folders and settings that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftwood.errors import DraftwoodError
 from tests.tools.bench import Spy, bench, conversations
 from tests.tools.cli import Command, draftwood_command  # noqa: F401 - a fixture
 
-# --- where it was -----------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_interrupted_run_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(times[record.key] == record.total_seconds for record in kept)  # not measured again
 
 
-# The command line, killed from within where the fourth request of its run would begin: it cannot be done before.
+# The command line, killed at the start of its fourth request.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -81,8 +81,8 @@ def test_killed_run_resumes(tmp_path: Path, draftwood_command: Command) -> None:
     kept = read_records(folder)
     assert len(kept) == 3 < 2 * 2 * 3
     with requests.open("ab") as handle:
-        handle.write(b'{"method": "goo')  # what a kill in the middle of a line leaves
-    done = draftwood_command(*arguments)  # in this process: it is another one, and has torch already
+        handle.write(b'{"method": "goo')  # a line truncated by a kill
+    done = draftwood_command(*arguments)  # in this process, which is another one and has torch loaded
     assert done.code == 0, done.err
     run = read_run(folder)
     assert len(run.records) == len({record.key for record in run.records}) == 2 * 2 * 3
@@ -123,7 +123,7 @@ def test_run_is_not_resumed_on_another_machine_or_version(tmp_path: Path, monkey
     more = {**list_versions(), "new": "1"}
     with monkeypatch.context() as changed:
         changed.setattr(runner, "list_versions", lambda: more)
-        bench(tmp_path / "a", **settings)  # what was not there before changes nothing
+        bench(tmp_path / "a", **settings)  # new entries do not matter
     with monkeypatch.context() as changed:
         changed.setattr(runner, "list_versions", lambda: {**more, "torch": "0.1"})
         with pytest.raises(DraftwoodError, match="torch"):

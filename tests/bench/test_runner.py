@@ -1,4 +1,4 @@
-"""The benchmark's run: all are asked the same, every answer is written down and judged, times are fair."""
+"""The benchmark run: all methods get the same prompts, every answer is recorded and judged, timing is fair."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftwood.bench.run.engines import DrafterEngine
 from draftwood.bench.tasks.load import load_tasks
 from tests.tools.bench import BASE, Spy, bench, conversations
 
-# --- what is asked and written down -----------------------------------------------------------------------------------
+# --- prompts and records ----------------------------------------------------------------------------------------------
 
 
 def test_every_method_runs_every_turn_of_every_prompt(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_manifest_describes_the_run(tmp_path: Path) -> None:
     assert content["tasks"]["code"]["prompts"] == 1
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
+# --- measurement ------------------------------------------------------------------------------------------------------
 
 
 def test_warm_up_does_not_fill_memories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_all_turns_of_a_batch_are_one_batch(tmp_path: Path) -> None:
 
 
 def test_no_seed_is_used_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer counts its samples' seeds up from the one it is given."""
+    """A peer derives the seeds of its samples by counting up from the given one."""
     spy = Spy(monkeypatch)
     bench(tmp_path / "a", temperature=1.0, trajectories=(3,), repeats=2, tasks=("code",), limit=1, drafters=("plain",))
     assert [params.seed for params in spy.params] == [0, 3]

@@ -1,4 +1,4 @@
-"""What a benchmark asks whom, before anything runs: methods and settings as they are typed, and the order of jobs."""
+"""Planning of a benchmark: parsing of methods and settings, and the order of jobs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_memories_that_distort_results_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "tables.memory"
     check_memories(parse_methods(["plain", "goose:memory=process"], "request", [8]), 1)
     check_memories(parse_methods(["plain", "goose", "recycling"], "prompt", [8]), 2)
-    check_memories(parse_methods(["plain", "goose"], str(file), [8]), 1)  # plain decoding keeps nothing
+    check_memories(parse_methods(["plain", "goose"], str(file), [8]), 1)  # plain decoding has no memory
     with pytest.raises(OptionError, match="copy its own answers"):
         check_memories(parse_methods(["plain", "goose:memory=process"], "request", [8]), 2)
     with pytest.raises(OptionError, match="in the same file"):

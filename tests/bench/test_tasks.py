@@ -1,4 +1,4 @@
-"""The prompts of benchmarks: our own, those of files wherever they lie, and what is said of broken ones."""
+"""The prompts of benchmarks: packaged prompts, files in any location, and errors for invalid files."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_parquet_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
         load_tasks((), str(tmp_path), None)
 
 
-# Where originals lie
+# Locations of original files
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_stems(name: str, stem: str) -> None:
     assert file_stem(name) == stem
 
 
-# What is wrong
+# Errors
 
 
 def test_unknown_task_error_lists_available_tasks(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_broken_file_does_not_stop_other_tasks(tmp_path: Path) -> None:
     assert [task.name for task in load_tasks(["a"], str(tmp_path), None)] == ["a"]
 
 
-# The real sets, where they are
+# The real datasets, if available
 
 
 @pytest.mark.skipif("DRAFTWOOD_BENCH_DATA" not in os.environ, reason="DRAFTWOOD_BENCH_DATA names no folder")

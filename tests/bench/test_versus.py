@@ -1,4 +1,4 @@
-"""Methods with different labels side by side: two heads in two runs, two methods of one run."""
+"""Comparison of methods with different labels: two heads in two runs, two methods of one run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def eagle(label: str, **values: Any) -> dict[str, Any]:
 
 
 def two_runs(after: float = 0.08, plain: float = 0.2, **values: Any) -> tuple[BenchRun, BenchRun]:
-    """The one with a HASS head, the other with a TALF head and something else."""
+    """One run with a HASS head, the other with a TALF head and another method."""
     old = measured({"plain": 0.2, HASS: 0.1})
     new = measured({"plain": plain, TALF: after, "pld": 0.3}, seed=1)
     fixed = {"methods": [PLAIN, eagle(TALF)], "started": "2025-01-02T00:00:00Z"}
@@ -57,7 +57,7 @@ def test_two_heads_of_two_runs() -> None:
 
 
 def test_pair_has_same_figures_as_one_changed_method() -> None:
-    """A pair is what the same records are under one label."""
+    """A pair gives the same result as the same records under one label."""
     before, after = two_runs()
     renamed = [
         one._replace(records=[replace(r, method=r.method.replace(name, "head")) for r in one.records])
@@ -99,7 +99,7 @@ def test_pair_of_equal_labels_equals_single_label() -> None:
 
 
 def test_only_common_prompts_count() -> None:
-    """Of ten prompts the one method failed on two and the other never had three; both are far off there."""
+    """Of ten prompts one method failed on two and the other lacks three; values of those prompts differ a lot."""
     odd = {"0": 1, "1": 1, "7": 4, "8": 4, "9": 4}  # passes
     old = [record("pld", "a", str(i), 20, 2.0, stats={"cycles": odd.get(str(i), 10)}) for i in range(10)]
     new = [record("goose", "a", str(i), 20, 1.0, stats={"cycles": 5}) for i in range(7)]
@@ -113,7 +113,7 @@ def test_only_common_prompts_count() -> None:
     assert (found.verdict, found.note) == ("cannot be compared", "too few prompts: 4 of 5")
 
 
-# --- what else is said ------------------------------------------------------------------------------------------------
+# --- notes ------------------------------------------------------------------------------------------------------------
 
 
 def test_run_differences_are_noted_for_pairs() -> None:
@@ -152,11 +152,11 @@ def test_failing_method_and_missing_tasks_of_a_pair() -> None:
     ("text", "label"),
     [
         (TALF, TALF),
-        ("eagle2:head=r/t", TALF),  # a beginning
-        ("talf", TALF),  # a part
-        ("goose", "goose"),  # a whole label, though others begin with it
+        ("eagle2:head=r/t", TALF),  # a prefix
+        ("talf", TALF),  # a substring
+        ("goose", "goose"),  # a whole label, although others start with it
         ("goose:", "goose:source=pld"),
-        ("pl", "pld"),  # a beginning goes before a part
+        ("pl", "pld"),  # a prefix takes precedence over a substring
     ],
 )
 def test_a_label_may_be_short(text: str, label: str) -> None:

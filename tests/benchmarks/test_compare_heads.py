@@ -1,4 +1,4 @@
-"""``benchmarks/compare_heads.py``: which commands it runs, what it does not run again, how it ends, and its tables."""
+"""``benchmarks/compare_heads.py``: its commands, steps that are not repeated, errors, and its tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftwood.errors import DraftwoodError, OptionError
 from tests.tools.paths import BENCHMARKS
 
 MODULES = ("compare_heads", "compare_plan", "compare_steps", "compare_tables")
-# Stands in for the package where a test is about processes: quick, and does what it is told.
+# Replaces the package in tests of processes: fast, with scripted behaviour.
 FAKE = """
 import sys, time
 what, *rest = sys.argv[1:]
@@ -48,7 +48,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[str]:
-    """Arguments that name prompts."""
+    """Arguments with prompts."""
     for place, names in (("train", ("mbpp_train", "vicuna", "dolly", "gsm8k_train")), ("bench", ("gsm8k",))):
         (tmp_path / place).mkdir()
         for name in names:
@@ -57,7 +57,7 @@ def folders(tmp_path: Path) -> list[str]:
     return [*places, "--out", str(tmp_path / "out"), "--tasks", "gsm8k"]
 
 
-# --- what is run ------------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 def planned(scripts: dict[str, ModuleType], argv: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_runs_have_equal_length(
         "optim.minutes=2.0",
     ]
     assert lengths("gto") == ["optim.minutes=1.25"] * 2 + ["optim.steps=STEPS_OF_gto"]
-    assert lengths("gto", "--steps", "7") == ["optim.steps=7"] * 2  # a third would be the first once more
+    assert lengths("gto", "--steps", "7") == ["optim.steps=7"] * 2  # a third would repeat the first
 
 
 def test_number_of_steps_is_read_from_the_other_run(
@@ -169,13 +169,13 @@ def test_errors_are_reported_before_the_first_step(
     assert all(word in err for word in told), err
 
 
-# --- how it is run ----------------------------------------------------------------------------------------------------
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "draftwood.py").write_text(FAKE, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)  # where a module is looked for first
+    monkeypatch.chdir(tmp_path)  # searched first for modules
     return tmp_path
 
 
@@ -241,11 +241,11 @@ def test_resume_command_is_printed(
     assert shlex.join(["talf", *folders]) in capsys.readouterr().err
 
 
-# --- what comes of it -------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def recorded(folder: Path, passes: dict[str, list[int]], errors: int = 0) -> None:
-    """A run with tokens 60 of each prompt in so many passes, by growth."""
+    """A run with 60 tokens for each prompt, in the given number of passes by growth."""
     folder.mkdir(parents=True)
     labels = {growth: f"eagle2:head=h,growth={growth},budget=60" for growth in passes}
     methods = [
@@ -289,7 +289,7 @@ def test_tables_have_the_figures_of_the_runs(scripts: dict[str, ModuleType], tmp
     pairs = [("two", "one"), ("three", "two")]
     lines = list(module.tables(entries, pairs, ["beam", "salf"], ["gsm8k", "mt_bench"]))
     assert any(line.startswith("| one | - | - | 2.25 (2.00-") for line in lines)
-    assert any(line.startswith("| two | 2 | 2 | 4.80 ") for line in lines)  # of the prompts that it finished
+    assert any(line.startswith("| two | 2 | 2 | 4.80 ") for line in lines)  # for the prompts that it finished
     assert "| three | - | - | - | - |" in lines
     assert "| two over one | +100.0% (100.0 to 100.0) | +50.0% (50.0 to 50.0) |" in lines
     assert "| three over two | - | - |" in lines

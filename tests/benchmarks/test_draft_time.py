@@ -1,5 +1,5 @@
-"""``benchmarks/draft_time.py`` on a tiny model and a CPU: it runs, its figures belong together, and what cannot run is
-told."""
+"""``benchmarks/draft_time.py`` on a tiny model and a CPU: it runs, figures are consistent, unsupported setups are
+reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_growth_has_a_row(draft_time: ModuleType, tmp_path: Path, capsys: 
         assert row["share"] == pytest.approx(row["draft_ms"] / row["verify_ms"])
         assert 0.0 < row["pass_ms"] < row["draft_ms"]
         assert row["host_ms"] > 0.0
-        assert row["device_ms"] is None  # there is none
+        assert row["device_ms"] is None  # there is no GPU
     assert 1 <= rows["salf"]["passes"] <= rows["optimal"]["passes"]
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(rows)

@@ -1,4 +1,4 @@
-"""``benchmarks/gpu.py`` on a tiny model and a CPU: every part runs, and what cannot run is told."""
+"""``benchmarks/gpu.py`` on a tiny model and a CPU: every part runs, and unsupported setups are reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_part_has_rows(gpu: ModuleType, prompts: str, tmp_path: Path, caps
     for row in rows[:4]:
         figures = row["figures"]
         assert row["ms"] == pytest.approx(figures["floor ms"] * figures["times the floor"])
-        assert row["device_ms"] is None  # there is none
+        assert row["device_ms"] is None  # there is no GPU
     assert rows[1]["figures"]["times n=1"] == pytest.approx(rows[1]["ms"] / rows[0]["ms"])
     assert rows[3]["figures"]["times context 16"] == pytest.approx(rows[3]["ms"] / rows[1]["ms"])
     cycle = rows[4]["figures"]
@@ -70,7 +70,7 @@ def test_parts_run_alone(gpu: ModuleType, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_shapes_have_parameter_counts_of_the_models(gpu: ModuleType) -> None:
-    """Shapes are right if they have as many parameters as the models they stand for."""
+    """Shapes are correct if they have as many parameters as their models."""
     expected = {"135M": 134_515_008, "1.5B": 1_543_714_304, "8B": 8_030_261_248}
     for name, number in expected.items():
         shapes = tensor_shapes(gpu.SHAPES[name]).values()

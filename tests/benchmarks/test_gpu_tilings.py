@@ -1,4 +1,4 @@
-"""``benchmarks/gpu_tilings.py`` without a GPU: cuts that it tries can be compiled, and its passes are passes."""
+"""``benchmarks/gpu_tilings.py`` without a GPU: its tilings can be compiled, and its passes are correct."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_tiling_except_the_default_is_tried_once(script: ModuleType) -> No
     parts = ("qkv", "o", "gate_up", "down", "attention")
     found = script.trials("1.5B", 64, gpu, parts)
     assert len(set(found)) == len(found) > 100
-    assert found == script.trials("1.5B", 64, gpu, parts)  # workers share them out by number
+    assert found == script.trials("1.5B", 64, gpu, parts)  # workers divide them by index
     assert {name for name, _ in found[:5]} == set(parts)
     assert {name for name, _ in script.trials("1.5B", 64, gpu, ("o",))} == {"o"}
     dims = script.layer_products(script.SHAPES["1.5B"])["qkv"]

@@ -1,4 +1,4 @@
-"""``benchmarks/gto_gradients.py`` on a tiny model: it runs, and its figures are what they say."""
+"""``benchmarks/gto_gradients.py`` on a tiny model: it runs, and its figures are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``benchmarks/gto_reward.py`` on a tiny model: its figures are those that GTO itself is trained by."""
+"""``benchmarks/gto_reward.py`` on a tiny model: its figures equal those of GTO training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def script() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two heads that differ."""
+    """Two different heads."""
     folder = tmp_path_factory.mktemp("heads")
     run(configuration(folder / "one"))
     run(configuration(folder / "other", "optim.lr=0.05", "optim.steps=8"))

@@ -1,4 +1,4 @@
-"""``benchmarks/serving.py`` and ``prediction.py`` on a tiny model: they run, and nothing changes a text."""
+"""``benchmarks/serving.py`` and ``prediction.py`` on a tiny model: they run, and texts do not change."""
 
 from __future__ import annotations
 

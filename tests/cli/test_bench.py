@@ -1,4 +1,4 @@
-"""``draftwood bench`` as a person types it."""
+"""``draftwood bench`` on the command line."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_folder_without_run_is_refused(draftwood_command: Command, tmp_path: Pat
         assert "not a benchmark run" in result.err
 
 
-# -- what is told ------------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def test_help_shows_defaults(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_help_shows_defaults(draftwood_command: Command, monkeypatch: pytest.Mon
     lines = draftwood_command("bench", "--help").out.splitlines()
     for f in fields(BenchSettings):
         flag = f"  --{f.name.replace('_', '-')} "
-        (line,) = [a + b for a, b in pairwise(lines) if a.startswith(flag)]  # with the line behind it
+        (line,) = [a + b for a, b in pairwise(lines) if a.startswith(flag)]  # with the line after it
         if isinstance(f.default, tuple) and f.default:
             assert f"(default: {','.join(map(str, f.default))})" in line
         elif type(f.default) in (int, float, str):
@@ -230,7 +230,7 @@ def test_a_later_part_of_a_recipe_is_refused_before_the_first_runs(draftwood_com
     assert not (tmp_path / "a").exists()
 
 
-# -- what goes wrong ---------------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def test_interrupted_run_prints_how_to_resume(
@@ -255,7 +255,7 @@ def test_interrupted_run_prints_how_to_resume(
     assert f"draftwood {' '.join(line)} --out {folder.name}\n" in result.err
     assert f"draftwood bench report {folder.name}\n" in result.err
     (folder / "requests.jsonl").rename(tmp_path / "kept")
-    assert "not finished" in draftwood_command("bench", "report", folder.name).err  # nor has it anything to show
+    assert "not finished" in draftwood_command("bench", "report", folder.name).err  # and there is nothing to show
     (tmp_path / "kept").rename(folder / "requests.jsonl")
     half = draftwood_command("bench", "report", folder.name)
     assert half.code == 0
@@ -334,7 +334,7 @@ def test_recordings_as_json(draftwood_command: Command, tmp_path: Path) -> None:
     short = ("--tasks", "code, chat", "--limit", "1", "--max-tokens", "8", "--model", "tiny", "--json")
     told = json.loads(draftwood_command("bench", "record", "--budget", "8", *short, "--out", path).out)
     assert told["recording"] == path
-    assert told["texts"] == 3  # one of code, two turns of chat
+    assert told["texts"] == 3  # one turn of code, two turns of chat
     figures = json.loads(draftwood_command("bench", "replay", path, "--budget", "8", "--json").out)["figures"]
     assert [one["method"] for one in figures] == ["goose", "recycling"]
     assert "'many'" in draftwood_command("bench", "replay", path, "--budget", "many").err

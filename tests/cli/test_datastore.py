@@ -1,4 +1,4 @@
-"""``draftwood datastore``: building from files of every kind, showing, and what is refused."""
+"""``draftwood datastore``: building from files of every kind, showing, and errors."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_interrupt_leaves_no_files(
 ) -> None:
     def interrupt(_: object, label: str, *__: int) -> None:
         if label.startswith("writing"):
-            assert list(tmp_path.glob(".store.partial-*"))  # there is something to tidy up
+            assert list(tmp_path.glob(".store.partial-*"))  # there is something to clean up
             raise KeyboardInterrupt
 
     monkeypatch.setattr("draftwood.cli.console.terminal.ProgressBar.__call__", interrupt)
@@ -145,7 +145,7 @@ def test_progress_is_a_bar_on_a_terminal(
     assert "━" in screen.getvalue()
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

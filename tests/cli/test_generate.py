@@ -146,7 +146,7 @@ def test_default_streaming_is_disabled_by_other_options(
 
 
 def test_comparison_does_not_benefit_from_remembered_output() -> None:
-    speeds = iter([(6, 20.0), (12, 10.0), (2, 1.0), (12, 9.0)])  # cycles and seconds: the second draft knows it all
+    speeds = iter([(6, 20.0), (12, 10.0), (2, 1.0), (12, 9.0)])  # cycles and seconds: the second run remembers all
 
     class Remembering:
         def generate(self, *_: object, drafter: str | None, prediction: str | None) -> list[SimpleNamespace]:

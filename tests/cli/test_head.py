@@ -1,4 +1,4 @@
-"""``draftwood inspect head`` and ``draftwood export``: what they say, write and refuse."""
+"""``draftwood inspect head`` and ``draftwood export``: output, files and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tools.head import SMALL, gives_same_logits, random_head
 
 
 def model_folder(path: Path, **changes: Any) -> Path:
-    """A folder with nothing but the configuration of the small model."""
+    """A folder with only the configuration of the small model."""
     path.mkdir()
     content = {
         "architectures": ["LlamaForCausalLM"],
@@ -127,7 +127,7 @@ def test_other_kinds(
 def test_prefix_layer_needs_the_target_model(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("hydra", SMALL, prefix=True), tmp_path / "head", to="hydra")
     content = json.loads((folder / "config.json").read_text())
-    del content["num_attention_heads"]  # as the original leaves it
+    del content["num_attention_heads"]  # as in the original
     (folder / "config.json").write_text(json.dumps(content))
     result = draftwood_command("inspect", "head", str(folder))
     assert result.code == 2

@@ -105,7 +105,7 @@ def test_unreadable_files_are_refused(draftwood_command: Command, tmp_path: Path
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_non_text_bytes_are_refused(command: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    for errors in ("strict", "surrogateescape"):  # what stdin does depends on the locale
+    for errors in ("strict", "surrogateescape"):  # the encoding of stdin depends on the locale
         stream = io.TextIOWrapper(io.BytesIO(b"ab\xff\n"), encoding="utf-8", errors=errors)
         monkeypatch.setattr("sys.stdin", stream)
         result = draftwood_command(command, *SHORT)
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_cleanly(draftwood_command: Command, monkeypatch: pyte
 
 # -- colours ---------------------------------------------------------------------------------------------------------
 
-# A reward for repetition: the random model then writes text that can be guessed.
+# A negative penalty: the random model then generates predictable text.
 REPEATING = ("generate", "abab", "--frequency-penalty=-50", *SHORT)
 
 
@@ -220,7 +220,7 @@ def test_progress_shows_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwood.cli.console.terminal.time.monotonic", lambda: now)
     terminal, pipe = Terminal(), io.StringIO()
     bars = [ProgressBar(Paint("never", stream)) for stream in (terminal, pipe)]
-    for seconds, done in ((0.0, 4), (1.0, 5), (120.0, 6)):  # four of ten were there when it began
+    for seconds, done in ((0.0, 4), (1.0, 5), (120.0, 6)):  # four of ten were done at the start
         now = 100.0 + seconds
         for bar in bars:
             bar("measuring", done, 10)

@@ -1,4 +1,4 @@
-"""``check``, ``models``, ``drafters``, help texts and true processes."""
+"""``check``, ``models``, ``drafters``, help texts and real processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_check_reads_every_kind_of_jsonl(draftwood_command: Command, tmp_path: P
 
 @pytest.fixture
 def lying(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculative runs that get their fourth token wrong."""
+    """Makes the fourth token of speculative runs wrong."""
     generate = LLM.generate
 
     def wrong(self: LLM, *args: object, drafter: str | None = None) -> list[draftwood.Completion]:
@@ -218,7 +218,7 @@ def test_version_and_no_command(draftwood_command: Command) -> None:
     assert draftwood_command("dance").code == 2
 
 
-# -- true processes --------------------------------------------------------------------------------------------------
+# -- real processes --------------------------------------------------------------------------------------------------
 
 
 def start(*argv: str, **options: object) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""``draftwood serve`` as a person starts and ends it."""
+"""``draftwood serve`` on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``draftwood inspect theory``: the table, the plots, what it refuses. The formulas themselves: test_theory.py."""
+"""``draftwood inspect theory``: the table, the plots, errors. The formulas are tested in tests/tree/test_theory.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``draftwood tune``: costs and successors into the cache, static trees into files, and what is refused."""
+"""``draftwood tune``: costs and successors in the cache, static trees in files, and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing may be loaded."""
+    """Fails if a model is loaded."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
@@ -44,7 +44,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny_info() -> Any:
-    from draftwood.targets.load import load_target  # tests may put another one there
+    from draftwood.targets.load import load_target  # tests may replace it
 
     return load_target(ModelOptions(model="tiny", max_batch=1)).target.info
 
@@ -94,7 +94,7 @@ def test_tune_as_json(draftwood_command: Command) -> None:
     content = json.loads(result.out)
     assert content["model"] == "tiny"
     assert content["sizes"][:3] == [1, 2, 3]
-    assert content["contexts"] == [16, 512, 1024 - 64]  # 2,048 is beyond the model
+    assert content["contexts"] == [16, 512, 1024 - 64]  # 2,048 exceeds the context of the model
     assert [len(row) for row in content["seconds"]] == [len(content["sizes"])] * 3
     assert (content["device"], content["stepped"], content["pass_sizes"]) == ("cpu", False, [])
     assert content["largest_tree"] == content["sizes"][-1]
@@ -125,14 +125,14 @@ def test_unwritable_cache_is_reported(draftwood_command: Command, cache: Path) -
     assert "cannot be written" in result.err
 
 
-# -- a target with passes of certain sizes ---------------------------------------------------------------------------
+# -- a target with fixed pass sizes ----------------------------------------------------------------------------------
 
 PASS_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 256, 512, 768, 1024)
 
 
 @pytest.fixture(params=["cpu", "cuda"])
 def stepping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Stands in for a decoder with CUDA graphs: the tiny model, which says where it runs and which sizes it has."""
+    """Replaces a decoder with CUDA graphs: the tiny model with a given device and given pass sizes."""
 
     def load(*_: object, **__: object) -> Loaded:
         target = tiny_target(replace(TINY_CONFIG, context_length=16_384), cache_tokens=16_384)
@@ -174,7 +174,7 @@ def test_pass_sizes_as_json(draftwood_command: Command, stepping: str) -> None:
 def test_static_tree_with_fixed_pass_sizes(
     draftwood_command: Command, prompt_file: Path, tmp_path: Path, stepping: str
 ) -> None:
-    """A tree of 625 nodes is more than any size that is timed."""
+    """A tree of 625 nodes is larger than any measured size."""
     output = tmp_path / "tree.json"
     result = tune_tree(draftwood_command, output, prompt_file, "--drafter", "recycling", "--size", "20")
     assert result.code == 0, result.err

@@ -1,4 +1,4 @@
-"""The drafting core in C does what the Python beside it does: the same tables, the same trees, the same cuts."""
+"""The drafting core in C equals the Python implementation: the same tables, trees and tree sizes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ seeds = st.integers(0, 1 << 30)
 
 @contextmanager
 def in_python() -> Iterator[None]:
-    """As on a machine without a compiler."""
+    """Behave as on a machine without a compiler."""
     with (
         mock.patch("draftwood.sources.transitions.load_core", return_value=None),
         mock.patch("draftwood.sizing.chances.load_core", return_value=None),
@@ -53,7 +53,7 @@ def two_tables(*, num_pairs: int, initial: SuccessorArrays | None = None) -> tup
 
 
 def random_rows(rng: random.Random, count: int) -> tuple[IdRows, ScoreRows]:
-    """Successors best first, of few different scores, so that there are ties; some rows are short."""
+    """Successors best first, with few distinct scores for ties; some rows are short."""
     ids, scores = np.full((count, K), NOTHING, np.int32), np.zeros((count, K), np.float32)
     for row in range(count):
         size = rng.randint(0, K)
@@ -106,7 +106,7 @@ def test_tables_are_equal_after_any_calls(calls: list[Contexts], num_pairs: int,
 
 @given(st.lists(st.integers(1, 12), max_size=8), st.integers(0, 20), seeds)
 def test_tables_learn_trees_identically(sizes: list[int], num_pairs: int, seed: int) -> None:
-    """And as if the nodes beside the path were learned first, then those on it."""
+    """Nodes off the path are learned first, then those on it."""
     rng = random.Random(seed)
     both = two_tables(num_pairs=num_pairs)
     (by_rows, _) = two_tables(num_pairs=num_pairs)
@@ -202,7 +202,7 @@ def test_a_compiled_table_stays_within_its_memory() -> None:
     empty = compiled.num_bytes
     learn([compiled], [(1, 2), (3, 4)], random.Random(0))
     assert compiled.num_bytes == empty + 2 * (table.ROW_BYTES + 8 * K)
-    assert table.ROW_BYTES + 2 * 2 * 4 <= 140  # a row with up to four places; rowtable.ENTRY_BYTES is what is allowed
+    assert table.ROW_BYTES + 2 * 2 * 4 <= 140  # a row with up to four slots; the limit is rowtable.ENTRY_BYTES
 
 
 # -- trees -----------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_trees_are_the_same_node_by_node(
 
 
 def checked(tree: DraftTree) -> DraftTree:
-    """The same through the constructor that checks everything."""
+    """The same tree, rebuilt by the checking constructor."""
     return DraftTree(tree.tokens, tree.parents, tree.depths, tree.sources, tree.probs, route=tree.route)
 
 
@@ -252,7 +252,7 @@ def checked(tree: DraftTree) -> DraftTree:
 def random_tree(rng: random.Random, max_size: int) -> DraftTree:
     builder = TreeBuilder(0)
     edges = [0.0, 0.02, 0.35, 0.5, 0.9, 1.0, rng.random()]  # between kinds
-    probs, sources = rng.choice([edges, [0.1], [0.3]]), rng.choice(["abc", "a"])  # where all are alike, ties count
+    probs, sources = rng.choice([edges, [0.1], [0.3]]), rng.choice(["abc", "a"])  # with equal values, ties matter
     for parent in random_parents(rng, rng.randint(1, max_size))[1:]:
         builder.add(min(parent, len(builder) - 1), rng.randint(1, 9), rng.choice(sources), rng.choice(probs))
     return builder.build()
@@ -266,7 +266,7 @@ def tokens_along(tree: DraftTree, rng: random.Random) -> list[int]:
 @given(st.sampled_from(sorted(PROFILES)), st.integers(1, 25), seeds)
 @settings(max_examples=100)
 def test_sizes_are_the_same_whatever_was_learned(costs: str, num_cycles: int, seed: int) -> None:
-    """Two requests of one drafter take turns; new sources come up on the way."""
+    """Two requests of one drafter alternate; new sources appear in between."""
     rng = random.Random(seed)
     compiled = two_requests(PROFILES[costs])
     with in_python():

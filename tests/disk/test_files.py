@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_file_exists_after_the_block(tmp_path: Path) -> None:
     final = tmp_path / "deep" / "er" / "table.bin"
     with new_file(final) as temporary:
         temporary.write_bytes(b"whole")
-        assert temporary.parent == final.parent  # a rename across file systems is none
+        assert temporary.parent == final.parent  # a rename across file systems is not atomic
         assert not final.exists()
     assert final.read_bytes() == b"whole"
     assert names(final.parent) == ["table.bin"]
@@ -55,7 +55,7 @@ def test_old_file_remains_until_new_one_is_complete(tmp_path: Path) -> None:
             temporary.write_bytes(b"new")
             assert final.read_bytes() == b"old"
         assert final.read_bytes() == b"new"
-        assert reader.read() == b"old"  # who has it open goes on reading what was there
+        assert reader.read() == b"old"  # an open file keeps its old content
     assert names(tmp_path) == ["table.bin"]
 
 
@@ -115,5 +115,5 @@ def test_concurrent_writers_use_separate_files(tmp_path: Path) -> None:
         assert first != second
         first.write_bytes(b"first")
         second.write_bytes(b"second")
-    assert final.read_bytes() == b"first"  # the one that ended last
+    assert final.read_bytes() == b"first"  # the one that finished last
     assert names(tmp_path) == ["table.bin"]

@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def answer(source: Path) -> int:
-    """What a fresh ``Library`` computes."""
+    """The result of a new ``Library``."""
     loaded = Library("answer", source).load()
     assert loaded is not None
     return int(loaded.answer())
@@ -51,7 +51,7 @@ def write_prebuilt(variant: str, value: int, folder: Path) -> None:
 
 
 def change_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ``path`` belong to another user than the one who runs."""
+    """Make another user the owner of ``path``."""
     if os.geteuid() == 0:
         os.chown(path, NOBODY, -1)
     else:
@@ -149,7 +149,7 @@ class TestTrust:
 def test_the_prebuilt_variant_computes_the_bits_of_a_native_build(
     dtype: torch.dtype, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Variants with other vector widths may differ in the last bits: sums over lanes run in another order."""
+    """Variants with other vector widths may differ in the last bits because the order of summation differs."""
     text = [index * 7 % 251 for index in range(70)]
 
     def compute() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The baselines beside GOOSE: trees of a fixed shape (`iso3`, `iso5`, `sequoia`, `recycling`), and `sam+recycling`."""
+"""The baselines of GOOSE: trees of a fixed shape (`iso3`, `iso5`, `sequoia`, `recycling`), and `sam+recycling`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.tools.growth import NUM_TOKENS, Table, make_lookup, shapes, tables
 from tests.tools.shapes import uniform_tree
 
 VOCAB_SIZE = 300
-# Nothing repeats; three tokens repeat, with 12 behind the first time; six repeat, with 9 behind it.
+# Nothing repeats; three tokens repeat, first followed by 12 tokens; six repeat, first followed by 9.
 NEW_TEXT = [1, 2, 3]
 COPYING = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 50, 1, 2, 3]
 COPYING_SIX = [1, 2, 3, 4, 5, 6, 7, 8, 50, 1, 2, 3, 4, 5, 6]
@@ -123,7 +123,7 @@ def test_breadth_first_fills_levels_in_order(table: Table, budget: int, arity: i
     assert len(tree) <= budget
     assert list(tree.parents) == sorted(tree.parents)  # and so the depths
     children = tree.children()
-    for node in range(tree.parents[-1]):  # the last parent may lack some, those behind it have none yet
+    for node in range(tree.parents[-1]):  # the last parent may lack some, later ones have none yet
         before = tree.tokens[tree.parents[node]] if node else 0
         tokens = table[before, tree.tokens[node]][0][:arity]
         assert [tree.tokens[child] for child in children[node]] == tokens
@@ -140,7 +140,7 @@ def test_uniform_trees_have_k_children_per_node(cls: type[RankedDrafter], arity:
     assert_filled_with_ranks(tree, uniform_tree(arity, budget), table, 2)
     assert tree.route == ("branch" if budget > 1 else "")
     copying = begun(cls, COPYING, table).propose(budget)
-    assert copying.parents == tree.parents  # the shape does not care where a guess comes from
+    assert copying.parents == tree.parents  # the shape does not depend on the source of a guess
     assert copying.route == ("spine" if budget > 1 else "")
 
 
@@ -266,8 +266,8 @@ def test_a_tree_is_a_name_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     mine = chain_tree(4)
     for name in ("stand", "stand.json", "tree.shape"):
         mine.save(tmp_path / name)
-    assert static_tree("stand") == packaged  # a bare name never is a file
-    # A dot or a slash makes it a path, and then never a packaged tree.
+    assert static_tree("stand") == packaged  # a bare name is never a file
+    # A dot or a slash makes it a path, never a packaged tree.
     for path in ("stand.json", "./stand.json", "./stand", "~/stand", "tree.shape", str(tmp_path / "stand")):
         assert static_tree(path) == mine
     (tmp_path / "stand").unlink()

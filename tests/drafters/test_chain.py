@@ -1,4 +1,4 @@
-"""The drafters that verify one chain, `sam` and `anpd`: exact through the engine, and careful with their options."""
+"""The drafters that verify one chain, `sam` and `anpd`: exact through the engine, with checked options."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_corpus_with_the_answer_is_drafted_from(tmp_path: Path, kind: str) -> 
         drafted = llm.generate([PROMPTS[2], PROMPTS[0]], params)
     assert drafted[0].token_ids == plain
     assert drafted[0].stats.accepted_by_source["corpus"] >= 30
-    assert drafted[0].stats.cycles == 3  # eleven guesses and the bonus token a cycle
+    assert drafted[0].stats.cycles == 3  # eleven guesses and the bonus token per cycle
     assert drafted[1].token_ids == plain_llm.generate(PROMPTS[0], params)[0].token_ids
 
 

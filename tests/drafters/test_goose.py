@@ -1,4 +1,4 @@
-"""GOOSE: which way a cycle takes, how the spine's share adapts, the paper's ablations by options, exact output."""
+"""GOOSE: the route of a cycle, adaptation of the spine's share, the paper's ablations as options, exact output."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.tools.engine import PROMPTS, make_llm
 
 VOCAB_SIZE = 300
 
-# Three tokens matched at one place, and the text goes on behind it for 5 tokens, for 12.
+# Three tokens match at one position, followed by 5 or 12 tokens.
 SHORT_COPY = [1, 2, 3, 4, 50, 1, 2, 3]
 LONG_COPY = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 50, 1, 2, 3]
-# Four tokens matched: the last three of them say the same, at the same place, at another, and something else.
+# Four tokens match: the last three match at the same position, at another one, or with another continuation.
 SAME_PLACE = [9, 1, 2, 3, 4, 50, 9, 1, 2, 3]
 TWO_PLACES = [9, 1, 2, 3, 4, 60, 1, 2, 3, 4, 50, 9, 1, 2, 3]
 DISAGREEING = [9, 1, 2, 3, 4, 60, 1, 2, 3, 5, 50, 9, 1, 2, 3]
@@ -51,7 +51,7 @@ def begun(prompt_ids: Sequence[int], table: TransitionTable | None = None, **opt
 
 
 def observe(drafter: GooseDrafter, tree: DraftTree, num_accepted: int, bonus: int = 77) -> None:
-    """The first ``num_accepted`` spine tokens were right."""
+    """Observe that the first ``num_accepted`` spine tokens were right."""
     path = range(num_accepted + 1)
     assert tree.sources[1 : num_accepted + 1] == (SPINE,) * num_accepted
     logits = torch.zeros(len(tree), VOCAB_SIZE)
@@ -141,7 +141,7 @@ def test_bypass_is_the_copied_chain_within_budget() -> None:
 def test_plain_step_without_sources() -> None:
     for options in ({}, {"spine": "off"}, {"spine": "transition"}):
         assert begun([1, 2, 3], **options).propose(60) == DraftTree.root_only(3)
-    # The table alone makes the spine, and it knows nothing: there is no chain to bypass with.
+    # Only the table makes the spine, and it is empty: there is no chain for a bypass.
     for bypass in BYPASSES:
         assert begun(SAME_PLACE, spine="transition", bypass=bypass).propose(60) == DraftTree.root_only(3)
 
@@ -155,7 +155,7 @@ def test_only_the_chain_without_table() -> None:
 
 
 def test_running_rate_is_share_of_accepted_spine_tokens() -> None:
-    # A text that repeats itself after 60 tokens; each cycle is taken to have gone on along it.
+    # A text that repeats after 60 tokens; each cycle continues along it.
     text = list(range(100, 160))
     prompt = [*text, *text[:6]]
     drafter = begun(prompt, full_table(), bypass="never")
@@ -190,7 +190,7 @@ def test_the_share_of_the_spine_has_three_tiers(rate: float, length: int) -> Non
     drafter = begun(prompt, full_table(), start_rate=rate, max_draft=40)
     assert drafter.propose(60).sources.count(SPINE) == length
     drafter.begin(DraftRequest(prompt, SamplingParams(), np.random.default_rng(0)))
-    assert drafter._spine_rate == rate  # each request starts anew
+    assert drafter._spine_rate == rate  # each request starts fresh
 
 
 def test_the_share_falls_with_failures_and_rises_with_success() -> None:
@@ -211,7 +211,7 @@ def test_the_share_falls_with_failures_and_rises_with_success() -> None:
 
 # -- the paper's ablations -------------------------------------------------------------------------------------------
 
-# Table 2 of the paper, by its own words; bypass as in the paper wherever it is not what is removed.
+# Table 2 of the paper in its own terms; bypass as in the paper unless it is the removed component.
 ABLATIONS: dict[str, dict[str, Any]] = {
     "GOOSE": {"bypass": "copied"},
     "w/o spine branches": {"bypass": "copied", "spine_branches": False},

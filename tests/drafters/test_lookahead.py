@@ -1,4 +1,4 @@
-"""Lookahead decoding: the window's mask, where its n-grams come from, the bounds of the pool, exactness."""
+"""Lookahead decoding: the mask of the window, the source of its n-grams, the limits of the pool, exactness."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_pool_returns_latest_first_without_duplicates() -> None:
     pool.add((8, 0))
     assert pool.starting_with(7) == [(7, 1), (7, 3), (7, 2)]
     pool.add((7, 9))
-    assert pool.starting_with(7) == [(7, 9), (7, 1), (7, 3)]  # the oldest made room
+    assert pool.starting_with(7) == [(7, 9), (7, 1), (7, 3)]  # the oldest was evicted
     assert pool.starting_with(5) == []
     assert len(pool) == 4
 
@@ -163,17 +163,17 @@ def test_options_are_checked(wrong: dict[str, object]) -> None:
 
 # -- a scripted target -----------------------------------------------------------------------------------------------
 
-SIZE = 101  # of the scripted vocabulary
+SIZE = 101  # size of the scripted vocabulary
 Script = Callable[[Sequence[int]], int]
 
 
 def by_last_token(text: Sequence[int]) -> int:
-    """One cycle through all tokens but one: no token comes again within a hundred."""
+    """One cycle through all tokens but one: no token repeats within a hundred."""
     return text[-1] * 2 % SIZE
 
 
 def by_whole_text(text: Sequence[int]) -> int:
-    """Whoever sees one token more or less gets another answer."""
+    """One token more or less gives another answer."""
     value = len(text)
     for token in text:
         value = (value * 31 + token + 7) % 10_007
@@ -190,7 +190,7 @@ class Cycle(NamedTuple):
 def cycles(
     script: Script, options: LookaheadOptions, prompt: list[int], budget: int, cuts: Sequence[int] = ()
 ) -> Iterator[Cycle]:
-    """Runs the drafter against a script; cycle i verifies the first ``cuts[i]`` nodes only."""
+    """Run the drafter against a script; cycle i verifies only the first ``cuts[i]`` nodes."""
     drafter = LookaheadDrafter(options, None)
     drafter.begin(DraftRequest(prompt, SamplingParams(), np.random.default_rng(3)))
     text, index = list(prompt), 0
@@ -232,7 +232,7 @@ def test_jacobi_ngrams_alone_run_ahead_of_a_text_that_never_repeats() -> None:
 def test_pooled_ngrams_end_with_choice_after_their_column(
     prompt: list[int], budget: int, cuts: list[int], ngram: int
 ) -> None:
-    """Whatever part of a tree is verified, and although the script sees every token before a node."""
+    """For any verified part of a tree; the script depends on every token before a node."""
     options = LookaheadOptions(ngram=ngram, prompt_ngrams=False, window=5, guesses=4)
     run = cycles(by_whole_text, options, prompt, budget, cuts)
     depth = fit_window(options, budget).depth
@@ -253,7 +253,7 @@ def test_text_enters_the_pool_if_enabled() -> None:
     prompt = [5, 6, 7, 8]
     for wanted in (True, False):
         options = LookaheadOptions(prompt_ngrams=wanted, ngram=3)
-        first = next(cycles(by_whole_text, options, prompt, 1))  # no window, so nothing but the text
+        first = next(cycles(by_whole_text, options, prompt, 1))  # without a window, only the text
         text = [*first.text, *first.verified.emitted]
         expected = {tuple(text[start : start + 3]) for start in range(len(text) - 2)} if wanted else set()
         assert set(first.drafter._pool._all) == expected
@@ -265,7 +265,7 @@ def test_candidates_keep_their_tag_where_the_window_agrees() -> None:
     for token in range(10, 18):
         drafter._pool.add((4, token, 0))
     drafter._pool.add((4, 5, 6))
-    drafter._first_row = [10 + 1, 3]  # the oldest candidate that the pool still has, and a guess of the window's own
+    drafter._first_row = [10 + 1, 3]  # the oldest candidate still in the pool, and a guess of the window
     tree = drafter.propose(60)
     assert tree.tokens[:3] == (4, 5, 6)  # the latest first
     tags = dict(zip((tuple(tree.path_tokens(node)) for node in range(len(tree))), tree.sources, strict=True))
@@ -278,7 +278,7 @@ def test_candidates_keep_their_tag_where_the_window_agrees() -> None:
 
 
 class RecordingDrafter(LookaheadDrafter):
-    """Writes down the text and the columns before each cycle, and the n-grams the cycle pooled."""
+    """Records the text and the columns before each cycle, and the n-grams the cycle pooled."""
 
     records: list[tuple[list[int], list[tuple[int, ...]], list[tuple[int, ...]]]] = []  # noqa: RUF012 - for the test
 

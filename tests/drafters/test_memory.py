@@ -1,4 +1,4 @@
-"""What drafters learn: who shares it, how it gets to disk and back, and that it never changes what is emitted."""
+"""Memories of drafters: their scopes, saving and loading, and that they never change the output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tools.cli import _plain_environment  # noqa: F401 - fixtures
 from tests.tools.engine import PROMPTS, reference
 from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, metadata, open_llm
 
-# -- what a user gives -----------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------------------------
 
 
 def test_scopes_and_files_are_distinguished(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_invalid_file_names_are_refused(name: str) -> None:
 
 
 class SpyingGoose(GooseDrafter):
-    """Tells which memories there were; holds none of them itself."""
+    """Records the memories in weak references."""
 
     name = "spying"
     seen: ClassVar[list[tuple[int, weakref.ref[TransitionTable]]]] = []
@@ -148,7 +148,7 @@ def test_drafter_of_a_call_uses_the_scope(tmp_path: Path) -> None:
         cold, warm = (llm.generate(PROMPT, PARAMS, drafter="recycling")[0].stats.cycles for _ in range(2))
         assert warm < cold
         layout = llm._default.memory.get(0).layout
-    assert metadata(path)["layout"] == layout  # the file is the drafter's that it was named for
+    assert metadata(path)["layout"] == layout  # the file belongs to the drafter of the model
 
 
 @pytest.mark.parametrize("drafter", FORGETFUL)
@@ -159,7 +159,7 @@ def test_drafters_without_memory_accept_any_scope(scope: str, drafter: str) -> N
     assert llm._default.memory.get(1) is None
 
 
-# -- what is emitted -------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafter", LEARNING)
@@ -167,7 +167,7 @@ def test_drafters_without_memory_accept_any_scope(scope: str, drafter: str) -> N
 def test_memory_does_not_change_the_output(memory: str, drafter: str, tmp_path: Path) -> None:
     place = tmp_path / "tables.memory" if memory == "file" else memory
     params = SamplingParams(max_tokens=30)
-    for _ in range(2):  # the second time from what the first one left
+    for _ in range(2):  # the second time with the memory of the first
         with open_llm(place, drafter) as llm:
             results = llm.generate(PROMPTS, params)
             again = llm.generate(PROMPTS[::-1], params)[::-1]

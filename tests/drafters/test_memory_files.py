@@ -1,4 +1,4 @@
-"""Memories in files: saved whole, taken over by the next run, refused where they do not fit."""
+"""Memories in files: saved atomically, loaded by the next run, refused if they do not fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.tools.memory import FORGETFUL, LEARNING, PARAMS, PROMPT, cycles, meta
 
 
 def filled(path: Path, drafter: str = "goose", **options: Any) -> int:
-    """Makes a file; returns the cycles a cold start took."""
+    """Create a file; return the number of cycles of a cold start."""
     with open_llm(path, drafter, **options) as llm:
         return cycles(llm)
 
@@ -94,7 +94,7 @@ def test_ctrl_c_loses_nothing(break_off: Callable[[LLM], None], tmp_path: Path) 
         run()
     assert names(tmp_path) == ["tables.memory"]
     with open_llm(path) as llm:
-        assert llm._default.memory.get(0).num_pairs > 15  # those of the prompt, of which some come twice
+        assert llm._default.memory.get(0).num_pairs > 15  # those of the prompt, some of them duplicates
         assert cycles(llm) < cycles(open_llm("request"))
 
 
@@ -120,7 +120,7 @@ def test_failed_periodic_save_does_not_fail_the_request(tmp_path: Path, monkeypa
     monkeypatch.setattr(memories, "SECONDS_BETWEEN_SAVES", 0.0)
     path = tmp_path / "tables.memory"
     llm = open_llm(path)
-    path.mkdir()  # now nothing can be written there
+    path.mkdir()  # now the file cannot be written
     assert llm.generate(PROMPT, SamplingParams(max_tokens=40))[0].token_ids == reference(llm, PROMPT, 40)
     with pytest.raises(DraftwoodError, match="cannot be written"):
         llm.close()
@@ -129,7 +129,7 @@ def test_failed_periodic_save_does_not_fail_the_request(tmp_path: Path, monkeypa
 
 
 def test_nothing_is_saved_while_a_cycle_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread's request may be writing to the tables: the engine's lock is held for every save."""
+    """Another thread's request may write to the tables: the engine's lock is held during every save."""
     llm = open_llm(tmp_path / "tables.memory")
     held = []
     monkeypatch.setattr(llm._default.memory, "save", lambda **_: held.append(llm._engine._lock._is_owned()))
@@ -143,7 +143,7 @@ def test_nothing_is_saved_while_a_cycle_runs(tmp_path: Path, monkeypatch: pytest
 
 
 def refusal(path: Path, drafter: str = "goose", config: ModelConfig = TINY_CONFIG, **options: Any) -> str:
-    """The message of a refusal, which leaves the file alone."""
+    """The error message; the file must stay unchanged."""
     before = path.read_bytes()
     with pytest.raises(DraftwoodError) as refused:
         open_llm(path, drafter, config, **options)

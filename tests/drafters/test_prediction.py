@@ -1,4 +1,4 @@
-"""Predicted outputs: an expectation makes drafts better or worse, and never another text."""
+"""Predicted outputs: a prediction changes the drafts but never the text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_correct_prediction_is_copied_from_first_token(llm: LLM, drafter: str) -
     without = llm.generate(PROMPT, LONG, drafter=drafter)[0]
     prompt_ids = llm.tokenizer.encode(PROMPT)
     engine = llm.engine
-    # By ids: the bytes that this model writes are no text.
+    # By ids: the bytes that this model generates are not valid text.
     (own,) = engine.submit(
         GenerationRequest(
             prompt_ids=tuple(prompt_ids), params=LONG, drafter=llm.factory(drafter), prediction=tuple(plain.token_ids)

@@ -78,7 +78,7 @@ def plain() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def tiny_model_datastore(plain: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A datastore of what the tiny model itself says to some of the prompts, and of other texts."""
+    """A datastore of the tiny model's output for some of the prompts, and of other texts."""
     codec = ByteTokenizer()
     answers = plain.generate(PROMPTS[:3], SamplingParams(max_tokens=60))
     corpus = [codec.encode(prompt) + answer.token_ids for prompt, answer in zip(PROMPTS, answers, strict=False)]

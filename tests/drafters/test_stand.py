@@ -1,4 +1,4 @@
-"""STAND through the engine: exactness, what goes into the tables, options. The drawing itself: test_drawn.py."""
+"""STAND through the engine: exactness, content of the tables, options. Drawing is tested in test_drawn.py."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_batch_equals_one_by_one() -> None:
 
 
 class FrozenStand(StandDrafter):
-    """Knows the prompt alone, so that what it draws from is never what the target says."""
+    """Knows only the prompt, so its proposal distribution never equals the target's."""
 
     name = "frozen"
 
@@ -69,7 +69,7 @@ class FrozenStand(StandDrafter):
 @pytest.mark.parametrize("draw", ["gumbel", "multinomial", "chosen"])
 @pytest.mark.parametrize("harvest", ["emitted", "all", "frozen"])
 def test_sampled_tokens_have_the_target_distribution(draw: str, harvest: str) -> None:
-    """Chi-square of the first two tokens over many samples that share one memory, against the model's own."""
+    """Chi-square test of the first two tokens over many samples that share one memory."""
     options: dict[str, Any] = {"draw": draw, "harvest": harvest, "tree": "heuristic"}
     if harvest == "frozen":
         options |= {"harvest": "emitted", "max_ngram": 1}
@@ -85,7 +85,7 @@ def test_sampled_tokens_have_the_target_distribution(draw: str, harvest: str) ->
 
 
 def test_longer_samples_stay_exact_in_their_last_token() -> None:
-    """Deep drawn trees from mixed contexts: the fourth token's law, by simulation of the model's own chain."""
+    """Deep drawn trees from mixed contexts: the distribution of the fourth token, by simulation of the model."""
     llm = stand_llm(budget=24, max_batch=40, max_ngram=1)
     prompt = llm.tokenizer.encode("ab")
     runs = 1200
@@ -110,11 +110,11 @@ def test_samples_of_one_prompt_learn_from_each_other() -> None:
     assert sum(taus[4:]) / 4 > taus[0] + 0.3
 
 
-# -- what is learnt --------------------------------------------------------------------------------------------------
+# -- learning --------------------------------------------------------------------------------------------------------
 
 
 def warm_tables(params: SamplingParams, prompt: Sequence[int], **options: Any) -> tuple[NgramTables, list[int], LLM]:
-    """The tables after one request, and what it emitted."""
+    """The tables after one request, and its output."""
     llm = stand_llm(memory="process", **options)
     output = llm.generate([list(prompt)], params)[0].token_ids
     memory = llm._default.memory.get(0)
@@ -141,7 +141,7 @@ def test_distributions_of_emitted_tokens_are_stored(params: SamplingParams) -> N
         assert ids[0] == int(own.argmax())
         assert sum(probs) == pytest.approx(1.0, abs=1e-5)
         assert output[end] in ids
-        # Ten tokens are nearly all of it here; a nucleus measured within them may end one token earlier.
+        # Ten tokens have nearly all of the mass here; a nucleus within them may end one token earlier.
         assert sum(abs(float(own[i]) - p) for i, p in zip(ids, probs, strict=True)) < 0.25
 
 
@@ -202,7 +202,7 @@ def test_prefill_gives_logits_only_where_they_are_read() -> None:
     ],
 )
 def test_warping_top_tokens_equals_full_warping(params: SamplingParams) -> None:
-    """Where the best tokens are all there are, it is what the target's own warping gives."""
+    """If the best tokens are the whole vocabulary, the result equals the target's warping."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn((20, 10), generator=generator) * 2
     top = top_rows(logits, 10)

@@ -44,7 +44,7 @@ def test_greedy_output_is_plain_decoding(llm: LLM, drafter: str | type[Drafter])
 
 
 def test_every_registered_drafter_is_tested_for_exactness() -> None:
-    # A new drafter must be added to the lists that the tests go through.
+    # A new drafter must be added to the lists of the tests.
     assert drafter_names() == sorted([*CHOOSING, *DRAWING, *NEURAL, "rest"])
 
 
@@ -71,7 +71,7 @@ def test_seed_gives_same_output_with_every_choosing_drafter(llm: LLM, temperatur
 def test_a_seed_gives_the_same_output_on_a_gpu(
     llm: LLM, drafter: str, penalty: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the tokens of all nodes are drawn at once, if that can be done."""
+    """There the tokens of all nodes are drawn at once if possible."""
     params = SamplingParams(max_tokens=40, temperature=0.9, top_k=60, top_p=0.95, presence_penalty=penalty, seed=3)
     expected = llm.generate(PROMPTS, params, drafter=drafter)
     at_once = mock.Mock(wraps=accepting.accept_predrawn)
@@ -152,7 +152,7 @@ def test_penalties_follow_the_path_inside_a_tree(llm: LLM) -> None:
     oracle = llm.generate(PROMPTS, params, drafter=OracleDrafter)
     assert [c.token_ids for c in plain] == [c.token_ids for c in oracle]
     assert all(c.stats.acceptance_length > 4 for c in oracle)
-    assert len(set(plain[0].token_ids)) > 20  # the penalties did something
+    assert len(set(plain[0].token_ids)) > 20  # the penalties had an effect
 
 
 def test_oracle_accepts_everything(llm: LLM) -> None:
@@ -160,7 +160,7 @@ def test_oracle_accepts_everything(llm: LLM) -> None:
     (plain,) = OracleDrafter.learn(llm, PROMPTS[:1], params)
     oracle = llm.generate(PROMPTS[0], params, drafter=OracleDrafter)[0]
     assert oracle.token_ids == plain.token_ids
-    assert oracle.stats.cycles == 6  # five guesses and the bonus token a cycle
+    assert oracle.stats.cycles == 6  # five guesses and the bonus token per cycle
     assert oracle.stats.acceptance_by_depth() == [1.0] * 5
     assert oracle.sources[:6] == ["oracle"] * 5 + ["target"]
     assert oracle.stats.accepted_by_source == Counter(oracle=30)
@@ -168,7 +168,7 @@ def test_oracle_accepts_everything(llm: LLM) -> None:
 
 @pytest.mark.parametrize("drafter", ["plain", WildDrafter])
 def test_sampled_tokens_have_the_target_distribution(drafter: str | type[Drafter]) -> None:
-    """Chi-square of the first two tokens over many seeds against the model's own probabilities."""
+    """Chi-square test of the first two tokens over many seeds against the model's probabilities."""
     llm = make_llm(drafter=drafter, max_batch=64)
     prompt = llm.tokenizer.encode("to")
     warm, keep = 1.5, 6

@@ -1,4 +1,4 @@
-"""What a large plain batch is spared: text that nobody reads, views that nobody looks at, trees of one node again."""
+"""Work that a large plain batch avoids: unused text, unused views, rebuilding trees of one node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPTS = ("hello hello", "a", "the cat sat on the mat")
 
 
 class CountingCodec(ByteTokenizer):
-    """Says how many times it was asked for text."""
+    """Counts the calls that decode text."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -42,7 +42,7 @@ class CountingCodec(ByteTokenizer):
 
 
 class Watching(Drafter):
-    """Plain, and keeps what it was shown."""
+    """A plain drafter that keeps the observed trees."""
 
     name = "watching"
     shown: ClassVar[list[tuple[str, torch.Tensor, Sequence[int]]]] = []
@@ -203,7 +203,7 @@ def test_outputs_are_equal_with_and_without_text(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("room", [1, 40, 100])
 def test_new_prompts_share_passes_of_bounded_size(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    """Many at once: those that have no room in a pass wait for the next, and nothing else changes."""
+    """Many at once: prompts that do not fit in a pass wait for the next; nothing else changes."""
     prompts = [letter * 30 for letter in "abcdefghij"]
     params = SamplingParams(max_tokens=6)
     with make_llm(max_batch=10, drafter="pld") as llm:

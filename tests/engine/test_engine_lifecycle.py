@@ -236,7 +236,7 @@ def test_a_drafter_that_breaks_its_contract_is_named(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("token", [-1, 1 << 20])
 def test_invalid_token_guess_ends_only_its_own_request(llm: LLM, token: int) -> None:
-    """The target would read beside its embeddings, or refuse the pass that others are in."""
+    """The target would read outside its embeddings, or fail the pass of other requests."""
 
     class Guessing(WildDrafter):
         name = "guessing"

@@ -1,4 +1,4 @@
-"""Many requests on a target whose passes may be under way while others are drafted: two halves in turns."""
+"""Many requests on a target with asynchronous passes: one half is drafted while the pass of the other half runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS = [f"abab{'xyz'[n % 3]}abab{n}" * (1 + n % 3) for n in range(MIN_IN_TURN
 
 
 class LateFlight(PendingPass):
-    """Computed only when it is waited for, or when the next pass starts: whoever reads too soon gets nothing."""
+    """Computed only when waited for or when the next pass starts: an early read gets nothing."""
 
     def __init__(self, target: LateTarget, segments: Sequence[Segment]) -> None:
         self.sequences = {segment.sequence for segment in segments}
@@ -43,7 +43,7 @@ class LateFlight(PendingPass):
 
 
 class LateTarget(NativeTarget):
-    """Two lanes; passes run in the order they were launched in, as late as possible."""
+    """Two lanes; passes run in launch order, as late as possible."""
 
     flights: list[LateFlight]
     most_at_once = 0
@@ -73,7 +73,7 @@ class LateTarget(NativeTarget):
         return self.flights[-1]
 
     def fork(self, sequence: int, capacity: int) -> int:
-        for flight in self.flights:  # copies come behind what was launched before, which may write where they go
+        for flight in self.flights:  # copies come after earlier launches, which may write to the destination
             flight.compute()
         return super().fork(sequence, capacity)
 
@@ -106,7 +106,7 @@ def test_output_equals_sequential_passes(drafter: str) -> None:
 
 @pytest.mark.parametrize("wanted", [{"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}, {"logprobs": 2}])
 def test_requests_that_read_logits_share_every_pass(wanted: dict[str, Any]) -> None:
-    """They are there only when the pass launched behind them is over: two halves would wait for each other."""
+    """Logits are available only after the next pass: two halves would wait for each other."""
     late, params = LateTarget.made(), [SamplingParams(max_tokens=20, ignore_eos=True)] * len(PROMPTS)
     params[-1] = SamplingParams(max_tokens=20, ignore_eos=True, **wanted)
     assert run(late, params) == run(tiny_target(), params)
@@ -169,7 +169,7 @@ def test_request_can_be_cancelled_during_its_pass() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_requests_come_and_go_at_any_time(seed: int) -> None:
-    """Prompts in pieces, cached beginnings, cancelled requests whose slots others get: all others as if alone."""
+    """Chunked prompts, cached prefixes, cancelled requests whose slots are reused: other outputs are unchanged."""
     rng, late = random.Random(seed), LateTarget.made()
     options = EngineOptions(budget=6, max_batch=rng.choice([8, 11]), prefill_chunk=rng.choice([3, 512]))
     engine, codec = Engine(late, ByteTokenizer(), options), ByteTokenizer()
@@ -243,5 +243,5 @@ def test_failed_launch_does_not_affect_running_pass() -> None:
 
     with pytest.raises(CapabilityError, match="no room"):
         go_on()
-    go_on()  # as the caller may
+    go_on()  # as a caller might do
     assert list(tokens.values()) == run(tiny_target(), params, "plain")

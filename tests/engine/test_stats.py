@@ -1,4 +1,4 @@
-"""The books of a request: what a verified tree adds to them, and what is said of them when it is over."""
+"""Statistics of a request: what a verified tree adds, and the summary lines at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tools.engine import PROMPTS, make_llm
 
 
 def goose_tree(route: str = "spine") -> DraftTree:
-    """Node 1 - 2 - 3 is the spine; 4 and 5 leave it at the root, 6 and 7 at node 1, 8 goes on from 6."""
+    """Nodes 1 - 2 - 3 are the spine; 4 and 5 leave it at the root, 6 and 7 at node 1, 8 continues 6."""
     builder = TreeBuilder(0)
     one = builder.add(0, 11, "context")
     two = builder.add(one, 12, "context")
@@ -39,7 +39,7 @@ def test_path_that_leaves_the_spine() -> None:
     stats = noted((goose_tree(), [1, 6], 3))
     assert (stats.cycles, stats.output_tokens, stats.drafted_nodes) == (1, 3, 8)
     assert stats.drafted_by_source == Counter(context=3, transition=5)
-    # Tried are the children of the root (1, 4, 5), of node 1 (2, 6, 7) and of node 6 (8).
+    # The children of the root (1, 4, 5), of node 1 (2, 6, 7) and of node 6 (8) were tried.
     assert stats.tried_by_source == Counter(context=2, transition=5)
     assert stats.accepted_by_source == Counter(context=1, transition=1)
     assert stats.accepted_by_path == Counter({"context+transition": 2})
@@ -64,7 +64,7 @@ def test_cycles_add_up() -> None:
         (root_only, [], 1),
     )
     assert stats.accepted_by_path == Counter(context=5, transition=1)
-    # Spine tokens: 3 in the first cycle, the first alone in the next two, both of the chain.
+    # Spine tokens: 3 in the first cycle, only the first in the next two, both of the chain.
     assert stats.tried_by_source == Counter(context=3 + 1 + 1 + 2, transition=4 + 2 + 2, draft=1)
     assert stats.accepted_by_source == Counter(context=5, transition=1)
     assert stats.routes == Counter(spine=3, bypass=1, draft=1, plain=1)

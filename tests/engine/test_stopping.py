@@ -1,4 +1,4 @@
-"""Stop strings and text, whatever way the tokens and pieces fall."""
+"""Stop strings and text for any split into tokens and pieces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_incremental_stop_strings_match_whole_text(text: str, stops: list[str], 
     while rest and not stopped:
         size = data.draw(st.integers(1, len(rest)))
         piece, rest = rest[:size], rest[size:]
-        # Text is only ever fed one token's worth at a time; here in pieces of any size.
+        # The engine feeds the text of one token at a time; here pieces have any size.
         before = len(text) - len(rest) - len(piece)
         more, stopped = watcher.feed(piece)
         shown += more

@@ -1,4 +1,4 @@
-"""Trees that are filled by drawing: the law of the draws, exactness with them, and the shape that comes out."""
+"""Trees that are filled by drawing: the distribution of draws, exactness of the output, and the resulting shape."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.tools.shapes import uniform_tree
 
 
 class Scripted:
-    """Stands in for numpy's generator where every outcome is enumerated."""
+    """Replaces numpy's generator to enumerate every outcome."""
 
     def __init__(self, chance: Randomness) -> None:
         self._chance = chance
@@ -42,7 +42,7 @@ class Scripted:
 
 
 class CaseRows:
-    """The drafter's distributions of a case, by path."""
+    """The drafter's distributions in a case, by path."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -88,7 +88,7 @@ def test_output_is_exact_by_enumeration(pair: str, kind: str) -> None:
 
 
 def test_enumeration_detects_another_order() -> None:
-    """Drawn children that are tried best first rather than as drawn are not exact: the test above can fail."""
+    """The control: drawn children that are tried best first instead of in draw order are not exact."""
 
     class Sorted(FilledCase):
         def draft(self, shape: Shape, kind: str, chance: Randomness, forget: bool = False) -> DraftTree:
@@ -109,7 +109,7 @@ def test_enumeration_detects_another_order() -> None:
 
 
 def sequential_law(probs: Sequence[float], count: int) -> dict[tuple[int, ...], float]:
-    """Drawing ``count`` of the entries one after another without replacement."""
+    """The distribution of ``count`` sequential draws without replacement."""
     law = {}
     for draw in permutations([entry for entry, prob in enumerate(probs) if prob > 0.0], count):
         weight, left = 1.0, 1.0
@@ -148,7 +148,7 @@ def test_drawing_matches_sequential_distribution_statistically(mode: str, count:
 
 
 def test_rows_of_one_level_are_drawn_independently() -> None:
-    """The first draws of two nodes together have the product law."""
+    """The first draws of two nodes have the product distribution."""
     draw = make_draw("gumbel", np.random.default_rng(3))
     rows = np.array([Q, Q], dtype=np.float32)
     seen = Counter((a[0], b[0]) for a, b in (draw(rows, [1, 1]) for _ in range(6000)))

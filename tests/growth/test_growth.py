@@ -1,4 +1,4 @@
-"""Growth policies: best-first growth is brute force, a spine tree has the sizes of the paper's Algorithm 1."""
+"""Growth policies: best-first growth equals brute force, spine trees have the sizes of the paper's Algorithm 1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_SCORE = 0.01
 
 
 def fan(width: int, score: float = 0.08) -> Lookup:
-    """Every token has the same number of successors, which no other token has."""
+    """Every token has the same number of successors, all distinct."""
 
     def lookup(previous: int, token: int) -> Successors:
         return [1000 * (token + 1) + rank for rank in range(width)], [score - rank * 1e-3 for rank in range(width)]
@@ -33,7 +33,7 @@ def nothing(previous: int, token: int) -> Successors:
 
 
 def all_values(table: Table, start: Start, max_depth: int, taken: frozenset[int] = frozenset()) -> list[float]:
-    """The values of all nodes below a start but ``taken`` ones right under it, and what hangs below these."""
+    """The values of all nodes below a start, without ``taken`` children and their subtrees."""
     if start.depth >= max_depth:
         return []
     values = []
@@ -94,7 +94,7 @@ def test_best_first_grows_around_existing_nodes(table: Table, spine: list[int], 
     assert len(tree) == len(before) + len(best)
     grown = sum(value_of(tree, node) for node in range(len(before), len(tree)))
     assert grown == pytest.approx(sum(best))
-    # Every place is looked up once at most.
+    # Every context is looked up at most once.
     places = [(start.previous, start.token) for start in starts]
     places += [(tree.tokens[tree.parents[node]], tree.tokens[node]) for node in range(len(before), len(tree))]
     assert not Counter(asked) - Counter(places)
@@ -168,7 +168,7 @@ def trusted(spine: Sequence[int]) -> list[float]:
 @settings(deadline=None, max_examples=300)
 def test_the_budget_is_divided_as_in_algorithm_1(budget: int, copied: int, ratio: str, share: str, width: int) -> None:
     spine = spine_of(copied)
-    # With branches of one level nothing is extended: what is left is what was divided.
+    # With branches of one level nothing is extended: the rest of the budget is what was divided.
     divided = plan(float(ratio), spine_share=float(share), best_first=False, branch_depth=1)
     tree = grow_spine_tree(Anchor(0, 1), spine, trusted(spine), fan(width), budget, divided)
 
@@ -254,13 +254,13 @@ def test_a_branch_does_not_repeat_the_spine() -> None:
     tree = grow_spine_tree(Anchor(0, 1), [7], [0.4], make_lookup(table), 6, made)
     assert tree.tokens == (1, 7, 8, 9, 8, 7)
     assert tree.parents == (-1, 0, 0, 0, 1, 1)
-    # The table thinks more of 7 than the spine does; it stays the spine's all the same.
+    # The table gives 7 a higher score than the spine; it still belongs to the spine.
     assert (tree.sources[1], tree.probs[1]) == (SPINE, 0.4)
 
 
 def test_unused_budget_extends_existing_branches() -> None:
     table = {(0, 1): ([7, 8, 9], [0.5, 0.3, 0.2])}
-    # Three are left by the spine: one for the root, and the spine has no use for the other two.
+    # The spine leaves three nodes: one for the root, and the spine cannot use the other two.
     tree = grow_spine_tree(Anchor(0, 1), [5], [0.8], make_lookup(table), 5, plan(0.3, spine_share=0.6))
     assert tree.tokens == (1, 5, 7, 8, 9)
 
@@ -290,7 +290,7 @@ def test_likelier_leaf_gets_more_nodes_per_level() -> None:
         (1, 3): ([5, 6, 7, 8, 9, 10], [0.3] * 6),
     }
     tree = grow_spine_tree(Anchor(0, 1), [], [], make_lookup(table), 12, plan(best_first=False))
-    # Nine are left for two leaves: 0.8 and 0.1 of 0.9 of them, but no more than there are.
+    # Nine are left for two leaves: 0.8 / 0.9 and 0.1 / 0.9 of them, but not more than available.
     assert [len(tree.children_of(node)) for node in (1, 2)] == [6, 1]
     best = grow_spine_tree(Anchor(0, 1), [], [], make_lookup(table), 12, plan())
     assert [len(best.children_of(node)) for node in (1, 2)] == [6, 3]

@@ -1,4 +1,4 @@
-"""Growth with neural sources: the best trees there are, early stops, and the books. Exactness of drawn trees:
+"""Growth with neural sources: optimal trees, early stops, and bookkeeping. Exactness of drawn trees:
 test_growth_neural_drawn.py."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def values_of(tree: DraftTree) -> dict[Path, float]:
 
 
 def all_values(vocab: int, after: Distribution, depth: int) -> dict[Path, float]:
-    """Of every path there is, down to a depth."""
+    """Probabilities of all paths down to a depth."""
     return {
         path: math.prod(float(after(path[:end])[path[end]]) for end in range(length))
         for length in range(1, depth + 1)
@@ -61,7 +61,7 @@ def test_optimal_growth_finds_the_best_tree(
     best = sorted(every.values(), reverse=True)[: budget - 1]
     found = values_of(tree)
     assert found == {path: every[path] for path in found}
-    assert sorted(found.values(), reverse=True) == best  # which of several equals are in it is open, how many is not
+    assert sorted(found.values(), reverse=True) == best  # ties may be resolved in any way, but their number is fixed
     assert {path for path, value in every.items() if best and value > best[-1]} <= set(found)
 
 
@@ -78,7 +78,7 @@ def test_sums_never_rise(source: tuple[int, Distribution], budget: int, threshol
 
 
 def listing(after: Distribution, vocab: int, size: int, batch: int, threshold: float) -> tuple[list[float], set[Path]]:
-    """The paper's listing, step by step: its sums, and the nodes it took from the queue and kept, root included."""
+    """The paper's listing, step by step: its sums, and the nodes taken from the queue, root included."""
     kept: list[tuple[float, Path]] = []
     queue: list[tuple[float, Path]] = [(1.0, ())]
     sums = []
@@ -106,7 +106,7 @@ def test_search_matches_the_paper(source: tuple[int, Distribution], budget: int,
     assert growth.sums == pytest.approx(sums)
     if threshold == 0.0:
         assert {*values_of(tree), ()} == kept
-    else:  # and what waited in the queue besides
+    else:  # and nodes still in the queue
         assert len(tree) >= len(kept)
         assert sum(values_of(tree).values()) >= sum(math.prod(steps(after, path)) for path in kept if path) - 1e-9
 
@@ -128,7 +128,7 @@ def test_growth_without_threshold_is_optimal(source: tuple[int, Distribution], b
 @given(distributions(), st.integers(2, 40), st.integers(1, 10))
 @EXAMPLES
 def test_threshold_stops_early_at_bounded_cost(source: tuple[int, Distribution], budget: int, batch: int) -> None:
-    """Each pass that was saved would have brought nodes of at most that sum."""
+    """Each saved pass would have added nodes of at most that sum."""
     vocab, after = source
     one = search("salf", budget, batch=batch, top_k=vocab, depth=8)
     other = search("optimal", budget, batch=batch, top_k=vocab, depth=8)
@@ -144,8 +144,8 @@ def test_threshold_stops_early_at_bounded_cost(source: tuple[int, Distribution],
 def test_beam_growth_expands_the_best_of_every_level(
     source: tuple[int, Distribution], budget: int, depth: int, top_k: int
 ) -> None:
-    """As EAGLE-2 says it, without leaving out what cannot matter. Sums are compared: equals may be told apart
-    differently, and then only one level may follow them."""
+    """As in EAGLE-2, without optimizations. Sums are compared, because ties may be resolved
+    differently, so only one level may follow them."""
     vocab, after = source
     tree = drafted(growth_of("beam", budget, depth=depth, top_k=top_k), after).tree
     known: list[tuple[float, Path]] = []
@@ -220,7 +220,7 @@ def test_a_shape_is_filled_by_rank(source: tuple[int, Distribution], shape: Tree
 
 def assert_valid(result: Drafted, growth: Growth, budget: int) -> None:
     tree, expanded, _ = result
-    DraftTree(tree.tokens, tree.parents, tree.depths, tree.sources, tree.probs, tree.proposals)  # checks itself
+    DraftTree(tree.tokens, tree.parents, tree.depths, tree.sources, tree.probs, tree.proposals)  # validates the tree
     assert 1 <= len(tree) <= max(budget, 1)
     assert tree.sources == ("root", *["draft"] * (len(tree) - 1))
     assert all(0.0 < prob <= 1.0 for prob in tree.probs)
@@ -273,7 +273,7 @@ def test_growth_can_end_at_any_time(name: str, source: tuple[int, Distribution],
 @pytest.mark.parametrize("mode", ["chosen", "gumbel"])
 @pytest.mark.parametrize("name", GROWTHS)
 def test_invalid_rows_and_tokens_are_skipped(name: str, mode: str) -> None:
-    """Short rows, rows without numbers, tokens that are none, and probabilities that rounding put above 1."""
+    """Short rows, NaN rows, invalid tokens, and probabilities above 1 by rounding."""
     growth = growth_of(name, 30, make_draw(mode, np.random.default_rng(0)), support=4)
     rows = [([5, -1, 6, 7], [1.0001, 0.5, 1e-6, 0.0]), ([1, 2, 3, 4], [math.nan] * 4), ([1, 2, 3, 4], [0.0] * 4)]
     passes = 0

@@ -1,4 +1,4 @@
-"""Drawn trees with neural sources: exact by enumeration, and their shape is settled beforehand."""
+"""Drawn trees with neural sources: exact by enumeration, with a shape that is fixed before drawing."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class GrownCase(Case):
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("name", GROWTHS)
 def test_drawn_trees_are_exact_by_enumeration(name: str, pair: str) -> None:
-    """However many of their first nodes are verified."""
+    """For any number of verified first nodes."""
     for size in (6, 3):
         case = GrownCase(pair, name, size)
         assert law_error(case, nested(3), joint_law(case, nested(3), "drawn", accept_sampled)) < 1e-6
 
 
 def test_enumeration_detects_children_dropped_by_token() -> None:
-    """Drawing in a search that keeps the best nodes is not exact: the test above can fail."""
+    """The control: drawing in a search that keeps the best nodes is not exact."""
 
     class Tempting(SearchGrowth):
         def _order(self) -> Sequence[int]:

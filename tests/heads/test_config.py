@@ -1,4 +1,4 @@
-"""Configurations of heads, their vocabularies, and which targets they fit."""
+"""Configurations of heads, their vocabularies, and compatible targets."""
 
 from __future__ import annotations
 

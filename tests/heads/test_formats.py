@@ -62,7 +62,7 @@ OTHERS: list[tuple[str, str, dict[str, Any]]] = [
     ("medusa", "draftwood", {"feature": "raw", "num_residual": 2}),
     ("hydra", "draftwood", {"prefix": True, "num_residual": 3, "qk_norm": True}),
 ]
-UNSAID = ("taps", "target_num_layers", "target_name")  # which the layouts of others may leave out
+UNSAID = ("taps", "target_num_layers", "target_name")  # which other layouts may omit
 
 
 @pytest.mark.parametrize(("kind", "to", "changes"), [*(("eagle3", *each) for each in EAGLE3_EXPORTS), *OTHERS], ids=str)
@@ -77,8 +77,8 @@ def test_round_trip(tmp_path: Path, kind: str, to: str, changes: dict[str, Any])
     assert set(before) == set(after)
     assert all(torch.equal(before[key], after[key]) and before[key].dtype == after[key].dtype for key in before)
     assert gives_same_logits(head, loaded)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["head"]  # nothing temporary is left
-    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # who may read one file may read all
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["head"]  # no temporary files are left
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # all files have the same permissions
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -251,7 +251,7 @@ def test_hydra_names(tmp_path: Path) -> None:
 
 
 def test_hydra_prefix_layer_needs_target_configuration(tmp_path: Path) -> None:
-    """The original writes nothing of it down; ours does, so it is taken out again here."""
+    """The original format does not store it; ours does, so it is removed here."""
     head, folder = saved(tmp_path, "hydra", "hydra", prefix=True, num_heads_ahead=2)
     _, tensors = written(folder)
     layer = {f"prefix_embeding_layer.layers.0.{name}" for name in [*LAYER, "input_layernorm.weight"]}

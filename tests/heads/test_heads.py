@@ -1,4 +1,4 @@
-"""Draft heads as modules: shapes, caches, gradients, and EAGLE-3 against a reference of its own."""
+"""Draft heads as modules: shapes, caches, gradients, and comparison with independent references."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_half_precision_gives_float32_logits_near_those_of_float32(kind: str) ->
         else:
             got, wanted = half.logits(hidden), exact.logits(hidden.double())
     assert got.dtype == torch.float32
-    assert (got.bfloat16().float() != got).any()  # they were not rounded on the way out
+    assert (got.bfloat16().float() != got).any()  # the output was not rounded
     torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.1)
 
 
@@ -150,7 +150,7 @@ def test_only_relative_positions_matter(kind: str) -> None:
     assert not torch.allclose(here, spread, rtol=1e-3, atol=1e-3)
 
 
-# -- EAGLE-3 and EAGLE against references written apart ---------------------------------------------------------------
+# -- EAGLE-3 and EAGLE against independent references -----------------------------------------------------------------
 
 
 def reference_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -158,7 +158,7 @@ def reference_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def reference_rotation(x: Tensor, position: int, theta: float) -> Tensor:
-    """As complex numbers: pair i turns by position / theta ** (2i / D)."""
+    """With complex numbers: pair i is rotated by position / theta ** (2i / D)."""
     half = x.shape[-1] // 2
     turns = position / theta ** (torch.arange(half, dtype=torch.float64) / half)
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(turns), turns)
@@ -309,7 +309,7 @@ def test_gradients_reach_every_parameter_of_eagle(feature: str) -> None:
 )
 @pytest.mark.parametrize("fresh", [False, True])
 def test_gradients_reach_every_parameter_of_multi_token_heads(kind: str, changes: dict[str, Any], fresh: bool) -> None:
-    """Those of a head that has just been started too, though its blocks are still empty."""
+    """Also for a newly initialized head, although its blocks are still zero."""
     head = bound(kind, **changes).train()
     if fresh:
         head.reset_parameters(torch.Generator().manual_seed(0))
@@ -344,7 +344,7 @@ def test_initialization_is_deterministic_by_seed(kind: str) -> None:
         head.reset_parameters(torch.Generator().manual_seed(seed))
         assert all(torch.isfinite(p).all() for p in head.parameters())
     assert all(map(torch.equal, first.parameters(), second.parameters()))
-    random_ones = kind in ("eagle", "eagle3")  # the others start as their target
+    random_ones = kind in ("eagle", "eagle3")  # the others start as a copy of the target
     assert all(map(torch.equal, first.parameters(), other.parameters())) != random_ones
 
 

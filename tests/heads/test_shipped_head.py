@@ -1,4 +1,4 @@
-"""Heads that ship: which target uses one by default, how they are named, and the real head."""
+"""Shipped heads: which target uses one by default, their names, and the real head."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ MOST_BYTES = 25_000_000
 
 
 def tiny_head(**changes: Any) -> Any:
-    """A random head that says it was trained for the built-in model."""
+    """A random head with the fingerprint of the built-in model."""
     facts = {"target_name": "tiny", "target_fingerprint": find_local_fingerprint("tiny"), "draft_vocab_size": 100}
     return random_head("eagle3", TINY_CONFIG, **{**facts, **changes})
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where heads ship from, and nothing there."""
+    """An empty folder of shipped heads."""
     folder = tmp_path / "shipped"
     folder.mkdir()
     monkeypatch.setattr(shipping, "FOLDER", folder)
@@ -105,7 +105,7 @@ def test_other_model_of_same_shape_does_not_use_shipped_head(shipped: Path) -> N
     message = str(caught.value)
     for text in ("'eagle3' needs a head", f"{NAME} (made for tiny)", "docs/training.md", "--drafter-option head="):
         assert text in message, message
-    assert head_of(llm_with(tiny_target(seed=1), head=NAME)).config.target_name == "tiny"  # who insists may have it
+    assert head_of(llm_with(tiny_target(seed=1), head=NAME)).config.target_name == "tiny"  # if requested explicitly
 
 
 def test_head_is_matched_by_fingerprint_not_name(place: Path) -> None:
@@ -139,7 +139,7 @@ def test_shape_must_match_too(place: Path) -> None:
 
 @given(st.lists(st.floats(2**-10, 2**10, width=16), min_size=1, max_size=64), st.integers(0, 63))
 def test_a_fingerprint_depends_on_weights_and_not_on_number_formats(values: list[float], at: int) -> None:
-    norm = torch.tensor(values).bfloat16()  # as published weights are
+    norm = torch.tensor(values).bfloat16()  # like published weights
     formats = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     assert len({fingerprint(norm.to(dtype)) for dtype in formats}) == 1
     changed = norm.clone()
@@ -162,7 +162,7 @@ def test_a_gguf_file_has_the_fingerprint_of_its_weights(tmp_path: Path, dtype: s
 def test_no_fingerprint_without_weights(tmp_path: Path) -> None:
     assert find_local_fingerprint("nobody/knows-it") == ""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GemmaForCausalLM"]} | _SIZES))
-    assert find_local_fingerprint(str(tmp_path)) == ""  # not a model of ours
+    assert find_local_fingerprint(str(tmp_path)) == ""  # not one of our models
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]} | _SIZES))
     assert find_local_fingerprint(str(tmp_path)) == ""  # no weights
     (tmp_path / "model.safetensors").write_bytes(b"half of it")
@@ -190,7 +190,7 @@ _SIZES = {
 }
 
 
-# -- which drafter gets it -------------------------------------------------------------------------------------------
+# -- which drafter uses it -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drafter", ["eagle", "eagle2", "hass", "griffin", "medusa", "hydra"])
@@ -290,7 +290,7 @@ def test_export_by_name(shipped: Path, draftwood_command: Command, tmp_path: Pat
 
 
 def test_trained_head_becomes_shipped_head(place: Path, draftwood_command: Command, tmp_path: Path) -> None:
-    """The command that makes the folder: half the size, and the target's fingerprint."""
+    """The export command creates the folder: half the size, with the target's fingerprint."""
     best = save_head(tiny_head(target_fingerprint="", target_name=""), tmp_path / "best")
     wanted = ("--to", "draftwood", "--dtype", "bfloat16", "--model", "tiny")
     assert draftwood_command("export", str(best), str(place / NAME), *wanted).code == 0

@@ -1,4 +1,4 @@
-"""GGUF to a folder: every tensor where it belongs, a configuration that readers take, and refusals by name."""
+"""Conversion of GGUF files: all tensors, a configuration that other readers accept, and errors that name the cause."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_tensor_is_converted(tmp_path: Path, architecture: str, tied: bool
         assert np.array_equal(found[name].float().numpy(), values), name
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 8)
     assert (config.tied_embeddings, config.norm_eps, config.eos_token_ids) == (tied, 1e-5, (2,))
-    load_weights(tmp_path, config, torch.float32, torch.device("cpu"))  # names and shapes as the decoder wants them
+    load_weights(tmp_path, config, torch.float32, torch.device("cpu"))  # names and shapes as the decoder expects them
 
 
 def test_progress_reaches_the_total(tmp_path: Path) -> None:

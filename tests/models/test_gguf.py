@@ -1,4 +1,4 @@
-"""The GGUF reader: what it reads, and that a damaged file is always a ModelError. Blocks against values by hand."""
+"""The GGUF reader: content, ModelError for every damaged file, and blocks compared with values by hand."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_flipped_byte_never_breaks_the_converter(tmp_path: Path, place: int, v
             converted_size(file)
             convert(file, tmp_path)
     except ModelError:
-        pass  # nothing else may come out
+        pass  # no other exception may occur
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_blocks_of_256_with_groups_of_16() -> None:
     assert values[::16] == [0.5 * (g - 8) * (quant[g // 2 % 4] - 32) for g in range(16)]
 
 
-# Digests of what the reference implementation makes of the same bytes, to the last bit.
+# Digests of the reference implementation's output for the same bytes.
 GOLDEN = {
     "Q4_0": "42b9c08a21504c52",
     "Q4_1": "9a772a126ddb98f6",
@@ -194,7 +194,7 @@ def test_pseudo_random_blocks_match_the_reference(name: str) -> None:
 
 
 def noise(name: str) -> np.ndarray:
-    """64 blocks of any bytes, but with scales that are numbers: no byte of the top exponent."""
+    """64 blocks of random bytes with finite scales: no byte of the top exponent."""
     layout = FORMATS[KIND[name]]
     steps = np.arange(64 * layout.num_bytes, dtype=np.uint64)
     return ((steps * 2654435761 >> 7) % 113).astype(np.uint8) + ((steps % 3) * 5).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""From names to folders: conversion into the cache, its locks, and that nothing half-made is ever left behind."""
+"""Resolving names to folders: conversion into the cache, its locks, and no partial files after failures."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_interrupted_conversion_leaves_no_files(toy: Path, home: Path, failure: 
     with pytest.raises(failure):
         resolve(str(toy), interrupt)
     assert contents(home / "models") == []
-    assert resolve(str(toy)).path.is_dir()  # and the lock is free again
+    assert resolve(str(toy)).path.is_dir()  # and the lock is released
 
 
 def test_full_disk_leaves_no_files(toy: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The warps are those of transformers; the draws have the distribution they are given and repeat with the seed."""
+"""Warping equals transformers; draws have the given distribution and are reproducible by seed."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_result_does_not_depend_on_device() -> None:
 
 
 class Fixed(SeededRandomness):
-    """Answers with one given number instead of a random one."""
+    """Returns a given number instead of a random one."""
 
     def __init__(self, uniform: float) -> None:
         super().__init__(0)
@@ -253,7 +253,7 @@ def test_an_impossible_token_is_never_drawn(weights: list[float], data: st.DataO
     uniform=st.sampled_from([0.0, LARGEST, 1.0]) | st.floats(0.0, LARGEST),
 )
 def test_an_impossible_token_is_never_drawn_in_a_batch(rows: list[list[float]], gap: int, uniform: float) -> None:
-    """Its neighbours may lie in other blocks."""
+    """Its neighbours may be in other blocks."""
     probs = torch.zeros(len(rows), 7 * (gap + 1), dtype=torch.float64)
     probs[:, :: gap + 1] = torch.tensor(rows, dtype=torch.float64)
     for row, token in zip(probs, draw_tokens(probs, [uniform] * len(rows)), strict=True):
@@ -289,7 +289,7 @@ def test_random_numbers_can_be_peeked() -> None:
     numbers = randomness.upcoming(4)
     assert randomness.upcoming(2) == numbers[:2]
     assert [randomness.draw(probs) for _ in range(2)] == draws[:2]
-    randomness.skip(4)  # two that were looked at and two that were not
+    randomness.skip(4)  # two that were peeked and two that were not
     assert [randomness.draw(probs) for _ in range(3)] == draws[6:]
 
 

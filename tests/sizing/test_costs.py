@@ -1,4 +1,4 @@
-"""What passes cost: lines through what was measured, and the file that keeps it."""
+"""Costs of passes: interpolation between measurements, and the profile file."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def profiles(draw: st.DrawFn) -> CostProfile:
 
 @given(profiles(), st.integers(1, 150), st.integers(0, 100_000))
 def test_more_positions_never_cost_less_and_nothing_is_free(profile: CostProfile, size: int, context: int) -> None:
-    """Also where noise made the longer context the quicker one, and the line through both goes down."""
+    """Also if noise made the longer context faster, so that the extrapolated line falls."""
     line = profile.of(size, context)
     assert line.shape == (size,)
     assert line[0] > 0.0
@@ -121,13 +121,13 @@ def test_fit_ascends_and_keeps_ascending_values(values: list[float]) -> None:
 
 @given(VALUES)
 def test_fit_is_the_nearest_ascending_sequence(values: list[float]) -> None:
-    """Absolute distances: the best of all is found by a table over the values that may be taken."""
+    """Absolute distances: dynamic programming over the possible values finds the optimum."""
 
     def distance(fit: list[float]) -> float:
         return sum(abs(a - b) for a, b in zip(values, fit, strict=True))
 
     levels = sorted(set(values))
-    best = [0.0] * len(levels)  # of what came before, if it ends at that level or below
+    best = [0.0] * len(levels)  # cost of the prefix if it ends at that level or below
     for value in values:
         ending = [before + abs(value - level) for before, level in zip(best, levels, strict=True)]
         best = np.minimum.accumulate(ending).tolist()
@@ -153,7 +153,7 @@ def test_profile_round_trips_through_file(profile: CostProfile) -> None:
 
 
 def test_passes_of_other_sizes_are_measured_again() -> None:
-    """Whether a profile is of steps, and of which, is for the target to say."""
+    """The target determines whether a profile is stepped, and its steps."""
     for sizes, known in [
         ((1, 4, 8), True),
         ((4, 8, 16), True),

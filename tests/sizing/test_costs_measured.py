@@ -1,4 +1,4 @@
-"""Measuring what passes cost: turns, noise, contexts, and what limits it."""
+"""Measuring the cost of passes: rotation, noise, contexts, and limits."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_measured_costs_ascend_and_sequences_are_closed(backend: str) -> None:
 
 
 class FakeClock:
-    """Passes take as long as ``seconds`` says of their context and size."""
+    """Passes take ``seconds`` of their context and size."""
 
     def __init__(self, target: NativeTarget, seconds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(costs, "_forward", lambda _, sequence, size: seconds(target.length(sequence), size))
@@ -126,7 +126,7 @@ def test_faster_longer_context_is_noise(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def stepping_target(**options: Any) -> NativeTarget:
-    """Says of its passes that they have certain sizes."""
+    """A target with fixed pass sizes."""
     target = tiny_target(replace(TINY_CONFIG, context_length=4096), **options)
     target.info = replace(target.info, pass_sizes=PASS_SIZES)
     return target
@@ -168,7 +168,7 @@ def test_gpu_is_measured_after_a_longer_context(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_preparation_in_first_pass_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first pass of a size may compile and capture; that is neither its cost nor a reason to stop."""
+    """The first pass of a size may compile and capture; this neither counts as its cost nor stops the measurement."""
     target = stepping_target()
     seen: set[int] = {1}
 
@@ -185,7 +185,7 @@ def test_preparation_in_first_pass_does_not_count(monkeypatch: pytest.MonkeyPatc
 
 
 def record_timed_sizes(target: NativeTarget, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Fills up as passes are timed, all of which take a second."""
+    """Record the sizes of timed passes; every pass takes a second."""
     asked: list[int] = []
 
     def seconds(context: int, size: int) -> float:
@@ -197,7 +197,7 @@ def record_timed_sizes(target: NativeTarget, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_sizes_are_measured_in_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disturbance that lasts for a while falls on several sizes, not on all readings of one."""
+    """A temporary disturbance affects several sizes, not all readings of one."""
     target = stepping_target()
     asked = record_timed_sizes(target, monkeypatch)
     assert measure_costs(target, (16,)) is not None
@@ -219,7 +219,7 @@ CHANCES = {  # of the 1st, 2nd, ... node, best first
     "mixed": [1.0, *(0.75 / node**1.15 for node in range(1, LARGEST_TREE))],
     "doubtful": [1.0, *(0.3 / node**1.5 for node in range(1, LARGEST_TREE))],
 }
-CURVES = {  # what a pass takes beside a single position: large GPU, small one, one that steps
+CURVES = {  # time of a pass relative to a single position: large GPU, small GPU, GPU with steps
     "flat": ([1, 64, 128, 512], [1.0, 1.15, 1.35, 3.2]),
     "rising": ([1, 16, 64, 512], [1.0, 1.2, 2.2, 14.0]),
     "stairs": ([1, 32, 48, 64, 512], [1.0, 1.02, 1.6, 1.62, 4.0]),
@@ -229,7 +229,7 @@ CURVES = {  # what a pass takes beside a single position: large GPU, small one, 
 @pytest.mark.parametrize("chances", CHANCES)
 @pytest.mark.parametrize("curve", CURVES)
 def test_noise_hardly_changes_the_best_size(chances: str, curve: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every reading is some per cent off, many are far too slow, and no size is timed more than three times."""
+    """Every reading is a few per cent off, many are far too slow, and no size is timed more than three times."""
     noise = np.random.default_rng(0)
 
     def truth(size: int) -> float:

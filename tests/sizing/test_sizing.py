@@ -1,4 +1,4 @@
-"""Trees cut for the machine: which nodes, and how many."""
+"""Trees are cut for the machine: which nodes are kept, and how many."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cost_lines(draw: st.DrawFn) -> CostProfile:
 
 
 def chances_by_hand(tree: DraftTree) -> list[float]:
-    """Of a tree whose sources nobody has any experience with: most of their estimates, siblings together 1 at most."""
+    """Chances of a tree with unknown sources: a share of the estimates, siblings sum to at most 1."""
     chances, taken = [1.0], [0.0] * len(tree)
     for node in range(1, len(tree)):
         parent = tree.parents[node]
@@ -49,7 +49,7 @@ def chances_by_hand(tree: DraftTree) -> list[float]:
 @given(estimated_trees(), cost_lines(), st.integers(0, 3))
 @settings(max_examples=150, deadline=None)
 def test_best_part_matches_brute_force(tree: DraftTree, costs: CostProfile, num_others: int) -> None:
-    """No other part with all its parents promises more tokens per second, the others' share of the pass included."""
+    """No other part that includes its parents has more expected tokens per second, with the load of other requests."""
     load = Load(num_others, 1.3 * num_others)
     chances, seconds = chances_by_hand(tree), costs.of(16, 16)
 
@@ -123,7 +123,7 @@ def test_positions_cost_more_in_longer_contexts() -> None:
 
 
 def test_slow_drafting_gives_larger_trees() -> None:
-    """What is spent before the pass is spent whatever its size."""
+    """Time spent before the pass does not depend on its size."""
     doubtful = DraftTree.chain(list(range(8)), "test", [0.5] * 8)
     by = sizer()
     assert len(cut(by, doubtful)) == 1
@@ -133,13 +133,13 @@ def test_slow_drafting_gives_larger_trees() -> None:
 
 
 def test_marginal_cost_counts_in_a_batch() -> None:
-    """The first eight positions are free, but the others use them."""
+    """The first eight positions are free, but other requests use them."""
     costs = CostProfile((1, 8, 16), (16,), ((1.0, 1.0, 9.0),))
     doubtful = DraftTree.chain(list(range(8)), "test", [0.6] * 8)
     assert len(cut(sizer(costs), doubtful)) == 8
     assert len(cut(sizer(costs), doubtful, Load(5, 5.0))) == 3
     assert len(cut(sizer(costs), doubtful, Load(7, 7.0))) == 1
-    assert len(cut(sizer(costs), doubtful, Load(40, 40.0))) == 1  # far beyond what was measured
+    assert len(cut(sizer(costs), doubtful, Load(40, 40.0))) == 1  # far beyond the measured sizes
 
 
 def test_loads_of_other_requests() -> None:
@@ -153,7 +153,7 @@ def test_wanted_size_grows_if_all_nodes_paid() -> None:
     assert by.wanted == MIN_WANTED
     cut(by, DraftTree.chain(list(range(4)), "test"))
     assert by.wanted == FREE.largest == 64
-    cut(by, DraftTree.root_only(0))  # nothing was offered: nothing is known anew
+    cut(by, DraftTree.root_only(0))  # nothing was offered: nothing new is known
     assert by.wanted == 64
 
 
@@ -175,7 +175,7 @@ def test_prompt_logits_are_read_if_positions_are_cheap() -> None:
 
 
 def pauses(by: Sizer, tree: DraftTree, draft_seconds: float, num_cycles: int, emitted: Sequence[int]) -> list[bool]:
-    """For every cycle whether its drafter was left alone."""
+    """For every cycle, whether drafting was paused."""
     left_alone = []
     for _ in range(num_cycles):
         left_alone.append(by.wanted == 1)
@@ -202,7 +202,7 @@ def test_consecutive_requests_pause_like_one_long_request(num_cycles: int) -> No
         later = sizer(drafter=drafter)
         later.begin()
         found += pauses(later, CHAIN, 5.0, num_cycles, [999])
-    # Its first draft may read the prompt, and is not believed if it is slow: a few more tries, and no more.
+    # Its first draft may read the prompt, so a slow one does not count; a few more tries follow.
     assert found[-MAX_PAUSE:].count(False) <= 2
     assert abs(found.count(False) - expected.count(False)) <= 3
 
@@ -230,7 +230,7 @@ def test_short_requests_resume_profitable_drafting() -> None:
 
 
 def side_by_side(num_requests: int, seconds: Sequence[float], costs: CostProfile, emitted: list[int]) -> Experience:
-    """Requests that run together, whose drafts take so long in one cycle after the other."""
+    """Concurrent requests with the given draft time in each cycle."""
     drafter = Experience()
     together = [sizer(costs, drafter) for _ in range(num_requests)]
     for each in together:
@@ -243,7 +243,7 @@ def side_by_side(num_requests: int, seconds: Sequence[float], costs: CostProfile
 
 @pytest.mark.parametrize("num_requests", [1, 2, 8, 32])
 def test_simultaneous_first_drafts_do_not_cause_pause(num_requests: int) -> None:
-    """Each of them reads its prompt, or all of them wait for a kernel to be compiled."""
+    """Each of them reads its prompt, or all of them wait for the compilation of a kernel."""
     drafter = side_by_side(num_requests, [50.0, 0.01, 0.01], FREE, [*CHAIN.tokens[1:], 9])
     assert drafter.pause == 1
     assert drafter.draft_seconds <= 0.01
@@ -274,7 +274,7 @@ def test_cheap_or_profitable_drafts_are_never_paused() -> None:
 
 
 def test_one_slow_draft_does_not_cause_pause() -> None:
-    """A draft model that reads its prompt, or compiles its kernels, does so once."""
+    """A draft model reads its prompt or compiles its kernels only once."""
     right = [*CHAIN.tokens[1:], 999]
     by = play(sizer(FREE), [7] * 100)
     assert pauses(by, CHAIN, 500.0, 1, right) == [False]

@@ -1,4 +1,4 @@
-"""The sizes of drawn trees: they follow from what was accepted before, never from what was drawn."""
+"""The sizes of drawn trees depend on earlier acceptance, never on the drawn tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tools.sizing import FREE, KNEE, PROFILES, cut, sizer
 
 
 def drawn_tree(parents: Sequence[int], seed: int, source: str = "drawn") -> DraftTree:
-    """A tree of that shape with other tokens, sources' estimates and proposals for every seed."""
+    """A tree of that shape with different tokens, estimates and proposals for every seed."""
     rng = np.random.default_rng(seed)
     builder = TreeBuilder(7)
     below = Counter(parents)
@@ -37,7 +37,7 @@ SHAPES = st.integers(0, 1 << 30).map(lambda seed: random_parents(random.Random(s
 def test_size_does_not_depend_on_drawn_tokens(
     before: list[int], parents: list[int], seed: int, costs: str, learn: bool
 ) -> None:
-    """Two requests with the same past draw differently: the same first nodes of the tree are verified."""
+    """Two requests with the same history draw differently: the same first nodes of the tree are verified."""
     one, other = sizer(PROFILES[costs]), sizer(PROFILES[costs])
     if learn:
         past = drawn_tree(before, 0)
@@ -61,7 +61,7 @@ def test_size_does_not_depend_on_size_of_drawn_tree() -> None:
 
 
 def test_small_drawn_tree_is_not_cut_further() -> None:
-    """Whether the 6th node was drawn must not settle whether the 3rd is verified: all of them may hang on one token."""
+    """Whether the 6th node was drawn must not determine whether the 3rd is verified: all may depend on one token."""
     stairs = CostProfile((1, 2, 3, 32), (16,), ((1.0, 1.05, 1.9, 2.0),))
     large = drawn_tree(random_parents(random.Random(1), 30), 1)
     assert len(cut(sizer(stairs), large)) == 30
@@ -80,7 +80,7 @@ def test_drawn_tree_size_follows_acceptance() -> None:
 
 
 def test_initially_unprofitable_drawn_trees_recover() -> None:
-    """Whether drawn guesses would have been right shows in what was emitted, as it does with chosen ones."""
+    """The emitted tokens show whether drawn guesses would have been right, as for chosen ones."""
     steep = CostProfile((1, 2, 4, 8), (16,), ((1.0, 1.7, 2.6, 4.4),))
     chain = [-1, *range(7)]
     by = sizer(steep)

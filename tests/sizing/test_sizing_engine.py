@@ -1,4 +1,4 @@
-"""``budget="auto"`` through the engine, on made-up machines: output stays what it was, sizes follow costs."""
+"""``budget="auto"`` through the engine, with artificial costs: the output is unchanged, sizes follow costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tools.sizing import PROFILES
 
 @pytest.fixture
 def costs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CostProfile:
-    """A made-up machine."""
+    """Artificial costs of a machine."""
     profile = PROFILES[request.param]
     monkeypatch.setattr("draftwood.engine.engine.known_costs", lambda *_: profile)
     return profile
@@ -45,7 +45,7 @@ def test_output_is_plain_decoding_with_any_costs(costs: CostProfile, drafter: st
 
 
 class WrongDrafter(OracleDrafter):
-    """Sure of itself, and never right."""
+    """Confident and never right."""
 
     name = "wrong"
 
@@ -87,7 +87,7 @@ def test_good_guesses_are_verified_without_decoys(costs: CostProfile) -> None:
 
 
 def test_requests_of_a_batch_leave_room_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen positions are nearly free and the next sixteen are dear: six requests share them."""
+    """Sixteen positions are nearly free and the next sixteen are expensive: six requests share them."""
     knee = CostProfile((1, 16, 17, 64), (16,), ((1.0, 1.1, 4.0, 40.0),))
     monkeypatch.setattr("draftwood.engine.engine.known_costs", lambda *_: knee)
     alone = oracle_run(OracleDrafter, max_tokens=150)[0]
@@ -98,7 +98,7 @@ def test_requests_of_a_batch_leave_room_for_each_other(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("costs", ["mild", "knee"], indirect=True)
 def test_sampled_tokens_have_the_target_distribution(costs: CostProfile) -> None:
-    """Drawn trees that are cut: chi-square of three tokens over many samples that share what the drafter learns."""
+    """Drawn trees that are cut: chi-square test of three tokens over many samples that share the drafter's memory."""
     llm = auto_llm(drafter=StandDrafter, max_batch=2, memory="process", drafter_options={"max_ngram": 2})
     prompt = llm.tokenizer.encode("to")
     target = llm._engine.target
@@ -135,7 +135,7 @@ def test_sampled_tokens_have_the_target_distribution(costs: CostProfile) -> None
 
 
 class ReadingDrafter(OracleDrafter):
-    """Wants the prompt's logits and counts them."""
+    """Reads the prompt's logits and counts them."""
 
     name = "reading"
     wants_prompt_logits = True
@@ -154,4 +154,4 @@ def test_prompt_logits_are_read_if_profitable(costs: CostProfile, read: bool) ->
     assert (ReadingDrafter.rows > 0) == read
     ReadingDrafter.rows = 0
     make_llm(budget=8).generate(PROMPTS[:1], params, drafter=ReadingDrafter)
-    assert ReadingDrafter.rows > 0  # who names a number gets all of the method
+    assert ReadingDrafter.rows > 0  # an explicit budget enables the whole method

@@ -1,4 +1,4 @@
-"""What sizing learns of guesses: from which cycles, for whom, and how soon it shows."""
+"""What sizing learns about guesses: from which cycles, for which requests, and how fast."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_request_starts_from_earlier_observations() -> None:
     assert drafter.rate(KIND, 0.0) > 0.9
     for _ in range(20):
         second.note(KIND, False)
-    assert second.rate(KIND, 0.0) < 0.4  # its own experience counts most
+    assert second.rate(KIND, 0.0) < 0.4  # its own observations count most
     assert drafter.rate(KIND, 0.0) > 0.8
     assert first.rate(KIND, 0.0) > 0.9
 
@@ -57,7 +57,7 @@ def test_running_requests_learn_from_each_other() -> None:
 
 def test_next_request_keeps_learned_rates() -> None:
     drafter = Experience()
-    assert len(cut(sizer(drafter=drafter), CHAIN)) > 1  # the source is sure of itself
+    assert len(cut(sizer(drafter=drafter), CHAIN)) > 1  # the source is confident
     play(sizer(drafter=drafter), [0] * 60)
     assert len(cut(sizer(drafter=drafter), CHAIN)) == 1
 
@@ -99,7 +99,7 @@ def test_unverified_guesses_count_as_far_as_known() -> None:
         verified.note(CHAIN, CHAIN, [99])
         unverified.note(CHAIN, CHAIN.first(1), [99])
     assert verified._guesses.chances(CHAIN) == unverified._guesses.chances(CHAIN)
-    # One emitted token tells of the first guess and of no other; the bonus token behind it tells of the second.
+    # One emitted token decides the first guess only; the bonus token after it decides the second.
     first, second = sizer(), sizer()
     for _ in range(200):
         first.note(CHAIN, CHAIN.first(1), [1])

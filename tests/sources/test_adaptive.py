@@ -1,4 +1,4 @@
-"""Adaptive n-grams against counts that are taken anew from the whole text."""
+"""Adaptive n-grams against counts over the whole text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ texts = st.lists(st.integers(0, 2), max_size=60)
 
 
 def counted(text: list[int], context: list[int]) -> Counter[int]:
-    """The followers of a context in the text, the latest last."""
+    """The followers of a context in the text, latest last."""
     size = len(context)
     followers = Counter[int]()
     for end in range(size, len(text)):

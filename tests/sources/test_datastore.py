@@ -1,4 +1,4 @@
-"""The datastore: the suffix array, queries, building and the file. What drafts from it: test_retrieval.py."""
+"""The datastore: the suffix array, queries, building and the file. Its drafter: test_retrieval.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def joined(corpus: Sequence[Sequence[int]]) -> list[int]:
 
 
 def followed(corpus: Sequence[Sequence[int]], run: Sequence[int]) -> list[tuple[int, ...]]:
-    """What stands behind every occurrence of the run, by looking at all places of all documents."""
+    """Continuations of every occurrence of the run, by a scan of all documents."""
     ends = [
         tuple(document[place + len(run) :])
         for document in corpus
@@ -202,7 +202,7 @@ def test_file_is_memory_mapped(saved: Path) -> None:
     store = Datastore.open(saved)
     assert not store.tokens.flags.owndata
     assert not store.tokens.flags.writeable
-    # What is changed in the file shows in the store: its numbers lie there and nowhere else.
+    # Changes of the file are visible in the store: the data is not copied.
     content = bytearray(saved.read_bytes())
     place = content.index(struct.pack("<5i", 1, 2, 3, 1, 2))
     with saved.open("r+b") as handle:
@@ -332,7 +332,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
 def test_ids_beyond_the_vocabulary_are_never_drafted(saved: Path) -> None:
     store = Datastore.open(saved)
     tokens = store.tokens.copy()
-    tokens[2] = 4_000  # a damage that opening did not see
+    tokens[2] = 4_000  # damage that opening did not detect
     damaged = Datastore(store.info, tokens, store.suffixes)
     found = damaged.find([1, 2])
     assert found is not None

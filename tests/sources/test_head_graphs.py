@@ -1,7 +1,7 @@
-"""EAGLE heads in captured passes against the module itself: on a GPU where there is one, in Triton's interpreter
+"""EAGLE heads in captured passes against the module: on a GPU if there is one, and in Triton's interpreter
 everywhere.
 
-Exact are the answers of the eager model in float32, from the same rounded weights.
+The reference is the eager model in float32 with the same rounded weights.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from draftwood.targets.native.cuda.features import decoder as feature_decoder
 from draftwood.targets.native.cuda.features import rows as feature_rows
 
 MODEL = replace(SMALL if INTERPRETED or DEVICE.type == "cpu" else LARGE, num_layers=9, tied_embeddings=False)
-K = 3 if INTERPRETED else 7  # best entries that are asked for
+K = 3 if INTERPRETED else 7  # number of requested top entries
 NORMS: dict[str, Any] = {"norm_before_fc": True, "fc_norm": True, "norm_before_residual": True, "norm_output": True}
 EVERYTHING: dict[str, Any] = {
     **NORMS,
@@ -62,7 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 HALVES = list(FLOATS)[1:]
-# The interpreter is slow, and a GPU has no kernels for float32.
+# The interpreter is slow, and there are no GPU kernels for float32.
 CASES = (
     [("eagle raw", "float32"), ("eagle3 everything", "float32"), ("eagle3", "bfloat16")]
     if INTERPRETED
@@ -72,7 +72,7 @@ CASES = (
 
 @pytest.fixture(autouse=True)
 def small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes milliseconds for every row and every entry."""
+    """Small shapes: the interpreter takes milliseconds per row and entry."""
     if INTERPRETED:
         monkeypatch.setattr(feature_decoder, "ROWS", (4, 8, 16, 68, 256))
         monkeypatch.setattr(feature_decoder, "BEST", (1, K, 12))
@@ -84,7 +84,7 @@ def test_in_the_interpreter() -> None:
 
 
 def new_head(variant: str, dtype: torch.dtype, *, wide: bool = False) -> EagleHead | Eagle3Head:
-    """``wide``: the same rounded numbers in float32. Matrices keep the size of what they multiply."""
+    """``wide``: the same rounded numbers in float32. Matrices preserve the scale of their input."""
     changes = dict(VARIANTS[variant])
     head = random_head(changes.pop("kind"), MODEL, **changes)
     with torch.no_grad():
@@ -108,18 +108,18 @@ def new_model(
 
 @dataclass(frozen=True, kw_only=True)
 class Play:
-    """What drafters do: texts with given features, trees that grow below them, and texts that go on. Sequences do not
-    keep step, so a pass has texts beside trees; some are closed, and their slots are used again."""
+    """Simulates drafters: texts with given features, trees that grow below them, and continued texts. Sequences are out
+    of step, so a pass mixes texts and trees; some are closed, and their slots are reused."""
 
     cycles: int
     sequences: int = 1
     most_text: int = 3
     levels: int = 2
-    nodes: tuple[int, int] = (1, 4)  # of a level
+    nodes: tuple[int, int] = (1, 4)  # per level
     reopened: bool = False
 
     def on(self, model: EagleModel, seed: int = 1) -> tuple[torch.Tensor, np.ndarray]:
-        """Of all rows asked for the best logits, in order, and the total, [R, K + 1]; and the tokens [R, K]."""
+        """For all requested rows the sorted top logits and the total, [R, K + 1]; and the tokens [R, K]."""
         rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
         vocabulary, width = range(MODEL.vocab_size), model._head.config.num_taps * MODEL.hidden_size
         capacity = self.cycles * self.most_text + self.levels * self.nodes[1]
@@ -133,7 +133,7 @@ class Play:
             for step in range(self.levels + 1 + (len(sequences) > 1)):
                 segments, texts = [], []
                 for number, sequence in enumerate(sequences):
-                    own = step - number % 2  # every second one comes later
+                    own = step - number % 2  # every second one is added later
                     size = rng.randint(*(self.nodes if own else (1, self.most_text)))
                     tokens = rng.choices(vocabulary, k=size)
                     if own == 0:
@@ -159,7 +159,7 @@ MANY = Play(cycles=12, sequences=3, most_text=9, levels=6, nodes=(1, 10), reopen
 
 
 def check(variant: str, dtype: torch.dtype, play: Play, **options: int) -> GraphedEagleModel:
-    """Against the eager model; returns the one in passes."""
+    """Compare with the eager model; return the captured one."""
     fused = new_model(GraphedEagleModel, variant, dtype, **options)
     assert isinstance(fused, GraphedEagleModel)
     exact, best = play.on(new_model(EagleModel, variant, dtype, wide=True, **options))
@@ -170,7 +170,7 @@ def check(variant: str, dtype: torch.dtype, play: Play, **options: int) -> Graph
         return fused
     eager, _ = play.on(new_model(EagleModel, variant, dtype, **options))
     assert_as_accurate(rows, eager, exact)
-    clear = (exact[:, 0] - exact[:, 1] > 0.2).numpy()  # the best one, beyond doubt
+    clear = (exact[:, 0] - exact[:, 1] > 0.2).numpy()  # the best one, by a clear margin
     assert clear.any()
     assert tokens[clear, 0].tolist() == best[clear, 0].tolist()
     return fused
@@ -193,7 +193,7 @@ def test_pass_too_wide_for_own_kernels() -> None:
 @on_gpu
 @pytest.mark.parametrize("sequences", [8, 40])
 def test_many_requests(sequences: int) -> None:
-    """Trees of forty take several passes."""
+    """Forty trees take several passes."""
     play = Play(cycles=3, sequences=sequences, levels=3, nodes=(1, 20))
     fused = check("eagle3", torch.bfloat16, play, num_slots=8192)
     sizes = {shape.shape.num_rows for shape in fused._decoder._passes}
@@ -220,7 +220,7 @@ def test_too_large_passes_use_the_module() -> None:
 
 @runs_kernels
 def test_the_number_of_best_entries_may_change() -> None:
-    """All of a small vocabulary too; and asking for none leaves everything as it should be."""
+    """Up to a whole small vocabulary; requesting none has no side effects."""
     model = new_model(GraphedEagleModel, "eagle", torch.float16)
     sequence = model.open(8)
     text = Segment(sequence, [3, 4], [-1, 0], 0)
@@ -236,7 +236,7 @@ def test_the_number_of_best_entries_may_change() -> None:
 
 @runs_kernels
 def test_padding_rows_of_a_pass_leave_no_trace() -> None:
-    """The second pass is smaller than the first in the same shape: what the first was told must be forgotten."""
+    """The second pass is smaller than the first in the same shape: inputs of the first must have no effect."""
     model = new_model(GraphedEagleModel, "eagle3", torch.bfloat16, num_slots=32)
     first, second = model.open(10), model.open(10)
     taps = torch.ones(4, 3 * MODEL.hidden_size, dtype=torch.bfloat16, device=DEVICE)
@@ -253,7 +253,7 @@ def test_padding_rows_of_a_pass_leave_no_trace() -> None:
 
 @runs_kernels
 def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes that were forgotten are made again, and are as good."""
+    """Evicted passes are captured again with the same accuracy."""
     play = Play(cycles=2, levels=1, nodes=(2, 3), reopened=True)
     monkeypatch.setattr(feature_decoder, "MAX_PASSES", 1)
     fused = check("eagle3", torch.float16, play)
@@ -262,7 +262,7 @@ def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="has smaller shapes")
 def test_a_draft_of_one_request_takes_two_shapes() -> None:
-    """One for all texts of a few tokens, one for all levels, however large the tree is already."""
+    """One for all texts of a few tokens, one for all levels of any tree size."""
     decoder = new_model(GraphedEagleModel, "eagle", torch.float16)._decoder  # type: ignore[attr-defined]
     shapes = set()
     for size, after in product(range(1, 11), (0, 1, 10, 63, 118)):
@@ -276,7 +276,7 @@ def test_a_draft_of_one_request_takes_two_shapes() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="has smaller shapes")
 @given(st.lists(st.tuples(st.integers(1, 120), st.integers(0, 400)), min_size=1, max_size=9), st.integers(1, 100))
 def test_shape_fits_its_batch(sizes: list[tuple[int, int]], k: int) -> None:
-    """Its rows, the ancestors of grown trees, and the entries asked for; or it is none."""
+    """Its rows, the ancestors of grown trees, and the requested entries; otherwise there is no shape."""
     decoder = new_model(GraphedEagleModel, "eagle", torch.float16)._decoder  # type: ignore[attr-defined]
     segments, start = [], 0
     for size, after in sizes:
@@ -292,12 +292,12 @@ def test_shape_fits_its_batch(sizes: list[tuple[int, int]], k: int) -> None:
     assert bits <= 32 * words_per_row(shape.num_rows)
     assert len(sizes) <= shape.num_sequences
     assert k <= shape.num_best <= 64
-    assert start <= shape.num_logits  # all are wanted
+    assert start <= shape.num_logits  # all are requested
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_joined_weights_are_those_of_the_module(variant: str) -> None:
-    """Nothing is held twice, and the module says what it said before."""
+    """Weights are not duplicated, and the module's output is unchanged."""
     head, untouched = (new_head(variant, torch.float32) for _ in range(2))
     joined = feature_weights(head).weights
     models = [EagleModel(each, each.config.taps_for(MODEL.num_layers), 64) for each in (head, untouched)]
@@ -343,7 +343,7 @@ def test_passes_take_as_many_segments_as_fit(sizes: list[int]) -> None:
 
 
 def test_conditions_for_captured_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On GPUs, in half precision, with sizes that the kernels take."""
+    """On GPUs, in half precision, with sizes that the kernels support."""
     head = new_head("eagle3", torch.bfloat16)
     model = partial(make_head_model, head, MODEL.num_layers, 64)
     expected = GraphedEagleModel if DEVICE.type == "cuda" else EagleModel

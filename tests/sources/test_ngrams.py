@@ -1,4 +1,4 @@
-"""N-gram tables: running averages against a slow reference, lookups, bounds, files."""
+"""N-gram tables: running averages against a slow reference, lookups, limits, files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOCAB, WIDTH = 9, 3
 
 
 class SlowTables:
-    """The same by dictionaries: one n-gram and one row at a time."""
+    """The same with dictionaries: one n-gram and one row at a time."""
 
     def __init__(self, max_ngram: int) -> None:
         self._max_ngram = max_ngram
@@ -80,7 +80,7 @@ def test_running_averages_equal_a_slow_reference(calls: list[list[list[int]]], m
             continue
         assert found is not None
         got = dict(zip(*found, strict=True))
-        # Averages in float32 may cut another token off where two are equal but for rounding.
+        # Averages in float32 may drop another token if two are equal up to rounding.
         assert sorted(got.values(), reverse=True) == pytest.approx(list(expected.values()), rel=1e-4, abs=1e-7)
         clear = {token for token, prob in expected.items() if prob > min(expected.values()) * 1.001}
         assert clear <= set(got)
@@ -132,7 +132,7 @@ def test_merge_keeps_the_largest_sums() -> None:
     got_ids, got = merge(ids, probs, more_ids, more)
     assert np.where(got > 0.0, got_ids, NOTHING).tolist() == [[2, 1, 3], [6, NOTHING, NOTHING]]
     assert got == pytest.approx(np.array([[0.4, 0.3, 0.1], [0.5, 0.0, 0.0]]))
-    assert ids.tolist()[0] == [1, 2, NOTHING]  # what was given is left alone
+    assert ids.tolist()[0] == [1, 2, NOTHING]  # the input is not modified
     assert probs.tolist()[1] == [0.0, 0.0, 0.0]
 
 

@@ -1,4 +1,4 @@
-"""The bounded table of rows against a slow model of it."""
+"""The bounded table of rows against a slow reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ small = st.integers(1, 8)
 
 
 class SlowTable:
-    """What a table should do, key by key."""
+    """A reference table, key by key."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -36,7 +36,7 @@ class SlowTable:
 
 
 def numbered(start: int, count: int) -> tuple[IdRows, ScoreRows]:
-    """Rows that occur nowhere else."""
+    """Distinct rows."""
     ids = np.arange(start * WIDTH, (start + count) * WIDTH, dtype=np.int32).reshape(count, WIDTH)
     return ids, ids.astype(np.float32) / 7
 
@@ -87,7 +87,7 @@ def test_table_grows_as_it_fills(calls: list[list[int]], capacity: int) -> None:
 @given(st.lists(st.lists(st.integers(0, 40), max_size=20), max_size=40), st.integers(8, 30))
 def test_batched_eviction_is_equivalent(calls: list[list[int]], capacity: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rowtable, "EVICTION_BATCHES", 4)  # a fourth of the table at once
+        patch.setattr(rowtable, "EVICTION_BATCHES", 4)  # a quarter of the table at once
         table, slow = RowTable(WIDTH, capacity), SlowTable(capacity)
         write_all(calls, table, slow)
     assert content(table, range(41)) == slow.rows
@@ -115,7 +115,7 @@ def test_claimed_row_is_kept_or_reset() -> None:
     table = filled(2, [1, 2])
     table.write([1], np.full((1, WIDTH), 5, np.int32), np.ones((1, WIDTH), np.float32))
     table.counts[table.row(1)] = 2
-    (known, new) = table.claim([1, 3])  # 2 makes room for 3
+    (known, new) = table.claim([1, 3])  # 2 is evicted for 3
     assert table.counts[[known, new]].tolist() == [2, 0]
     assert table.ids[known].tolist() == [5] * WIDTH
     assert table.row(2) is None
@@ -131,7 +131,7 @@ def test_arrays_restore_latest_entries_in_order(calls: list[list[int]], before: 
     kept = list(slow.rows)[-after:]
     assert content(restored, range(13)) == {key: slow.rows[key] for key in kept}
     assert [restored.counts[restored.row(key)] for key in kept] == [table.counts[table.row(key)] for key in kept]
-    # What comes next pushes the same entries out as if nothing had happened in between.
+    # Later writes evict the same entries as without saving and loading.
     slow.capacity, slow.rows = after, {key: slow.rows[key] for key in kept}
     write_all([[20, 21], [3], [22]], restored, slow)
     assert content(restored, range(23)) == slow.rows
@@ -187,7 +187,7 @@ def test_there_is_always_room_for_one_row() -> None:
 
 @pytest.mark.parametrize("bits", [32, 90])  # pairs of tokens, and longer n-grams
 @pytest.mark.parametrize("times", [1, 3])  # just full, and renewed twice
-@pytest.mark.parametrize("size", [5_000, 10_922, 10_923])  # dictionaries double behind the second
+@pytest.mark.parametrize("size", [5_000, 10_922, 10_923])  # dictionaries double after the second
 def test_entry_cost_matches_memory_use(size: int, times: int, bits: int) -> None:
     rows = np.zeros((100, 10), np.int32), np.zeros((100, 10), np.float32)
     tracemalloc.start()

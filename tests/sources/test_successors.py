@@ -1,4 +1,4 @@
-"""A model's own successor table: what is in it, its file, and what drafters make of it."""
+"""The successor table of a model: its content, its file, and its use by drafters."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_table_enables_drafting_in_first_cycle(drafter: str, target: NativeTarge
     assert size > 4
     assert output == plain
     assert first_tree(drafter, static=False) == (1, plain)
-    assert first_tree(drafter, top_k=WIDTH + 5)[1] == plain  # rows that are filled up
+    assert first_tree(drafter, top_k=WIDTH + 5)[1] == plain  # padded rows
 
 
 def test_requests_do_not_change_the_initial_table(target: NativeTarget) -> None:

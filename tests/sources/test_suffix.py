@@ -1,4 +1,4 @@
-"""The suffix automaton against plain scans of the text, and what a corpus must look like."""
+"""The suffix automaton against plain scans of the text, and corpus files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from draftwood.sources.suffix import (
 )
 
 letters = st.integers(0, 2)
-# A text has no more links than tokens, so in these every place is the latest one.
+# A text has no more links than tokens, so in these every position is the latest one.
 short_texts = st.lists(letters, max_size=MAX_REFRESHED)
 long_texts = st.lists(letters, max_size=150)
 documents = st.lists(st.lists(letters, max_size=12), min_size=1, max_size=5)
 
 
 def places(text: Sequence[int], length: int) -> list[int]:
-    """Where the last ``length`` tokens end before the end of the text."""
+    """Earlier positions where the last ``length`` tokens end."""
     return [end for end in range(length, len(text)) if text[end - length : end] == text[len(text) - length :]]
 
 
@@ -122,7 +122,7 @@ def test_latest_occurrence_is_continued() -> None:
     automaton = SuffixAutomaton()
     automaton.extend([1, 2, 10, 1, 2, 20, 1, 2, 30, 5, 1, 2])
     assert automaton.match(2) == Match([30, 5], 2)
-    automaton.extend([9, 2])  # the place of a shorter match is up to date as well
+    automaton.extend([9, 2])  # the position of a shorter match is up to date as well
     assert automaton.match(1) == Match([9], 1)
 
 

@@ -1,4 +1,4 @@
-"""The transition table, and how drafters over it learn from the target's logits."""
+"""The transition table, and how its drafters learn from the target's logits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ contexts = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1,
 
 
 def rows(*firsts: int) -> tuple[IdRows, ScoreRows]:
-    """For each number a row that begins with it."""
+    """For each number a row that starts with it."""
     ids = (np.array(firsts, dtype=np.int32)[:, None] + np.arange(K, dtype=np.int32)) % V
     return ids, np.tile(np.array([0.5, 0.3, 0.1], dtype=np.float32), (len(firsts), 1))
 
@@ -50,7 +50,7 @@ def test_pair_takes_precedence_over_token() -> None:
     assert tokens == [10, 11, 12]
     assert scores == pytest.approx([0.5, 0.3, 0.1])
     assert best(table, 2, 5) == 11
-    assert best(table, 3, 5) == 11  # no such pair: what came last after the token
+    assert best(table, 3, 5) == 11  # no such pair: the latest row of the token
     assert best(table, 5, 1) is None  # a pair has an order
     assert table.num_pairs == 2
 
@@ -104,7 +104,7 @@ def test_a_table_can_start_from_known_successors() -> None:
     table.learn([1], [4], *rows(15))
     assert best(table, 1, 4) == best(table, 9, 4) == 15
     assert best(table, 1, 5) == 5
-    assert (initial.ids == initial_successors().ids).all()  # others start from it too
+    assert (initial.ids == initial_successors().ids).all()  # others start from it as well
 
 
 def test_initial_successors_are_truncated_to_top_k() -> None:
@@ -122,7 +122,7 @@ def test_learned_entries_can_be_restored(num_pairs: int) -> None:
     assert restored.num_pairs == table.num_pairs
     for previous, token in ((1, 5), (2, 5), (3, 5), (1, 6), (0, 6)):
         assert restored.successors(previous, token) == table.successors(previous, token)
-    assert restored.successors(0, 4) == ([], [])  # was known from the start, not learned
+    assert restored.successors(0, 4) == ([], [])  # an initial row, not a learned one
 
 
 def test_layout_identifies_compatible_tables() -> None:
@@ -155,7 +155,7 @@ def test_its_size_is_counted() -> None:
     assert large.num_bytes > before
 
 
-# -- drafters over it ------------------------------------------------------------------------------------------------
+# -- drafters --------------------------------------------------------------------------------------------------------
 
 
 def started(prompt: Sequence[int], **options: Any) -> RecyclingDrafter:
@@ -167,7 +167,7 @@ def started(prompt: Sequence[int], **options: Any) -> RecyclingDrafter:
 
 
 def verified(tree: DraftTree, path: Sequence[int], bonus: int) -> VerifiedTree:
-    """Row i of the logits has token 100 + i first."""
+    """The best token of row i of the logits is 100 + i."""
     logits = torch.zeros(len(tree), VOCAB_SIZE)
     logits[torch.arange(len(tree)), 100 + torch.arange(len(tree))] = 9.0
     emitted = [*(tree.tokens[node] for node in path[1:]), bonus]
@@ -175,7 +175,7 @@ def verified(tree: DraftTree, path: Sequence[int], bonus: int) -> VerifiedTree:
 
 
 def two_of_each() -> DraftTree:
-    """0: 2 - (1: 3 - (3: 4), 2: 5 - (4: 3 - (5: 4))). The pair (3, 4) stands at nodes 3 and 5."""
+    """0: 2 - (1: 3 - (3: 4), 2: 5 - (4: 3 - (5: 4))). The pair (3, 4) occurs at nodes 3 and 5."""
     builder = TreeBuilder(2)
     first, second = builder.add(0, 3, "x"), builder.add(0, 5, "x")
     builder.add(first, 4, "x")
@@ -192,7 +192,7 @@ def test_every_verified_node_is_learned() -> None:
     assert best(memory, 2, 3) == 101
     assert best(memory, 2, 5) == 102
     assert best(memory, 5, 3) == 104
-    assert best(memory, 3, 4) == 105  # of two nodes the later
+    assert best(memory, 3, 4) == 105  # the later of two nodes
 
 
 def test_accepted_path_wins_for_duplicate_contexts() -> None:
@@ -201,7 +201,7 @@ def test_accepted_path_wins_for_duplicate_contexts() -> None:
     memory = drafter.memory
     assert best(memory, 3, 4) == 103  # not 105 of the rejected node
     assert best(memory, 99, 3) == 101  # by the token alone, not 104
-    assert best(memory, 5, 3) == 104  # a pair of its own
+    assert best(memory, 5, 3) == 104  # a separate pair
 
 
 def test_only_accepted_path_is_learned_if_requested() -> None:
@@ -237,7 +237,7 @@ def test_borrowed_logits_are_not_kept() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 4, 512])
 def test_best_successors_are_learned_at_every_prompt_position(chunk: int) -> None:
-    """All pairs of the prompt are different, and the same token stands behind several others."""
+    """All pairs of the prompt are different, and the same token follows several others."""
     llm = make_llm(drafter="goose", drafter_options={"top_k": 5}, memory="process", prefill_chunk=chunk)
     prompt = [256, 65, 80, 66, 80, 67, 80, 80, 68, 80, 256, 80, 69]
     params = SamplingParams(max_tokens=1)

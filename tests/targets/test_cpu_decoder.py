@@ -88,7 +88,7 @@ class Model:
     ) -> None:
         self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, 4096, cache_type, CPU)
         for rows in (self.cache.keys, self.cache.values):
-            rows.fill_(float("nan"))  # what was never written must never matter
+            rows.fill_(float("nan"))  # unwritten values must have no effect
         own = copy.deepcopy(weights)  # the fused decoder consumes them
         self.decoder: Decoder = (
             CpuDecoder(config, own, self.cache) if kind is CpuDecoder else EagerDecoder(config, own, self.cache, CPU)
@@ -125,7 +125,7 @@ def random_ids(config: ModelConfig, count: int, seed: int) -> list[int]:
 
 
 def random_parents(count: int, seed: int) -> list[int]:
-    """A tree that is deep here and wide there."""
+    """A tree with deep and wide parts."""
     pick = random.Random(seed)
     return [-1] + [pick.choice([i - 1, i - 1, pick.randrange(i)]) for i in range(1, count)]
 
@@ -161,7 +161,7 @@ def test_agrees_with_the_eager_decoder(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ["plain", "odd sizes", "untied", "everything"])
 def test_bfloat16_weights_are_computed_in_float32(variant: str) -> None:
-    """Exactly so with vectors; tiles (AMX) round every product's inputs to bfloat16."""
+    """Exactly with vector units; AMX tiles round the inputs of every product to bfloat16."""
     config = replace(BASE, **VARIANTS[variant])  # type: ignore[arg-type]
     halves = random_weights(config, torch.bfloat16)
     rounded = widened(halves, config)
@@ -210,7 +210,7 @@ def widened(weights: Weights, config: ModelConfig) -> Weights:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["plain", "group of 3", "window", "head 96", "odd sizes", "everything"])
 def test_a_node_does_not_depend_on_its_batch(variant: str, dtype: torch.dtype) -> None:
-    """Every node of packed trees gets the bits it gets when its path is decoded one token at a time, alone."""
+    """Every node of packed trees is bit-identical to decoding its path alone, one token at a time."""
     config = replace(BASE, **VARIANTS[variant])  # type: ignore[arg-type]
     model = fused(config, dtype)
     prompts = [random_ids(config, length, seed=length) for length in (130, 1, 61)]
@@ -234,7 +234,7 @@ def test_a_node_does_not_depend_on_its_batch(variant: str, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_decoding_from_kept_path_is_bit_identical(dtype: torch.dtype) -> None:
-    """The cache rows a tree leaves behind are the rows plain decoding writes."""
+    """The cache rows that a tree leaves are the rows that plain decoding writes."""
     config = replace(BASE, num_heads=6)
     model = fused(config, dtype)
     prompt, tree = random_ids(config, 90, seed=1), random_parents(40, seed=2)

@@ -1,4 +1,4 @@
-"""Several nodes that follow the text itself: a forest below it is the same as a tree below the text's last token."""
+"""Several nodes directly after the text: a forest is the same as a tree below the last token of the text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def target_of(variant: str, backend: str, dtype: torch.dtype = torch.float32) ->
 
 
 def random_forest(rng: random.Random, size: int) -> list[int]:
-    """Parents in topological order, with -1 every now and then."""
+    """Parents in topological order, with some -1."""
     reach = rng.choice([1, 2, 4, size])
     lone = rng.choice([0.1, 0.5, 1.0])
     return [

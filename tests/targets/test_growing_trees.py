@@ -1,4 +1,4 @@
-"""Trees that grow over several passes: every node gets what it gets when its tree comes in one."""
+"""Trees that grow over several passes: every node gets the same logits as in a single pass."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_transformers_target(name: str, seed: int) -> None:
 
 
 def test_random_growths_mix_new_trees_and_old_ones() -> None:
-    """What the tests above are about does happen: new trees beside grown ones, junk, several passes of a tree."""
+    """The cases of the tests above do occur: new trees next to grown ones, junk, several passes of a tree."""
     rng = random.Random(0)
     growths = [[random_growth(rng, 99, 5, 12) for _ in range(3)] for _ in range(40)]
     assert any(kinds == {False, True} for each in growths for kinds in passes_of(each))
@@ -114,7 +114,7 @@ def test_pending_nodes(backend: str) -> None:
     refused(4)
     refused(-1)
     run(2, 3)
-    run(1, 2)  # forgets two
+    run(1, 2)  # drops two
     refused(4)
     with pytest.raises(CapabilityError, match="Only nodes of the pending tree can be kept"):
         target.keep(sequence, [0, 3])
@@ -142,7 +142,7 @@ def test_tree_that_outgrows_its_sequence_is_refused() -> None:
 
 
 def test_packing() -> None:
-    """A new tree's parents are not copied; of a grown one the whole tree's are there, and rows are the new nodes."""
+    """The parents of a new tree are not copied; a grown tree has the parents of all nodes and rows for new ones."""
     cache = tiny_target().cache
     first, second = cache.open(10), cache.open(20)
     new = (-1, 0, 0)
@@ -158,7 +158,7 @@ def test_packing() -> None:
 
 
 def test_a_long_chain_that_grew() -> None:
-    """A prompt whose chunks are kept together at the end."""
+    """A prompt whose chunks are kept in one call at the end."""
     target = tiny_target()
     tokens = [(7 * i) % 250 for i in range(90)]
     sequence, chain = target.open(100), chain_parents(90)

@@ -1,4 +1,4 @@
-"""From what a user asks for to a target: models, devices and cache sizes that cannot be had are refused in words."""
+"""Loading a target from user options: unavailable models, devices and cache sizes give clear errors."""
 
 from __future__ import annotations
 

@@ -79,13 +79,13 @@ BACKENDS = ("eager", "auto")
 
 
 def build(name: str, folder: Path) -> torch.nn.Module:
-    """A tiny random model of transformers, saved as users save theirs."""
+    """A tiny random transformers model, saved as users do."""
     config_name, extra = {**MODELS, **OTHERS}[name]
     torch.manual_seed(7)
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config_name)(**SHAPE, **extra)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)  # biases and norms start trivial otherwise
+            parameter.add_(torch.randn_like(parameter) * 0.2)  # biases and norms are trivial by default
     model.save_pretrained(folder)
     return model
 

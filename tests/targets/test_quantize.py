@@ -1,4 +1,4 @@
-"""Weights in 8 bits: how they are rounded, what becomes of a model, and who may have them."""
+"""8-bit weights: rounding, quantized models, and supported targets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_largest_weight_of_a_row_uses_full_range(name: str, rows: list[list[floa
     peaks = values.float().abs().amax(dim=1)
     assert bool((scales[zeros] == 1.0).all())
     assert bool((peaks[zeros] == 0.0).all())
-    normal = weight.abs().amax(dim=1) > 1e-30  # where quotients keep their precision
+    normal = weight.abs().amax(dim=1) > 1e-30  # where quotients keep full precision
     assert bool((peaks[normal] == FORMATS[name].largest).all())
 
 
@@ -162,7 +162,7 @@ def test_original_matrix_is_freed_after_quantization(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_other_decoders_match_the_reference(name: str) -> None:
-    """They expand the weights: as slow as before, with the logits that the model in 8 bits should have."""
+    """They expand the weights: not faster, but with the logits of the 8-bit model."""
     logits = []
     for backend in ("eager", "auto"):
         target = tiny_target(quantize=name, backend=backend, device="cpu")
@@ -195,7 +195,7 @@ def test_drafting_does_not_change_output(name: str) -> None:
     assert max(record.stats.acceptance_length for record in records) > 1.0
 
 
-# -- what is refused, and what is asked for --------------------------------------------------------------------------
+# -- errors and options ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""The default model for real: speculative output against transformers' own generate, token for token, in float32."""
+"""The real default model: speculative output equals generate of transformers, token for token, in float32."""
 
 from __future__ import annotations
 
@@ -89,5 +89,5 @@ def test_fifty_prompts_equal_generate(llm: LLM, model: torch.nn.Module, drafter:
 
 @cache
 def remembered(model: torch.nn.Module, prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """Transformers' answers are the slow part: they are asked for once."""
+    """The output of transformers is slow to compute, so it is cached."""
     return tuple(expected(model, list(prompt), 64))

@@ -1,4 +1,4 @@
-"""The best entries of rows: in the order of a stable sort, with the kernel and without, whatever else is in a batch."""
+"""Top entries of rows: in the order of a stable sort, with and without the kernel, in any batch."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_non_contiguous_rows_are_supported(kernel: bool) -> None:
 
 @both_paths
 def test_other_dtypes_are_widened(kernel: bool) -> None:
-    logits = random_rows(4, 3000).to(torch.bfloat16)  # so coarse that the edge of k cuts through equals
+    logits = random_rows(4, 3000).to(torch.bfloat16)  # so coarse that there are ties at the k-th entry
     with path(kernel=kernel):
         for k in (1, 9, 30):
             check(top_rows(logits, k), logits.float(), k)
@@ -176,7 +176,7 @@ def test_logits_are_not_modified_and_result_is_a_copy(kernel: bool) -> None:
         found = top_rows(logits, 5)
         kept = [part.copy() for part in found]
         assert torch.equal(logits, before)
-        logits.zero_()  # a target writes to the same memory again
+        logits.zero_()  # a target reuses the memory
         top_rows(logits, 5)
     for part, copy in zip(found, kept, strict=True):
         np.testing.assert_array_equal(part, copy)

@@ -1,4 +1,4 @@
-"""Text to tokens and back, and chat templates with everything that can be wrong about messages."""
+"""Text to tokens and back, and chat templates with all errors in messages."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_bos_token_is_added_if_configured(tmp_path: Path) -> None:
     assert tokenizer.encode("hello")[0] == 1
     assert tokenizer.encode("hello")[-1] == 2
     assert len(tokenizer.encode("hello", add_special=False)) == 1
-    assert tokenizer.apply_chat(USER).count(2) == 1  # the template's own and no other
+    assert tokenizer.apply_chat(USER).count(2) == 1  # only the one of the template
 
 
 def test_llama_3_adds_bos_without_flag() -> None:
@@ -177,7 +177,7 @@ def test_template_locations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("{% if true %}\nx\n{% endif %}\n", "x\n"),  # blocks leave no line behind
+        ("{% if true %}\nx\n{% endif %}\n", "x\n"),  # blocks leave no empty lines
         ("a\n   {% if true %}\nb\n   {% endif %}\n", "a\nb\n"),
         ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
         ("{% generation %}{% for m in messages %}{{ m.content }}{% endfor %}{% endgeneration %}", "hello"),

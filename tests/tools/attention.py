@@ -1,6 +1,6 @@
-"""Random packed batches for the attention kernel, the float64 answer, and what the kernel takes on a GPU.
+"""Random packed batches for the attention kernel, the float64 reference, and the resources of the kernel on a GPU.
 
-``python -m tests.attention_tools`` compiles the kernel for two generations of GPUs and prints a table.
+``python -m tests.tools.attention`` compiles the kernel for two generations of GPUs and prints a table.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from draftwood.tree.layout import ancestor_mask, is_chain
 from tests.conftest import random_parents
 from tests.tools.triton import Resources, resources
 
-SPARE_ROWS = 3  # behind the last packed row: nobody may write there
+SPARE_ROWS = 3  # after the last packed row: must not be written
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What one launch is compiled for."""
+    """The compile-time parameters of a launch."""
 
     config: AttentionConfig
     num_kv_heads: int = 1
     head_dim: int = 64
     dtype: torch.dtype = torch.float16
     window: int = 0
-    num_words: int = 3  # of a row
+    num_words: int = 3  # per row
 
 
 def random_segments(
     rng: random.Random, sizes: list[tuple[int, int]], chains: bool = False, most_earlier: int = 0
 ) -> list[PackedSegment]:
-    """Segments of ``(prefix, nodes)`` with gaps between their slots; trees, some of them chains, or only chains.
+    """Segments of ``(prefix, nodes)`` with gaps between their slots: trees and chains, or only chains.
 
-    Up to ``most_earlier`` nodes more of each tree are of earlier passes.
+    Each tree has up to ``most_earlier`` more nodes from earlier passes.
     """
     segments: list[PackedSegment] = []
     start = 0
@@ -64,7 +64,7 @@ def random_segments(
 
 
 def words_needed(segments: Sequence[PackedSegment]) -> int:
-    """Ancestor words of a row: none for chains, whose nodes see all before them."""
+    """Ancestor words of a row: none for chains, whose nodes attend to all earlier ones."""
     trees = [count_bits(segment) for segment in segments if segment.after or not is_chain(segment.parents)]
     return -(-max(trees, default=0) // WORD_BITS)
 
@@ -85,7 +85,7 @@ class Launch:
             unused[segment.base : segment.base + segment.prefix_len + len(segment.parents)] = False
         keys, values = (torch.randn(shape, generator=generator) for _ in range(2))
         keys[:, unused] = values[:, unused] = float("nan")
-        columns = self.width + 2 * case.num_kv_heads * case.head_dim  # the projection's: queries are the first ones
+        columns = self.width + 2 * case.num_kv_heads * case.head_dim  # output of the projection: queries come first
         query = 3 * torch.randn(self.num_rows, columns, generator=generator)  # one key stands out
         self.query, self.keys, self.values = (x.to(device, case.dtype) for x in (query, keys, values))
 
@@ -117,7 +117,7 @@ class Launch:
         return out
 
     def expected(self) -> torch.Tensor:
-        """``[N, heads * D]`` in float64, from keys and values that lie in the cache."""
+        """``[N, heads * D]`` in float64, from keys and values in the cache."""
         query = self.query[:, : self.width].double()
         return torch.cat([self._expected(segment, query) for segment in self.segments])
 
@@ -140,7 +140,7 @@ class Launch:
 def attention_resources(
     config: AttentionConfig, head_dim: int, dtype: str, num_words: int, capability: int
 ) -> Resources:
-    """What the main kernel takes on a GPU of this capability."""
+    """Resources of the main kernel on a GPU of this capability."""
     from draftwood.targets.native.cuda.attention import kernel as attention
 
     constants: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What the tests of benchmark runs share: small runs of the tiny model, prompts of one's own, a spy."""
+"""Shared by tests of benchmark runs: small runs of the tiny model, custom prompts, a spy."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def conversations(folder: Path, *prompts: tuple[str, ...], name: str = "talk") -
 
 
 class Spy:
-    """Every method says its own name and a number. Fails where it is told to; notes what was asked."""
+    """Every method answers with its name and a number. Fails on request; records the prompts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[tuple[str, str]] = []  # who, and the prompt's text
+        self.asked: list[tuple[str, str]] = []  # the method and the text of the prompt
         self.failing: dict[str, int] = {}  # by method: the number of its next answer that fails
         self.params: list[SamplingParams] = []
         answer = DrafterEngine.generate

@@ -1,4 +1,4 @@
-"""Summaries made by hand, and readers of what reports make of them."""
+"""Hand-made summaries, and readers for the reports generated from them."""
 
 import re
 from dataclasses import replace
@@ -15,7 +15,7 @@ MANY = ["plain", LONG, *(f"method{i}" for i in range(12)), "transformers:lookup"
 
 
 def make(labels=("plain", "pld", "goose"), tasks=("gsm8k", "mbpp"), *, peers=(), budgets=None, **changes):
-    """A summary whose figures follow from a method's place: speed-up 1 + place/2 on every task."""
+    """A summary whose figures depend on the index of a method: speed-up 1 + index/2 on every task."""
     cells = {}
     for place, label in enumerate(labels):
         for task in (*tasks, ALL_TASKS):
@@ -69,7 +69,7 @@ def changed(summary, label, task=ALL_TASKS, **values):
 
 
 def drawings(page):
-    """The outermost drawings of a page, as trees: reading them fails where one is not well-formed."""
+    """The outermost drawings of a page, as trees; fails if one is not well-formed."""
     found, depth, start = [], 0, 0
     for tag in re.finditer(r"<svg\b[^>]*?(/?)>|</svg>", page):
         if tag.group(0) == "</svg>":

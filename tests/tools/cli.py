@@ -1,4 +1,4 @@
-"""What the tests of the command line share: running it in this process, on the built-in model."""
+"""Shared by tests of the command line: run it in this process, on the built-in model."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal())  # a person who types nothing
+    monkeypatch.setattr("sys.stdin", Terminal())  # a user who types nothing
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "DRAFTWOOD_DEBUG"):
         monkeypatch.delenv(name, raising=False)
-    if not CpuDecoder.is_available():  # its absence is told in a test of its own
+    if not CpuDecoder.is_available():  # its absence has its own test
         monkeypatch.setattr("draftwood.cli.console.loading._slow_on_cpu", lambda _: False)
 
 
 @pytest.fixture
 def draftwood_command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command in this process; the exit code is the same whoever decided on it."""
+    """Run the command in this process; return the exit code whether it was returned or raised."""
 
     def run(*argv: str) -> Result:
         try:

@@ -1,4 +1,4 @@
-"""Small models for the tests of the GPU decoder, what they are asked, and what they should answer."""
+"""Small models for the tests of the GPU decoder, their inputs, and the expected outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftwood.targets.tiny import TINY_CONFIG
 from tests.conftest import random_parents
 from tests.tools.triton import DEVICE, INTERPRETED
 
-# As small as models can be: a program of a kernel takes a millisecond in the interpreter.
+# As small as possible: a program of a kernel takes a millisecond in the interpreter.
 SMALL = replace(
     TINY_CONFIG,
     vocab_size=259,
@@ -31,7 +31,7 @@ SMALL = replace(
     tied_embeddings=True,
     eos_token_ids=(),
 )
-# On a GPU products share blocks along the input, and heads share keys.
+# On a GPU products are split along the input, and heads share keys.
 LARGE = replace(
     SMALL,
     vocab_size=5003,
@@ -44,8 +44,8 @@ LARGE = replace(
 )
 BASE = SMALL if INTERPRETED else LARGE
 CACHE_TOKENS = 200 if INTERPRETED else 8192
-WORSE = 1.5  # the error of the fused decoder by that of the eager one
-SPARE = 2e-3  # where the eager one is right by luck
+WORSE = 1.5  # maximum error of the fused decoder relative to the eager one
+SPARE = 2e-3  # if the eager one is exact by chance
 
 
 def named_tensors(config: ModelConfig) -> dict[str, torch.Tensor]:
@@ -76,16 +76,16 @@ def new_target(
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Prompts that are read in one pass, and the trees behind them in another; the last tree stands alone."""
+    """Prompts for one pass and their trees for another; the last tree has no prompt."""
 
     prompts: tuple[int, ...]  # their lengths
     trees: tuple[int, ...]  # their sizes
-    num_logits: tuple[int, ...]  # wanted of each tree
+    num_logits: tuple[int, ...]  # number of logits for each tree
     taps: tuple[int, ...] = ()
     num_best: int = 3
 
     def ask(self, target: NativeTarget, seed: int = 1) -> ForwardOutput:
-        """What one forward says of the trees: a copy."""
+        """The output of one forward pass for the trees, copied."""
         rng = random.Random(seed)
         ids = range(target.info.vocab_size)
         sequences = [target.open(length + size) for length, size in zip(self.prompts, self.trees, strict=True)]
@@ -113,7 +113,7 @@ class Question:
 
 
 def copied(output: ForwardOutput) -> ForwardOutput:
-    """What outlives the next forward."""
+    """A copy that stays valid after the next forward pass."""
     return output._replace(
         logits=output.logits.float().cpu().clone(),
         taps=None if output.taps is None else output.taps.float().cpu().clone(),
@@ -141,7 +141,7 @@ def error(values: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def assert_as_accurate(values: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:
-    """All in all, and in the worst row."""
+    """Overall and in the worst row."""
     assert values.shape == exact.shape
     assert values.isfinite().all()
     assert error(values, exact) <= WORSE * error(eager, exact) + SPARE
@@ -151,7 +151,7 @@ def assert_as_accurate(values: torch.Tensor, eager: torch.Tensor, exact: torch.T
 
 
 def assert_choices_follow(output: ForwardOutput, k: int) -> None:
-    """Greedy ids and best entries are those of the output's own logits, ties towards the lower id."""
+    """Greedy ids and top entries match the output's logits, with ties to the lower id."""
     order = (-output.logits).sort(dim=-1, stable=True)
     assert output.greedy_ids.tolist() == order.indices[:, 0].tolist()
     if k == 0:
@@ -169,7 +169,7 @@ def ids_of(target: NativeTarget, rng: random.Random, count: int) -> list[int]:
 
 
 def committed_rows(target: NativeTarget, sequence: int) -> Sequence[torch.Tensor]:
-    """Keys and values [layers, kv_heads, length, D] of a sequence, with all moves done."""
+    """Keys and values [layers, kv_heads, length, D] of a sequence after all moves."""
     target._decoder._move_now()  # type: ignore[attr-defined]
     extent = target.cache[sequence]
     slots = slice(extent.base, extent.base + extent.length)

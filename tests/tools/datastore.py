@@ -1,4 +1,4 @@
-"""What the tests of datastores and of drafting from them share: small ones."""
+"""Small datastores for the tests."""
 
 from __future__ import annotations
 

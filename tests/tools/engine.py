@@ -1,4 +1,4 @@
-"""What the engine tests share: prompts, drafters that stress the engine, a tiny LLM, what decoding has to give."""
+"""Shared by the engine tests: prompts, drafters that stress the engine, a tiny LLM, expected output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _needs_only_the_target(cls: type[Drafter]) -> bool:
     return not issubclass(cls, NeuralDrafter)
 
 
-# Registered drafters that need nothing besides the target. The others have their own tests: `rest` with a datastore,
+# Registered drafters that need only the target. The others have their own tests: `rest` with a datastore,
 # neural drafters in tests/drafters/neural.
 STANDALONE = {name: cls for name, cls in drafter_classes().items() if _needs_only_the_target(cls)}
 CHOOSING = [name for name, cls in STANDALONE.items() if not cls.draws_by_default]
@@ -75,14 +75,14 @@ class WildDrafter(Drafter):
 
 
 class OracleDrafter(Drafter):
-    """Knows the plain output and drafts exactly that, beside decoys."""
+    """Knows the plain output and drafts exactly that, with decoys."""
 
     name = "oracle"
     outputs: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012 - see ``learn``
 
     @classmethod
     def learn(cls, llm: LLM, prompts: Sequence[str], params: SamplingParams) -> list[Completion]:
-        """The plain output of these prompts, and of no others from now on."""
+        """Learn the plain output of these prompts and forget all others."""
         plain = llm.generate(prompts, params, drafter="plain")
         cls.outputs = {tuple(llm.tokenizer.encode(p)): c.token_ids for p, c in zip(prompts, plain, strict=True)}
         return plain
@@ -116,7 +116,7 @@ def make_llm(backend: str = "auto", **options: object) -> LLM:
 
 
 def reference(llm: LLM, prompt: str, max_tokens: int) -> list[int]:
-    """Greedy decoding by hand, a whole new pass for every token."""
+    """Greedy decoding by hand, with a full pass for every token."""
     tokens = llm.tokenizer.encode(prompt)
     output: list[int] = []
     while len(output) < max_tokens and 257 not in output:
@@ -125,7 +125,7 @@ def reference(llm: LLM, prompt: str, max_tokens: int) -> list[int]:
 
 
 def law_of_pairs(llm: LLM, prompt: Sequence[int], temperature: float, top_k: int) -> dict[tuple[int, int], float]:
-    """The model's own probability of every pair of first tokens, warped by hand."""
+    """The model's probability of every pair of first tokens, warped by hand."""
 
     def probabilities(tokens: Sequence[int]) -> torch.Tensor:
         scores = logits_after(llm._engine.target, tokens)[-1] / temperature

@@ -1,8 +1,8 @@
-"""Exact laws of verified output: every outcome of chance is enumerated, the drafter's and the verifier's alike.
+"""Exact distributions of verified output: all random outcomes of drafter and verifier are enumerated.
 
 A case is a tree shape, a kind of children and a pair of distributions p (target) and q (drafter). All outcomes with
-their weights give the exact law of the output, which must be the target's own. Where there are too many of them, a
-chi-square test tells whether samples have a law.
+their weights give the exact law of the output, which must equal the target's. If there are too many of them, a
+chi-square test compares samples with a law.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Case:
         self.probs = lru_cache(maxsize=None)(self._probs)
 
     def _probs(self, context: tuple[int, ...]) -> tuple[torch.Tensor, np.ndarray, list[int]]:
-        """p [V] as the target gives it, q [V], and the tokens in the order a choosing drafter prefers them."""
+        """p [V] of the target, q [V], and the tokens in the order of preference of a choosing drafter."""
         rng = np.random.default_rng([self.seed, PAIRS.index(self.pair), len(context), *context])
         p, q = rng.dirichlet(np.ones(self.vocab), 2)
         order = rng.permutation(self.vocab).tolist()
@@ -96,7 +96,7 @@ class Case:
         return torch.from_numpy(p / p.sum()), q / q.sum(), order
 
     def draft(self, shape: Shape, kind: str, chance: Randomness, forget: bool = False) -> DraftTree:
-        """Grows a tree of the shape. ``forget``: a faulty drafter that drops the last draw if it finds it unlikely."""
+        """Grow a tree of the shape. ``forget``: a faulty drafter that drops an unlikely last draw."""
         builder = TreeBuilder(0)
         proposals: dict[int, Proposal] = {}
         num_chosen: dict[int, int] = {}
@@ -123,7 +123,7 @@ class Case:
         return builder.build(proposals, num_chosen)
 
     def extend(self, law: Law, length: int) -> Law:
-        """Lets the target alone continue every output to the same length."""
+        """Continue every output with the target to the same length."""
         whole: Law = defaultdict(float)
         for output, weight in law.items():
             if len(output) == length:
@@ -170,7 +170,7 @@ def _probs_of(case: Case, tree: DraftTree) -> Callable[[int], torch.Tensor]:
 
 
 def output_error(case: Case, shape: Shape, kind: str, verify: Verifier = accept_sampled, forget: bool = False) -> float:
-    """The largest difference between the law of the output and the target's own."""
+    """The largest difference between the law of the output and that of the target."""
     return law_error(case, shape, joint_law(case, shape, kind, verify, forget))
 
 

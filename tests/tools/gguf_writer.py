@@ -1,4 +1,4 @@
-"""Writes small GGUF files for the tests: any metadata, any tensors, and a whole toy model."""
+"""Write small GGUF files for the tests: any metadata, any tensors, and a complete toy model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHATML = (
 
 
 class Raw(NamedTuple):
-    """A tensor as it lies in the file."""
+    """A tensor as stored in the file."""
 
     shape: tuple[int, ...]  # outermost first
     kind: int
@@ -31,7 +31,7 @@ def f32(values: np.ndarray) -> Raw:
 
 
 def q8_0(values: np.ndarray) -> tuple[Raw, np.ndarray]:
-    """Whole numbers from -127 to 127 with the scale 1/64: the tensor, and what it means."""
+    """Integers from -127 to 127 with the scale 1/64: the tensor and its values."""
     blocks = values.astype(np.int8).reshape(-1, 32)
     scale = np.full((len(blocks), 1), 1 / 64, dtype="<f2").view(np.uint8)
     return Raw(values.shape, Q8_0, np.hstack([scale, blocks.view(np.uint8)]).tobytes()), values / np.float32(64)
@@ -170,7 +170,7 @@ def toy_model(architecture: str = "llama", *, pre: str = "smollm", tied: bool = 
 
 
 def _permuted(rows: np.ndarray, heads: int) -> np.ndarray:
-    """What writers of GGUF files do to query and key rows: row i and row i + half of a head become neighbours."""
+    """Permute query and key rows as GGUF writers do: row i and row i + half of a head become neighbours."""
     if not heads:
         return rows
     size = len(rows) // heads

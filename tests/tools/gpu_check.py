@@ -1,4 +1,4 @@
-"""What is checked by hand on a machine with a GPU.
+"""Manual checks on a machine with a GPU.
 
     compute-sanitizer --tool memcheck python -m tests.gpu_check --small     # also racecheck, initcheck
     python -m tests.gpu_check --model MODEL [--drafter goose] [--dtype bfloat16] [--limit 4] [--max-tokens 256]
@@ -25,13 +25,13 @@ from draftwood.targets.base import Segment
 from tests.conftest import path_to, prefill, random_parents
 from tests.tools.cuda import SMALL, copied, error, ids_of, new_target
 
-PROMPT = 70  # wider than what our own products are for
+PROMPT = 70  # wider than our own kernels support
 MAX_NODES = 20
 TOLERANCE = 0.05
 
 
 def run_cycles(cycles: int) -> bool:
-    """Whether the cache that is left says what a fresh one says."""
+    """Whether the resulting cache gives the same output as a fresh one."""
     target, rng = new_target(SMALL), random.Random(0)
     capacity = target.num_slots // 3
     target.set_top(10)

@@ -1,4 +1,4 @@
-"""Trees that are run in several passes, and what they should answer: the same as in one."""
+"""Trees that run in several passes, and their expected output: the same as in one pass."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Step(NamedTuple):
     after: int
     token_ids: list[int]
     parents: list[int]
-    is_junk: bool  # nodes that the next step writes over
+    is_junk: bool  # nodes that the next step overwrites
 
 
 class Growth(NamedTuple):
-    """A tree behind a prompt, and the passes that it comes in."""
+    """A tree after a prompt, and its passes."""
 
     prompt: list[int]
     token_ids: list[int]
     parents: list[int]
-    steps: list[Step | None]  # None: a pass that others run alone
+    steps: list[Step | None]  # None: a pass of other trees only
 
     @property
     def capacity(self) -> int:
-        """The tree, or junk beside it; then two nodes more."""
+        """The tree or its junk, plus two nodes."""
         return len(self.prompt) + 2 * len(self.parents) + 2
 
 
@@ -57,7 +57,7 @@ def random_growth(rng: random.Random, vocab_size: int, most_prompt: int, most_no
 
 
 def grow(target: Target, growths: Sequence[Growth]) -> tuple[list[int], list[torch.Tensor]]:
-    """All trees side by side, pass by pass: their sequences, and the logits [n, V] of their nodes."""
+    """Run all trees together, pass by pass: their sequences, and the logits [n, V] of their nodes."""
     sequences = [prefill(target, growth.prompt, growth.capacity) for growth in growths]
     found: list[list[torch.Tensor]] = [[] for _ in growths]
     for steps in zip_longest(*(growth.steps for growth in growths)):
@@ -84,7 +84,7 @@ def at_once(target: Target, growths: Sequence[Growth]) -> tuple[list[int], list[
 def check_growth(
     target: Target, reference: Target, rng: random.Random, growths: Sequence[Growth], compare: Compare
 ) -> None:
-    """Node by node against the whole trees in the reference; and what follows when a path is kept."""
+    """Compare each node with the whole trees in the reference, also after a path is kept."""
     grown, whole = grow(target, growths), at_once(reference, growths)
     for ours, theirs in zip(grown[1], whole[1], strict=True):
         compare(ours, theirs)
@@ -100,6 +100,6 @@ def check_growth(
 
 
 def passes_of(growths: Sequence[Growth]) -> Iterator[set[bool]]:
-    """For every pass: whether it has new trees, whether it has trees that go on."""
+    """For every pass: whether it has new trees, and whether it has growing trees."""
     for steps in zip_longest(*(growth.steps for growth in growths)):
         yield {step.after > 0 for step in steps if step is not None}

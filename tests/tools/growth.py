@@ -1,4 +1,4 @@
-"""What the tests of growing and of shapes share: random tables of successors, random shapes, and neural sources
+"""Shared by tests of growth and shapes: random tables of successors, random shapes, and neural sources
 without a network."""
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ def growth_of(name: str, budget: int, draw: Draw = choose_best, **options: Any) 
 
 
 class Drafted(NamedTuple):
-    """What came of a growth."""
+    """The result of a growth."""
 
     tree: DraftTree
-    expanded: list[Path]  # the nodes that were expanded, in that order
-    passes: list[int]  # how many nodes were expanded in each draft pass
+    expanded: list[Path]  # the expanded nodes, in order
+    passes: list[int]  # number of expanded nodes per draft pass
 
 
 @st.composite
 def distributions(draw: st.DrawFn, ties: bool = True, max_vocab: int = 4) -> tuple[int, Distribution]:
-    """A vocabulary and a distribution per path. With ties, many paths have exactly the same probability, some have
-    none, and some lead nowhere."""
+    """A vocabulary and a distribution per path. With ties, many paths have exactly the same probability, some have zero
+    probability, and some have no continuation."""
     vocab = draw(st.integers(1 if ties else 2, max_vocab))
     seed, kind = draw(st.integers(0, 1 << 30)), draw(st.sampled_from(["flat", "peaked", "ties"] if ties else ["flat"]))
 
@@ -95,7 +95,7 @@ def distributions(draw: st.DrawFn, ties: bool = True, max_vocab: int = 4) -> tup
 
 
 def neural_rows(after: Distribution, paths: Sequence[Path], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as a neural source gives them: [F, k] each, best first, ties towards the lower token."""
+    """Rows of a neural source: [F, k] each, best first, with ties to the lower token."""
     probs = np.array([after(path) for path in paths], dtype=np.float32)
     order = np.argsort(-probs, axis=1, kind="stable")[:, :width]
     probs = np.take_along_axis(probs, order, axis=1)
@@ -103,7 +103,7 @@ def neural_rows(after: Distribution, paths: Sequence[Path], width: int) -> tuple
 
 
 def drafted(growth: Growth, after: Distribution, max_passes: int = 1000, unasked: int = 0) -> Drafted:
-    """Runs a growth with that source, which knows of nodes only what frontiers say, and may say more than is wanted."""
+    """Run a growth with that source, which knows only the frontiers and may return extra entries."""
     expanded: list[Path] = []
     passes: list[int] = []
     while len(passes) < max_passes and (frontier := growth.frontier()) is not None:
@@ -121,7 +121,7 @@ def drafted(growth: Growth, after: Distribution, max_passes: int = 1000, unasked
 
 
 class ScriptedGenerator:
-    """Stands in for numpy's generator where every outcome of drawing is enumerated."""
+    """Replaces numpy's generator to enumerate every outcome of drawing."""
 
     def __init__(self, chance: Randomness) -> None:
         self._chance = chance

@@ -1,4 +1,4 @@
-"""What the tests of draft heads share: random heads and parts of targets, and attention the plainest way."""
+"""Shared by tests of draft heads: random heads and parts of targets, and simple attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftwood.targets import TargetParts
 
 Tensors = dict[str, Tensor]
 
-# Deep enough for the published taps, with grouped heads whose size does not follow from the others.
+# Deep enough for the published taps, with grouped heads of an independent size.
 SMALL = ModelConfig(
     architecture="LlamaForCausalLM",
     vocab_size=40,
@@ -39,7 +39,7 @@ SMALL = ModelConfig(
 
 
 def random_parts(model: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.float32) -> TargetParts:
-    """Embeddings, final norm and lm_head of a target that is not there."""
+    """Embeddings, final norm and lm_head of an imaginary target."""
     generator = torch.Generator().manual_seed(seed)
     embed, head = torch.randn(2, model.vocab_size, model.hidden_size, generator=generator, dtype=dtype)
     norm = 1.0 + 0.3 * torch.randn(model.hidden_size, generator=generator, dtype=dtype)
@@ -49,7 +49,7 @@ def random_parts(model: ModelConfig, seed: int = 0, dtype: torch.dtype = torch.f
 def random_head(
     kind: str, model: ModelConfig, seed: int = 0, *, dtype: torch.dtype = torch.float32, **changes: Any
 ) -> HeadModule:
-    """A head for this target whose every parameter is random, its vocabulary too; not yet bound.
+    """A head for this target with random parameters and a random vocabulary; not yet bound.
 
     ``changes`` go to ``default_head_config``.
     """
@@ -66,14 +66,14 @@ def random_head(
 
 
 def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Every position sees itself and those before it."""
+    """Every position attends to itself and earlier ones."""
     query, key, value = (x.transpose(-2, -3) for x in (query, key, value))  # [..., heads, N, D]
     mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
     return mixed.transpose(-2, -3)
 
 
 class GrowingCache:
-    """An ``attend`` for one step after the other: new positions see all that came before, and themselves causally."""
+    """An ``attend`` for successive steps: new positions attend to all earlier ones, and to each other causally."""
 
     def __init__(self) -> None:
         self._rows: dict[int, tuple[Tensor, Tensor]] = {}
@@ -100,7 +100,7 @@ def written(folder: Path) -> tuple[dict[str, Any], Tensors]:
 
 
 def rewrite(folder: Path, change: Callable[[dict[str, Any], Tensors], None]) -> Path:
-    """The same folder with its content changed, as safetensors."""
+    """Rewrite the folder with changed content, as safetensors."""
     content, tensors = written(folder)
     for path in folder.iterdir():
         path.unlink()

@@ -1,4 +1,4 @@
-"""What the tests of the transformers target share: tiny random models of every family, texts, reference logits."""
+"""Shared by tests of the transformers target: tiny random models of every family, texts, reference logits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
-    # Large random weights: attention has to matter, or a wrong mask would hide in the noise.
+    # Large random weights: attention has to matter, or a wrong mask would not be detected.
     "initializer_range": 0.3,
 }
 GROUPED = SIZES | {"num_key_value_heads": 2}
@@ -71,7 +71,7 @@ def target_of(name: str) -> HFTarget:
 
 
 def plain(target: HFTarget, text: Sequence[int]) -> torch.Tensor:
-    """Logits ``[n, V]`` of a text through the bare model: no cache, no mask, no positions of ours."""
+    """Logits ``[n, V]`` of a text from the bare model, without our cache, mask or positions."""
     with torch.no_grad():
         logits: torch.Tensor = target._model(input_ids=torch.tensor([list(text)]), use_cache=False).logits[0]
     return logits

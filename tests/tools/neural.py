@@ -1,4 +1,4 @@
-"""What the tests of neural drafters share: tiny targets, heads for them, and heads that always know what comes."""
+"""Shared by tests of neural drafters: tiny targets, heads for them, and perfect heads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.tools.enumeration import Law
 from tests.tools.head import random_head
 
 CONFIG = replace(TINY_CONFIG, num_layers=6)  # enough for three taps that are not the last state
-# By drafter, the kind of head that the tests give it.
+# Kind of head by drafter.
 KIND_OF = {name: cls.kinds[-1] for name, cls in drafter_classes().items() if issubclass(cls, HeadDrafter)}
 NEURAL = [name for name, cls in drafter_classes().items() if issubclass(cls, NeuralDrafter)]
 KINDS = [*dict.fromkeys(KIND_OF.values()), "sps"]  # one drafter of each kind
@@ -45,7 +45,7 @@ every_growth = pytest.mark.parametrize("growth", GROWTHS)
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Products as small as these wait longer for a second thread than they take."""
+    """Products this small are faster with one thread."""
     with threads(1):
         yield
 
@@ -69,7 +69,7 @@ def target_of(
 
 
 def random_target(config: ModelConfig = CONFIG, seed: int = 0, noise: float = 0.0, **options: Any) -> NativeTarget:
-    """``noise``: how far it is from the target without, as a share of the weights."""
+    """``noise``: relative distance of the weights from the target without noise."""
     tensors = random_tensors(config, seed)
     if noise:
         other = random_tensors(config, seed + 1000)
@@ -78,14 +78,14 @@ def random_target(config: ModelConfig = CONFIG, seed: int = 0, noise: float = 0.
 
 
 def saved_head(head: HeadModule) -> str:
-    """Its folder, until the tests end."""
+    """A folder with the head, until the tests end."""
     folder = Path(_HEADS.name)
     return str(save_head(head, folder / f"head-{len(list(folder.iterdir()))}"))
 
 
 @cache
 def head_folder(kind: str, config: ModelConfig = CONFIG) -> str:
-    """A random head: hardly anything that it suggests is right."""
+    """A random head: hardly any guess is right."""
     changes: dict[str, Any] = {"draft_vocab_size": config.vocab_size // 2} if kind == "eagle3" else {}
     if kind == "hydra":
         changes["prefix"] = True
@@ -94,7 +94,7 @@ def head_folder(kind: str, config: ModelConfig = CONFIG) -> str:
 
 @contextmanager
 def draft_models(make: Callable[..., NativeTarget]) -> Iterator[None]:
-    """What ``sps`` loads meanwhile, whatever name it is given."""
+    """Set the model that ``sps`` loads within the context, for any name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "draftwood.drafters.sps.load_target",
@@ -114,7 +114,7 @@ def neural_llm(
     prefill_chunk: int = 256,
     **options: Any,
 ) -> LLM:
-    """With a random head, or a model that agrees with the target every now and then, where nothing else is said."""
+    """By default with a random head, or a draft model that sometimes agrees with the target."""
     with draft_models(model or (lambda **kwargs: random_target(noise=0.02, **kwargs))):
         place = {"model": "draft"} if drafter == "sps" else {"head": head or head_folder(KIND_OF[drafter])}
         return LLM.from_target(
@@ -134,7 +134,7 @@ def draft_model(llm: LLM) -> DraftModel:
 
 
 def is_empty(llm: LLM) -> bool:
-    """Whether nobody has anything in the cache of the draft model."""
+    """Whether the cache of the draft model is empty."""
     model = draft_model(llm)
     book = model._cache if isinstance(model, HeadModel) else model.target.cache  # type: ignore[attr-defined]
     return bool(book.can_open(book.num_slots))
@@ -159,13 +159,13 @@ def mean_tree(results: Sequence[Any]) -> float:
 
 
 def drafters_of(llm: LLM) -> list[NeuralDrafter]:
-    """Those of the running requests."""
+    """The drafters of the running requests."""
     return [session.drafter for session in llm._engine._scheduler.running]  # type: ignore[misc]
 
 
-# -- heads that know -------------------------------------------------------------------------------------------------
+# -- perfect heads ---------------------------------------------------------------------------------------------------
 
-ROUND = 24  # tokens, each of which has one that follows it; all of them are one round
+ROUND = 24  # tokens; each has one successor, and together they form one cycle
 SIZE = 48
 CLOCK = replace(
     TINY_CONFIG,
@@ -192,12 +192,12 @@ def clock_text(start: int, size: int) -> list[int]:
 
 
 def one_hot() -> torch.Tensor:
-    """The embeddings, [V, H]: a token has an axis of its own among the first."""
+    """The embeddings, [V, H]: each token has its own axis among the first."""
     return torch.eye(ROUND, SIZE)
 
 
 def successor_lm_head(steps: int = 1, sharpness: float = 2.0) -> torch.Tensor:
-    """An lm_head, [V, H]: behind a token comes what follows it after so many steps."""
+    """An lm_head, [V, H]: predicts the token that follows after ``steps`` steps."""
     head = torch.zeros(ROUND, SIZE)
     for token in range(ROUND):
         after = token
@@ -208,7 +208,7 @@ def successor_lm_head(steps: int = 1, sharpness: float = 2.0) -> torch.Tensor:
 
 
 def clock_target(config: ModelConfig = CLOCK, **options: Any) -> NativeTarget:
-    """A target whose next token is a function of its last one: its layers add nothing."""
+    """A target whose next token is a function of the last one: its layers add nothing."""
     tensors = random_tensors(CLOCK)
     for name, tensor in tensors.items():
         if "o_proj" in name or "down_proj" in name:
@@ -220,7 +220,7 @@ def clock_target(config: ModelConfig = CLOCK, **options: Any) -> NativeTarget:
 
 
 def perfect_head(kind: str, noise: float = 0.0, tokens: Sequence[int] | None = None, **more: Any) -> HeadModule:
-    """A head for the clock that is always right; with ``noise`` every now and then.
+    """A head for the clock target that is always right; with ``noise`` sometimes wrong.
 
     ``tokens``: the draft vocabulary of an EAGLE-3 head.
     """
@@ -248,12 +248,12 @@ def perfect_llm(drafter: str, **options: Any) -> LLM:
 
 def _teach(head: HeadModule, tokens: Sequence[int] | None) -> None:
     if isinstance(head, EagleHead):
-        head.fc.weight[:, :SIZE] = torch.eye(SIZE)  # the token, and nothing of what is before it
+        head.fc.weight[:, :SIZE] = torch.eye(SIZE)  # the token, and nothing before it
     elif isinstance(head, Eagle3Head):
         first = head.layers[0]
-        first.input_layernorm.weight.fill_(SIZE**-0.5)  # what is normed is one-hot, then
+        first.input_layernorm.weight.fill_(SIZE**-0.5)  # the norm then sees one-hot vectors
         for projection, scale in (("q_proj", 20.0), ("k_proj", 20.0), ("v_proj", 1.0)):
-            # A token sees itself and its equals: they have their own axis in the half that is not turned into others'.
+            # A token attends to itself and equal tokens: they have their own axis in the half that is not rotated.
             getattr(first.self_attn, projection).weight[:, :SIZE] = scale * torch.eye(SIZE)
         first.self_attn.o_proj.weight.copy_(torch.eye(SIZE))
         head.norm.weight.fill_(1.0)
@@ -269,7 +269,7 @@ def _teach(head: HeadModule, tokens: Sequence[int] | None) -> None:
             branch.lm_head.weight.copy_(successor_lm_head())
 
 
-# -- a few tokens, for exact laws ------------------------------------------------------------------------------------
+# -- small vocabularies, for exact distributions ---------------------------------------------------------------------
 
 FEW = replace(
     CONFIG,
@@ -291,7 +291,7 @@ def few_head(config: ModelConfig) -> str:
 
 
 def few_llm(drafter: str, config: ModelConfig, **options: Any) -> LLM:
-    """The small model is another one, but not quite."""
+    """The draft model is similar to the target."""
     return neural_llm(
         drafter,
         random_target(config),
@@ -302,7 +302,7 @@ def few_llm(drafter: str, config: ModelConfig, **options: Any) -> LLM:
 
 
 def law_of(llm: LLM, params: SamplingParams, size: int) -> Law:
-    """The target's own law of the next tokens."""
+    """The target's distribution of the next tokens."""
     law: Law = {(): 1.0}
     for _ in range(size):
         longer: Law = {}
@@ -316,7 +316,7 @@ def law_of(llm: LLM, params: SamplingParams, size: int) -> Law:
 
 
 def with_wrong_proposals(tree: DraftTree) -> DraftTree:
-    """As if children had been drawn evenly."""
+    """Replace the proposals by uniform ones."""
     even = {
         node: Proposal(proposal.token_ids, np.full(len(proposal.probs), 1.0 / len(proposal.probs)))
         for node, proposal in tree.proposals.items()

@@ -1,4 +1,4 @@
-"""Positions in the project."""
+"""Paths in the project."""
 
 from __future__ import annotations
 

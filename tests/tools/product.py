@@ -1,6 +1,6 @@
-"""What the kernel of products takes on a GPU that need not be here.
+"""Resources of the product kernel on a GPU, which need not be present.
 
-``python -m tests.product_tools`` compiles the products of a layer of three models and prints a table.
+``python -m tests.tools.product`` compiles the products of a layer of three models and prints a table.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODELS = {  # hidden size, inner size, query heads, key heads, dimensions of a h
 def product_resources(
     product: Product, dtype: str = "bf16", weight: str = "bf16", *, residual: bool = False, capability: int = 90
 ) -> Resources:
-    """Behind a norm, or added to hidden states; with the heads that it was made for."""
+    """After a norm, or added to hidden states; with the heads of the model."""
     launch = ("num_warps", "num_stages", "launch_pdl")
     constants: dict[str, Any] = {key: value for key, value in product._constants.items() if key not in launch}
     turns, normed, shared = constants["D"] > 0, constants["QK_NORM"], product.tiling.splits > 1
@@ -53,7 +53,7 @@ def product_resources(
 
 
 def products_of(model: str, rows: int, weight_bytes: int = 2, gpu: Gpu = HOPPER) -> Iterator[tuple[str, Product, bool]]:
-    """Name, product and whether it is added to hidden states, of a layer of a model."""
+    """For a layer of a model: name, product and whether it is added to hidden states."""
     width, inner, num_heads, num_kv_heads, dim, normed = MODELS[model]
     heads = Heads(num_heads, num_kv_heads, dim, normed)
     shapes = {

@@ -1,4 +1,4 @@
-"""What the tests of recording and replaying share."""
+"""Shared by tests of recording and replaying."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def recorded(
 
 
 def run_without_recording(target: NativeTarget, method: BenchMethod, params: SamplingParams) -> list[RequestStats]:
-    """Without any recording, each prompt by itself."""
+    """Run each prompt alone, without recording."""
     with LLM.from_target(
         target,
         ByteTokenizer(),
@@ -85,7 +85,7 @@ def replay_with(recording: Recording, drafter: type[Drafter], budget: int) -> li
 
 
 def hand_made_recording(width: int = 4, vocab_size: int = 258) -> Recording:
-    """The text 1 2 | 3 4 5, whose rows are known; beside it 2-9, 2-9-8 and 3-7."""
+    """The text 1 2 | 3 4 5 with known rows, and the branches 2-9, 2-9-8 and 3-7."""
     book = RowStore(width)
     ids = np.arange(6 * width, dtype=np.int32).reshape(6, width)
     places_of = [(ON_TEXT, 1), (ON_TEXT, 2), (ON_TEXT, 3), (-2 - 0, 9), (-2 - 3, 8), (-2 - 1, 7)]

@@ -1,4 +1,4 @@
-"""What the tests of sizing share: made-up machines, and a sizer that is played through."""
+"""Shared by tests of sizing: artificial costs, and a simulated sizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftwood.tree import DraftTree
 FREE = CostProfile(SIZES, (16,), ((1.0,) * len(SIZES),))
 STEEP = CostProfile((1, 2, 4, 8), (16,), ((1.0, 1.6, 2.4, 4.0),))
 KNEE = CostProfile((1, 16, 32), (16,), ((1.0, 1.1, 8.0),))  # flat, then steep
-HOPELESS = CostProfile((1, 2, 16), (16,), ((1.0, 3.0, 31.0),))  # no guess is worth a second position
+HOPELESS = CostProfile((1, 2, 16), (16,), ((1.0, 3.0, 31.0),))  # no guess pays for a second position
 MILD = CostProfile((1, 2, 4, 8), (16,), ((1.0, 1.3, 1.8, 3.0),))
 PROFILES = {"free": FREE, "mild": MILD, "steep": STEEP, "knee": KNEE, "hopeless": HOPELESS}
 NO_LOAD = Load()
@@ -27,7 +27,7 @@ def cut(by: Sizer, tree: DraftTree, load: Load = NO_LOAD) -> DraftTree:
 
 
 def play(by: Sizer, accepted: Sequence[int], tree: DraftTree = CHAIN) -> Sizer:
-    """Verifies a whole chain every time, of which so many nodes are right."""
+    """Verify a whole chain in every cycle, with the given number of right nodes."""
     for count in accepted:
         by.note(tree, tree, [*tree.tokens[1 : count + 1], 999])
     return by

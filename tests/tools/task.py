@@ -1,4 +1,4 @@
-"""What the tests of prompt files share: rows, and files made of them."""
+"""Shared by tests of prompt files: rows and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of logits that are hard to put in order, and what the best of them are."""
+"""Rows of logits that are hard to sort, and checks of their top entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def random_rows(num_rows: int, vocab_size: int, scale: float = 4.0) -> torch.Ten
 
 
 def sparse_rows(num_rows: int, vocab_size: int) -> torch.Tensor:
-    """Nearly everything is -inf; the first row is entirely so, the others have from 1 to a few entries."""
+    """Nearly everything is -inf: the whole first row, and all but a few entries of the others."""
     rows = torch.full((num_rows, vocab_size), -INF)
     for row in range(1, num_rows):
         rows[row, torch.arange(row) * 7919 % vocab_size] = torch.arange(row).float()
@@ -47,7 +47,7 @@ ROWS = {
 
 
 def check_order(found: TopRows, logits: torch.Tensor, k: int) -> None:
-    """Against a stable sort, in which equals keep the order of their ids."""
+    """Compare with a stable sort, in which ties keep the order of ids."""
     expected = torch.sort(logits, dim=-1, descending=True, stable=True)
     assert found.ids.dtype == np.int32
     assert found.logits.dtype == found.log_total.dtype == np.float32
@@ -63,7 +63,7 @@ def check(found: TopRows, logits: torch.Tensor, k: int) -> None:
 
 
 def rows_with_nan() -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows [5, 1300], and what they count as."""
+    """Rows [5, 1300], and the values they are treated as."""
     logits = random_rows(5, 1300)
     logits[0] = NAN
     logits[1, ::2] = NAN

@@ -1,4 +1,4 @@
-"""What the tests of training share: tiny targets with texts they wrote, methods by name, and a slow way to draft."""
+"""Shared by tests of training: tiny targets with their texts, methods by name, and slow reference drafting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def target_of(model: ModelConfig = MODEL) -> NativeTarget:
 
 
 def random_examples(sizes: Sequence[int], seed: int = 0, prompt: int = 2, model: ModelConfig = MODEL) -> list[Example]:
-    """Texts of any tokens, of which the target is said to have written those behind the first ``prompt``."""
+    """Texts of random tokens; those after the first ``prompt`` are marked as written by the target."""
     rng = np.random.default_rng(seed)
     return [
         Example(rng.integers(0, model.vocab_size, size).astype(np.int32), np.arange(size) >= prompt) for size in sizes
@@ -55,7 +55,7 @@ def written_prompts(count: int = 4, size: int = 6) -> tuple[tuple[int, ...], ...
 
 @cache
 def written_examples(count: int = 4, length: int = 24) -> list[Example]:
-    """Texts that the target really wrote, greedily."""
+    """Texts generated greedily by the target."""
     llm = LLM.from_target(target_of(), ByteTokenizer(), drafter="plain")
     prompts = written_prompts(count)
     params = SamplingParams(max_tokens=length, ignore_eos=True)
@@ -67,7 +67,7 @@ def written_examples(count: int = 4, length: int = 24) -> list[Example]:
 
 
 def new_head(kind: str, seed: int = 0, model: ModelConfig = MODEL, **changes: Any) -> HeadModule:
-    """A head as training starts with it."""
+    """A newly initialized head."""
     head = build_head(default_head_config(kind, model, **changes))
     head.bind(target_of(model).parts())
     head.reset_parameters(torch.Generator().manual_seed(seed))
@@ -77,7 +77,7 @@ def new_head(kind: str, seed: int = 0, model: ModelConfig = MODEL, **changes: An
 def method_for(
     name: str, head: HeadModule | None = None, *, seed: int = 0, changes: dict[str, Any] | None = None, **options: Any
 ) -> Method:
-    """With a random head where none is given; ``changes`` are those to its configuration."""
+    """With a random head by default; ``changes`` apply to its configuration."""
     if head is None:
         head = random_head(KIND_OF[name], MODEL, **(changes or {}))
     cls = method_class(name)
@@ -98,7 +98,7 @@ def gradients(method: Method, examples: Sequence[Example]) -> dict[str, Tensor |
 
 
 def train(method: Method, examples: Sequence[Example], num_steps: int, lr: float) -> list[Losses]:
-    """AdamW with a cosine, on the same texts again and again; what was lost before every step, and after the last."""
+    """AdamW with a cosine schedule on the same texts; the losses before every step and after the last."""
     batch = Batch.of(examples)
     signals = method.frozen.signals(batch)
     optimizer = torch.optim.AdamW(method.head.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
@@ -119,8 +119,8 @@ def train(method: Method, examples: Sequence[Example], num_steps: int, lr: float
 
 @torch.no_grad()
 def drafted(head: EagleHead | Eagle3Head, token_ids: Tensor, features: Tensor, root: int, num_steps: int) -> Tensor:
-    """What a drafter computes that has read the text up to pair ``root`` and then goes on on its own along it, token by
-    token with a cache: the outputs ``[steps, H]``. ``features [L, H]`` are the target's."""
+    """The outputs ``[steps, H]`` of a drafter that has read the text up to pair ``root`` and then continues on its own,
+    token by token with a cache. ``features [L, H]`` are the target's."""
     cache = GrowingCache()
     output = torch.empty(0)
     found = []

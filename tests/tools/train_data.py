@@ -1,4 +1,4 @@
-"""What the tests of training data share: messages, codecs with chat templates, tiny targets, small runs."""
+"""Shared by tests of training data: messages, codecs with chat templates, tiny targets, small runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HAS_SMOLLM2 = (models_home() / "smollm2" / "tokenizer.json").is_file()
 
 START, END = "<|start|>", "<|end|>"
 
-# A preamble where nobody gave one, answers trimmed, and a line break that no model writes behind every end.
+# A default preamble, trimmed answers, and a line break after every end token, which no model generates.
 PREAMBLE = """\
 {%- if messages[0]['role'] != 'system' %}{{ '<|start|>system\nBe brief.<|end|>\n' }}{% endif -%}
 {%- for message in messages -%}
@@ -34,7 +34,7 @@ PREAMBLE = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif -%}
 """
-# Of earlier answers only what stands behind their thoughts.
+# Keeps only the part of earlier answers after their thoughts.
 FORGETFUL = """\
 {%- for message in messages -%}
 {%- set content = message['content'] -%}
@@ -43,7 +43,7 @@ FORGETFUL = """\
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|start|>assistant:' }}{% endif -%}
 """
-# No word for the end of a turn.
+# No token for the end of a turn.
 BARE = (
     "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -62,7 +62,7 @@ CHAT = (user("How are you?"), assistant("Fine. And you?"), user("Me too."), assi
 
 
 def template_codec(template: str) -> Tokenizer:
-    """A token a byte, as the tiny model has them, and two more with names."""
+    """One token per byte, as in the tiny model, and two named ones."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

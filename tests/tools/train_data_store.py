@@ -1,4 +1,4 @@
-"""Training data without a run that makes it: random texts, in memory or in a folder."""
+"""Training data without a generation run: random texts, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def manifest_of(num_prompts: int, shard_size: int) -> Manifest:
 
 
 def texts(lengths: Sequence[int], seed: int = 0) -> list[Example]:
-    """Random ones; the second half of each was written by the target."""
+    """Random texts; the second half of each counts as written by the target."""
     rng = np.random.default_rng(seed)
     return [
         Example(rng.integers(0, VOCAB_SIZE, size).astype(np.int32), np.arange(size) >= size // 2) for size in lengths

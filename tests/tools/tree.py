@@ -1,4 +1,4 @@
-"""What the tests of tree training share: a target and a head asked about one path at a time, the plainest way, and
+"""Shared by tests of tree training: slow references of a target and a head, one path at a time, and
 the trees that decoding would draft."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def draft_head(kind: str, seed: int = 0, **changes: Any) -> DraftHead:
-    """A random head, bound; EAGLE-3 heads have a vocabulary of their own."""
+    """A random bound head; EAGLE-3 heads have a draft vocabulary."""
     if kind == "eagle3":
         changes = {"draft_vocab_size": 120, **changes}
     head = random_head(kind, MODEL, seed, **changes)
@@ -44,7 +44,7 @@ def draft_head(kind: str, seed: int = 0, **changes: Any) -> DraftHead:
 
 
 def moved(head: DraftHead, scale: float = 0.05) -> DraftHead:
-    """A copy that is somewhere else by now."""
+    """A copy with perturbed weights."""
     other = copy_frozen(head)
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
@@ -54,7 +54,7 @@ def moved(head: DraftHead, scale: float = 0.05) -> DraftHead:
 
 
 def target_log_probs(target: Target, tokens: Sequence[int]) -> Tensor:
-    """The target's log-probabilities behind a text, [V]."""
+    """The target's log-probabilities after a text, [V]."""
     sequence = target.open(len(tokens))
     try:
         output = target.forward([Segment(sequence, list(tokens), chain_parents(len(tokens)), 1)])
@@ -64,8 +64,8 @@ def target_log_probs(target: Target, tokens: Sequence[int]) -> Tensor:
 
 
 def followed(head: DraftHead, text: Sequence[int], taps: Tensor, root: int, path: Sequence[int]) -> Tensor:
-    """The head's output behind ``path`` below position ``root``, [H]: pair after pair of the text with the target's
-    features, then token after token with the head's own. With gradients."""
+    """The head's output after ``path`` below position ``root``, [H]: first the pairs of the text with the target's
+    features, then token by token with the head's own. With gradients."""
     cache = GrowingCache()
     features = head.fuse(taps)
     tokens = [*text[1 : root + 1], *path]
@@ -86,7 +86,7 @@ def read(example: Example, signals: Signals, row: int = 0) -> tuple[list[int], T
 def decoding_tree(
     head: DraftHead, text: list[int], taps: Tensor, root: int, beam: DraftBeam
 ) -> tuple[list[int], list[int]]:
-    """Tokens and parents of the tree that decoding would draft."""
+    """Tokens and parents of the tree that decoding drafts."""
     model = EagleModel(head, head.config.taps_for(MODEL.num_layers), 256)
     growth = make_growth("beam", -1, beam.nodes, GrowthOptions(depth=beam.depth, top_k=beam.width))
     sequence = model.open(128)
@@ -115,7 +115,7 @@ def paths_of(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
 
 
 def path_to(parents: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]], depth: int, node: int) -> list[int]:
-    """The tokens down to a node of row ``depth``, from 0, of a tree in rows."""
+    """The tokens of the path to a node of row ``depth`` (from 0) of a tree in rows."""
     path: list[int] = []
     for row in range(depth, -1, -1):
         path.append(tokens[row][node])

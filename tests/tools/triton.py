@@ -1,7 +1,7 @@
-"""Triton kernels without a GPU: interpreted in a process of its own, or compiled for a GPU that is elsewhere.
+"""Triton kernels without a GPU: interpreted in a separate process, or compiled for an absent GPU.
 
-Whether a kernel is interpreted is settled when Triton is first imported, for the whole process. So a test file that
-wants it runs itself again: ``run_interpreted(__file__)`` in one test, ``runs_kernels`` on those that it is about.
+Whether kernels are interpreted is fixed for the whole process when Triton is first imported. So a test file that
+needs it runs itself again: ``run_interpreted(__file__)`` in one test, ``runs_kernels`` on the kernel tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ on_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU")
 
 
 def run_interpreted(test_file: str) -> None:
-    """The kernel tests of a file, interpreted; fails with their report."""
+    """Run the kernel tests of a file in the interpreter; fail with their report."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "-x", test_file]
     done = subprocess.run(
@@ -38,8 +38,8 @@ def run_interpreted(test_file: str) -> None:
 
 
 def patch_interpreter() -> None:
-    """What the interpreter cannot do, in one version or another: loop bounds under numpy 2.4, bfloat16 (products; it
-    cuts where a GPU rounds), masks that are whole numbers, and calls in good time."""
+    """Fix defects of the interpreter in some versions: loop bounds under numpy 2.4, bfloat16 (products; it
+    truncates where a GPU rounds), integer masks, and slow calls."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -97,11 +97,11 @@ if INTERPRETED:
 
 
 class Resources(NamedTuple):
-    """What a compiled kernel takes."""
+    """Resources of a compiled kernel."""
 
-    registers: int  # of a thread
-    stack: int  # bytes of a thread in local memory: spills
-    shared: int  # bytes of a program
+    registers: int  # per thread
+    stack: int  # bytes of local memory per thread: spills
+    shared: int  # bytes per program
 
 
 def resources(
@@ -113,8 +113,8 @@ def resources(
     num_warps: int,
     num_stages: int,
 ) -> Resources:
-    """Compiles ``kernel`` for a GPU of this capability; pointers and integers are multiples of 16, as in practice,
-    but for those that it is not made anew for."""
+    """Compile ``kernel`` for a GPU of this capability; pointers and integers are multiples of 16, as in practice,
+    except those excluded from specialization."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,4 +1,4 @@
-"""Accuracy and calibration below a head's guesses, against one text, one place and one guess at a time."""
+"""Accuracy and calibration after a head's guesses, against a reference with one text, position and guess at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.tools.neural import (
 )
 from tests.tools.train import MODEL
 
-FEW = replace(MODEL, vocab_size=12, eos_token_ids=())  # of so few tokens a random head guesses some
+FEW = replace(MODEL, vocab_size=12, eos_token_ids=())  # with so few tokens a random head guesses some correctly
 HEADS: dict[str, dict[str, Any]] = {
     "eagle": {},
     "eagle3": {"draft_vocab_size": 9},
@@ -53,7 +53,7 @@ def few_head(name: str) -> HeadModule:
 
 @cache
 def few_target(backend: str) -> NativeTarget:
-    """Of these two the eager one lends its layers."""
+    """Of these two, the eager one exposes its layers."""
     return tiny_target(FEW, backend=backend)
 
 
@@ -64,18 +64,18 @@ def text(size: int, answered: Sequence[int], seed: int = 0) -> Example:
 
 TEXTS = [
     text(23, range(4, 23)),
-    text(9, range(1, 9)),  # behind a prompt of one token
+    text(9, range(1, 9)),  # after a prompt of one token
     text(1, []),
     text(31, [*range(5, 9), *range(20, 24)]),  # two answers
     text(12, []),
-    text(2, [1]),  # a head has read nothing where it would have to guess
-    text(17, [16]),  # one place
+    text(2, [1]),  # a head has read nothing at the position of its guess
+    text(17, [16]),  # one position
     text(14, range(14)),
     text(23, range(10, 23), seed=1),
 ]
 
 
-# -- the slow way ----------------------------------------------------------------------------------------------------
+# -- the slow reference ----------------------------------------------------------------------------------------------
 
 
 class Guess(NamedTuple):
@@ -103,7 +103,7 @@ def by_hand(head: HeadModule, target: Target, texts: Sequence[Example], position
 def look(
     head: HeadModule, target: Target, ids: list[int], taps: torch.Tensor, first: list[Guess], below: list[list[Guess]]
 ) -> None:
-    """Behind the last token, with a cache that has read nothing else. ``taps`` are those of the tokens before it."""
+    """After the last token, with an empty cache. ``taps`` are those of the tokens before it."""
     model = make_head_model(head, target.info.num_layers, len(ids) + 1)
     size = head.config.draft_vocab_size
     sequence = model.open(len(ids) + 1)
@@ -148,7 +148,7 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert (own["rank"], own["count"], own["accuracy"]) == (other["rank"], other["count"], other["accuracy"])
 
 
-# -- the same --------------------------------------------------------------------------------------------------------
+# -- comparison ------------------------------------------------------------------------------------------------------
 
 
 @every_head

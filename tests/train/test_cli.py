@@ -144,7 +144,7 @@ def test_missing_required_options_are_named(draftwood_command: Command, tmp_path
     missing = draftwood_command(*asked, "optim.steps=1")
     assert missing.code == 2
     assert "x has no training data" in missing.err
-    assert not list(tmp_path.iterdir())  # what was refused leaves nothing behind
+    assert not list(tmp_path.iterdir())  # a refused run leaves no files
     assert draftwood_command(*TRAIN, "--method", "magic").code == 2
 
 

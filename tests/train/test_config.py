@@ -1,4 +1,4 @@
-"""The configuration of a training run: strict, and the same after it was written and read."""
+"""The configuration of a training run: strict, and unchanged after writing and reading."""
 
 from __future__ import annotations
 

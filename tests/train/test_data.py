@@ -1,4 +1,4 @@
-"""Making training data: texts that are what the model says, runs that go on, folders that are refused."""
+"""Generating training data: texts of the model, resumed runs, refused folders."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_folder_is_resumed_only_by_the_same_run(prompts: str, tmp_path: Path) ->
     with pytest.raises(OptionError, match="dtype"):
         make(folder, (prompts,), load_target(ModelOptions(model="tiny", dtype="bfloat16", device="cpu")))
     assert contents(folder) == before
-    make(folder, (prompts,), licence="MIT", batch=1)  # these change no answer
+    make(folder, (prompts,), licence="MIT", batch=1)  # these do not change answers
     make(folder, (prompts,))
     assert json.loads((folder / "manifest.json").read_text())["licence"] == "MIT"
 

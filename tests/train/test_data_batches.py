@@ -1,4 +1,4 @@
-"""Batches of training data: every text once, as much as fits, the same for any number of processes."""
+"""Batches of training data: every text once, as many as fit, the same for any number of processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_processes_alternate_over_the_same_batches(lengths: list[int], world_siz
 
 
 def test_epochs_and_seeds_shuffle_and_lengths_stay_together() -> None:
-    lengths = list(range(10, 1000))  # no two alike: sorted by length alone they would always be batched in the same way
+    lengths = list(range(10, 1000))  # all different: sorted only by length, batches would always be the same
     data = data_of(texts(lengths))
     batches = data.batches(4000)
     others = [data.batches(4000, epoch=1), data.batches(4000, seed=1)]
@@ -47,7 +47,7 @@ def test_epochs_and_seeds_shuffle_and_lengths_stay_together() -> None:
     padded = sum(len(batch) * max(lengths[index] for index in batch) for batch in batches)
     assert padded < 1.25 * sum(lengths)
     means = [np.mean([lengths[index] for index in batch]) for batch in batches]
-    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3  # short ones do not all come first
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3  # short ones are not all first
 
 
 def test_pools_keep_every_text(monkeypatch: pytest.MonkeyPatch) -> None:

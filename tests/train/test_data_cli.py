@@ -1,4 +1,4 @@
-"""``draftwood train data``: what it says, how it ends, and how it goes on."""
+"""``draftwood train data``: output, exit codes, and resuming."""
 
 from __future__ import annotations
 

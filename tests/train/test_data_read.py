@@ -1,4 +1,4 @@
-"""Reading training data: what is opened, what is refused, and what is held out."""
+"""Reading training data: valid data, errors, and held-out texts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_empty_shard_is_valid(tmp_path: Path) -> None:
 def test_long_texts_can_be_cut(tmp_path: Path) -> None:
     examples = texts([4, 20, 12])
     data = TrainingData.open(stored(tmp_path, examples), max_length=8)
-    assert data.lengths.tolist() == [4, 8]  # of the longest nothing is left that the target wrote
+    assert data.lengths.tolist() == [4, 8]  # the longest has no text of the target left
     assert data.prompts.tolist() == [0, 2]
     assert as_lists([data[1]]) == [(examples[2].token_ids[:8].tolist(), examples[2].answered[:8].tolist())]
     written, occurring = data.token_counts()
@@ -160,7 +160,7 @@ def test_data_is_refused_for_another_target(tmp_path: Path) -> None:
     data.check_model(tiny_target(cache_tokens=64, dtype=torch.bfloat16))  # the same model in another format
     renamed, other = tiny_target(cache_tokens=64), tiny_target(cache_tokens=64)
     renamed.info = replace(renamed.info, name="tiny-2")
-    data.check_model(renamed)  # a name, which a file takes from where it lies, is not what a model is known by
+    data.check_model(renamed)  # a model is not identified by its name, which depends on the path of the file
     other.parts().norm[0] += 1.0
     with pytest.raises(DataError, match="another model") as refusal:
         data.check_model(other)
@@ -188,7 +188,7 @@ def test_a_split_takes_whole_prompts(owners: list[int], seed: int) -> None:
 def test_a_split_by_share_or_number() -> None:
     data = data_of(texts([4] * 40))
     assert [len(part) for part in data.split(0.1)] == [36, 4]
-    assert [len(part) for part in data.split(0.001)] == [39, 1]  # a share is never nothing
+    assert [len(part) for part in data.split(0.001)] == [39, 1]  # a share is never empty
     assert [len(part) for part in data.split(5)] == [35, 5]
     assert [len(part) for part in data.split(0)] == [40, 0]
     assert data.split(5, seed=1)[1].prompts.tolist() != data.split(5, seed=2)[1].prompts.tolist()
@@ -204,7 +204,7 @@ def test_several_folders_are_read_as_one(tmp_path: Path) -> None:
     assert as_lists([data[place] for place in range(len(data))]) == as_lists([text for lot in lots for text in lot])
     assert data.prompts.tolist() == [0, 1, 2, 3, 4]
     data.check_model(TARGET)
-    assert len(TrainingData.open(*folders, max_length=4)) == 4  # of one text no answer is left
+    assert len(TrainingData.open(*folders, max_length=4)) == 4  # one text has no answer left
 
 
 def test_shuffled_texts_of_several_folders_are_mixed(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_prompt_with_two_answers_stays_in_one_split(tmp_path: Path) -> None:
 
 
 def test_all_texts_of_prompt_with_two_answers_stay_in_one_split() -> None:
-    """A chat template may make several texts of one conversation; those behind the first begin with its answer."""
+    """A chat template may make several texts of one conversation; those after the first start with its answer."""
     rng = np.random.default_rng(0)
     firsts = texts([6] * 12)
     owners, examples = [], []

@@ -1,4 +1,4 @@
-"""Conversations for training data: which tokens count, what is asked at every turn, prompts that are self-made."""
+"""Conversations for training data: which tokens count, the prompt of every turn, synthetic prompts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_only_answers_and_their_end_tokens_count(new_codec: Callable[[], TextCod
     assert codec.decode(counting, skip_special=False) == f"Fine. And you?{end}Good!{end}"
     whole = codec.apply_chat(CHAT, add_generation_prompt=False)
     assert ids == whole[: len(ids)]
-    assert codec.decode(whole[len(ids) :], skip_special=False).strip() == ""  # a line break behind the end at most
+    assert codec.decode(whole[len(ids) :], skip_special=False).strip() == ""  # at most a line break after the end
     assert text[-1][1]
 
 
@@ -91,7 +91,7 @@ def test_template_that_drops_history_gives_one_text_per_answer() -> None:
     assert said == [f"<t>long</t>yes{END}", f"<t></t>no{END}"]
     assert "long" not in codec.decode([token for token, _ in texts[1]])
     plain = (user("Hm?"), assistant("yes"), user("Ok."), assistant("no"))
-    assert len(kept_texts(codec, plain)) == 1  # nothing to forget
+    assert len(kept_texts(codec, plain)) == 1  # nothing to drop
 
 
 def test_kept_answers_are_cut_to_the_length() -> None:
@@ -115,7 +115,7 @@ TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 @given(st.lists(st.tuples(TOKENS, TOKENS, st.booleans()), min_size=1, max_size=6))
 def test_counted_tokens_follow_the_context_of_the_target(turns: list[tuple[list[int], list[int], bool]]) -> None:
-    """Whatever templates do: prompts that go on, and prompts that begin anew."""
+    """For any template: prompts that continue, and prompts that start again."""
     transcript = Transcript()
     said: list[int] = []
     expected = []
@@ -152,7 +152,7 @@ def test_every_turn_is_prompted_with_the_history() -> None:
     dialogue.take(answer, "Oh")
     second = next_ask(dialogue)
     assert second.prompt_ids == codec.apply_chat([user("Hi."), assistant("Oh"), user("Bye.")])
-    dialogue.take([65], "A")  # cut at the limit: it wrote no end, so none counts
+    dialogue.take([65], "A")  # cut at the limit: no end token was generated, so none counts
     assert dialogue.ask() is None
     ((ids, answered),) = dialogue.transcript.examples()
     assert ids.tolist() == [*second.prompt_ids, 65]

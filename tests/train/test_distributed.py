@@ -1,4 +1,4 @@
-"""Several processes train as one does with the same batches."""
+"""Training with several processes equals one process with the same batches."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OWN = ("optim.ema=0.8", "run.checkpoint_every=2", "data.held_out=4", "validate.p
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One process that takes two micro-batches a step."""
+    """One process with two micro-batches per step."""
     out = tmp_path_factory.mktemp("alone") / "run"
     run(configuration(out, *OWN, "optim.accumulate=2"))
     return out
 
 
 def together(out: Path, strategy: str) -> Path:
-    """Two processes that take one each."""
+    """Two processes with one micro-batch each."""
     path = out.with_suffix(".toml")
     path.write_text(write_toml(configuration(out, *OWN, f"run.strategy={strategy}").tables()), encoding="utf-8")
     started = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "draftwood.train"]
@@ -42,7 +42,7 @@ def together(out: Path, strategy: str) -> Path:
         try:
             _, said = process.communicate(timeout=120)
         finally:
-            process.terminate()  # it ends its processes, which a kill would leave behind
+            process.terminate()  # it stops its processes, which a kill would leave running
     assert process.returncode == 0, said
     return out
 

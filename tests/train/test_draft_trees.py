@@ -1,4 +1,4 @@
-"""Draft trees of many positions at once: what the target says of them, their rewards, branches and groups."""
+"""Draft trees of many positions at once: logits of the target, rewards, branches and groups."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_node_logits_match_logits_of_their_paths(
 
 
 def trees_of(*trees: tuple[list[int], list[int]]) -> DraftTrees:
-    """One text; of every root tokens and parents."""
+    """For one text: tokens and parents of the tree of every root."""
     depths = []
     for _, parents in trees:
         own = [0]
@@ -138,7 +138,7 @@ Tree = tuple[list[int], list[int]]
 
 
 def random_tree(seed: int, size: int = 7) -> Tree:
-    """Tokens and parents; of few tokens, so that trees have much in common. No node has two children alike."""
+    """Tokens and parents, from few tokens so that trees overlap. Siblings are distinct."""
     rng = np.random.default_rng(seed)
     tokens, parents, known = [-1], [0], set()
     while len(tokens) < size:

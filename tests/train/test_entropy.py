@@ -1,4 +1,4 @@
-"""Cross-entropies with gradients of their own, against the plain formulas that autograd follows."""
+"""Cross-entropies with custom gradients, against plain formulas with autograd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ scales = pytest.mark.parametrize("scale", [1.0, 80.0])
 
 
 def drawn(*shape: int, scale: float = 1.0, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Logits; the first two of a row are as far apart as they get."""
+    """Logits; the first and the last of a row have extreme values."""
     logits = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     logits = scale * logits.clamp(-1, 1)
     logits[..., 0], logits[..., -1] = scale, -scale
@@ -54,14 +54,14 @@ def plain_classes(logits: Tensor, ids: Tensor, probs: Tensor, rest: Tensor) -> T
 
 
 def gradient_of(losses: Tensor, logits: Tensor, seed: int = 1) -> Tensor:
-    """Of a sum with weights of either sign, some of them 0."""
+    """The gradient of a sum with weights of either sign, some of them 0."""
     weights = torch.randn(losses.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     weights = weights.where(weights.abs() > 0.2, 0.0).to(losses.dtype)
     return torch.autograd.grad((weights * losses).sum(), logits, retain_graph=True)[0]
 
 
 def check(found: Tensor, wanted: Tensor, logits: Tensor) -> None:
-    """Losses and gradients are the same; in float32 as exact as what they are compared with."""
+    """Losses and gradients are equal; in float32 as exact as the reference."""
     near = {"atol": 1e-12, "rtol": 1e-12} if logits.dtype == torch.float64 else {"atol": 3e-5, "rtol": 3e-6}
     torch.testing.assert_close(found, wanted, **near)
     torch.testing.assert_close(gradient_of(found, logits), gradient_of(wanted, logits), **near)
@@ -125,7 +125,7 @@ def test_classes_against_the_plain_formula(kept: int, dtype: torch.dtype, scale:
 @settings(max_examples=40)
 @given(st.integers(2, 9), st.data())
 def test_any_classes_and_any_masses(vocab: int, data: st.DataObject) -> None:
-    """Masses need not sum to one: what is stored of them is rounded."""
+    """Masses need not sum to one because stored masses are rounded."""
     kept, seed = data.draw(st.integers(1, vocab)), data.draw(st.integers(0, 999))
     scale = data.draw(st.sampled_from([0.0, 1.0, 30.0, 80.0]))
     logits = drawn(3, vocab, scale=scale, seed=seed)
@@ -137,7 +137,7 @@ def test_any_classes_and_any_masses(vocab: int, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_half_precision_masses_give_float32_losses(autocast: bool) -> None:
-    """As trees keep them."""
+    """As stored in trees."""
     logits, labels = drawn(3, 9, dtype=torch.float32), labelled(3, 9, 4, 1, torch.float32)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found = class_cross_entropy(logits, labels.ids, labels.probs.half(), labels.rest)
@@ -232,7 +232,7 @@ def test_without_gradients_the_values_are_the_same(name: str) -> None:
 
 @every_loss
 def test_autocast_rounds_nothing(name: str) -> None:
-    """Logits come in float32, and stay."""
+    """Logits stay in float32."""
     logits = drawn(3, 6, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         inside = summed(name, logits)
@@ -241,11 +241,11 @@ def test_autocast_rounds_nothing(name: str) -> None:
     assert torch.equal(*(torch.autograd.grad(loss, logits)[0] for loss in (inside, outside)))
 
 
-# -- in blocks that are computed again -------------------------------------------------------------------------------
+# -- recomputed blocks -----------------------------------------------------------------------------------------------
 
 
 class TinyHead:
-    """A matrix."""
+    """A head with a single matrix."""
 
     config = SimpleNamespace(draft_vocab_size=30, vocab_size=30, has_draft_vocabulary=False)
 
@@ -262,7 +262,7 @@ class TinyHead:
 
 
 class Kernels(TorchDispatchMode):
-    """Names of the kernels that read or write as many numbers as there are logits."""
+    """Records the kernels that read or write as many elements as there are logits."""
 
     def __init__(self, num_logits: int) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ PASSIVE = {"detach", "alias", "mm", "_unsafe_view", "scatter_", "scatter_add", "
 
 
 def passes(run: Callable[[], object], num_logits: int) -> list[str]:
-    """The kernels that pass over all logits, besides the products."""
+    """The kernels that process all logits, except matrix products."""
     with Kernels(num_logits) as kernels:
         run()
     return [name for name in kernels.names if name not in PASSIVE]

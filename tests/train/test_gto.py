@@ -1,4 +1,4 @@
-"""GTO: the objective over groups of draft trees, its gradients, what its steps change, and its options."""
+"""GTO: the objective over groups of draft trees, its gradients, the effect of its steps, and its options."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def gto(head: DraftHead, seed: int = 0, **options: Any) -> GtoMethod:
 
 @cache
 def trained_head(kind: str) -> DraftHead:
-    """One that is right at times."""
+    """A head that is sometimes right."""
     head = draft_head(kind)
     method = method_for("eagle", head, noise=0.0) if kind == "eagle" else method_for("eagle3", head, steps=3)
     train(method, written_examples(count=2), 15, lr=3e-3)
@@ -82,7 +82,7 @@ def reward_by_hand(text: list[int], root: int, paths: set[tuple[int, ...]]) -> f
 
 
 def objective_by_hand(method: GtoMethod, example: Example) -> float:
-    """Of one text, tree by tree."""
+    """The objective of one text, tree by tree."""
     options, head = method.options, method.head
     assert isinstance(head, type(method.reference))
     batch, signals = batch_and_signals([example], method.frozen)
@@ -152,7 +152,7 @@ def test_ratios_are_one_and_loss_zero_before_first_step(kind: str) -> None:
 @both_kinds
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_half_precision(kind: str) -> None:
-    """A target in bfloat16, a head in float32 whose products are not: ratios are exactly one there too."""
+    """A target in bfloat16 and a head in float32 under autocast: ratios are exactly one here too."""
     head = draft_head(kind)
     target = tiny_target(MODEL, dtype=torch.bfloat16)
     method = GtoMethod(GtoOptions(**SMALL, debias=False), head, FrozenTarget.of(target, head))
@@ -209,7 +209,7 @@ def test_a_few_steps_raise_the_reward() -> None:
 
 
 def test_good_branches_become_likelier_and_bad_ones_less_likely() -> None:
-    """With next to no token loss, so that it is the trees that teach."""
+    """With almost no token loss, so that training comes from the trees."""
     head = moved(trained_head("eagle"), 0.0).requires_grad_(True)
     nothing = {"classification": 1e-9, "regression": 0.0, "noise": 0.0}
     method = gto(head, groups=4, token_loss="eagle", token=nothing, debias=False)

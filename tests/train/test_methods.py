@@ -1,4 +1,4 @@
-"""The losses of the training methods: against a slow reference, and what must not matter to them."""
+"""The losses of the training methods: comparison with a slow reference, and invariances."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def quiet(name: str, head: HeadModule | None = None, *, changes: Any = None, **o
 
 
 class Guess:
-    """What is said behind position ``last``, which ``step`` steps led to; numbers in float64."""
+    """A guess after position ``last``, reached by ``step`` steps; numbers in float64."""
 
     def __init__(self, method: Method, step: int, last: int, ids: Tensor, signals: Signals, logits: Tensor) -> None:
         head = method.head
@@ -69,7 +69,7 @@ class Guess:
 def guesses(
     method: Method, batch: Batch, signals: Signals, num_steps: int
 ) -> Iterator[tuple[int, Guess, Tensor, Tensor]]:
-    """Text, guess, the head's output and the target's feature there, of all that count."""
+    """For all counted guesses: text, guess, the head's output and the target's feature."""
     head = method.head
     for text in range(len(batch.lengths)):
         ids, own = text_of(batch, signals, text)
@@ -90,7 +90,7 @@ def guesses(
 
 @torch.no_grad()
 def reference(method: Method, batch: Batch, signals: Signals) -> tuple[float, dict[str, float], int]:
-    """The loss, accuracies by name and the number of places, guess by guess."""
+    """The loss, accuracies by name and the number of positions, guess by guess."""
     options = method.options
     ahead = isinstance(method.head, (MedusaHead, HydraHead))
     steps = method.head.config.num_heads_ahead if ahead else getattr(options, "steps", 1)
@@ -142,14 +142,14 @@ def test_loss_matches_slow_reference(name: str, options: dict[str, Any], changes
 
 
 def test_griffin_masks_some_but_not_all_guesses() -> None:
-    """Else the comparison above says nothing about its mask."""
+    """Otherwise the comparison above would not test its mask."""
     examples = random_examples(SIZES, seed=3)
     loss = {close: losses_of(quiet("griffin", close=close), examples).total.item() for close in (1, 40, 258)}
     assert loss[1] < loss[40] < loss[258]
     assert loss[258] == pytest.approx(losses_of(quiet("hass"), examples).total.item())
 
 
-# -- what learns -----------------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------------------------
 
 
 @every_case
@@ -185,7 +185,7 @@ def test_batch_without_guesses_gives_zero_gradients(name: str) -> None:
         assert all(gradient is not None and not gradient.any() for gradient in gradients(method, examples).values())
 
 
-# -- what does not matter --------------------------------------------------------------------------------------------
+# -- invariances -----------------------------------------------------------------------------------------------------
 
 
 def joined(results: list[Losses]) -> dict[str, float]:
@@ -197,13 +197,13 @@ def joined(results: list[Losses]) -> dict[str, float]:
 
 @every_method
 def test_batch_equals_single_texts(name: str) -> None:
-    """With noise, too: it belongs to the text."""
+    """Also with noise, which belongs to the text."""
     method = method_for(name)
     examples = random_examples([14, 9, 11], prompt=6)
     together = losses_of(method, examples)
     alone = [losses_of(method, [example]) for example in examples]
     parts = {key: float(value) for key, value in together.parts.items()}
-    if name == "griffin":  # of its deeper guesses more are left out in one text than in another
+    if name == "griffin":  # the share of masked deep guesses differs between texts
         parts = {key: value for key, value in parts.items() if not key.startswith("accuracy_")}
     assert {key: joined(alone)[key] for key in parts} == pytest.approx(parts, rel=1e-4)
     assert sum(float(losses.weight) for losses in alone) == float(together.weight)

@@ -1,4 +1,4 @@
-"""Heads that are trained on a handful of texts know them by heart, and draft them."""
+"""Heads that are trained on a few texts memorize and draft them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_few_texts_are_memorized(name: str, num_steps: int, lr: float, options: 
 
 
 def test_a_trained_head_drafts(tmp_path: Path) -> None:
-    """From texts of the target to a saved head that an LLM drafts with; the vocabulary is that of the texts."""
+    """From texts of the target to a saved head used by an LLM; the vocabulary comes from the texts."""
     examples = written_examples(COUNT, LENGTH)
     tokens = torch.from_numpy(np.unique(np.concatenate([example.token_ids for example in examples])).astype(np.int64))
     head = new_head("eagle3", draft_vocab_size=len(tokens))

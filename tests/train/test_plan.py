@@ -1,4 +1,4 @@
-"""What a plan says of memory, against what a step of training really holds."""
+"""The memory estimate of a plan against the memory of a real training step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.tools.trainer import configuration
 
 
 class HeldBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are made meanwhile, as long as somebody holds them."""
+    """Counts the bytes of tensors that are created and still referenced."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Prompts for training data: files in every layout, lines and settings that are refused."""
+"""Prompts for training data: files in every layout, invalid lines and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training that cannot be done, or that a full disk ends: told in words, and nothing is left in the way."""
+"""Impossible training runs and full disks: clear errors, and no leftover files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_no_space_for_temporary_files(tmp_path: Path, monkeypatch: pytest.Monkey
                 run(small(tmp_path / name, *VALIDATED))
 
 
-# -- a step that is no number ----------------------------------------------------------------------------------------
+# -- non-finite steps ------------------------------------------------------------------------------------------------
 
 
 def break_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -121,7 +121,7 @@ def test_advice_for_non_finite_loss_works(tmp_path: Path, monkeypatch: pytest.Mo
     assert [line["lr"] for line in lines] == pytest.approx([5e-4, 1e-3, 1e-4, 5e-5])
     assert {line["kind"] for line in lines} == {"train"}
     assert TrainConfig.of(read_toml(out / "config.toml", CONFIGURATION)) == remedy
-    with pytest.raises(OptionError, match="another configuration"):  # nothing is wrong with it any more
+    with pytest.raises(OptionError, match="another configuration"):  # the error is gone
         run(small(out, "optim.lr=1e-5", "optim.clip=0.1", "run.dtype=float32"), resume=True)
 
 
@@ -156,7 +156,7 @@ def test_validation_budgets_match_the_engine(tmp_path: Path) -> None:
         small(tmp_path, "validate.budget=100000")
 
 
-# -- what a user gave ------------------------------------------------------------------------------------------------
+# -- user input ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_ctrl_c_is_acknowledged_immediately(tmp_path: Path) -> None:
             assert "press Ctrl-C again to stop at once\n" in (tmp_path / "err").read_text()
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-    quiet = StopRequest(Console(io.StringIO()))  # which is no file
+    quiet = StopRequest(Console(io.StringIO()))  # which is not a file
     with quiet.handle_signals():
         signal.raise_signal(signal.SIGINT)
     assert quiet.requested

@@ -1,4 +1,4 @@
-"""A run that was stopped, whatever stopped it, goes on as if nothing had happened."""
+"""A run that was stopped for any reason resumes with the same result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 class KilledError(Exception):
-    """The machine went away."""
+    """Simulates a killed process."""
 
 
 def kill_at_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -54,11 +54,11 @@ def test_resumed_run_has_losses_of_uninterrupted_run(
     whole = run(configuration(tmp_path / "whole", *EVERY, method=method))
     broken = configuration(tmp_path / "broken", *EVERY, method=method)
     with monkeypatch.context() as patch:
-        kill_at_step(patch, 3)  # one step behind the last checkpoint: it is done again
+        kill_at_step(patch, 3)  # one step after the last checkpoint: it is repeated
         with pytest.raises(KilledError):
             run(broken)
     assert Checkpoints(tmp_path / "broken", 2).steps() == [2]
-    torch.manual_seed(99)  # whatever the process did in between
+    torch.manual_seed(99)  # the random state in between must not matter
     resumed = run(broken, resume=True)
     assert losses(resumed) == losses(whole)  # to the last bit
     assert [line["step"] for line in resumed] == [line["step"] for line in whole]
@@ -79,7 +79,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_ends_with_130(
     def interrupted(self: Trainer) -> StepResult:
         if self.progress.step == 2:
             signal.raise_signal(asked)
-        return real(self)  # what is under way is finished
+        return real(self)  # the current step is finished
 
     before = signal.getsignal(asked)
     with monkeypatch.context() as patch:

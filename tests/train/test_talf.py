@@ -1,4 +1,4 @@
-"""TALF: the loss over the nodes of trees that the target grows, its gradients, and the store of trees."""
+"""TALF: the loss over nodes of trees grown by the target, its gradients, and the store of trees."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def talf(head: DraftHead, seed: int = 0, **options: Any) -> TalfMethod:
 
 
 def chance(method: TalfMethod, text: list[int], path: list[int]) -> float:
-    """That the target goes this way, if it may say what the head knows."""
+    """The target's probability of this path, restricted to the head's vocabulary."""
     result = 1.0
     tokens = method.head.target_ids(torch.arange(method.head.config.draft_vocab_size)).tolist()
     for number, token in enumerate(path):
@@ -62,7 +62,7 @@ def chance(method: TalfMethod, text: list[int], path: list[int]) -> float:
 
 
 def loss_by_hand(method: TalfMethod, examples: list[Any], width: int, depth: int) -> Tensor:
-    """A path at a time, a token at a time."""
+    """One path and one token at a time."""
     head: Any = method.head
     batch, signals = batch_and_signals(examples, method.frozen)
     roots = counted_roots(batch)
@@ -94,7 +94,7 @@ def test_loss_and_gradients_match_loop_over_nodes(kind: str, layers: int, weight
     examples = random_examples([8, 6], prompt=3)
     loss = loss_by_hand(method, examples, width=3, depth=3)
     by_hand = torch.autograd.grad(loss, list(head.parameters()), allow_unused=True)
-    close = 1e-4 if weights == "even" else 1e-3  # labels are kept in 16 bits
+    close = 1e-4 if weights == "even" else 1e-3  # labels are stored in 16 bits
     torch.testing.assert_close(losses_of(method, examples).total, loss, atol=close, rtol=close / 10)
     for (name, found), wanted in zip(gradients(method, examples).items(), by_hand, strict=True):
         assert found is not None, name
@@ -115,7 +115,7 @@ def test_blocks_and_checkpointing_do_not_change_the_loss(kind: str, monkeypatch:
 @both_kinds
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_half_precision(kind: str) -> None:
-    """A target in bfloat16, a head in float32 whose products are not."""
+    """A target in bfloat16 and a head in float32 under autocast."""
     head = draft_head(kind)
     examples = written_examples(count=2)
     usual = float(losses_of(talf(head, width=2), examples).total.detach())
@@ -173,7 +173,7 @@ def test_detached_features_stop_gradients_between_depths() -> None:
 
 
 def hass_at(head: DraftHead, examples: list[Example], step: int) -> Tensor:
-    """What HASS loses in one of its steps, by classification alone."""
+    """The classification loss of one HASS step."""
     options = {"classification": 1.0, "regression": 0.0, "top_k_weight": 0.0, "noise": 0.0, "detach": False}
     losses = [losses_of(method_for("hass", head, steps=n, **options), examples).total for n in (step, step + 1) if n]
     return losses[-1] - (losses[0] if step else 0.0)
@@ -206,20 +206,20 @@ def test_training_lowers_the_loss_at_every_depth() -> None:
     assert method.store.num_grown == 2
 
 
-# -- guesses behind the text -----------------------------------------------------------------------------------------
+# -- guesses after the text ------------------------------------------------------------------------------------------
 
 
 @both_kinds
 def test_text_loss_equals_loss_with_all_roots(kind: str) -> None:
-    """Labels of all tokens are what the guesses at all positions are compared with."""
+    """With labels of all tokens, guesses at all positions are compared with the same distributions."""
     head = draft_head(kind)
     examples = random_examples([14, 9, 3], seed=3)
     usual, of_text = (talf(head, width=2, labels=999, text=text) for text in (False, True))
-    close = 2e-3  # labels of trees are kept in 16 bits
+    close = 2e-3  # labels of trees are stored in 16 bits
     found, wanted = losses_of(of_text, examples), losses_of(usual, examples)
     torch.testing.assert_close(found.total, wanted.total, atol=close, rtol=close)
     assert found.parts.keys() == wanted.parts.keys()
-    if kind == "eagle":  # of others guesses of tokens that the head does not have are wrong here, and no guesses there
+    if kind == "eagle":  # otherwise guesses outside the draft vocabulary are wrong here and not counted there
         for name, part in found.parts.items():
             torch.testing.assert_close(part, wanted.parts[name], atol=close, rtol=close)
     for (name, one), other in zip(
@@ -230,7 +230,7 @@ def test_text_loss_equals_loss_with_all_roots(kind: str) -> None:
 
 @pytest.mark.parametrize("weights", ["even", "path"])
 def test_texts_are_learned_at_positions_without_trees(weights: str) -> None:
-    """Of each text: the mean over its positions in the place of that over its roots, and its nodes as before."""
+    """Per text: the mean over its positions replaces that over its roots; deeper nodes as before."""
     head = draft_head("eagle")
     options: dict[str, Any] = {"width": 2, "labels": 999, "weights": weights}
 
@@ -284,7 +284,7 @@ def test_trees_are_grown_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_target_with_layer_access_runs_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the loss is the same; nor is it less exact in the precision that heads are trained in."""
+    """The loss is the same, also in the precision used for training."""
     examples = random_examples([14, 9, 3], seed=2)
     head = draft_head("eagle3")
     wanted = losses_of(talf(head), examples).total.detach()

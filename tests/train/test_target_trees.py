@@ -1,4 +1,4 @@
-"""Trees that the target grows: below every root, in a small cache, and the labels of their nodes."""
+"""Trees grown by the target: below every root, in a small cache, and the labels of their nodes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.tools.tree import (
 
 @cache
 def target_with_layers(model: ModelConfig = MODEL, dtype: torch.dtype = torch.float32) -> NativeTarget:
-    """One that lends its layers."""
+    """A target that exposes its layers."""
     return tiny_target(model, dtype=dtype, backend="eager")
 
 
@@ -113,7 +113,7 @@ def test_exposed_layers_match_the_target(changes: dict[str, Any], sizes: list[in
     for own, other in zip(found, wanted, strict=True):
         assert torch.equal(own.roots, other.roots)
         same = [(mine == theirs).flatten(1).all(dim=1) for mine, theirs in zip(own[1:4], other[1:4], strict=True)]
-        equal = torch.stack(same).all(dim=0)  # [R] below some roots two tokens are as good as equally good
+        equal = torch.stack(same).all(dim=0)  # [R] below some roots two tokens are nearly tied
         assert int((~equal).sum()) <= 1 + len(equal) // 10
         torch.testing.assert_close(own.probs[equal], other.probs[equal], atol=1e-3, rtol=1e-2)
         torch.testing.assert_close(own.rest[equal], other.rest[equal], atol=1e-4, rtol=0.0)
@@ -121,14 +121,14 @@ def test_exposed_layers_match_the_target(changes: dict[str, Any], sizes: list[in
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_exposed_layers_round_like_the_target() -> None:
-    """In half precision neither is exact; the fused decoder, which rounds less on its way, stands for that."""
+    """In half precision neither is exact; the fused decoder, which rounds less, is the reference."""
     text = random_examples([60])[0].token_ids.tolist()
     beam, roots = Beam(1, 2, MODEL.vocab_size), list(range(1, 59))
     lending, fused = target_with_layers(dtype=torch.bfloat16), tiny_target(MODEL, dtype=torch.bfloat16)
     with as_target(lending):
         passes = grow_by_passes(lending, [text], [roots], beam, None)
     grown = [*grow_trees(lending, [text], [roots], beam), *passes, *grow_trees(fused, [text], [roots], beam)]
-    # Labels of the roots: below them paths part where two tokens are about as good.
+    # Labels of the roots only: deeper paths diverge where two tokens are nearly tied.
     own, own_passes, exact = (
         torch.zeros(len(roots), MODEL.vocab_size).scatter(1, trees.ids[:, 0].long(), trees.probs[:, 0].float())
         for trees in grown
@@ -148,7 +148,7 @@ def test_exposed_layers_match_passes_on_texts(most: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("gib", [16, 24, 141])
 def test_batch_size_fits_gpu_memory(gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model of eight billion parameters; more do not help, however large the GPU is."""
+    """For a model of eight billion parameters; the limit also holds on larger GPUs."""
     sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
     layers: Any = SimpleNamespace(config=replace(MODEL, **sizes), dtype=torch.bfloat16, device=torch.device("cuda", 0))
     total = gib << 30
@@ -178,7 +178,7 @@ def test_targets_that_expose_layers() -> None:
 
 
 def test_batches_of_roots_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By rows and by bytes; all roots come up once, whatever the bounds."""
+    """By rows and by bytes; every root occurs once for any limit."""
     texts = [example.token_ids.tolist() for example in random_examples([30, 12, 25, 8, 3])]
     roots = [list(range(1, 29)), [2, 5], list(range(4, 20)), [], [1]]
     layers = target_with_layers().layers()
@@ -253,7 +253,7 @@ def test_sampled_roots_are_a_subset(size: int, count: int, seed: int) -> None:
 
 
 class Plain:
-    """A head whose outputs are its logits."""
+    """A head whose outputs are the logits."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -272,7 +272,7 @@ def test_remaining_tokens_are_one_class(said: list[float], guessed: list[float],
     others = torch.ones(6, dtype=torch.bool).scatter(0, best, False)
     classes = [torch.cat([x[best], x[others].sum()[None]]) if kept < 6 else x[best] for x in (p, q)]
     torch.testing.assert_close(found[0].double(), -(classes[0] * classes[1].log()).sum(), atol=1e-4, rtol=1e-4)
-    # Never further from its least value than the whole distributions are.
+    # The excess over the minimum is never larger than for the full distributions.
     distance = found[0] + (classes[0] * classes[0].log()).sum()
     assert distance <= (p * (p.log() - q.log())).sum() + 1e-4
 

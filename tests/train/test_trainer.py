@@ -1,4 +1,4 @@
-"""Steps of training: what is followed, what is kept, and what the log says of it."""
+"""Training steps: gradients, saved state and the log."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_recomputed_activations_do_not_change_results(tmp_path: Path, method: st
 
 
 class BreakingMethod(PlainMethod):
-    """Goes wrong with a certain text."""
+    """Fails with a certain text."""
 
     wrong = "loss"
 
@@ -126,7 +126,7 @@ def test_epochs_are_consecutive_and_empty_data_is_reported() -> None:
 
 
 def step_lasting(trainer: Trainer, seconds: float) -> float:
-    """A step that is said to take so long; its rate."""
+    """Take a step with the given simulated duration; return its learning rate."""
     before = trainer.progress.seconds
     rate = trainer.step().lr
     assert trainer.progress.seconds > before
@@ -135,7 +135,7 @@ def step_lasting(trainer: Trainer, seconds: float) -> float:
 
 
 def rates(trainer: Trainer, seconds: float = 3.0) -> list[float]:
-    """The rates of a run whose every step takes so long."""
+    """The learning rates of a run with steps of the given duration."""
     found = []
     while not trainer.is_done:
         found.append(step_lasting(trainer, seconds))
@@ -217,7 +217,7 @@ def test_cached_signals_match_the_target(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(type(frozen), "signals", lambda *_: pytest.fail("the target ran"))
         found = kept.signals(batch)
-        StoredSignals(frozen, tmp_path / "kept", taps).fill([examples], torch.device("cpu"), None)  # they are there
+        StoredSignals(frozen, tmp_path / "kept", taps).fill([examples], torch.device("cpu"), None)  # they exist
     assert torch.equal(found.taps, wanted.taps)
     assert torch.equal(found.hidden, wanted.hidden)
     unknown = Batch.of(random_examples([5], seed=7))
@@ -311,7 +311,7 @@ def test_values_that_hardly_differ_have_one_tick() -> None:
 
 
 def test_fake_texts_have_interface_of_training_data() -> None:
-    """What the trainer asks of texts is what `TrainingData` has."""
+    """The interface that the trainer uses is that of `TrainingData`."""
     from draftwood.train.data.read import TrainingData
 
     names = {name for name in vars(Texts) if not name.startswith("_")} | {"__getitem__"}
@@ -319,7 +319,7 @@ def test_fake_texts_have_interface_of_training_data() -> None:
 
 
 def test_small_cache_limits_texts_at_once(tmp_path: Path) -> None:
-    """Training and validation go by the room that there is; losses do not change."""
+    """Training and validation adapt to the cache size; losses do not change."""
     more = ("data.held_out=4", "validate.texts=4", "validate.prompts=1", "validate.max_tokens=4", "run.max_tokens=256")
     usual = run(configuration(tmp_path / "usual", *more, method="eagle"))
     narrow = run(configuration(tmp_path / "narrow", *more, "model.cache_tokens=300", method="eagle"))

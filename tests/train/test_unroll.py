@@ -1,4 +1,4 @@
-"""Unrolled training passes against a drafter that goes token by token with a cache."""
+"""Unrolled training passes against a drafter that runs token by token with a cache."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_one_step_is_plain_causal_attention() -> None:
 
 
 def test_row_attends_only_to_its_own_guesses() -> None:
-    """Changing what one row of a deeper step reads changes that row from there on, and nothing else."""
+    """Changing the input of one row of a deeper step changes only that row from there on."""
     attention, changed = UnrolledAttention(), UnrolledAttention()
     size = 6
     rows = [(torch.randn(1, size - step, 4, 6), *torch.randn(2, 1, size - step, 2, 6)) for step in range(3)]

@@ -1,4 +1,4 @@
-"""What is measured of a head while it is trained: trees, accuracy and calibration below guesses of every rank."""
+"""Validation of a head during training: trees, accuracy and calibration after guesses of every rank."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def clock_examples(count: int = 3, size: int = 20) -> list[Example]:
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra"])
 def test_perfect_head_is_correct_after_every_guess(kind: str) -> None:
-    """What follows a token of the clock follows whatever stands before it."""
+    """The successor of a token of the clock target does not depend on earlier tokens."""
     found = measure_ranks(perfect_head(kind), clock_target(), clock_examples(), positions=4)
     assert found["accuracy"] == 1.0
     assert [each["rank"] for each in found["ranks"]] == [1, 2, 3, 4, 5]
     assert [each["accuracy"] for each in found["ranks"]] == [1.0] * 5
     assert [each["count"] for each in found["ranks"]] == [12] * 5
     for each in found["ranks"]:
-        assert each["ece"] == pytest.approx(each["ece_target"])  # it is as sure of itself as of the target
+        assert each["ece"] == pytest.approx(each["ece_target"])  # its confidence equals that of the target
 
 
 def test_medusa_does_not_see_its_own_guess() -> None:
-    """So it is right below the first one, which is the text's own, and below no other."""
+    """So it is right after the first guess, which is the text's own token, and after no other."""
     found = measure_ranks(perfect_head("medusa"), clock_target(), clock_examples(), positions=4)
     assert [each["accuracy"] for each in found["ranks"]] == [1.0, 0.0, 0.0, 0.0, 0.0]
 
@@ -67,9 +67,9 @@ def test_counts_of_pruned_and_accepted_greedy_paths() -> None:
     assert greedy_path(made) == [0, 1, 5]
     notes = TreeStats()
     notes.add(made, [0, 1, 5], 2)  # the whole greedy path, accepted
-    notes.add(made, [0, 1], 3)  # it should have been longer; what was accepted is on it
+    notes.add(made, [0, 1], 3)  # it should have been longer; the accepted path is on it
     notes.add(made, [0, 2, 3], 2)  # another path
-    notes.add(made, [0], 2)  # nothing was accepted: that says nothing about paths
+    notes.add(made, [0], 2)  # nothing was accepted: no information about paths
     notes.add(tree([-1], [1.0]), [0], 2)  # no tree
     assert notes.summary() == {"greedy_pruned": 1 / 4, "accepted_greedy": 2 / 3}
 
@@ -84,7 +84,7 @@ def test_prompts_end_where_target_output_begins() -> None:
 
 
 def assert_progress(told: list[tuple[str, int, int]], section: ValidateSection) -> None:
-    """Every part from its beginning on, and what is done grows; a target may say less than it may."""
+    """Every part starts at 0 and its count increases; a target may emit less than the maximum."""
     for growth in section.growths:
         of_growth = [(done, total) for label, done, total in told if label == f"drafting with {growth}"]
         assert of_growth == sorted(of_growth)
@@ -117,7 +117,7 @@ def test_trees_of_a_perfect_head_are_accepted(kind: str) -> None:
 
 
 def test_trees_cut_at_the_end_of_an_answer_are_not_pruned() -> None:
-    """A chain is a greedy path of full depth, but for the last cycles of an answer."""
+    """A chain is a greedy path of full depth, except in the last cycles of an answer."""
     notes = TreeStats()
     knowing_drafter = _record_trees("eagle3", notes)
     options = {"head": saved_head(perfect_head("eagle3", noise=0.3)), "growth": "chain"}

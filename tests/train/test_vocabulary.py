@@ -1,4 +1,4 @@
-"""Draft vocabularies: what the target writes most."""
+"""Draft vocabularies: the most frequent tokens of the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tree shapes keep their invariants, the builders keep their promises, and files come back as they were written."""
+"""Invariants of tree shapes, results of the builders, and round trips through files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ falling = st.lists(st.floats(0.01, 1), min_size=1, max_size=5).map(
 @given(shapes())
 def test_shape_properties_are_consistent(shape: TreeShape) -> None:
     paths = rank_paths(shape)
-    assert len(set(paths)) == len(shape)  # a node is known by its ranks
+    assert len(set(paths)) == len(shape)  # a node is identified by its ranks
     assert shape.depths == tuple(map(len, paths))
     children = shape.children()
     assert shape.num_children == tuple(map(len, children))

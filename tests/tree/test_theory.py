@@ -1,4 +1,4 @@
-"""The formulas agree with simulation, the optima with brute force."""
+"""Formulas agree with simulation, optima with brute force."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def two_rates(shape: TreeShape, p_s: float, p_t: float) -> list[float]:
 
 
 def by_rank(shape: TreeShape, acceptance: Sequence[float]) -> list[float]:
-    """Rank r is right with this probability once the ranks before it were wrong."""
+    """The probability that rank r is right if the ranks before it were wrong."""
     return [acceptance[rank] / (1 - sum(acceptance[:rank])) for rank in shape.ranks]
 
 
 def greedy_widths(p_s: float, p_t: float, spine_length: int, num_branches: int) -> tuple[int, ...]:
-    """The optimal widths branch by branch: each goes where ``p_s^i (1 - p_t)^w_i`` is largest, ties to the root."""
+    """The optimal widths branch by branch: each is added where ``p_s^i (1 - p_t)^w_i`` is largest, ties to the root."""
     widths = [0] * spine_length
     gains = [(-(p_s**i), i) for i in range(spine_length)]
     heapify(gains)
@@ -204,7 +204,7 @@ def test_free_chains_count_only_first_node_of_a_branch() -> None:
 
 
 def every_yield(acceptance: Sequence[float], nodes: int, depth: int) -> list[float]:
-    """The yield of every tree of exactly so many nodes."""
+    """The yield of every tree with exactly this number of nodes."""
 
     def forests(rank: int, left: int) -> list[float]:
         """Every way to give ``left`` nodes to the children from ``rank`` on."""
@@ -229,7 +229,7 @@ acceptances = st.lists(st.floats(0, 1), min_size=1, max_size=4).map(
 
 @given(acceptances, st.integers(1, 7), st.integers(0, 4))
 @settings(max_examples=60, deadline=None)
-@example([0.1, 0.6, 0.3], 6, 3)  # the second child is worth most, and comes only with the first
+@example([0.1, 0.6, 0.3], 6, 3)  # the second child has the highest value but requires the first
 def test_sequoia_equals_brute_force(acceptance: list[float], budget: int, max_depth: int) -> None:
     best = max(value for size in range(1, budget + 1) for value in every_yield(acceptance, size, max_depth))
     shape, expected = sequoia(acceptance, budget, max_depth)
@@ -297,7 +297,7 @@ def test_advantage_of_spine_grows_with_its_rate(p_t: float) -> None:
     assert (np.diff(yields) > 0).all()
 
 
-# -- refusals --------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

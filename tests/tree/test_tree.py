@@ -56,7 +56,7 @@ def test_any_part_with_its_parents_is_a_tree(tree: DraftTree, dropped: int) -> N
         if tree.parents[node] in kept and not dropped >> node & 1:
             kept.append(node)
     part = tree.select(kept)
-    assert part == DraftTree(part.tokens, part.parents, part.depths, part.sources, part.probs)  # which checks it
+    assert part == DraftTree(part.tokens, part.parents, part.depths, part.sources, part.probs)  # validates the tree
     assert [part.path_tokens(node) for node in range(len(part))] == [tree.path_tokens(node) for node in kept]
     assert [part.sources, part.probs] == [tuple(column[node] for node in kept) for column in (tree.sources, tree.probs)]
 

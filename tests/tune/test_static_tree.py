@@ -32,7 +32,7 @@ def new_llm(**options: Any) -> LLM:
 
 
 class SecondChild(Drafter):
-    """Knows the output; fills every node's children with decoys and, as the second one, the right token."""
+    """Knows the output; the second child of every node is the right token, the others are decoys."""
 
     name = "second"
     Options = StandDrafter.Options
@@ -75,7 +75,7 @@ def test_accepted_nodes_are_kept() -> None:
         size=4,
         progress=lambda *step: seen.append(step),
     )
-    # Three cycles of three guesses and the bonus; ranks are counted anew, so the second child is now the first.
+    # Three cycles of three guesses and the bonus; ranks are renumbered, so the second child is now the first.
     assert shape == chain_tree(3)
     assert about["start_tau"] == about["tau"] == 4.0
     assert (about["tokens"], about["prompts"], about["nodes"], about["depth"]) == (12, 1, 4, 3)
@@ -108,7 +108,7 @@ def test_chains_outside_the_shape_do_not_count(monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.setattr(SecondChild, "ahead", tuple(plain.token_ids))
     shape, about = measure()
-    # Seven tokens by the chain, then four by a whole path of the shape, then the last one.
+    # Seven tokens from the chain, then four from a full path of the shape, then the last one.
     assert shape == chain_tree(3)
     assert (about["tokens"], about["start_tau"]) == (5, 2.5)
     monkeypatch.setattr(SecondChild, "ahead", tuple(plain.token_ids))
@@ -124,7 +124,7 @@ def test_block_cut_by_stop_counts_emitted_tokens() -> None:
     shape, about = optimise_tree(new_llm, ["count me"], params, drafter=SecondChild, start=uniform_tree(3, 40), size=4)
     assert about["tokens"] == 2
     assert about["tau"] == 3.0
-    assert max(shape.depths) == 2  # the third guess was accepted and cut off: nobody saw it
+    assert max(shape.depths) == 2  # the third guess was accepted and cut off: it was not emitted
 
 
 @pytest.mark.parametrize("drafter", [StandDrafter, RecyclingDrafter])
@@ -147,7 +147,7 @@ def test_default_start_is_the_large_tree() -> None:
 
 
 def test_filled_tree_maps_back_to_its_shape() -> None:
-    """Also where rows were short and contexts unknown, and after the engine cut it."""
+    """Also with short rows and unknown contexts, and after the engine cut the tree."""
     rng = np.random.default_rng(0)
     shape = initial_tree(100)
     tables = NgramTables(30, 2, 5)

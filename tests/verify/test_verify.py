@@ -1,4 +1,4 @@
-"""Verification is exact: see enumeration.py for how every outcome of chance is counted."""
+"""Verification is exact: see tests/tools/enumeration.py for how every random outcome is counted."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tests.tools.enumeration import (
 EXACT = 1e-12
 
 
-# ---- the rules word for word, and what goes wrong with them ----
+# ---- the literal rules, and faulty variants ----
 
 
 def literal(fault: str = "") -> Verifier:
-    """ALGORITHMS section 1 as it is written, on dense normalised arrays; optionally with one plausible mistake."""
+    """A literal implementation of the rules on dense normalised arrays; optionally with one plausible mistake."""
 
     def verify(tree: DraftTree, probs_of: Callable[[int], torch.Tensor], chance: Randomness) -> AcceptedPath:
         path = [0]
@@ -57,7 +57,7 @@ def literal(fault: str = "") -> Verifier:
 
 
 def _literal_child(tree: DraftTree, node: int, p: np.ndarray, chance: Randomness, fault: str) -> int | None:
-    """The accepted child; otherwise p is left as the distribution of the bonus."""
+    """The accepted child; otherwise p becomes the distribution of the bonus token."""
     children = tree.children()[node]
     proposal = tree.proposals.get(node)
     count = len(children) if proposal is None else tree.num_chosen.get(node, 0)
@@ -83,7 +83,7 @@ def _literal_child(tree: DraftTree, node: int, p: np.ndarray, chance: Randomness
             p[x] = 0.0
         else:
             residual = np.maximum(p - q, 0.0)
-            p[:] = residual if residual.any() else p  # p and q can be the same but for rounding
+            p[:] = residual if residual.any() else p  # p and q can be equal up to rounding
         p /= p.sum()
         q[x] = 0.0
         if fault != "q not renormalised" and q.any():
@@ -108,7 +108,7 @@ LARGE: list[Shape] = [((), (), ()), ((), (), (), ()), (((),), ((),)), (((), ()),
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_output_and_acceptance_match_literal_rules(pair: str, kind: str) -> None:
-    """A verifier that ignores the tree has the right output too, so what was accepted is compared as well."""
+    """A verifier that ignores the tree also has the right output, so the accepted nodes are compared as well."""
     case = Case(pair)
     for shape in [*SMALL, *LARGE]:
         law = joint_law(case, shape, kind, accept_sampled)
@@ -180,7 +180,7 @@ def test_a_seed_gives_the_same_output_with_any_chosen_tree(seed: int) -> None:
 
 @st.composite
 def sampled_trees(draw: st.DrawFn) -> tuple[DraftTree, torch.Tensor, SamplingParams]:
-    """A tree of chosen children over a few tokens, logits [N, V] for its nodes, and how they are to be sampled."""
+    """A tree of chosen children over a few tokens, logits [N, V] for its nodes, and sampling parameters."""
     vocab = draw(st.sampled_from([4, 9, 1200]))
     builder = TreeBuilder(0)
     for _ in range(draw(st.integers(0, 25))):
@@ -208,7 +208,7 @@ def accept_at_once(tree: DraftTree, probs: torch.Tensor, randomness: SeededRando
 def test_batched_acceptance_equals_node_by_node(
     sampled: tuple[DraftTree, torch.Tensor, SamplingParams], seed: int
 ) -> None:
-    """The same path, and the same numbers are left for what comes after it."""
+    """The same path, and the same random numbers remain for later draws."""
     tree, logits, params = sampled
     warper = Warper(params, [])
     one_by_one, together = SeededRandomness(seed), SeededRandomness(seed)
@@ -239,7 +239,7 @@ def one_level(drawn: Sequence[int], ids: Sequence[int], probs: Sequence[float]) 
 
 
 class Refusing:
-    """Refuses whatever it may refuse: only a probability of exactly 1 passes."""
+    """Rejects whenever possible: only a probability of exactly 1 is accepted."""
 
     def __init__(self) -> None:
         self._seeded = SeededRandomness(0)
@@ -253,7 +253,7 @@ class Refusing:
 
 @pytest.mark.parametrize("ids", [[0, 1, 2], [2, 1, 0]])
 def test_rejection_by_rounding_leaves_valid_residual(ids: list[int]) -> None:
-    """q is p up to the last bit: the residual is nothing or noise, and still no impossible token comes out."""
+    """q equals p up to the last bit: the residual is zero or noise, and still no impossible token is emitted."""
     p = torch.tensor([0.1, 0.2, 0.7, 0.0], dtype=torch.float64)
     for wobble in (1.0, 1.0 + 1e-16, 1.0 - 2e-16, 1.0 + 3e-16):
         q = p[ids].numpy() * np.array([wobble, 1.0, 1.0])

@@ -1,4 +1,4 @@
-"""Neural drafters through the engine: greedy output is plain output, whatever they guess and whoever runs beside."""
+"""Neural drafters through the engine: greedy output is plain output for any guesses and any batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_neural_drafter_is_tested() -> None:
 @every_growth
 @pytest.mark.parametrize(("drafter", "backend"), [*((d, "auto") for d in NEURAL), *((d, "eager") for d in KINDS)])
 def test_greedy_output_is_plain_decoding(backend: str, drafter: str, growth: str) -> None:
-    """More prompts than run at once, some of them of a token or two."""
+    """More prompts than the batch size, some with one or two tokens."""
     llm = neural_llm(drafter, target_on(backend), growth=growth, max_batch=2, prefill_chunk=9)
     prompts, max_tokens = (PROMPTS, 6) if backend == "auto" else (PROMPTS[1:3], 4)
     results = same_as_plain(llm, prompts, SamplingParams(max_tokens=max_tokens))

@@ -1,4 +1,4 @@
-"""What neural drafters refuse, and how they say so: from Python and on the command line."""
+"""Errors of neural drafters, from Python and on the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADS = list(KIND_OF)
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A head of each kind for the built-in model, and one for another."""
+    """A head of each kind for the built-in model, and one for another model."""
     place = tmp_path_factory.mktemp("heads")
     made: dict[str, Any] = {kind: random_head(kind, TINY_CONFIG) for kind in ("eagle", "eagle3", "medusa", "hydra")}
     made["other"] = random_head("eagle", SMALL)
@@ -70,7 +70,7 @@ def test_head_for_another_target_is_refused(heads: dict[str, Path]) -> None:
 
 
 class Closed(NativeTarget):
-    """Shows nothing of what is inside it."""
+    """A target without access to hidden states."""
 
     def __init__(self, open_target: NativeTarget, **changes: Any) -> None:
         self.__dict__.update(open_target.__dict__)
@@ -94,7 +94,7 @@ class ShiftedTokenizer(ByteTokenizer):
 
 
 class LongerTokenizer(ByteTokenizer):
-    """A few more at the end."""
+    """A few more tokens at the end."""
 
     vocab_size = ByteTokenizer.vocab_size + 6
 
@@ -103,12 +103,12 @@ class LongerTokenizer(ByteTokenizer):
 
 
 def set_draft_model(monkeypatch: pytest.MonkeyPatch, target: NativeTarget, codec: ByteTokenizer) -> None:
-    """What ``sps`` loads from now on."""
+    """Set the model that ``sps`` loads."""
     monkeypatch.setattr("draftwood.drafters.sps.load_target", lambda *_, **__: Loaded(target, codec))
 
 
 def test_draft_model_with_another_vocabulary_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What differs is said; tokens that only one of them has are no harm."""
+    """The difference is reported; tokens that only one vocabulary has are accepted."""
     set_draft_model(monkeypatch, tiny_target(), ShiftedTokenizer())
     differing = r"0: '\\x00' / '\\x01'"
     refused(ModelError, "sps", "has another vocabulary", "tiny has 258 tokens", differing, model="x")
@@ -225,7 +225,7 @@ def test_command_lists_neural_drafters(draftwood_command: Command) -> None:
 
 
 def test_a_head_whose_layout_leaves_sizes_to_the_target(tmp_path: Path) -> None:
-    """The attention heads of Hydra++ are not in its authors' files; the target that it drafts for says them."""
+    """The original files of Hydra++ lack the number of attention heads; it comes from the target."""
     target = tiny_target()
     folder = save_head(random_head("hydra", TINY_CONFIG, prefix=True), tmp_path / "head", to="hydra")
     llm = LLM.from_target(target, ByteTokenizer(), drafter="hydra", drafter_options={"head": str(folder)}, budget=8)

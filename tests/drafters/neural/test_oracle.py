@@ -1,4 +1,4 @@
-"""Neural drafters that are always right: all of their trees is accepted, as deep as they are."""
+"""Neural drafters that are always right: their trees are accepted to their full depth."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPTS = [clock_text(3, 5), clock_text(9, 2), clock_text(0, 30)]
 
 
 def expected_tau(growth: str, ahead: int | None = None) -> int:
-    """Tokens of a cycle that is right all the way down. ``ahead``: of heads that see so far and no further."""
+    """Tokens of a fully accepted cycle. ``ahead``: number of tokens that multi-token heads predict."""
     static = max(static_tree("heuristic").first(BUDGET).depths)
     depth = {"chain": 7, "static": static, "beam": 7}.get(growth, BUDGET - 1)
     return 1 + (depth if ahead is None else min(depth, ahead))
@@ -60,7 +60,7 @@ def test_budget_limits_chain() -> None:
 
 @every_growth
 def test_draft_vocabulary_that_covers_all_tokens(growth: str) -> None:
-    """Half of the round in any order; where the text leaves it, nothing right can be said."""
+    """Half of the cycle of tokens in any order; outside of it, no guess can be right."""
     size = expected_tau(growth)
     known = clock_text(following(5), 14)
     head = saved_head(perfect_head("eagle3", tokens=sorted(known)))
@@ -78,7 +78,7 @@ def test_draft_vocabulary_that_covers_all_tokens(growth: str) -> None:
 @every_growth
 @pytest.mark.parametrize("backend", ["eager", "auto"])
 def test_the_target_itself_as_a_draft_model(growth: str, backend: str) -> None:
-    """A random model is not sure of itself, so that wide trees do not reach as deep as a chain of the same size."""
+    """A random model has low confidence, so wide trees are shallower than a chain of the same size."""
     llm = neural_llm(
         "sps",
         random_target(backend=backend),

@@ -1,4 +1,4 @@
-"""Requests of all sorts with neural drafters: long prompts, stops, samples, penalties, conversations."""
+"""Requests of all kinds with neural drafters: long prompts, stops, samples, penalties, conversations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def target_on(backend: str = "auto") -> NativeTarget:
 @pytest.mark.parametrize("chunk", [100, 1000])
 @pytest.mark.parametrize("drafter", KINDS)
 def test_long_prompts(drafter: str, chunk: int) -> None:
-    """More than one draft pass reads of a text."""
+    """The text takes more than one draft pass."""
     llm = neural_llm(drafter, target_on(), prefill_chunk=chunk)
     prompts = [[i % 250 for i in range(size)] for size in (513, 700)]
     same_as_plain(llm, prompts, SamplingParams(max_tokens=4))
@@ -41,7 +41,7 @@ def test_long_prompts(drafter: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "medusa", "sps"])
 def test_stops_inside_blocks(drafter: str) -> None:
-    """A drafter that is always right, so that blocks are long."""
+    """A drafter that is always right makes blocks long."""
     llm = perfect_llm(drafter, growth="chain")
     text = clock_text(following(9), 30)
     for place in range(1, 12):
@@ -63,7 +63,7 @@ def test_samples_of_one_prompt(drafter: str) -> None:
 @pytest.mark.parametrize("drafter", KINDS)
 def test_draft_model_does_not_run_without_drafting(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = neural_llm(drafter, target_on(), budget=1)
-    monkeypatch.setattr(draft_model(llm), "forward", None)  # whoever calls it fails
+    monkeypatch.setattr(draft_model(llm), "forward", None)  # a call fails
     params = SamplingParams(max_tokens=4, temperature=0.8, seed=3, n=2)
     results = same_as_plain(llm, PROMPTS[:2], params)
     assert results[-1].stats.reused_tokens > 0  # samples share their prompt

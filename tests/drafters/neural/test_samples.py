@@ -1,4 +1,4 @@
-"""Many samples with neural drafters: their statistics, and their seeds. Exact laws: test_neural_sampling.py."""
+"""Many samples with neural drafters: their statistics and seeds. Exact distributions: test_sampling.py."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def samples(llm: LLM, params: SamplingParams) -> Counter[tuple[int, ...]]:
 @every_growth
 @both_kinds
 def test_drawn_children_have_the_target_distribution(drafter: str, growth: str) -> None:
-    """Trees as they are drawn in earnest, through the engine and in batches."""
+    """Drawn trees through the engine, in batches."""
     warm = growth in ("beam", "static")
     params = SamplingParams(
         max_tokens=2, temperature=1.0 if warm else 0.7, top_k=6, top_p=1.0 if warm else 0.9, seed=4, n=200
@@ -54,7 +54,7 @@ def test_statistics_detect_wrong_proposals(monkeypatch: pytest.MonkeyPatch) -> N
 @every_growth
 @both_kinds
 def test_a_seed_gives_the_same_text_as_plain_decoding(drafter: str, growth: str) -> None:
-    """Where children are chosen."""
+    """For chosen children."""
     llm = few_llm(drafter, SOME, growth=growth, budget=8)
     prompts: Sequence[Any] = [PROMPT, [5], [7, 8, 9, 10, 11, 1]]
     for params in (

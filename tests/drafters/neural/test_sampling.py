@@ -1,7 +1,7 @@
-"""Sampling with neural drafters: whatever they choose or draw, tokens have the target's own distribution.
+"""Sampling with neural drafters: for any chosen or drawn tree, tokens have the target's distribution.
 
-By enumeration of all that chance can do, the drafter's part and the verifier's, on a vocabulary of a few tokens.
-Statistics over many samples: test_neural_samples.py.
+Enumerates all random outcomes of drafter and verifier, on a vocabulary of a few tokens.
+Statistics over many samples: test_samples.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ both_kinds = pytest.mark.parametrize("drafter", ["eagle", "sps"])
 
 
 def draw_by(chance: Branching, idle: Callable[[], bool]) -> Draw:
-    """One after the other without replacement, as chance will have it. ``idle``: nobody will look at it."""
+    """Draw sequentially without replacement by ``chance``. ``idle``: the result is not used."""
 
     def draw_row(probs: Probs, wanted: int) -> list[int]:
         left = probs.astype(np.float64)
@@ -54,7 +54,7 @@ def draw_by(chance: Branching, idle: Callable[[], bool]) -> Draw:
 
 @contextmanager
 def patch_randomness(chance: Branching, idle: Callable[[], bool]) -> Iterator[None]:
-    """The engine's chance, and that of drafters that draw."""
+    """Replace the randomness of the engine and of drawing drafters."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftwood.engine.session.SeededRandomness", lambda *_: chance)
         make_draw = NeuralDrafter.begin.__globals__["make_draw"]
@@ -66,16 +66,14 @@ def patch_randomness(chance: Branching, idle: Callable[[], bool]) -> Iterator[No
 
 
 def enumerated(llm: LLM, params: SamplingParams) -> tuple[Law, int]:
-    """The law of the whole output, over everything that can happen; and how many tokens one cycle had at most."""
+    """The distribution of the output over all outcomes, and the maximum number of tokens per cycle."""
     law: Law = defaultdict(float)
     longest = 0
 
     def experiment(chance: Branching) -> tuple[int, ...]:
         nonlocal longest
         tokens: list[int] = []
-        with patch_randomness(
-            chance, idle=lambda: len(tokens) == params.max_tokens - 1
-        ):  # a tree of the root alone is left
+        with patch_randomness(chance, idle=lambda: len(tokens) == params.max_tokens - 1):  # only the root is left
             for event in llm.stream(PROMPT, params):
                 tokens += event.token_ids
                 longest = max(longest, len(event.token_ids))
@@ -118,7 +116,7 @@ def test_three_tokens_of_a_drawn_chain() -> None:
 
 
 def test_enumeration_detects_wrong_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: a drafter that does not say what it drew from."""
+    """The control: a drafter that does not state its proposal distribution."""
     finish = NeuralDrafter._finish
     monkeypatch.setattr(NeuralDrafter, "_finish", lambda self: with_wrong_proposals(finish(self)))
     llm = few_llm("sps", FEW, growth="chain", draw=True, budget=3)

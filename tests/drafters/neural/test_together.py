@@ -1,4 +1,4 @@
-"""Neural drafters beside each other: their cache, number formats and targets, and the passes that they share."""
+"""Neural drafters in batches: their cache, number formats and targets, and shared passes."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_full_draft_cache_disables_drafting(drafter: str) -> None:
     prompts = [clock_text(start, 4) for start in (1, 2, 3)]
     results = llm.generate(prompts, params)
     assert [c.token_ids for c in results] == [clock_text(following(prompt[-1]), 32) for prompt in prompts]
-    assert results[0].stats.acceptance_length > 4  # there is room for one of them
+    assert results[0].stats.acceptance_length > 4  # there is space for one of them
     assert [c.stats.acceptance_length for c in results[1:]] == [1, 1]
     book.close(taken)
     assert is_empty(llm)
@@ -89,7 +89,7 @@ def test_full_draft_cache_disables_drafting(drafter: str) -> None:
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "sps"])
 def test_a_generous_max_tokens_leaves_room_for_others(drafter: str) -> None:
-    """More tokens than any text can have are nothing that has to be kept free, whatever the draft model could hold."""
+    """A max_tokens beyond the context does not reserve cache, whatever the capacity of the draft model."""
     llm = perfect_llm(drafter, growth="chain", model=partial(clock_target, replace(CLOCK, context_length=1 << 17)))
     params = SamplingParams(max_tokens=1_000_000, stop_token_ids=(clock_text(0, 24)[-1],))
     results = llm.generate([clock_text(start, 3) for start in (0, 5, 22, 3)], params)
@@ -97,7 +97,7 @@ def test_a_generous_max_tokens_leaves_room_for_others(drafter: str) -> None:
 
 
 def test_a_draft_model_with_a_short_context() -> None:
-    """Drafts end where its context does; the text goes on."""
+    """Drafts end at its context limit; the text continues."""
     llm = perfect_llm("sps", model=partial(clock_target, replace(CLOCK, context_length=80)), growth="chain")
     assert draft_model(llm).max_positions == 80
     prompt = clock_text(3, 4)
@@ -114,7 +114,7 @@ def test_a_draft_model_with_a_short_context() -> None:
 
 
 def test_a_draft_model_with_more_tokens() -> None:
-    """Vocabularies of one family are padded differently: what the target does not have is never suggested."""
+    """Vocabularies of one family are padded differently: tokens unknown to the target are never drafted."""
     wide = replace(CONFIG, vocab_size=CONFIG.vocab_size + 62)
     llm = neural_llm("sps", target_on(), model=lambda **kwargs: random_target(wide, **kwargs), top_k=64, budget=60)
     same_as_plain(llm, PROMPTS, SamplingParams(max_tokens=10))
@@ -126,7 +126,7 @@ def test_a_draft_model_with_more_tokens() -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "auto"])
 def test_a_draft_model_with_fewer_tokens(backend: str) -> None:
-    """What it does not have can stand in a text all the same, from its first token on."""
+    """Tokens unknown to the draft model may still occur in a text, from its first token on."""
     narrow = replace(CONFIG, vocab_size=CONFIG.vocab_size - 8)
     llm = neural_llm("sps", target_on(), model=partial(random_target, narrow, backend=backend))
     results = same_as_plain(llm, ["hello", [257, 5, 251], [251]], SamplingParams(max_tokens=10, ignore_eos=True))
@@ -167,7 +167,7 @@ def test_a_transformers_target(drafter: str) -> None:
 
 
 def count_passes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Requests in every draft pass from now on."""
+    """Record the number of requests of every draft pass."""
     seen: list[int] = []
     forward = type(draft_model(llm)).forward
 
@@ -190,7 +190,7 @@ def test_batch_needs_as_many_draft_passes_as_one_request(drafter: str, monkeypat
     seen.clear()
     together = [c.token_ids for c in llm.generate(prompts, params)]
     assert together == alone
-    reads = seen.count(1) if drafter != "sps" else 0  # of their prompts, one by one
+    reads = seen.count(1) if drafter != "sps" else 0  # for their prompts, one by one
     assert reads <= len(prompts)
     assert seen.count(4) == len(seen) - reads == (num_alone - reads) // 4 == 16
 
@@ -205,7 +205,7 @@ def test_batch_equals_one_by_one(drafter: str) -> None:
 
 
 def test_batch_with_drafters_of_all_kinds() -> None:
-    """Each gets the hidden states that it reads, of all that the others read."""
+    """Each drafter gets its own hidden states out of those computed for all."""
     target = target_on()
     llm = neural_llm("eagle3", target)
     others = {"eagle2": "eagle", "hydra": "hydra", "medusa": "medusa"}
@@ -214,7 +214,7 @@ def test_batch_with_drafters_of_all_kinds() -> None:
         make_factory(drafter, {"head": head_folder(kind)}, target, codec=ByteTokenizer())
         for drafter, kind in others.items()
     ]
-    low = saved_head(random_head("eagle3", CONFIG, taps=(5, 0, 0)))  # in an order of its own, and one of them twice
+    low = saved_head(random_head("eagle3", CONFIG, taps=(5, 0, 0)))  # in a different order, and one of them twice
     factories.append(make_factory("griffin", {"head": low}, target, codec=ByteTokenizer()))
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     alone = [trees_of(llm, [factory], params)[0] for factory in factories]
@@ -224,7 +224,7 @@ def test_batch_with_drafters_of_all_kinds() -> None:
 
 
 def trees_of(llm: LLM, factories: Sequence[Any], params: SamplingParams) -> list[tuple[list[Any], list[int]]]:
-    """For requests that run at once, one a factory: the tokens of all their trees, and what they emitted."""
+    """For concurrent requests, one per factory: the tokens of all their trees, and their output."""
     engine = llm._engine
     found: dict[int, tuple[list[Any], list[int]]] = {
         engine.submit(GenerationRequest(prompt_ids=(1, 2, 3, 4, 5, 6), params=params, drafter=factory))[0]: ([], [])
@@ -237,7 +237,7 @@ def trees_of(llm: LLM, factories: Sequence[Any], params: SamplingParams) -> list
 
 
 class FailingDrafter(Eagle2Drafter):
-    """Gives up when somebody's text has become long."""
+    """Fails when the text of a request becomes long."""
 
     name = "failing"
 

@@ -1,7 +1,7 @@
-"""What neural drafters say is what their model says: of the whole text, read at once, with the target's true features.
+"""Probabilities of neural drafters equal those of their model for the whole text in one pass with the true features.
 
-Every probability in every tree is compared, and what lies in the draft cache, for heads and models that are right now
-and then, so that some of their nodes are accepted and others forgotten.
+Every probability in every tree and the draft cache are compared, for heads and models that are sometimes right,
+so that some of their nodes are accepted and others dropped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Says = Callable[[Sequence[int], Sequence[int]], torch.Tensor]  # what follows a 
 
 
 def features_of(target: Target, head: HeadModule, text: Sequence[int]) -> torch.Tensor:
-    """What the head reads of all tokens of a text but the last, [n - 1, H], in one pass over it."""
+    """Input features of the head for all tokens of a text but the last, [n - 1, H], in one pass."""
     target.set_taps(head.config.taps_for(target.info.num_layers))
     sequence = target.open(len(text))
     taps = target.forward([Segment(sequence, text, chain_parents(len(text)), 0)]).taps
@@ -80,7 +80,7 @@ def multi_token_reference(target: Target, head: Any, text: Sequence[int], path: 
 
 
 def make_reference(llm: LLM) -> Says:
-    """What the draft model has to say, from its parts and the whole text."""
+    """The expected distribution of the draft model, from its parts and the whole text."""
     target, model = llm._engine.target, draft_model(llm)
     if not isinstance(model, HeadModel):
         small: NativeTarget = model.target  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def make_reference(llm: LLM) -> Says:
 
 
 def check_tree(tree: DraftTree, text: Sequence[int], says: Says) -> None:
-    """Every node has the probability that its draft model gives it below its parent."""
+    """Every node has the probability that the draft model gives it after its parent."""
     assert tree.tokens[0] == text[-1]
     for node in {parent for parent in tree.parents if parent >= 0}:
         probs = says(text, tree.path_tokens(node))
@@ -100,7 +100,7 @@ def check_tree(tree: DraftTree, text: Sequence[int], says: Says) -> None:
 
 
 def check_cache(llm: LLM, drafter: Any, text: Sequence[int]) -> None:
-    """What the draft model keeps of a text is what it keeps when it reads the text at once."""
+    """The draft cache of a text equals that of a single pass over the text."""
     model = draft_model(llm)
     if isinstance(model, HeadModel):
         if not isinstance(model._head, (EagleHead, Eagle3Head)):
@@ -124,13 +124,13 @@ def check_cache(llm: LLM, drafter: Any, text: Sequence[int]) -> None:
 
 
 def rows_of(cache: KVCache, sequence: int) -> list[torch.Tensor]:
-    """Keys and values of what is committed, [layers, kv_heads, n, D]."""
+    """Committed keys and values, [layers, kv_heads, n, D]."""
     extent = cache[sequence]
     return [rows[:, :, extent.base : extent.base + extent.length].clone() for rows in (cache.keys, cache.values)]
 
 
 def check_run(llm: LLM, prompts: Sequence[Sequence[int]], max_tokens: int) -> float:
-    """Requests side by side, tree by tree; how many tokens a tree brought."""
+    """Check concurrent requests tree by tree; return the mean number of tokens per tree."""
     says = make_reference(llm)
     engine = llm._engine
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
@@ -173,7 +173,7 @@ def test_partly_correct_draft_model(growth: str) -> None:
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "hydra"])
 def test_random_heads_on_a_target_with_layers(kind: str) -> None:
-    """Every tap counts here; hardly anything is accepted."""
+    """Every tap matters here; hardly anything is accepted."""
     drafter = "eagle2" if kind == "eagle" else kind
     llm = neural_llm(drafter, random_target(), head=head_folder(kind), growth="beam", budget=9, top_k=4)
     assert CONFIG.num_layers == 6

@@ -96,7 +96,7 @@ def test_large_trees(name: str) -> None:
 @runs_kernels
 @pytest.mark.parametrize("name", GROWN if INTERPRETED else CASES)
 def test_trees_with_nodes_of_earlier_passes(name: str) -> None:
-    """Beside a new tree: earlier nodes behind an empty prefix, in the block of its end, and in blocks of their own."""
+    """Next to a new tree: earlier nodes after an empty prefix, in the last prefix block, and in separate blocks."""
     rng = random.Random(name)
     edge = CASES[name].config.block_s
     sizes = [(0, 1), (edge - 1, 3), (edge + 5, rng.randint(1, 9)), (rng.randint(0, 40), 2)]
@@ -110,7 +110,7 @@ def test_trees_with_nodes_of_earlier_passes(name: str) -> None:
 @runs_kernels
 @pytest.mark.parametrize("name", ["long steps", "window"])
 def test_earlier_nodes_take_all_words(name: str) -> None:
-    """64 of them and 32 new ones fill the words to the last bit; a chain that grew is told apart by its words alone."""
+    """64 of them and 32 new ones fill the words completely; a grown chain is recognized only by its words."""
     rng = random.Random(name)
     tree = PackedSegment(0, 2, 9, random_parents(rng, 96), 1, 64)
     chain = PackedSegment(32, 120, 30, chain_parents(40), 1, 33)
@@ -135,7 +135,7 @@ def test_chain_next_to_trees_may_exceed_the_words() -> None:
 @runs_kernels
 @pytest.mark.parametrize("name", ["base", "second kernel"])
 def test_same_bits_twice(name: str) -> None:
-    """The second launch finds the scratch of the first."""
+    """The second launch reuses the scratch memory of the first."""
     launch = Launch(CASES[name], random_segments(random.Random(3), [(40, 3), (100, 4)]), DEVICE)
     first, second = launch.run(), launch.run()
     assert torch.equal(first[: launch.num_rows], second[: launch.num_rows])
@@ -174,7 +174,7 @@ def test_all_groups_and_heads_at_random_lengths(group: int, dim: int, dtype: tor
 @on_gpu
 @pytest.mark.parametrize("merge", ["last", "kernel"])
 def test_one_graph_serves_every_length(merge: Literal["last", "kernel"]) -> None:
-    """Capture once, with programmatic launches where there are any; then only the buffers change."""
+    """Capture once, with programmatic launches if supported; then only the buffers change."""
     case = chosen(32, 8, 128, 16, 1)
     case = replace(case, config=replace(case.config, merge=merge))
     pdl = torch.cuda.get_device_capability() >= (9, 0)
@@ -227,7 +227,7 @@ def test_tiles_cover_every_node_once(data: st.DataObject) -> None:
 
 @given(st.integers(1, 130), st.integers(0, 999))
 def test_words_are_the_ancestor_mask(size: int, seed: int) -> None:
-    """Between a chain, whose rows say nothing, and rows that nobody uses."""
+    """Between a chain, whose rows have no words, and unused rows."""
     parents = random_parents(random.Random(seed), size)
     segments = [PackedSegment(0, 0, 5, chain_parents(200), 1), PackedSegment(200, 205, 9, parents, 1)]
     words = np.full((200 + size + 3, max(1, words_needed(segments))), 77, dtype=np.int32)
@@ -241,7 +241,7 @@ def test_words_are_the_ancestor_mask(size: int, seed: int) -> None:
 
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 9), st.integers(0, 999))
 def test_words_of_grown_trees(size: int, after: int, window: int, seed: int) -> None:
-    """Nodes of earlier passes stand in the last words; ancestors beyond the window are left out."""
+    """Nodes of earlier passes are in the last words; ancestors beyond the window are omitted."""
     parents = random_parents(random.Random(seed), after + size)
     if after == 0 and is_chain(parents):
         return
@@ -320,7 +320,7 @@ def test_one_node_is_shared_by_many_processors(model: str) -> None:
 
 
 def chosen(heads: int, kv_heads: int, dim: int, nodes: int, sequences: int) -> Case:
-    from draftwood.targets.native.cuda.device import describe_gpu  # wants Triton
+    from draftwood.targets.native.cuda.device import describe_gpu  # needs Triton
 
     shared = describe_gpu(DEVICE).shared_bytes if DEVICE.type == "cuda" else SHARED[90]
     config = choose_config(

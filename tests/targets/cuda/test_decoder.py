@@ -1,7 +1,7 @@
-"""The decoder for GPUs against the eager one: on a GPU where there is one, in Triton's interpreter everywhere.
+"""The decoder for GPUs against the eager one: on a GPU if there is one, and always in Triton's interpreter.
 
-Exact are the logits of the eager decoder in float32, from the same rounded weights. The interpreter is slow: it gets
-the smallest models and a few passes, a GPU gets all shapes.
+The reference is the eager decoder in float32 with the same rounded weights. The interpreter is slow: it runs
+the smallest models and a few passes; a GPU runs all shapes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 INTERPRETED_CASES = [("plain", "bfloat16"), ("everything", "float16")]
 CASES = INTERPRETED_CASES if INTERPRETED else [(variant, dtype) for variant in VARIANTS for dtype in HALVES]
-# A tree, a chain whose logits nobody wants, a tree of which only the last ones are wanted, and no prefix.
+# A tree, a chain without logits, a tree with logits of the last nodes only, and no prefix.
 FEW = Question(prompts=(5, 3, 0), trees=(4, 2, 1), num_logits=(4, 0, 1), taps=(0, 2, 1))
 MANY = Question(prompts=(150, 40, 7, 0), trees=(20, 9, 3, 1), num_logits=(20, 0, 2, 1), taps=(1, 0, 3))
 SIZES = [
@@ -128,7 +128,7 @@ def test_as_accurate_as_the_eager_decoder(variant: str, dtype: str) -> None:
 
 @runs_kernels
 def test_pass_too_wide_for_own_kernels() -> None:
-    """Its logits are those of the wanted rows alone."""
+    """It has logits of the requested rows only."""
     config = replace(BASE, num_layers=1, qkv_bias=True, o_bias=True)
     question = Question(prompts=(0, 0), trees=(62, 3), num_logits=(1, 2), taps=(1,))
     fused, eager, exact = answers(config, torch.bfloat16, question)
@@ -141,14 +141,14 @@ def test_pass_too_wide_for_own_kernels() -> None:
 
 @lru_cache
 def targets() -> tuple[NativeTarget, NativeTarget, NativeTarget]:
-    """The three of ``answers``, used again and again: passes of all shapes share the memory of one decoder."""
+    """The three targets of ``answers``, reused: passes of all shapes share the memory of one decoder."""
     return new_target(), new_target(backend="eager"), new_target(backend="eager", wide=True)
 
 
 @on_gpu
 @pytest.mark.parametrize("size", SIZES)
 def test_every_number_of_rows(size: int) -> None:
-    """Alone and beside others; the second answer is that of a captured pass, and so is the third."""
+    """Alone and with others; the second and third answers come from a captured pass."""
     for wanted, others in ((size, ()), (size // 2, (1,)), (1, (2, 3, 1)), (0, ())):
         if sum(others) >= size:
             continue
@@ -162,7 +162,7 @@ def test_every_number_of_rows(size: int) -> None:
         )
         fused, eager, exact = (question.ask(target) for target in targets())
         second, third = (question.ask(targets()[0]) for _ in range(2))
-        for output in (fused, second):  # the vendor's library may change its mind while it is captured
+        for output in (fused, second):  # the vendor library may choose another algorithm during capture
             assert_as_accurate(output.logits, eager.logits, exact.logits)
             assert_choices_follow(output, question.num_best)
         assert torch.equal(second.logits, third.logits)
@@ -171,7 +171,7 @@ def test_every_number_of_rows(size: int) -> None:
 @runs_kernels
 @pytest.mark.parametrize("size", [3] if INTERPRETED else [1, 3, 8, 16, 40, 64, 100])
 def test_large_hidden_states_in_float16(size: int) -> None:
-    """Before they are normed, times the weight of the norm, they are beyond what float16 can hold."""
+    """Before normalization, multiplied by the norm weight, they exceed the range of float16."""
     config = replace(BASE, tied_embeddings=False, num_layers=1)
     tensors = named_tensors(config)
     embed, norm = tensors["model.embed_tokens.weight"], tensors["model.layers.0.input_layernorm.weight"]
@@ -189,7 +189,7 @@ def test_large_hidden_states_in_float16(size: int) -> None:
 
 @runs_kernels
 def test_padding_rows_leave_no_trace() -> None:
-    """The second batch is smaller than the first in the same shape: what the first was told must be forgotten."""
+    """The second batch is smaller than the first in the same shape: inputs of the first must have no effect."""
     target = new_target()
     rng = random.Random(1)
     first, second = target.open(8), target.open(8)
@@ -220,7 +220,7 @@ def test_the_number_of_best_entries_may_change() -> None:
 @runs_kernels
 @pytest.mark.parametrize("lane", [0, 1])
 def test_a_pass_that_is_read_late_keeps_its_output(lane: int) -> None:
-    """The other lane has memory of its own; and whoever needs the same one, such as another engine, puts it aside."""
+    """The other lane has its own memory; if another engine needs the same memory, the output is copied first."""
     target = new_target(SMALL, torch.bfloat16, "fused-cuda")
     target.set_top(3)
     target.set_taps([1])
@@ -244,13 +244,13 @@ def test_a_pass_that_is_read_late_keeps_its_output(lane: int) -> None:
 @pytest.mark.parametrize("dtype", ["float16"] if INTERPRETED else HALVES)
 @pytest.mark.parametrize("cycles", [2 if INTERPRETED else 1000])
 def test_cycles_of_random_trees_do_not_drift(dtype: str, cycles: int) -> None:
-    """What lies in the cache is what a fresh prefill of the same tokens writes there, within rounding."""
+    """The cache equals that of a fresh prefill of the same tokens, up to rounding."""
     target = new_target(replace(BASE, num_layers=2), HALVES[dtype])
     rng = random.Random(dtype)
     most_nodes, capacity = (4, 30) if INTERPRETED else (70, 1500)
     texts = {target.open(capacity): [] for _ in range(2)}
     for cycle in range(cycles):
-        if cycle == cycles - 1:  # moves that the copy depends on are still waiting
+        if cycle == cycles - 1:  # moves that the copy depends on are still pending
             texts[target.fork(next(iter(texts)), capacity)] = list(next(iter(texts.values())))
         for sequence, text in texts.items():
             if len(text) + most_nodes > capacity:
@@ -280,7 +280,7 @@ def test_cycles_of_random_trees_do_not_drift(dtype: str, cycles: int) -> None:
 
 @on_gpu
 def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes that were forgotten are made again, and those that stay are not harmed."""
+    """Evicted passes are captured again, and the others stay valid."""
     monkeypatch.setattr(cuda_decoder, "MAX_PASSES", 3)
     target = new_target()
     sizes = [1, 8, 64, 300, 2, 16, 128, 1, 64, 300, 8, 1]
@@ -292,7 +292,7 @@ def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @on_gpu
 def test_garbage_of_another_target_does_not_abort_a_capture() -> None:
-    """Its graphs and pinned buffers hang in a cycle until Python collects it, which it would do at any moment."""
+    """Its graphs and pinned buffers are in a reference cycle, which Python may collect at any moment."""
     left = gc.get_threshold()
     for size in (1, 8, 16, 64):
         question = Question(prompts=(9,), trees=(size,), num_logits=(size,))

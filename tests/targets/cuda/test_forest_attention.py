@@ -1,4 +1,4 @@
-"""Attention of trees below many positions of texts, in one kernel, against float64: on the GPU where there is one, and
+"""Attention of trees below many positions of texts, in one kernel, against float64: on the GPU if there is one, and
 in Triton's interpreter everywhere."""
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from draftwood.targets.native.cuda.attention import forest
 from draftwood.targets.native.cuda.products.launch import Gpu
 
 HALF = [torch.bfloat16, torch.float16]
-HOPPER, AMPERE, ADA = 227 << 10, 163 << 10, 99 << 10  # bytes of shared memory that a program may have
+HOPPER, AMPERE, ADA = 227 << 10, 163 << 10, 99 << 10  # maximum bytes of shared memory per program
 
 
 class Shape(NamedTuple):
-    """B texts of S tokens, R roots in each, k nodes below a root that look at m; heads that share a key head, and
+    """B texts of S tokens, R roots in each, k nodes below a root that attend to m; query heads per key head, and
     dimensions."""
 
     texts: int
@@ -48,7 +48,7 @@ class Shape(NamedTuple):
 
 
 class Forest(NamedTuple):
-    """What the kernel is given. NaN wherever nothing may be read."""
+    """The inputs of the kernel. NaN wherever nothing may be read."""
 
     query: Tensor
     text: tuple[Tensor, Tensor]
@@ -58,7 +58,7 @@ class Forest(NamedTuple):
 
     @classmethod
     def random(cls, shape: Shape, dtype: torch.dtype, seed: int, roots: str = "anywhere") -> Forest:
-        """Queries, keys and values are views of joint rows, as a projection leaves them, values of the text are not."""
+        """Queries, keys and values are views of joint rows, as a projection writes them; values of the text are not."""
         generator = torch.Generator().manual_seed(seed)
         heads = shape.kv_heads * shape.group
         last = torch.randint(0, shape.length, (shape.texts, shape.roots), generator=generator)
@@ -159,7 +159,7 @@ def test_roots_at_the_ends_of_texts(roots: str) -> None:
 @runs_kernels
 @pytest.mark.parametrize("root", [0, 62, 63, 64, 126])
 def test_tokens_after_a_root_are_masked(root: int) -> None:
-    """Not that little of it either which is seen by the other root, in the same tile."""
+    """This includes tokens that another root of the same tile attends to."""
     given = Forest.random(Shape(1, 140, 2, 3, 4, 1, 2, 16), torch.float16, 7, "last")
     given.last[0, 0] = root
     given.text[1][:, root + 1 :] *= 1000
@@ -186,7 +186,7 @@ def test_forests_of_all_kinds(shape: Shape, dtype: torch.dtype, seed: int) -> No
 
 @runs_kernels
 def test_nodes_without_ancestors_see_only_the_text() -> None:
-    """Places below a root that no node is at, for one."""
+    """For example padding below a root."""
     given = Forest.random(Shape(1, 30, 3, 4, 6, 1, 2, 16), torch.bfloat16, 1)
     assert_correct(given._replace(ancestors=torch.zeros_like(given.ancestors)))
 
@@ -230,7 +230,7 @@ def test_equals_the_reference_at_full_size(name: str, dtype: torch.dtype, roots:
 
 @on_gpu
 def test_more_elements_than_int32_can_index() -> None:
-    """The last text, whose numbers lie behind them, gives the same bits as alone."""
+    """The last text, whose elements lie beyond that limit, gives the same bits as alone."""
     one = Forest.random(Shape(1, 20, 4000, 8, 1, 1, 8, 128), torch.bfloat16, 5)
     texts = (1 << 31) // one.query.numel() + 2
     query, last, ancestors = (repeated(each, texts) for each in (one.query, one.last, one.ancestors))
@@ -241,7 +241,7 @@ def test_more_elements_than_int32_can_index() -> None:
 
 
 def repeated(rows: Tensor, count: int) -> Tensor:
-    """[1, ...] so many times over."""
+    """Repeat [1, ...] along the first dimension."""
     return rows.expand(count, *rows.shape[1:]).contiguous()
 
 
@@ -250,7 +250,7 @@ def repeated(rows: Tensor, count: int) -> Tensor:
 
 @pytest.fixture
 def both_ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Tensor]], tuple[Tensor, Tensor]]:
-    """What something gives with the kernel, of which it must make use, and what without."""
+    """Results with the kernel, which must be used, and without."""
 
     def run(compute: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         calls = []
@@ -267,7 +267,7 @@ def both_ways(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Tensor]
 
 
 def assert_near(fused: Tensor, eager: Tensor, dtype: torch.dtype) -> None:
-    """As near as half precision is, behind some layers that make a little more of every difference."""
+    """Equal up to half precision, with a margin for layers that amplify differences."""
     away, size = (float(each.float().norm()) for each in (fused - eager, eager))
     assert away < 4 * torch.finfo(dtype).eps * size
 
@@ -308,7 +308,7 @@ def test_the_target_gives_the_same_result(both_ways: Any) -> None:
 @runs_kernels
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_a_head_gives_the_same_result(both_ways: Any, kind: str) -> None:
-    """In float32, which autocast makes half precision of."""
+    """In float32, which autocast converts to half precision."""
     head = random_head(kind, MODEL).to(DEVICE)
     assert isinstance(head, EagleHead | Eagle3Head)
     batch = Batch.of(random_examples([16, 9]), DEVICE)
@@ -327,7 +327,7 @@ def test_a_head_gives_the_same_result(both_ways: Any, kind: str) -> None:
 @runs_kernels
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_head_without_gradients_rounds_as_with_gradients(kind: str) -> None:
-    """To the bit: GTO divides the one by the other."""
+    """Bit-identical: GTO divides one by the other."""
     head = random_head(kind, MODEL).to(DEVICE)
     assert isinstance(head, EagleHead | Eagle3Head)
     batch = Batch.of(random_examples([16, 9]), DEVICE)

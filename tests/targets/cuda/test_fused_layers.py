@@ -1,7 +1,7 @@
-"""The layers that a target on a GPU lends, against the eager ones: on a GPU where there is one, in Triton's interpreter
+"""The layers that a target on a GPU exposes, against the eager ones: on a GPU if there is one, in Triton's interpreter
 everywhere.
 
-Exact are the eager layers in float32, from the same rounded weights.
+The reference is the eager layers in float32 with the same rounded weights.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_in_the_interpreter() -> None:
 
 
 def causal(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """In float32: what it adds to an error is its last rounding."""
+    """In float32: only its last rounding adds to an error."""
     group = query.shape[-2] // key.shape[-2]
     keys, values = (each.float().repeat_interleave(group, dim=-2) for each in (key, value))
     scores = torch.einsum("...qhd,...khd->...hqk", query.float(), keys) * query.shape[-1] ** -0.5
@@ -73,7 +73,7 @@ def causal(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tens
 
 
 class Kept:
-    """Causal order; keeps all that it was given, and copies of it."""
+    """Causal attention that keeps its inputs and copies of them."""
 
     def __init__(self) -> None:
         self.given: list[tuple[torch.Tensor, ...]] = []
@@ -132,7 +132,7 @@ def test_as_accurate_as_the_eager_layers(variant: str, dtype: str) -> None:
 @settings(max_examples=4 if INTERPRETED else 30)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.booleans())
 def test_rows_of_any_shape(sizes: list[int], qk_norm: bool) -> None:
-    """What stands in other dimensions is none of their business."""
+    """Leading dimensions do not matter."""
     config = replace(SMALL, num_layers=1, num_heads=3, qk_norm=qk_norm)
     assert_all_as_accurate(config, torch.bfloat16, tuple(sizes))
 
@@ -140,7 +140,7 @@ def test_rows_of_any_shape(sizes: list[int], qk_norm: bool) -> None:
 @runs_kernels
 @pytest.mark.parametrize("shape", SHAPES)
 def test_states_before_and_after_layers_stay_valid(shape: tuple[int, ...]) -> None:
-    """So do queries, keys and values: somebody may still look at them."""
+    """Queries, keys and values stay valid too: callers may still read them."""
     config = replace(BASE, num_layers=3, **EVERYTHING)
     layers = FusedLayers(config, weights_of(config, torch.bfloat16))
     kept = Kept()
@@ -176,7 +176,7 @@ def test_no_rows(kind: type[EagerLayers], shape: tuple[int, ...]) -> None:
 
 @runs_kernels
 def test_positions_are_those_of_the_rows() -> None:
-    """In no order, far out, and some of them twice."""
+    """Unordered, large, and with duplicates."""
     config = replace(BASE, num_layers=1)
     half, wide = weights_of(config, torch.bfloat16), weights_of(config, torch.bfloat16, wide=True)
     token_ids, _ = tokens_of(config, (2, 4))
@@ -192,7 +192,7 @@ def test_positions_are_those_of_the_rows() -> None:
 
 @runs_kernels
 def test_states_that_are_not_contiguous() -> None:
-    """Part of a wider matrix, as training has them."""
+    """Part of a wider matrix, as in training."""
     layers = FusedLayers(SMALL, weights_of(SMALL, torch.float16))
     both = torch.randn(5, 2 * SMALL.hidden_size, device=DEVICE).half()
     part = both[:, SMALL.hidden_size :]
@@ -210,7 +210,7 @@ def test_8_bit_matrices(quantize: str) -> None:
 
 @runs_kernels
 def test_large_states_in_float16() -> None:
-    """Their squares are beyond what float16 can hold, and so are the squares' sums."""
+    """Their squares and the sums of squares exceed the range of float16."""
     config = replace(BASE, num_layers=1)
     weights = weights_of(config, torch.float16)
     weights.embed = (weights.embed * 9000.0).clamp(-30_000, 30_000)
@@ -224,7 +224,7 @@ def test_large_states_in_float16() -> None:
 
 @on_gpu
 def test_more_elements_than_int32_can_index() -> None:
-    """Of hidden states, of queries to values, and of gates: the last rows of a large pass are those of a small one."""
+    """In hidden states, queries to values, and gates: the last rows of a large pass equal those of a small one."""
     if torch.cuda.get_device_properties(DEVICE).total_memory < LARGE_PASS_BYTES:
         pytest.skip("needs more memory")
     config = replace(SMALL, num_layers=1, hidden_size=1024, intermediate_size=512, num_heads=14, head_dim=64)

@@ -41,7 +41,7 @@ def test_in_the_interpreter() -> None:
 
 
 def check(config: ModelConfig, dtype: torch.dtype, rng: random.Random, many: Sequence[Sequence[Growth]]) -> None:
-    """Against the eager decoder in float32, within rounding."""
+    """Compare with the eager decoder in float32, up to rounding."""
     target, exact = new_target(config, dtype), new_target(config, dtype, "eager", wide=True)
     limit = 20 * torch.finfo(dtype).eps
 
@@ -57,7 +57,7 @@ def check(config: ModelConfig, dtype: torch.dtype, rng: random.Random, many: Seq
 @runs_kernels
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
 def test_nodes_match_a_single_pass(variant: str, dtype: str) -> None:
-    """Passes have new trees beside those that go on."""
+    """Passes mix new trees and growing trees."""
     config, rng = replace(BASE, **VARIANTS[variant]), random.Random(variant)
     count, most_prompt, most_nodes = (2, 5, 5) if INTERPRETED else (4, 300, 60)
     many: list[list[Growth]] = []
@@ -70,7 +70,7 @@ def test_nodes_match_a_single_pass(variant: str, dtype: str) -> None:
 
 @runs_kernels
 def test_a_forest_below_the_text() -> None:
-    """As draft models run them: levels whose first nodes follow the last token of the text; then some are kept."""
+    """As in draft models: levels whose first nodes follow the last token of the text; then some are kept."""
     config, prompt = BASE, [7, 11, 13, 17, 19]
     levels = [([3, 4, 5], [-1, -1, -1]), ([6, 8], [0, 2]), ([9, 3], [3, -1])]  # tokens, parents
     answers = []
@@ -90,7 +90,7 @@ def test_a_forest_below_the_text() -> None:
 @on_gpu
 @pytest.mark.parametrize("window", [None, 37])
 def test_more_nodes_than_the_minimum_number_of_words_has_bits(window: int | None) -> None:
-    """By ten in every pass, up to 300."""
+    """Ten more in every pass, up to 300."""
     config, rng = replace(BASE, sliding_window=window), random.Random(1)
     prompt, tokens = (rng.choices(range(config.vocab_size), k=count) for count in (40, 300))
     parents = [-1, *(rng.randrange(max(0, node - 20), node) for node in range(1, 300))]

@@ -1,4 +1,4 @@
-"""The inputs of a pass: C and Python fill the buffer alike."""
+"""The inputs of a pass: C and Python fill the buffer identically."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_ROWS, MAX_SEQUENCES = 150, 6
 def two_inputs(
     num_rows: int = MAX_ROWS, num_tiles: int | None = None, per_tile: int = 4, window: int = 0
 ) -> tuple[Inputs, Inputs]:
-    """One that is filled in C, one that is filled in Python."""
+    """One is filled in C, one in Python."""
     tiles = max_tiles(num_rows, MAX_SEQUENCES, per_tile) if num_tiles is None else num_tiles
     compiled = Inputs(num_rows, tiles, per_tile, CPU, window)
     with mock.patch.object(inputs, "_load_fill", return_value=None):
@@ -60,7 +60,7 @@ def moves_of(rng: random.Random, count: int) -> Moves:
 
 
 def content(filled: Inputs) -> list[list[int]]:
-    """What kernels read of it: moves beyond their number, and wanted rows beyond those, are nobody's."""
+    """The parts that kernels read: entries beyond the number of moves and of requested rows are unused."""
     moves = filled.moves.tolist()
     count = moves[0]
     used = [moves[: 1 + count], moves[1 + MAX_MOVES : 1 + MAX_MOVES + count]]
@@ -71,7 +71,7 @@ def content(filled: Inputs) -> list[list[int]]:
 def test_c_and_python_inputs_are_equal_over_passes(seed: int, per_tile: int, window: int) -> None:
     rng = random.Random(seed)
     compiled, python = two_inputs(per_tile=per_tile, window=window)
-    for _ in range(3):  # each leaves something behind that the next one has to clear
+    for _ in range(3):  # each leaves data that the next one has to clear
         batch, moves = random_batch(rng), moves_of(rng, rng.choice([0, 1, 7, MAX_MOVES]))
         compiled.fill(batch, moves)
         python.fill(batch, moves)
@@ -118,7 +118,7 @@ def test_nodes_of_earlier_passes() -> None:
 
 
 def test_too_large_batches_are_refused_without_stray_writes() -> None:
-    """In C nothing is written at all; Python says what is wrong."""
+    """C writes nothing at all; Python reports the error."""
     tree = PackedBatch([1] * 9, [PackedSegment(0, 0, 0, (-1, 0, 0, 0, 1, 1, 2, 2, 3), 9)])
     for each in two_inputs(num_rows=9, num_tiles=2):
         with pytest.raises(OptionError, match="tiles"):

@@ -30,7 +30,7 @@ from draftwood.targets.native.cuda.products.launch import (
 from tests.tools.product import HOPPER, MODELS, product_resources, products_of
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-GPU = Gpu(num_processors=8, shared_bytes=100_000)  # few: so that small products are shared
+GPU = Gpu(num_processors=8, shared_bytes=100_000)  # few, so that small products are split
 EPS = 1e-5
 NUM_ROWS = [3] if INTERPRETED else [1, 3, 16, 17, 40, 64]
 
@@ -49,7 +49,7 @@ def noise(*shape: int, dtype: torch.dtype, scale: float = 1.0, seed: int = 0) ->
 
 
 def assert_near(values: torch.Tensor, exact: torch.Tensor, steps: float = 2.0) -> None:
-    """Within a few steps of the type that the values are in, or of what they are sums of."""
+    """Within a few units in the last place of the values, or of the terms they are sums of."""
     eps = max(torch.finfo(values.dtype).eps, 1e-6)
     scale = float(exact.abs().mean())
     torch.testing.assert_close(values.double(), exact.double(), atol=steps * eps * scale, rtol=steps * eps)
@@ -69,7 +69,7 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 
 
 class Work:
-    """A product with all it needs around it. Rows beyond its own are NaN, and have to stay so."""
+    """A product with all its inputs. Rows beyond its own are NaN and must stay NaN."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Work:
 
 
 def states_to_norm(num_rows: int, width: int, padded: int, dtype: torch.dtype) -> tuple[Hidden, torch.Tensor]:
-    """Hidden states as the product before left them in two blocks, and the weight of the norm."""
+    """Hidden states as the previous product wrote them in two blocks, and the weight of the norm."""
     states = noise(num_rows, width, dtype=dtype, scale=3.0, seed=2)
     weight = noise(width, dtype=dtype, seed=3) + 1.0
     squares = torch.full((3, padded), float("nan"), device=DEVICE)
@@ -137,7 +137,7 @@ def test_a_normed_and_gated_product(num_rows: int, width: int, dtype: torch.dtyp
 @pytest.mark.parametrize("num_rows", NUM_ROWS)
 @pytest.mark.parametrize("num_in", [64, 1152])
 def test_a_product_with_a_residual_is_ready_for_the_next_norm(num_rows: int, num_in: int, dtype: torch.dtype) -> None:
-    """Two features are behind the last whole block."""
+    """Two features are after the last full block."""
     width = 82
     work = Work(num_in, width, num_rows, dtype)
     before = noise(num_rows, width, dtype=dtype, scale=4.0, seed=5)
@@ -161,7 +161,7 @@ def test_a_product_with_a_residual_is_ready_for_the_next_norm(num_rows: int, num
 @pytest.mark.parametrize("num_in", [2304] if INTERPRETED else [2304, 32768])
 @pytest.mark.parametrize("kind", [Kind.PLAIN, Kind.GATED])
 def test_shared_products_give_the_same_bits_twice(num_rows: int, num_in: int, kind: Kind, dtype: torch.dtype) -> None:
-    """Several programs add up a block; their counters are as they were before."""
+    """Several programs sum a block; their counters are reset afterwards."""
     work = Work(num_in, 64, num_rows, dtype, kind)
     if num_rows <= 16 or num_in > 2304:
         assert work.product.tiling.splits > 1
@@ -209,7 +209,7 @@ def test_embeddings_are_ready_for_the_first_norm(dtype: torch.dtype) -> None:
 
 
 class TurningHeads:
-    """Three query heads and two of keys and values that have to turn. The last of several rows only fills up a pass."""
+    """Three query heads and two key and value heads to rotate. The last of several rows is padding."""
 
     def __init__(self, num_rows: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
         self.heads = Heads(3, 2, dim, normed)
@@ -227,7 +227,7 @@ class TurningHeads:
         self.cache_write = CacheWrite(rotation, positions.to(DEVICE), slots.to(DEVICE), keys, values)
 
     def assert_correct(self, projected: torch.Tensor, out: torch.Tensor, steps: float) -> None:
-        """``projected [N, heads, D]`` in float64; ``out [N, heads, D]``, of which the queries count."""
+        """``projected [N, heads, D]`` in float64; ``out [N, heads, D]``, of which only the queries are compared."""
         rotation, positions, slots, keys, values = self.cache_write
         used = slots >= 0
         heads = projected[used].clone()
@@ -265,7 +265,7 @@ def test_queries_are_rotated_and_keys_are_written_to_slots(dim: int, normed: boo
 @pytest.mark.parametrize("dim", [16, 24, 64] if INTERPRETED else [16, 24, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_product_rotates_its_heads(num_rows: int, dim: int, normed: bool, dtype: torch.dtype) -> None:
-    """Heads of sizes that no block is a multiple of, too. A long input is shared by several programs."""
+    """Includes head sizes that do not divide a block. A long input is split among several programs."""
     case = TurningHeads(num_rows, dim, normed, dtype)
     if not case.heads.can_rotate:
         pytest.skip("these are turned by a kernel of their own")
@@ -294,7 +294,7 @@ def test_no_registers_are_spilled_on_hopper(model: str, weight: str, dtype: torc
 @runs_kernels
 @pytest.mark.parametrize("count", [0, 1, 70, MAX_MOVES])
 def test_overlapping_row_moves(count: int, dtype: torch.dtype) -> None:
-    """A path that moves down by one or two: most targets are the sources of others. Beside it another path."""
+    """A path that moves down by one or two: most targets are sources of others. Another path moves too."""
     sources = [100 + i + (2 if i > 40 else 1) for i in range(count)]
     targets = list(range(100, 100 + count))
     if count > 10:  # the last three belong to another sequence

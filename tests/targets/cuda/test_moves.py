@@ -1,4 +1,4 @@
-"""Cache rows that the GPU decoder moves with its next pass: none is lost, mixed up or moved too late."""
+"""Cache rows that the GPU decoder moves with its next pass: none is lost, swapped or moved too late."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from draftwood.targets.native.cuda import decoder as cuda_decoder
 from draftwood.targets.native.cuda.kernels.rows import MOVES_AT_ONCE
 
-FEW_MOVES = 7  # that may wait, so that there are often more
+FEW_MOVES = 7  # maximum pending moves, exceeded often
 NUM_SLOTS = 120
 MAX_NODES = 9
 STEPS = ("pass", "pass", "keep", "keep", "keep all", "truncate", "fork", "close", "open", "look")
@@ -34,7 +34,7 @@ def few_moves() -> Iterator[None]:
 
 
 class Books:
-    """A decoder's moves over a cache whose rows are numbered, and beside it what each sequence should hold."""
+    """The moves of a decoder over a cache with numbered rows, and the expected rows of each sequence."""
 
     def __init__(self) -> None:
         named = named_tensors(SMALL)
@@ -62,7 +62,7 @@ class Books:
             self.committed[self.cache.open(capacity)] = []
 
     def run_pass(self, sequences: list[int], rng: random.Random) -> None:
-        """Moves what waits, as the kernel does, and then writes rows for new nodes."""
+        """Apply pending moves, as the kernel does, and then write rows for new nodes."""
         self.apply_waiting()
         for sequence in sequences:
             extent = self.cache[sequence]
@@ -95,7 +95,7 @@ class Books:
             self.committed[sequence] += [rows[node] for node in path]
 
     def keep_all(self, sequence: int, rng: random.Random) -> None:
-        """As the engine does behind a pass."""
+        """As the engine does after a pass."""
         for other in list(self.nodes):
             self.keep(other, rng)
 
@@ -126,7 +126,7 @@ class Books:
 
 
 steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 10_000)), max_size=60)
-# A copy of what has not arrived yet; slots that another sequence gets while rows are on their way to them.
+# A copy of rows that are still pending; slots that are reassigned while rows are pending for them.
 FORK_AT_ONCE = [("pass", 3), ("pass", 3), ("keep", 5), ("fork", 1), ("pass", 2), ("look", 0)]
 CLOSE_AND_REUSE = [
     ("pass", 3),
@@ -156,7 +156,7 @@ def test_every_sequence_keeps_its_rows(steps: list[tuple[str, int]], seed: int) 
 
 
 def test_long_runs_cover_every_case() -> None:
-    """Thousands of steps: moves that wait together, that wait for none, and more of them than may wait."""
+    """Thousands of steps: several pending moves, none, and more than the maximum."""
     books, rng = Books(), random.Random(1)
     waiting, at_once = 0, 0
     for _ in range(3000):
@@ -176,7 +176,7 @@ def test_more_moves_than_fit_are_applied_at_once() -> None:
     before = books.cache.keys[0, 0, :, 0].clone()
     books.decoder.move_rows(list(range(10, 10 + FEW_MOVES)), 5)
     assert torch.equal(books.cache.keys[0, 0, :, 0].nan_to_num(), before.nan_to_num())
-    books.decoder.move_rows(list(range(60, 61 + FEW_MOVES)), 50)  # others that wait go first
+    books.decoder.move_rows(list(range(60, 61 + FEW_MOVES)), 50)  # other pending moves go first
     after = books.cache.keys[0, 0, :, 0]
     assert torch.equal(after[5 : 5 + FEW_MOVES].nan_to_num(), before[10 : 10 + FEW_MOVES].nan_to_num())
     assert torch.equal(after[50 : 51 + FEW_MOVES].nan_to_num(), before[60 : 61 + FEW_MOVES].nan_to_num())

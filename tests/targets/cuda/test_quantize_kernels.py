@@ -29,13 +29,13 @@ def test_in_the_interpreter() -> None:
 
 
 class Case:
-    """A product of random rows and weights of 8 bits, and what it should be in float64."""
+    """A product of random rows and 8-bit weights, and its expected value in float64."""
 
     def __init__(self, kind: str, name: str, dtype: torch.dtype, rows: int, num_in: int, num_out: int) -> None:
         generator = torch.Generator().manual_seed(0)
         gated = kind == "gated"
         weight = torch.randn(num_out * (1 + gated), num_in, generator=generator)
-        weight *= torch.rand(len(weight), 1, generator=generator) * 3.0 / num_in**0.5  # every feature its own scale
+        weight *= torch.rand(len(weight), 1, generator=generator) * 3.0 / num_in**0.5  # a scale per feature
         weight[1] = 0.0
         self.kind, self.dtype, self.rows, self.num_in, self.num_out = kind, dtype, rows, num_in, num_out
         self.weight = Quantized(*(part.to(DEVICE) for part in quantize_matrix(weight, name)))
@@ -96,10 +96,10 @@ def test_expanded_matrices(name: str, dtype: torch.dtype) -> None:
 @runs_kernels
 @pytest.mark.parametrize(("name", "dtype"), [("fp8", torch.bfloat16), ("int8", torch.float16)])
 def test_a_model(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt in a wide pass and a tree in a narrow one, about as good as the eager decoder is in the same type."""
+    """A prompt in a wide pass and a tree in a narrow one, about as accurate as the eager decoder in the same type."""
 
     length = 65
-    if INTERPRETED:  # where rows take long
+    if INTERPRETED:  # in the interpreter, where rows are slow
         length = 5
         for module in (decoder, passes):
             monkeypatch.setattr(module, "MAX_ROWS", 4)
@@ -134,7 +134,7 @@ def test_no_registers_are_spilled_on_hopper(kind: str, rows: int, name: str, dty
     )  # fmt: skip
     found = product_resources(product, dtype, name)
     assert found.stack == 0
-    together = 1 if product.num_blocks * product.tiling.splits <= 132 else 2  # programs on a processor
+    together = 1 if product.num_blocks * product.tiling.splits <= 132 else 2  # programs per multiprocessor
     assert found.shared * together <= shared
 
 

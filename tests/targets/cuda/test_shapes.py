@@ -1,4 +1,4 @@
-"""Which shape a batch runs in: large enough for it, and one of few."""
+"""The shape of a batch: large enough, and one of few."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ decoder = pytest.importorskip("draftwood.targets.native.cuda.decoder", reason="T
 
 
 def batch_of(sizes: list[tuple[int, int]]) -> PackedBatch:
-    """Segments of so many rows, with so many of them wanted."""
+    """Segments with the given numbers of rows and of requested rows."""
     segments, start = [], 0
     for size, wanted in sizes:
         segments.append(PackedSegment(start, 0, 100, chain_parents(size), min(wanted, size)))
@@ -39,7 +39,7 @@ def test_shape_fits_its_batch(sizes: list[tuple[int, int]]) -> None:
 
 
 def test_server_traffic_has_few_shapes() -> None:
-    """Trees of 1 to 40 nodes of up to 32 requests, some of which read their prompts: all shapes stay captured."""
+    """Trees of 1 to 40 nodes for up to 32 requests, some of which read their prompts: all shapes stay captured."""
     rng = random.Random(0)
     shapes = set()
     for _ in range(20_000):

@@ -21,12 +21,12 @@ pytest.importorskip("triton")
 
 from draftwood.targets.native.cuda.kernels import top
 
-FEW_TIMES = {"large vocabulary": 10, "huge vocabulary": 1}  # with this k alone in the interpreter, which is slow
+FEW_TIMES = {"large vocabulary": 10, "huge vocabulary": 1}  # only this k in the interpreter, which is slow
 
 
 @pytest.fixture(autouse=True, scope="module")
 def by_triton() -> Iterator[None]:
-    """In the interpreter rows on the host take the way of those on a GPU."""
+    """In the interpreter, rows on the host use the GPU code path."""
     with pytest.MonkeyPatch.context() as patch:
         if INTERPRETED:
             patch.setattr(build, "load_kernel", lambda: None)
@@ -60,7 +60,7 @@ def test_equals_a_stable_sort(kind: str, k: int) -> None:
 def test_edges_of_blocks_and_programs(vocab_size: int, k: int) -> None:
     logits = random_rows(4, vocab_size)
     logits[1, -1] = 90.0
-    logits[2, ::127] = 50.0  # the best and their equals lie at the edges
+    logits[2, ::127] = 50.0  # the best and their ties are at the edges
     logits[3, vocab_size // 128 * 128 :] = 60.0
     check(best(logits, k), logits, k)
 
@@ -152,7 +152,7 @@ FIND = {**READ, "words": "*i32"}
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 def test_register_use_allows_full_occupancy() -> None:
-    """2,048 threads at a time for the kernel that reads; no kernel keeps anything in local memory."""
+    """2,048 concurrent threads for the reading kernel; no kernel uses local memory."""
     common = {"capability": 90, "num_stages": 3}
     read = resources(top._read_blocks, READ, {"BLOCK": 128, "BLOCKS": 16, "PDL": True}, num_warps=4, **common)
     assert read.registers <= 32

@@ -62,7 +62,7 @@ def test_configurations_that_a_short_probe_cannot_judge_are_refused() -> None:
     with pytest.raises(CapabilityError, match="dynamic"):
         HFTarget(build(transformers.LlamaConfig(**GROUPED, rope_parameters=dynamic)))
     config = CONFIGS["llama"]()
-    config.attn_temperature_tuning = True  # as Llama 4 has it
+    config.attn_temperature_tuning = True  # as in Llama 4
     with pytest.raises(CapabilityError, match="attn_temperature_tuning"):
         HFTarget(build(config))
 
@@ -77,7 +77,7 @@ def test_the_probe_detects_a_missing_window(monkeypatch: pytest.MonkeyPatch) -> 
     assert mask_styles(CONFIGS["gemma3-window"]()) != [FULL]
     monkeypatch.setattr(hf, "mask_styles", lambda _: [FULL])
     for name in ("gemma3-window", "mistral-window"):
-        # A window as wide as the context: only the probe's shrunken one can tell.
+        # A window as wide as the context: only the probe's smaller one can detect it.
         config = CONFIGS[name]()
         config.sliding_window = CONTEXT
         with pytest.raises(CapabilityError, match="differ"):
@@ -100,7 +100,7 @@ def test_plain_decoding_is_opt_in_and_takes_chains_only() -> None:
     target.forward([Segment(sequence, [3], [-1], 1)])
     with pytest.raises(CapabilityError, match=f"{target.info.architecture} runs without draft trees"):
         target.forward([Segment(sequence, [4], [0], 1, 1)])
-    # Kept in part, cut and copied: the target feeds the tokens again and stays exact.
+    # Partly kept, truncated and copied: the target feeds the tokens again and stays exact.
     target.forward([Segment(sequence, [text[8], 3, 4], [-1, 0, 1], 3)])
     target.keep(sequence, [0])
     target.truncate(sequence, 6)
@@ -171,7 +171,7 @@ def test_ctrl_c_while_loading_is_not_a_model_error(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_folder_that_lacks_weights_is_refused(family: str, tmp_path: Path) -> None:
-    """transformers would fill in random numbers; a head that is tied to the embedding is not missing."""
+    """transformers would use random numbers; a head tied to the embedding is not missing."""
     shape = {"vocab_size": 50, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16}
     config = transformers.AutoConfig.for_model(family, **shape, tie_word_embeddings=True)
     model = transformers.AutoModelForCausalLM.from_config(config)

@@ -171,7 +171,7 @@ def test_info(name: str) -> None:
     heads = 4 if name in ("gpt2", "gpt_neox", "phi") else 2
     assert info.cache_bytes_per_token == LAYERS * heads * 8 * 2 * 4
     assert info.num_parameters == sum(p.numel() for p in target._model.parameters())
-    assert target.num_slots == 16 * (CONTEXT + LARGEST_TREE)  # each with room for a tree
+    assert target.num_slots == 16 * (CONTEXT + LARGEST_TREE)  # each with space for a tree
 
 
 def test_a_full_cache_raises() -> None:
