@@ -1,7 +1,7 @@
 """Manual checks on a machine with a GPU.
 
-    compute-sanitizer --tool memcheck python -m tests.gpu_check --small     # also racecheck, initcheck
-    python -m tests.gpu_check --model MODEL [--drafter goose] [--dtype bfloat16] [--limit 4] [--max-tokens 256]
+    compute-sanitizer --tool memcheck python -m tests.tools.gpu_check --small     # also racecheck, initcheck
+    python -m tests.tools.gpu_check --model MODEL [--drafter goose] [--dtype bfloat16] [--limit 4] [--max-tokens 256]
 
 ``--small`` takes a tiny model through a prompt and some cycles of random trees: every kernel, few programs. Without it,
 greedy speculative output is compared with plain output on the prompts of the package, as ``draftwood check`` does.
