@@ -75,7 +75,7 @@ def run_check(args: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.gpu_check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.tools.gpu_check", description=__doc__)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--cycles", type=int, default=30)
     parser.add_argument("--model", default="smollm2")
