@@ -7,6 +7,7 @@ are closed after a time, and the one that waits longest makes room for a new one
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import ClassVar
 
 import h11
@@ -14,11 +15,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from draftwood.serve.errors import ServerBusyError
 from draftwood.serve.responses import error_response
-
-try:
-    import resource
-except ImportError:  # Windows, which has no such limit
-    resource = None  # type: ignore[assignment]
 
 BACKLOG = 128  # connections that the system holds; as many may be accepted before one of them can be refused
 RESERVED_FILES = BACKLOG + 128  # for everything but connections
@@ -132,8 +128,10 @@ class LimitedConnection(H11Protocol):
 
 def _fit_open_files(max_connections: int) -> int:
     """Raise the limit of open files as far as necessary. Returns the number of connections that fit into it."""
-    if resource is None:
+    if sys.platform == "win32":  # it has no such limit
         return max_connections
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max_connections + RESERVED_FILES
     if soft == resource.RLIM_INFINITY or wanted <= soft:

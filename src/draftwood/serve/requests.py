@@ -160,7 +160,7 @@ def parse_messages(fields: Fields, limits: RequestLimits) -> list[ChatMessage]:
 def parse_prompts(fields: Fields, limits: RequestLimits) -> list[str | list[int]]:
     """Parse the prompts of a completion: a text, a list of texts, a list of token ids, or a list of such lists."""
     prompt = fields.get("prompt")
-    prompts = prompt if isinstance(prompt, list) and prompt and not _is_token_ids(prompt) else [prompt]
+    prompts: list[Any] = prompt if isinstance(prompt, list) and prompt and not _is_token_ids(prompt) else [prompt]
     if not all((isinstance(each, str) and each) or _is_token_ids(each) for each in prompts):
         raise ApiError("prompt must be a text, token ids, or a list of these, and must not be empty", param="prompt")
     for each in prompts:
