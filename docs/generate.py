@@ -25,7 +25,7 @@ from draftwood.cli.main import build_parser  # noqa: E402
 from draftwood.config import DEFAULT_DRAFTER, EngineOptions, ModelOptions  # noqa: E402
 from draftwood.drafters import Drafter, drafter_class  # noqa: E402
 from draftwood.drafters.registry import BUILTIN  # noqa: E402
-from draftwood.serve.metrics import Metrics  # noqa: E402
+from draftwood.serve.metrics import GAUGES, Metrics  # noqa: E402
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NONE = "\u2013"  # a dash for an empty cell
@@ -261,7 +261,7 @@ def metavar(action: argparse.Action) -> str:
 
 def metrics_text() -> str:
     """What GET /metrics returns before the first request."""
-    return generate_latest(Metrics(lambda: 0).registry).decode()
+    return generate_latest(Metrics(dict.fromkeys(GAUGES, lambda: 0)).registry).decode()
 
 
 def metrics_table() -> str:

@@ -1,8 +1,6 @@
 """Public options: frozen, keyword-only, checked when they are created. The one place with defaults."""
 
-import math
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -20,7 +18,9 @@ QUANTIZE = ("fp8", "int8")  # 8-bit formats of the weights
 TARGETS = ("auto", "native", "hf", "hf-plain")
 MAX_BUDGET = 1024
 PREFILL_CHUNK = 512
-MAX_FLOAT = sys.float_info.max
+# Far beyond all that makes sense, and far from what would overflow float32.
+MAX_TEMPERATURE = 1000.0
+MAX_PENALTY = 1000.0
 _WORDS = {"none": None, "true": True, "false": False}
 
 
@@ -47,13 +47,13 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
         whole("max_tokens", self.max_tokens, 1)
-        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         whole("top_k", self.top_k, 0)
         _number("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, open_low=True)
-        _number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
-        _number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        _number("repetition_penalty", self.repetition_penalty, 1 / MAX_PENALTY, MAX_PENALTY)
+        _number("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+        _number("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
         whole("n", self.n, 1)
         if self.seed is not None:
             whole("seed", self.seed, 0)
@@ -170,9 +170,7 @@ def _stop_token_ids(ids: object) -> tuple[int, ...]:
 
 
 def _number(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and -MAX_FLOAT <= value <= MAX_FLOAT  # no nan
-    if not ok or not low <= value <= high or (open_low and value == low):  # type: ignore[operator]
-        above = f"above {low:g}" if open_low else f"{low:g}"
-        bounded = f"{above} or more" if high == math.inf else f"{above} to {high:g}"
-        span = "any finite number" if low == -math.inf else bounded
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high  # not nan
+    if not ok or (open_low and value == low):
+        span = f"{'above ' if open_low else ''}{low:g} to {high:g}"
         raise OptionError(f"{name} is out of range", got=repr(value), allowed=span, param=name)

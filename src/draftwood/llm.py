@@ -200,8 +200,12 @@ class LLM:
         drafter: DrafterLike | None = None,
         prediction: str | Sequence[int] | None = None,
         reuse: bool = False,
+        owner: str = "",
     ) -> GenerationRequest:
-        """A request for ``engine.submit``, for callers that run cycles themselves."""
+        """A request for ``engine.submit``, for callers that run cycles themselves.
+
+        Requests of one ``owner`` reuse each other's cache and memory, and nobody else's.
+        """
         if params is not None and not isinstance(params, SamplingParams):
             raise OptionError("params must be SamplingParams", got=type(params).__name__)
         return GenerationRequest(
@@ -209,6 +213,7 @@ class LLM:
             params=params or SamplingParams(),
             drafter=self.factory(drafter),
             reuse=reuse,
+            owner=owner,
             prediction=tuple(self.predicted_ids(prediction) if isinstance(prediction, str) else prediction or ()),
         )
 

@@ -9,11 +9,14 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from draftwood.models import short_name
 from tests.tools.cli import TINY, Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 
 pytest.importorskip("uvicorn")
@@ -33,12 +36,48 @@ def test_server_starts_and_stops(how: signal.Signals, tmp_path: Path) -> None:
             told += line
         (url,) = re.findall(r"http://\S+/v1", told)
         body = {"model": "mine", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
-        with urllib.request.urlopen(f"{url}/chat/completions", json.dumps(body).encode()) as answer:
+        request = urllib.request.Request(f"{url}/chat/completions", json.dumps(body).encode())
+        request.add_header("content-type", "application/json")
+        with urllib.request.urlopen(request) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] <= 5
         process.send_signal(how)
         assert process.wait(30) == 0
         assert "Traceback" not in process.stderr.read()
     assert memory.exists()
+
+
+def test_a_served_file_has_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("models/some.model-1.gguf", "folder/config.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    assert short_name(str(tmp_path / "models" / "some.model-1.gguf")) == "some.model-1"
+    assert short_name(f"{tmp_path}/folder/") == "folder"
+    monkeypatch.chdir(tmp_path / "folder")
+    assert short_name(".") == "folder"
+    assert (short_name("smollm2"), short_name("org/name"), short_name("tiny")) == ("smollm2", "org/name", "tiny")
+
+
+def test_what_the_server_says_is_what_clients_send(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The announced name is the one of the API, whatever the folder in the cache is called."""
+    served = []
+
+    class Quiet:
+        def __init__(self, _: object, options: Any, on_ready: Callable[[], None]) -> None:
+            served.append(options)
+            on_ready()
+
+        def run(self, **_: object) -> None:
+            pass
+
+    monkeypatch.setattr("draftwood.serve.create_server", Quiet)
+    monkeypatch.setattr("draftwood.cli.generation.serve.short_name", lambda _: "short")
+    result = draftwood_command("serve", *TINY, "--port", "0", "--api-key", "a", "--api-key", "b", "--strict")
+    assert result.err.splitlines()[-1].startswith("short, drafter")
+    (options,) = served
+    assert (options.names, options.api_keys, options.strict) == (("short",), ("a", "b"), True)
+    assert (options.max_connections, options.max_connections_per_address) == (512, 256)
 
 
 def test_port_in_use_is_reported(draftwood_command: Command) -> None:

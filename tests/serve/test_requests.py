@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.serve.errors import ApiError
-from draftwood.serve.requests import MAX_BODY_BYTES, check_model, parse_messages, parse_options, parse_prompts
+from draftwood.serve.requests import (
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+    RequestLimits,
+    check_model,
+    parse_messages,
+    parse_options,
+    parse_prompts,
+)
 from tests.tools.serve import NAME, Running, serving, user_message
 
-DRAFTERS = ["plain", "goose"]
+LIMITS = RequestLimits(context_length=64, drafters=["plain", "goose"])
 HELLO = {"model": NAME, "messages": user_message("hello")}
 
 JSON = st.recursive(
@@ -40,31 +48,29 @@ def find_error(parse: Callable[[], object]) -> ApiError | None:
 def test_any_fields_are_parsed_or_rejected(fields: dict[str, Any], chat: bool) -> None:
     for parse in (
         lambda: check_model(fields.get("model"), [NAME]),
-        lambda: parse_options(fields, is_chat=chat, context_length=64, drafters=DRAFTERS),
-        lambda: parse_messages(fields, 1000) if chat else parse_prompts(fields, 1000),
+        lambda: parse_options(fields, LIMITS, is_chat=chat),
+        lambda: parse_messages(fields, LIMITS) if chat else parse_prompts(fields, LIMITS),
     ):
         error = find_error(parse)
         assert error is None or (400 <= error.status < 500 and str(error))
 
 
 def test_defaults_are_openais() -> None:
-    options = parse_options(HELLO, is_chat=True, context_length=64, drafters=DRAFTERS)
+    options = parse_options(HELLO, LIMITS, is_chat=True)
     assert (options.params.temperature, options.params.max_tokens, options.stream) == (1.0, 64, False)
-    assert parse_options({}, is_chat=False, context_length=64, drafters=DRAFTERS).params.max_tokens == 16
+    assert parse_options({}, LIMITS, is_chat=False).params.max_tokens == 16
 
 
 def test_null_is_the_same_as_a_missing_field() -> None:
     names = ("temperature", "top_p", "n", "stop", "seed", "max_tokens", "tools", "logit_bias", "prediction", "drafter")
     nulls = dict.fromkeys(names)
-    assert parse_options({**HELLO, **nulls}, is_chat=True, context_length=64, drafters=DRAFTERS) == parse_options(
-        HELLO, is_chat=True, context_length=64, drafters=DRAFTERS
-    )
+    assert parse_options({**HELLO, **nulls}, LIMITS, is_chat=True) == parse_options(HELLO, LIMITS, is_chat=True)
 
 
 def test_text_parts_of_a_message_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "short"}, {"role": "user", "content": parts}]
-    assert parse_messages({"messages": messages}, 1000) == [
+    assert parse_messages({"messages": messages}, LIMITS) == [
         {"role": "system", "content": "short"},
         {"role": "user", "content": "ab"},
     ]
@@ -79,7 +85,7 @@ def server() -> Iterator[Running]:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"model": None}, "model"),
+        ({"model": 3}, "model"),
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
         ({"messages": [{"content": "who?"}]}, "messages[0]"),
@@ -101,8 +107,20 @@ def server() -> Iterator[Running]:
         ({"tools": [{}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"5": 100}}, "logit_bias"),
-        ({"temprature": 0.5}, "temprature"),
-        ({"prompt": "of another endpoint"}, "prompt"),
+        ({"temperature": 2**64}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"repetition_penalty": 1e308}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-308}, "repetition_penalty"),
+        ({"presence_penalty": -1e308}, "presence_penalty"),
+        ({"frequency_penalty": 2**70}, "frequency_penalty"),
+        ({"stop": ["a"] * (MAX_STOPS + 1)}, "stop"),
+        ({"stop": "a" * (MAX_STOP_CHARACTERS + 1)}, "stop"),
+        ({"stop_token_ids": [1] * 10_000}, "stop_token_ids"),
+        ({"n": 10**9}, "n"),
+        ({"n": 200, "max_tokens": 10**9, "logprobs": True, "top_logprobs": 20}, "logprobs"),
+        ({"prediction": {"type": "content", "content": "ab" * 3000}}, "prediction"),
+        ({"messages": user_message("") * 5000}, "messages"),
+        ({"messages": user_message("some words " * 1000) * 12}, "messages"),
     ],
     ids=str,
 )
@@ -162,12 +180,57 @@ def test_lone_surrogates(server: Running) -> None:
     assert server.chat(prediction={"type": "content", "content": "a\ud83d"}, max_tokens=2).status in (200, 400)
 
 
-def test_large_bodies_are_rejected(server: Running) -> None:
-    try:
-        found = server.request("/v1/chat/completions", b" " * (MAX_BODY_BYTES + 2))
-    except OSError:  # the response came before the whole body was sent
-        return
-    assert found.status == 413
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_extremes_of_all_numbers_are_served(server: Running, stream: bool) -> None:
+    for sign in (1, -1):
+        fields = {"presence_penalty": sign * 1000, "frequency_penalty": sign * 1000.0, "repetition_penalty": 1000**sign}
+        for temperature in (0, 5e-324, 1e-25, 1000):
+            found = server.chat(
+                temperature=temperature, top_k=2**80, min_p=1, seed=-(2**70), max_tokens=9, stream=stream, **fields
+            )
+            assert found.status == 200
+            assert "error" not in found.text
+
+
+def test_unknown_fields_are_ignored_with_a_warning(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    fields: dict[str, Any] = {"temprature": 0.5, "prompt": "of another endpoint", "max_tokens": 2}
+    for stream in (False, True):
+        found = server.chat(**fields, stream=stream)
+        assert found.status == 200
+        assert found.headers["x-draftwood-warning"] == "Ignored unknown fields: 'temprature', 'prompt'"
+    assert "temprature" in caplog.text
+    odd = server.chat(**{"\r\nset-cookie: a=b\ud83d\u00fc": 1, "max_tokens": 1})
+    assert (odd.status, odd.headers["set-cookie"]) == (200, None)
+    assert "x-draftwood-warning" not in server.chat(max_tokens=1).headers
+
+
+def test_unknown_fields_are_an_error_for_a_strict_server() -> None:
+    with serving({"strict": True}) as server:
+        found = server.chat(temprature=0.5)
+        assert (found.status, found.error["param"]) == (400, "temprature")
+        assert "Did you mean 'temperature'?" in found.error["message"]
+        assert server.chat(user="me", max_tokens=1).status == 200
+
+
+def test_the_model_may_be_missing(server: Running) -> None:
+    assert server.chat(model=None, max_tokens=1).body["model"] == NAME
+    with serving({"names": ("first", "second")}) as two:
+        assert two.chat(model=None, max_tokens=1).body["model"] == "first"
+        assert two.chat(model="second", max_tokens=1).body["model"] == "second"
+        assert two.chat(model=NAME).status == 404
+
+
+def test_errors_quote_little(server: Running) -> None:
+    long = "x" * 200_000
+    requests: list[dict[str, Any]] = [
+        {"model": long}, {"drafter": long}, {"stream": long}, {"temperature": long}, {"stop": [3, long]},
+        {"messages": [{"role": long, "content": 3}]}, {"seed": [long]}, {long: 1, "n": 0},
+    ]  # fmt: skip
+    for fields in requests:
+        found = server.chat(**fields)
+        assert 400 <= found.status < 500
+        assert len(found.text) < 3000
+    assert len(server.request(f"/{long[:30_000]}").text) < 3000
 
 
 def test_unknown_paths_and_methods(server: Running) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -42,15 +43,39 @@ class Running(NamedTuple):
         self, path: str, body: Any = None, headers: Mapping[str, str] | None = None, method: str | None = None
     ) -> Reply:
         data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, dict(headers or {}), method=method)
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        request = urllib.request.Request(self.url + path, data, sent, method=method)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as found:
                 return Reply(found.status, found.headers, found.read().decode())
         except urllib.error.HTTPError as error:
             return Reply(error.code, error.headers, error.read().decode())
 
-    def chat(self, **fields: Any) -> Reply:
-        return self.request("/v1/chat/completions", {"model": NAME, "messages": user_message("hello hello"), **fields})
+    def chat(self, headers: Mapping[str, str] | None = None, **fields: Any) -> Reply:
+        body = {"model": NAME, "messages": user_message("hello hello"), **fields}
+        return self.request("/v1/chat/completions", body, headers)
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        """A bare connection."""
+        host, port = self.url.removeprefix("http://").split(":")
+        connection = socket.create_connection((host, int(port)), TIMEOUT_SECONDS)
+        connection.sendall(sent)
+        return connection
+
+    def gauge(self, name: str) -> float:
+        lines = self.request("/metrics").text.splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(f"draftwood_{name} "))
+
+
+def raw_request(body: bytes, length: int | None = None) -> bytes:
+    """A chat request as sent over a socket; with ``length``, one that claims a longer body than it sends."""
+    lines = (
+        "POST /v1/chat/completions HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body) if length is None else length}",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
 def user_message(text: str) -> list[dict[str, str]]:

@@ -4,8 +4,8 @@ A *memory* holds tables that a drafter fills while it runs. Its scope sets which
 
     request   every request starts with an empty memory
     prompt    the samples of one prompt (``SamplingParams(n=...)``) share one
-    process   all requests of this LLM share one
-    a file    as ``process``, loaded from the file at the start and saved to it
+    process   all requests of this LLM and owner (a client of the server) share one
+    a file    all requests share one, loaded from the file at the start and saved to it
 
 Memories change what is guessed, never what is emitted.
 """
@@ -28,6 +28,7 @@ from draftwood.targets import TargetInfo
 SCOPES = ("request", "prompt", "process")
 FORMAT, VERSION = "draftwood-memory", "1"
 NEW_FILE = "To start with an empty memory, use another file name; this file is not changed."
+MAX_OWNERS = 16  # whose memories are kept in a process
 SECONDS_BETWEEN_SAVES = 60.0  # a crash loses at most this much
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -83,19 +84,23 @@ class MemoryKeeper:
         self._plan = plan
         self._model = model_fingerprint(target)
         self._by_prompt: WeakValueDictionary[int, Memory] = WeakValueDictionary()
-        self._shared: Memory | None = None
+        self._by_owner: dict[str, Memory | None] = {}  # least recently used first
+        self._shared: Memory | None = None  # of the file
         self._last_save = time.monotonic()
         if plan.path is not None:
             self._shared = self._open(plan.path)
 
-    def get(self, group: int) -> Memory | None:
+    def get(self, group: int, owner: str = "") -> Memory | None:
         """Return the memory of a request; the samples of one prompt have the same ``group``."""
         if self._plan.scope == "request":
             return self._new()
-        if self._plan.scope == "process":
-            if self._shared is None:
-                self._shared = self._new()
+        if self._shared is not None:
             return self._shared
+        if self._plan.scope == "process":
+            self._by_owner[owner] = memory = self._by_owner.pop(owner) if owner in self._by_owner else self._new()
+            if len(self._by_owner) > MAX_OWNERS:
+                del self._by_owner[next(iter(self._by_owner))]
+            return memory
         memory = self._by_prompt.get(group)
         if memory is None:
             memory = self._new()

@@ -70,9 +70,10 @@ class DrafterFactory:
     def name(self) -> str:
         return self.cls.name
 
-    def new(self, group: int) -> Drafter:
-        """Create the drafter of one request; requests of one ``group`` (samples of a prompt) may share a memory."""
-        return self.cls(self.options, self._shared, self.memory.get(group))
+    def new(self, group: int, owner: str = "") -> Drafter:
+        """Create the drafter of one request. Requests of one ``group`` (samples of a prompt) or ``owner`` may share a
+        memory."""
+        return self.cls(self.options, self._shared, self.memory.get(group, owner))
 
 
 def drafter_names() -> list[str]:

@@ -239,7 +239,7 @@ class Engine:
             max_capacity=self.target.num_slots,
             prefill_chunk=self._options.prefill_chunk,
         )
-        drafter = request.drafter.new(group)
+        drafter = request.drafter.new(group, request.owner)
         if sample.budget == 1 and drafter.wants_taps:
             # A head that is never asked for a tree needs neither the text nor the target's hidden states.
             drafter = PlainDrafter(NoOptions(), None)

@@ -11,6 +11,7 @@ MIN_SHARED = 8  # tokens; below this prefill costs nothing
 class _Kept(NamedTuple):
     tokens: tuple[int, ...]  # committed
     sequence: int
+    owner: str
 
 
 class PrefixStore:
@@ -21,8 +22,8 @@ class PrefixStore:
         self._limit = limit
         self._kept: list[_Kept] = []  # oldest first
 
-    def put(self, tokens: Sequence[int], sequence: int) -> None:
-        self._kept.append(_Kept(tuple(tokens), sequence))
+    def put(self, tokens: Sequence[int], sequence: int, owner: str = "") -> None:
+        self._kept.append(_Kept(tuple(tokens), sequence, owner))
         while len(self._kept) > self._limit:
             self.drop_oldest()
 
@@ -36,12 +37,14 @@ class PrefixStore:
         while self.drop_oldest():
             pass
 
-    def take(self, prompt_ids: Sequence[int], capacity: int) -> tuple[int, int] | None:
+    def take(self, prompt_ids: Sequence[int], capacity: int, owner: str = "") -> tuple[int, int] | None:
         """A sequence of that capacity which holds the longest known beginning of the prompt, and how much it holds.
 
+        Only prefixes of the same owner count: the number of reused tokens would tell one client what another wrote.
         The last prompt token is never taken from the cache: it is the root of the first tree.
         """
-        best = max(self._kept, key=lambda kept: common_prefix(kept.tokens, prompt_ids), default=None)
+        own = (kept for kept in self._kept if kept.owner == owner)
+        best = max(own, key=lambda kept: common_prefix(kept.tokens, prompt_ids), default=None)
         shared = 0 if best is None else min(common_prefix(best.tokens, prompt_ids), len(prompt_ids) - 1)
         if best is None or shared < MIN_SHARED or not self._make_room(capacity, best):
             return None

@@ -14,6 +14,7 @@ class GenerationRequest:
     params: SamplingParams
     drafter: DrafterFactory
     reuse: bool = False  # whether a cached prefix may replace prefill
+    owner: str = ""  # whose prefixes and memory those are
     with_text: bool = True  # False: events carry empty texts, unless stop strings have to be searched for
     prediction: tuple[int, ...] = ()  # token ids of the predicted output; drafters that copy text copy from it
 

@@ -55,7 +55,7 @@ class Scheduler:
         self._running.remove(session)
         if session.sample.request.reuse or self._is_last_copy(session):
             length = self._target.length(session.sequence)
-            self._prefixes.put(session.tokens[:length], session.sequence)
+            self._prefixes.put(session.tokens[:length], session.sequence, session.sample.request.owner)
         else:
             self._target.close(session.sequence)
         try:
@@ -87,7 +87,7 @@ class Scheduler:
         siblings = self._siblings(session)
         known = session.sample.request.reuse or session.sample.index > 0
         if known and not siblings and not session.drafter.wants_taps:
-            found = self._prefixes.take(prompt_ids, capacity)
+            found = self._prefixes.take(prompt_ids, capacity, session.sample.request.owner)
             if found is not None:
                 return found
         while not self._target.can_open(capacity):

@@ -5,38 +5,54 @@ from collections.abc import Sequence
 from draftwood.config import SamplingParams
 
 
+class _StopString:
+    """Searches a growing text for one stop string (Knuth-Morris-Pratt): each character is looked at about once."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self.matched = 0  # characters at the end of the text that are the start of the stop string
+        self._fallbacks = [0]  # by number of matched characters - 1: how many remain if the next one does not match
+        for character in stop[1:]:
+            self._fallbacks.append(self._advance(self._fallbacks[-1], character))
+
+    def find(self, text: str) -> int | None:
+        """Where the first stop string that ends in ``text`` starts; negative if it starts before ``text``."""
+        for index, character in enumerate(text):
+            self.matched = self._advance(self.matched, character)
+            if self.matched == len(self._stop):
+                return index + 1 - self.matched
+        return None
+
+    def _advance(self, matched: int, character: str) -> int:
+        while matched and self._stop[matched] != character:
+            matched = self._fallbacks[matched - 1]
+        return matched + (self._stop[matched] == character)
+
+
 class StopStrings:
     """Searches text for stop strings; holds back text that could be the start of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
+        self._stops = [_StopString(stop) for stop in stops]
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Text that may be shown now, and whether a stop string was found. Text after it is dropped."""
         if not self._stops:
             return text, False
-        self._held += text
-        cut = min((at for at in (self._held.find(stop) for stop in self._stops) if at >= 0), default=-1)
-        if cut >= 0:
-            shown, self._held = self._held[:cut], ""
-            return shown, True
-        keep = max((self._overlap(stop) for stop in self._stops), default=0)
-        shown = self._held[: len(self._held) - keep]
-        self._held = self._held[len(shown) :]
-        return shown, False
+        starts = [start for stop in self._stops if (start := stop.find(text)) is not None]
+        before, whole = len(self._held), self._held + text
+        if starts:
+            self._held = ""
+            return whole[: before + min(starts)], True
+        keep = max(stop.matched for stop in self._stops)
+        self._held = whole[len(whole) - keep :]
+        return whole[: len(whole) - keep], False
 
     def flush(self) -> str:
         """The held text, if the output ended without a stop string."""
         shown, self._held = self._held, ""
         return shown
-
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest suffix of the held text that is a prefix of ``stop``."""
-        for size in range(min(len(stop) - 1, len(self._held)), 0, -1):
-            if self._held.endswith(stop[:size]):
-                return size
-        return 0
 
 
 class StopTokens:

@@ -3,5 +3,14 @@
 from draftwood.models.catalog import ModelDescription, describe, list_models, model_path, remove_model
 from draftwood.models.config import ModelConfig, Rope, architecture_of, is_native, parse_config, read_count
 from draftwood.models.fetch import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off, is_offline, wheel_gguf
-from draftwood.models.find import BUILT_IN, KNOWN, KnownModel, ModelFolder, is_entry_name, read_json_config, resolve
+from draftwood.models.find import (
+    BUILT_IN,
+    KNOWN,
+    KnownModel,
+    ModelFolder,
+    is_entry_name,
+    read_json_config,
+    resolve,
+    short_name,
+)
 from draftwood.models.tensors import tensor_shapes

@@ -80,6 +80,14 @@ def resolve(name: str, progress: Progress | None = None) -> ModelFolder:
     raise _unknown(name)
 
 
+def short_name(model: str) -> str:
+    """The name of a model for people and clients: never a path."""
+    path = _existing(model) if model not in KNOWN else None
+    if path is None:
+        return model
+    return path.stem if path.is_file() else path.resolve().name or model
+
+
 def read_json_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Reads config.json, which must exist, and generation_config.json, which may be missing."""
     config = _read_object(folder / "config.json")

@@ -10,8 +10,8 @@ import torch
 
 from draftwood.config import SamplingParams
 
-# Dividing float32 logits by less overflows, and any two different logits are already infinitely far apart.
-MIN_TEMPERATURE = 1e-30
+# Dividing float32 logits by less could overflow, and any two different logits are already infinitely far apart.
+MIN_TEMPERATURE = 1e-20
 NUCLEUS_GUESS = 1024
 
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from draftwood.serve.endpoints import ChatCompletions, Completions, Health, MetricsReport, Models
 from draftwood.serve.errors import ApiError
-from draftwood.serve.middleware import ApiKeyMiddleware, RequestMiddleware
+from draftwood.serve.middleware import ApiKeyMiddleware, RequestMiddleware, WebPageMiddleware
 from draftwood.serve.responses import error_response
 from draftwood.serve.state import ServerState, get_state
 
@@ -42,7 +42,10 @@ def create_app(state: ServerState) -> Starlette:
 
     app = Starlette(
         routes=ROUTES,
-        middleware=[Middleware(RequestMiddleware, state=state, paths=PATHS)],
+        middleware=[
+            Middleware(RequestMiddleware, state=state, paths=PATHS),
+            Middleware(WebPageMiddleware, state=state),
+        ],
         exception_handlers={ApiError: handle_api_error, HTTPException: handle_routing_error},
         lifespan=lifespan,
     )

@@ -5,17 +5,25 @@ from typing import Any, Self
 from draftwood.errors import DraftwoodError
 
 SHUTTING_DOWN = "The server is shutting down"
+MAX_MESSAGE, MAX_PARAM = 1000, 64  # characters: errors quote what clients send
 STATUS_BY_CODE = {  # all others: 400
     "invalid_api_key": 401,
+    "host_not_allowed": 403,
     "model_not_found": 404,
     "unknown_url": 404,
     "method_not_supported": 405,
+    "request_timeout": 408,
     "request_too_large": 413,
+    "unsupported_media_type": 415,
     "internal_error": 500,
     "server_busy": 503,
 }
 TYPE_BY_STATUS = {401: "authentication_error", 500: "server_error", 503: "server_error"}
-HEADERS_BY_STATUS = {401: {"www-authenticate": "Bearer"}, 503: {"retry-after": "1"}}
+HEADERS_BY_STATUS = {401: {"www-authenticate": "Bearer"}, 408: {"connection": "close"}, 503: {"retry-after": "1"}}
+
+
+def shorten(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 4]} ..."
 
 
 class ApiError(DraftwoodError):
@@ -41,7 +49,8 @@ class ApiError(DraftwoodError):
 
     def body(self) -> dict[str, Any]:
         kind = TYPE_BY_STATUS.get(self.status, "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        param = self.param and shorten(self.param, MAX_PARAM)
+        return {"error": {"message": shorten(str(self), MAX_MESSAGE), "type": kind, "param": param, "code": self.code}}
 
 
 class InternalError(ApiError):

@@ -1,6 +1,6 @@
 """Prometheus metrics of the server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
@@ -16,12 +16,18 @@ SAMPLE_COUNTERS: dict[str, tuple[str, Callable[[RequestStats], float]]] = {
     "first_token_seconds": ("Seconds from admission to the first token", lambda stats: stats.first_token_seconds),
     "seconds": ("Seconds from admission to the last token", lambda stats: stats.total_seconds),
 }
+GAUGES = {
+    "open_samples": "Running and queued samples",
+    "open_connections": "Connections of clients",
+    "held_body_bytes": "Bytes of request bodies that are being read",
+}
 
 
 class Metrics:
     """Counters of one server. Only the event loop's thread updates them."""
 
-    def __init__(self, num_open: Callable[[], int]) -> None:
+    def __init__(self, gauges: Mapping[str, Callable[[], int]]) -> None:
+        """``gauges``: reads each of ``GAUGES``."""
         disable_created_metrics()  # type: ignore[no-untyped-call] # they would double the number of time series
         registry = self.registry = CollectorRegistry()
         self._responses = Counter(
@@ -30,7 +36,8 @@ class Metrics:
         self._counters = {
             name: Counter(f"draftwood_{name}", text, registry=registry) for name, (text, _) in SAMPLE_COUNTERS.items()
         }
-        Gauge("draftwood_open_samples", "Running and queued samples", registry=registry).set_function(num_open)
+        for name, text in GAUGES.items():
+            Gauge(f"draftwood_{name}", text, registry=registry).set_function(gauges[name])
 
     def count_response(self, path: str, status: int) -> None:
         self._responses.labels(path, str(status)).inc()

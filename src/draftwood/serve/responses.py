@@ -48,9 +48,9 @@ class EventStreamResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str]) -> None:
         self.status_code, self.background, self._events = 200, None, events
-        self.init_headers({"cache-control": "no-cache"})
+        self.init_headers({"cache-control": "no-cache", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -165,6 +165,18 @@ def usage(samples: Sequence[SampleOutput]) -> Json:
             "positions_per_pass": round(num_positions / max(num_passes, 1), 4),
             "tokens_per_second": round(max((each.tokens_per_second for each in stats), default=0.0), 2),
         },
+    }
+
+
+def summarize(samples: Sequence[SampleOutput]) -> Json:
+    """What the request log says about a response."""
+    counts, drafting = usage(samples).values()
+    return {
+        "samples": len(samples),
+        "prompt_tokens": counts["prompt_tokens"],
+        "cached_tokens": counts["prompt_tokens_details"]["cached_tokens"],
+        "output_tokens": counts["completion_tokens"],
+        "passes": drafting["passes"],
     }
 
 

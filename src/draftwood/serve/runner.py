@@ -28,6 +28,7 @@ class GenerationJob(NamedTuple):
     params: SamplingParams
     drafter: str | None = None
     reuse: bool = False
+    owner: str = ""  # whose cached prompts and drafts may be reused
     prediction: Sequence[int] = ()
 
 
@@ -115,7 +116,12 @@ class Runner:
         try:
             for job in ticket.jobs if not ticket.is_cancelled else ():
                 request = self._llm.request(
-                    job.prompt_ids, job.params, drafter=job.drafter, reuse=job.reuse, prediction=job.prediction
+                    job.prompt_ids,
+                    job.params,
+                    drafter=job.drafter,
+                    reuse=job.reuse,
+                    owner=job.owner,
+                    prediction=job.prediction,
                 )
                 for request_id in self._engine.submit(request):
                     self._owners[request_id] = ticket, len(ticket.request_ids)

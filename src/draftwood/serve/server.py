@@ -9,9 +9,10 @@ import uvicorn
 from draftwood.errors import OptionError
 from draftwood.llm import LLM
 from draftwood.serve.app import create_app
+from draftwood.serve.connections import BACKLOG, LimitedConnection
+from draftwood.serve.logs import limit_repeats
 from draftwood.serve.state import ServerOptions, ServerState
 
-BACKLOG = 512
 GRACE_SECONDS = 10  # time for running requests to finish at shutdown
 
 
@@ -44,12 +45,17 @@ def create_server(llm: LLM, options: ServerOptions, on_ready: Callable[[], None]
     ``on_ready`` is called as soon as the server accepts requests."""
     state = ServerState(llm, options)
 
+    class Connection(LimitedConnection):
+        limits = state.connections
+
     class Server(uvicorn.Server):
         def run(self, sockets: list[socket.socket] | None = None) -> None:
             try:
-                super().run(sockets)
+                with limit_repeats():
+                    super().run(sockets)
             finally:
                 state.runner.close()  # a second Ctrl-C skips the shutdown of the application
+                state.request_log.close()
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -64,6 +70,15 @@ def create_server(llm: LLM, options: ServerOptions, on_ready: Callable[[], None]
                 self._captured_signals.clear()
 
     config = uvicorn.Config(
-        create_app(state), log_level="warning", access_log=False, lifespan="on", timeout_graceful_shutdown=GRACE_SECONDS
+        create_app(state),
+        http=Connection,
+        ws="none",
+        backlog=BACKLOG,
+        server_header=False,
+        proxy_headers=False,  # anybody on this machine could claim the address of another client
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=GRACE_SECONDS,
     )
     return Server(config)

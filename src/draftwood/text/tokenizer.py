@@ -108,7 +108,8 @@ class Tokenizer:
         if not isinstance(text, str):
             raise PromptError("Only text can be encoded", got=repr(text)[:80], allowed="a string")
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special).ids)
+            # Unlike ``encode``, this lets other threads run meanwhile.
+            return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
         except TypeError as error:  # a lone surrogate, which UTF-8 cannot represent
             raise PromptError("The text is not valid Unicode", got=ascii(text)[:80]) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from collections.abc import Callable
@@ -124,7 +125,7 @@ def test_from_folder(tmp_path: Path) -> None:
     text = text_of(random.Random(10), 9)
     _, logits = prefill(target, text)
     close_to(logits, plain(target_of("qwen2"), text))
-    with pytest.raises(ModelError, match="cannot load"):
+    with pytest.raises(ModelError, match="no config"):
         HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
 
 
@@ -164,9 +165,55 @@ def test_ctrl_c_while_loading_is_not_a_model_error(tmp_path: Path, monkeypatch: 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", interrupted)
     with pytest.raises(KeyboardInterrupt):
         HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+
+
+OWN_CODE = """
+import pathlib, transformers
+pathlib.Path(__file__).with_name("ran").touch()
+pathlib.Path({mark!r}).touch()
+class OwnConfig(transformers.LlamaConfig):
+    model_type = "own"
+class OwnForCausalLM(transformers.LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.mark.parametrize("model_type", ["own", "llama"])
+def test_code_in_a_model_folder_never_runs(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if standard input says yes. A folder with code that is not needed loads without it."""
+    folder, mark = tmp_path / "model", tmp_path / "ran"
+    build(CONFIGS["llama"]()).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": model_type, "auto_map": own}))
+    (folder / "own.py").write_text(OWN_CODE.format(mark=str(mark)))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    options = {"dtype": torch.float32, "device": torch.device("cpu")}
+    if model_type == "llama":
+        assert HFTarget.from_folder(folder, **options).info.architecture == "LlamaForCausalLM"
+    else:
+        with pytest.raises(ModelError, match="code from its own folder") as caught:
+            HFTarget.from_folder(folder, **options)
+        assert "own.OwnConfig" in str(caught.value)
+    assert not mark.exists()
+
+
+def test_attention_code_from_the_hub_is_refused(tmp_path: Path) -> None:
+    build(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attn_implementation": "somebody/kernel"}))
+    with pytest.raises(ModelError, match="somebody/kernel"):
+        HFTarget.from_folder(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+
+
+def test_the_refusal_of_alibi_models_says_so() -> None:
+    with pytest.raises(CapabilityError, match="ALiBi"):
+        HFTarget.from_model(bloom())
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

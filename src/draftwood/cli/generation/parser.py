@@ -70,12 +70,46 @@ def register_serve(commands: Subparsers[Any]) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, local clients only)")
     add("--port", type=int, default=8000, metavar="N", help="port to listen on; 0: any free port (default: 8000)")
-    add("--name", action="append", default=[], help="model name exposed by the API; repeatable (default: MODEL)")
-    add("--api-key", metavar="KEY", help=f"API key required from clients (default: {API_KEY}, or no key)")
+    add("--name", action="append", default=[], help="model name exposed by the API; repeatable (default: from MODEL)")
+    add(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"API key required from clients; repeatable (default: {API_KEY}, separated by commas, or no key)",
+    )
+    add(
+        "--share-cache",
+        action="store_true",
+        help="reuse cached prompts across API keys (without keys: addresses), as for a common system prompt",
+    )
     add("--allow-origin", metavar="URL", help="allow requests from web pages of this origin (CORS); '*': any origin")
+    add(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name under which clients reach a server without a key; repeatable (default: localhost, HOST)",
+    )
     add("--max-batch", type=int, default=8, metavar="N", help="maximum number of running requests (default: 8)")
     add("--max-waiting", type=int, default=256, metavar="N", help="maximum number of queued requests (default: 256)")
     add("--cache-tokens", type=int, metavar="N", help="KV cache capacity in tokens (default: auto)")
+    add("--max-connections", type=int, default=512, metavar="N", help="maximum number of connections (default: 512)")
+    add(
+        "--max-connections-per-address",
+        type=int,
+        metavar="N",
+        help="maximum number of connections of one client address (default: half of --max-connections)",
+    )
+    add(
+        "--client-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds for a client to send its headers, to send its body, or to go on reading (default: 30)",
+    )
+    add("--strict", action="store_true", help="reject unknown request fields (default: ignore them with a warning)")
+    add("--request-log", metavar="F", help="file for one line of JSON per request, without texts; -: standard error")
     add_drafting_options(parser)
     # Most of a chat turn's prompt is in the cache already, so the drafter must keep what it learned from earlier turns.
     parser.set_defaults(memory="process")

@@ -1,14 +1,19 @@
 """``draftwood serve``: an OpenAI-compatible server for one model."""
 
 import argparse
+import math
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 from draftwood.cli.console import Screen, load_llm
 from draftwood.cli.generation.parser import API_KEY
 from draftwood.config import whole
+from draftwood.disk import check_output
 from draftwood.errors import MissingExtraError, OptionError
+from draftwood.models import short_name
 
 PACKAGES = ("uvicorn", "starlette", "prometheus_client")  # of the extra "serve"
 
@@ -16,6 +21,13 @@ PACKAGES = ("uvicorn", "starlette", "prometheus_client")  # of the extra "serve"
 def run(args: argparse.Namespace) -> int:
     whole("--port", args.port, 0, 65535)
     whole("--max-waiting", args.max_waiting, 0)
+    whole("--max-connections", args.max_connections, 1)
+    if args.max_connections_per_address is not None:
+        whole("--max-connections-per-address", args.max_connections_per_address, 1)
+    if not 0 < args.client_timeout < math.inf:
+        raise OptionError("--client-timeout is out of range", got=args.client_timeout, allowed="a number above 0")
+    if args.request_log not in (None, "-"):
+        check_output(Path(args.request_log), force=True)
     for package in PACKAGES:
         if find_spec(package) is None:
             raise MissingExtraError("draftwood serve", package, "serve")
@@ -23,10 +35,17 @@ def run(args: argparse.Namespace) -> int:
 
     screen = Screen(args.color)
     options = ServerOptions(
-        names=tuple(dict.fromkeys(args.name or [args.model])),
-        api_key=_api_key(args.api_key),
+        names=tuple(dict.fromkeys(args.name or [short_name(args.model)])),
+        api_keys=_api_keys(args.api_key),
+        share_cache=args.share_cache,
+        allow_hosts=(args.host, *args.allow_host),
         allow_origin=args.allow_origin,
         max_samples=args.max_batch + args.max_waiting,
+        max_connections=args.max_connections,
+        max_connections_per_address=args.max_connections_per_address or args.max_connections // 2 or 1,
+        client_seconds=args.client_timeout,
+        strict=args.strict,
+        request_log=args.request_log,
     )
     with (
         listen(args.host, args.port) as listener,
@@ -34,14 +53,14 @@ def run(args: argparse.Namespace) -> int:
         suppress(KeyboardInterrupt),  # Ctrl-C stops the server
     ):
         llm.budget  # noqa: B018 - measures costs now, not during the first request
-        ready = f"{llm.info.name}, drafter {llm.drafter}, at {server_url(listener)}/v1. Press Ctrl-C to stop."
+        ready = f"{options.names[0]}, drafter {llm.drafter}, at {server_url(listener)}/v1. Press Ctrl-C to stop."
         create_server(llm, options, lambda: screen.note(ready)).run(sockets=[listener])
     return 0
 
 
-def _api_key(given: str | None) -> str | None:
-    """Read the key. An empty one is most likely an unset variable in a script, so it does not mean "no key"."""
-    key = os.environ.get(API_KEY) if given is None else given
-    if key is not None and not key.strip():
+def _api_keys(given: Sequence[str]) -> tuple[str, ...]:
+    """Read the keys. An empty one is most likely an unset variable in a script, so it does not mean "no key"."""
+    keys = tuple(given) or tuple(os.environ[API_KEY].split(",") if API_KEY in os.environ else ())
+    if not all(key.strip() for key in keys):
         raise OptionError("The API key is empty", next_step=f"Set --api-key or {API_KEY} to a value, or omit both.")
-    return key
+    return tuple(key.strip() for key in keys)

@@ -1,7 +1,7 @@
 """POST /v1/completions: texts or token ids, used as they are."""
 
 from draftwood.serve.endpoints.generation import GenerationEndpoint
-from draftwood.serve.requests import Fields, parse_prompts
+from draftwood.serve.requests import Fields, RequestLimits, parse_prompts
 from draftwood.text import TextCodec
 
 TextOrIds = str | list[int]
@@ -11,8 +11,8 @@ class Completions(GenerationEndpoint[TextOrIds]):
     is_chat = False
     prompt_field = "prompt"
 
-    def parse_prompts(self, fields: Fields, max_characters: int) -> list[TextOrIds]:
-        return parse_prompts(fields, max_characters)
+    def parse_prompts(self, fields: Fields, limits: RequestLimits) -> list[TextOrIds]:
+        return parse_prompts(fields, limits)
 
     def encode(self, prompt: TextOrIds, codec: TextCodec) -> list[int]:
         return codec.encode(prompt) if isinstance(prompt, str) else prompt

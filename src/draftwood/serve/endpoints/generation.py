@@ -1,21 +1,29 @@
 """What the two generation endpoints share: from the request's fields to a response or an event stream."""
 
 import asyncio
-import logging
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from draftwood.drafters import drafter_names
 from draftwood.engine import TokenEvent
 from draftwood.errors import DraftwoodError
 from draftwood.serve.errors import SHUTTING_DOWN, ApiError, InternalError, ServerBusyError
-from draftwood.serve.requests import Fields, RequestOptions, check_length, check_model, parse_options, read_json
+from draftwood.serve.logs import LOG
+from draftwood.serve.requests import (
+    Fields,
+    RequestLimits,
+    RequestOptions,
+    check_model,
+    check_samples,
+    parse_body,
+    parse_options,
+    too_long,
+)
 from draftwood.serve.responses import (
     DONE_EVENT,
     EventStreamResponse,
@@ -23,16 +31,24 @@ from draftwood.serve.responses import (
     SampleOutput,
     encode_event,
     json_response,
+    summarize,
 )
 from draftwood.serve.runner import GenerationJob
-from draftwood.serve.state import ServerState, get_state
+from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
 from draftwood.text import TextCodec
 
-LOG = logging.getLogger("draftwood.serve")
-MAX_CHARACTERS_PER_TOKEN = 32  # a text with more characters per token of the context cannot fit, so it is not encoded
+IGNORED_HEADER = "x-draftwood-warning"
 
 PromptT = TypeVar("PromptT")
 SampleEvents = AsyncGenerator[tuple[SampleOutput, TokenEvent], None]
+
+
+class Order(NamedTuple):
+    """A parsed request."""
+
+    model: str
+    options: RequestOptions
+    jobs: list[GenerationJob]  # one per prompt
 
 
 class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
@@ -42,7 +58,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
     prompt_field: ClassVar[str]
 
     @abstractmethod
-    def parse_prompts(self, fields: Fields, max_characters: int) -> list[PromptT]:
+    def parse_prompts(self, fields: Fields, limits: RequestLimits) -> list[PromptT]:
         """Read and check the prompts of a request."""
 
     @abstractmethod
@@ -54,45 +70,40 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         return get_state(self.scope)
 
     async def post(self, request: Request) -> Response:
-        fields, llm = await read_json(request), self._state.llm
-        check_model(fields.get("model"), self._state.options.names)
-        length = llm.info.context_length
-        options = parse_options(fields, is_chat=self.is_chat, context_length=length, drafters=drafter_names())
-        jobs = await self._create_jobs(fields, options)
-        num_samples = options.params.n
-        samples = [SampleOutput(index, index // num_samples) for index in range(len(jobs) * num_samples)]
-        builder = ResponseBuilder(str(fields["model"]), llm.tokenizer, is_chat=self.is_chat)
-        events = self._generate(request, jobs, samples)
-        if options.stream:
-            return EventStreamResponse(self._stream(events, samples, builder, options))
+        body = await self._state.bodies.read(request)
+        order = await asyncio.to_thread(self._parse, body)
+        num_samples = order.options.params.n
+        samples = [SampleOutput(index, index // num_samples) for index in range(len(order.jobs) * num_samples)]
+        builder = ResponseBuilder(order.model, self._state.llm.tokenizer, is_chat=self.is_chat)
+        headers = _warn_of_ignored(order.options.ignored)
+        events = self._generate(request, order.jobs, samples)
+        if order.options.stream:
+            return EventStreamResponse(self._stream(events, samples, builder, order.options), headers)
         async for _ in events:
             pass
-        return json_response(builder.response(samples))
+        return await asyncio.to_thread(lambda: json_response(builder.response(samples), 200, headers))
 
-    async def _create_jobs(self, fields: Fields, options: RequestOptions) -> list[GenerationJob]:
-        """One job per prompt. Checks first what needs no encoding, which is slow for long texts."""
-        llm, max_samples = self._state.llm, self._state.options.max_samples
-        max_characters = MAX_CHARACTERS_PER_TOKEN * llm.info.context_length
-        prompts = self.parse_prompts(fields, max_characters)
-        check_length(options.prediction, max_characters, "prediction")
-        num_samples = len(prompts) * options.params.n
-        if num_samples > max_samples:
-            param = "n" if len(prompts) == 1 else self.prompt_field
-            raise ApiError("Too many samples", got=num_samples, allowed=f"at most {max_samples}", param=param)
-
-        def create() -> list[GenerationJob]:
+    def _parse(self, body: bytes) -> Order:
+        """Runs in a thread: texts may be long. Checks first what needs no encoding, which takes longest."""
+        state = self._state
+        llm, limits, fields = state.llm, state.limits, parse_body(body)
+        model = check_model(fields.get("model"), state.options.names)
+        options = parse_options(fields, limits, is_chat=self.is_chat)
+        prompts = self.parse_prompts(fields, limits)
+        check_samples(len(prompts), options.params, limits, self.prompt_field)
+        owner = "" if state.options.share_cache else self.scope[CLIENT]
+        try:
             prediction = llm.predicted_ids(options.prediction)
+            if len(prediction) > limits.context_length:
+                raise too_long(f"{len(prediction)} tokens", "prediction")
             jobs = []
             for prompt in prompts:
                 prompt_ids = self.encode(prompt, llm.tokenizer)
                 llm.engine.check(prompt_ids)
-                jobs.append(GenerationJob(prompt_ids, options.params, options.drafter, self.is_chat, prediction))
-            return jobs
-
-        try:
-            return await asyncio.to_thread(create)
+                jobs.append(GenerationJob(prompt_ids, options.params, options.drafter, self.is_chat, owner, prediction))
         except DraftwoodError as error:
-            raise ApiError.wrap(error, self.prompt_field) from error
+            raise (error if isinstance(error, ApiError) else ApiError.wrap(error, self.prompt_field)) from error
+        return Order(model, options, jobs)
 
     async def _generate(
         self, request: Request, jobs: Sequence[GenerationJob], samples: Sequence[SampleOutput]
@@ -132,6 +143,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         finally:
             watcher.cancel()
             runner.cancel(ticket)
+            self.scope[NOTES].update(summarize(samples))
 
     async def _stream(
         self, events: SampleEvents, samples: Sequence[SampleOutput], builder: ResponseBuilder, options: RequestOptions
@@ -151,3 +163,12 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 raise  # it can still be the response
             yield encode_event(error.body())
         yield DONE_EVENT
+
+
+def _warn_of_ignored(names: Sequence[str]) -> dict[str, str]:
+    """Log the unknown fields of a request; return a response header that names them."""
+    if not names:
+        return {}
+    text = f"Ignored unknown fields: {', '.join(map(ascii, names))}"
+    LOG.warning("%s", text)
+    return {IGNORED_HEADER: text}

@@ -27,6 +27,9 @@ _BUILT_IN_WINDOWS = (
     "keep_window_size",
 )
 
+# Models with ALiBi whose configuration does not mention it; others have the field "alibi".
+_ALIBI_MODELS = ("bloom", "mpt")
+
 # The two fields from which transformers' own mask functions read windows.
 _WINDOW_FIELDS = ("sliding_window", "attention_chunk_size")
 
@@ -55,6 +58,8 @@ def find_obstacles(config: Any, context_length: int) -> list[str]:
     if getattr(config, "attn_temperature_tuning", False):
         # Llama 4 counts cache rows instead of reading positions; it shows only past thousands of tokens.
         found.append("attention scaled by cache rows instead of positions (attn_temperature_tuning)")
+    if getattr(config, "alibi", False) or getattr(config, "model_type", "") in _ALIBI_MODELS:
+        found.append("ALiBi: attention biased by the distance of cache rows instead of positions")
     if rope_fields(config)[0] == "dynamic":
         found.append("rope that changes with the longest sequence of a batch (rope_type=dynamic)")
     return found

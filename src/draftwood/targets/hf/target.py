@@ -10,6 +10,7 @@ plus one copy of the keys and values per layer (none for a single sequence). The
 """
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from draftwood.errors import CapabilityError, MissingExtraError, ModelError
+from draftwood.models import read_json_config
 from draftwood.targets.base import ForwardOutput, Segment, Target, TargetParts
 from draftwood.targets.hf.cache import CacheView, PackedRow, SlotCache, pack
 from draftwood.targets.hf.info import describe
@@ -96,13 +98,21 @@ class HFTarget(SlotTarget):
             from transformers import AutoModelForCausalLM
         except ImportError:
             raise MissingExtraError("The transformers target", "transformers", "hf") from None
+        _check_kernels(folder)
         try:
+            # None would make transformers ask on standard input, where a piped "y" is consent.
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, output_loading_info=True
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
             )
             model, report = loaded
         # Damaged weights and invalid configurations can raise any error anywhere in transformers.
         except Exception as error:
+            _refuse_own_code(folder, error)
             raise ModelError(
                 "transformers cannot load this folder as a causal language model",
                 got=f"{folder}: {_summarize_error(error)}",
@@ -232,6 +242,29 @@ def _summarize_error(error: Exception) -> str:
     """The type of an error and the first non-empty line of its message, since libraries append pages of advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _check_kernels(folder: Path) -> None:
+    """Raise if the folder names code on the hub: transformers would fetch and run it as the attention of the model."""
+    config, _ = read_json_config(folder)
+    for field, value in config.items():
+        if field.endswith("_implementation") and "/" in str(value):
+            raise ModelError(
+                "The model needs code that does not belong to transformers, which is never run",
+                got=f"{field}: {str(value)[:80]} in {folder / 'config.json'}",
+                next_step=f"Remove {field} from config.json, or use another model.",
+            )
+
+
+def _refuse_own_code(folder: Path, error: Exception) -> None:
+    """Raise an error that names the code which this folder needs, if that is why transformers refused it."""
+    if "trust_remote_code" in str(error):
+        own = read_json_config(folder)[0].get("auto_map")
+        raise ModelError(
+            "The model needs code from its own folder, which is never run",
+            got=f"{folder}: {json.dumps(own)[:200]}",
+            next_step="Use a model whose architecture transformers knows, or a newer release of transformers.",
+        ) from error
 
 
 def _check_complete(folder: Path, report: Mapping[str, Any]) -> None:

@@ -115,7 +115,8 @@ def end_ids(folder: Path) -> list[int]:
 
 def _load_model(transformers: Any, folder: str, dtype: Any, device: str) -> Any:
     """Load the model without its recommended sampling settings: only those of the request apply."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+    model = loaded.to(device).eval()
     model.generation_config = transformers.GenerationConfig()
     return model
 
