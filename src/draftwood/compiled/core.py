@@ -102,6 +102,16 @@ class Core:
         self.chances = function("chances", None, c_void_p, c_void_p, c_void_p)
         self.best_part = function("best_part", c_int64, *[c_void_p] * 4, c_double, c_void_p)
         self.note = function("note", None, c_void_p, c_void_p, c_int64, c_void_p)
+        self.add_places = function("add_places", None, c_void_p, c_int64, c_void_p)
+        self.index_places = function("index_places", None, c_void_p)
+        grown = (c_int64, c_int64, c_double, c_void_p, c_void_p)
+        self.blend_tree = function("blend_tree", c_int64, c_void_p, c_void_p, c_int64, *grown)
+        self.blend_learn = function("blend_learn", c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p)
+        self._library = library
+
+    def address(self, name: str) -> int:
+        """Address of a function that C calls."""
+        return ctypes.cast(getattr(self._library, f"draftwood_{name}"), c_void_p).value or 0
 
 
 def address_of(array: npt.NDArray[Any]) -> int:

@@ -61,13 +61,17 @@ class CompiledTable:
 
     def __call__(self, previous: int, token: int) -> tuple[list[int], list[float]]:
         """The top successors of the pair if known, else of the token."""
+        return self.find(previous, token)[1]
+
+    def find(self, previous: int, token: int) -> tuple[int, tuple[list[int], list[float]]]:
+        """The top successors, and their tier: 0 of the pair, 1 of the token, 2 initial ones or none."""
         row = self.core.find(self.address, previous, token)
         if row >= 0:
-            return self.pair_ids[row].tolist(), self.pair_scores[row].tolist()
+            return 0, (self.pair_ids[row].tolist(), self.pair_scores[row].tolist())
         if row == NOT_FOUND:
-            return [], []
+            return 2, ([], [])
         ids, scores = (self.ids, self.scores) if row == BY_TOKEN else self._initial
-        return ids[token].tolist(), scores[token].tolist()
+        return 1 if row == BY_TOKEN else 2, (ids[token].tolist(), scores[token].tolist())
 
     def learn(self, previous: Sequence[int], tokens: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
         """Store rows [n, K]: successors of ``tokens[i]`` after ``previous[i]``. For equal contexts the last wins."""

@@ -20,6 +20,7 @@ GROUP = "draftwood.drafters"
 # The package's own drafters; also used when it runs from source without being installed.
 BUILTIN = {
     "anpd": "draftwood.drafters.anpd:AdaptiveNgramDrafter",
+    "blend": "draftwood.drafters.blend:BlendDrafter",
     "eagle": "draftwood.drafters.heads:EagleDrafter",
     "eagle2": "draftwood.drafters.heads:Eagle2Drafter",
     "eagle3": "draftwood.drafters.heads:Eagle3Drafter",

@@ -72,6 +72,15 @@ class TransitionTable:
     def num_pairs(self) -> int:
         return self._tiers.num_pairs
 
+    def find(self, previous: int, token: int) -> tuple[int, Successors]:
+        """The successors, and the tier that they come from: 0 the pair, 1 the token, 2 the initial ones."""
+        return self._tiers.find(previous, token)
+
+    @property
+    def address(self) -> int | None:
+        """Of the table in C; None in Python."""
+        return self._tiers.address if isinstance(self._tiers, CompiledTable) else None
+
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """What was learned, without the initial successors."""
         tiers = self._tiers
@@ -140,14 +149,17 @@ class PythonTiers:
         self.learn(previous, [tokens[node] for node in nodes], ids[nodes], scores[nodes])
 
     def successors(self, previous: int, token: int) -> Successors:
+        return self.find(previous, token)[1]
+
+    def find(self, previous: int, token: int) -> tuple[int, Successors]:
         row = self._pairs.row(previous << PAIR_BITS | token)
         if row is not None:
-            return self._pairs.ids[row].tolist(), self._pairs.scores[row].tolist()
+            return 0, (self._pairs.ids[row].tolist(), self._pairs.scores[row].tolist())
         if self.known[token]:
-            return self.ids[token].tolist(), self.scores[token].tolist()
+            return 1, (self.ids[token].tolist(), self.scores[token].tolist())
         if self._initial is not None and self._initial.ids[token, 0] != NOTHING:
-            return self._initial.ids[token].tolist(), self._initial.scores[token].tolist()
-        return NO_SUCCESSORS
+            return 2, (self._initial.ids[token].tolist(), self._initial.scores[token].tolist())
+        return 2, NO_SUCCESSORS
 
     def pair_arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
         return self._pairs.arrays(prefix)

@@ -1,0 +1,308 @@
+/* One tree from several sources (growth/blend.py has the same steps in Python and explains them).
+ *
+ * A source looks at the end of a text and hints at tokens that may follow, each with a kind. Every kind has a learned
+ * acceptance rate. The rates of all sources for a token are mixed into one chance in the logistic domain. */
+#ifndef DRAFTWOOD_BLEND_H
+#define DRAFTWOOD_BLEND_H
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "places.h"
+#include "table.h"
+
+enum { TAIL = 32, MAX_SOURCES = 8, MAX_HINTS = 64, NUM_DEPTHS = 3, NUM_BINS = 20 };
+
+/* What a source says about the token after a text. `absent`: kind of all tokens that it does not hint at; NONE if it
+ * knows nothing about this text. */
+typedef struct {
+    int64_t count;
+    int32_t tokens[MAX_HINTS], kinds[MAX_HINTS];
+    int32_t absent;
+} Hints;
+
+typedef void (*Look)(const void *data, const int32_t *tail, int64_t length, Hints *hints);
+
+typedef struct {
+    Look look;
+    const void *data;
+    double *trials, *hits, *logits; /* [kinds] decayed counts; log odds of their ratio */
+} Source;
+
+typedef struct {
+    int64_t num_sources;
+    const Source *sources;
+    double *weights; /* [NUM_DEPTHS][1 << num_sources][num_sources + 1], bias first */
+    double (*bins)[3]; /* [NUM_BINS] count, sum of chances, hits: how well chances were calibrated */
+    double decay, step, bias_step;
+} Blend;
+
+/* A token that may follow a node. */
+typedef struct {
+    double chance;
+    int32_t token;
+    uint32_t listed; /* bit s: source s hints at it */
+    int32_t kinds[MAX_SOURCES];
+} Guess;
+
+typedef struct {
+    int64_t count;
+    double *weights; /* those that were used */
+    Guess guesses[MAX_SOURCES * MAX_HINTS];
+} GuessList;
+
+static Guess *guess_of(GuessList *all, int32_t token) {
+    for (int64_t i = 0; i < all->count; i++)
+        if (all->guesses[i].token == token) return &all->guesses[i];
+    Guess *guess = &all->guesses[all->count++];
+    guess->token = token;
+    guess->listed = 0;
+    return guess;
+}
+
+/* Asks all sources what may follow a text, and mixes their answers. */
+static void find_guesses(const Blend *b, const int32_t *tail, int64_t length, int64_t depth, GuessList *all) {
+    int32_t absent[MAX_SOURCES];
+    uint32_t informed = 0;
+    Hints hints;
+    all->count = 0;
+    for (int64_t s = 0; s < b->num_sources; s++) {
+        hints.count = 0;
+        hints.absent = NONE;
+        b->sources[s].look(b->sources[s].data, tail, length, &hints);
+        absent[s] = hints.absent;
+        if (hints.count) informed |= 1u << s;
+        for (int64_t i = 0; i < hints.count; i++) {
+            Guess *guess = guess_of(all, hints.tokens[i]);
+            guess->listed |= 1u << s;
+            guess->kinds[s] = hints.kinds[i];
+        }
+    }
+    const int64_t level = depth < 1 ? 0 : depth < 4 ? 1 : 2;
+    all->weights = b->weights + ((level << b->num_sources) + informed) * (b->num_sources + 1);
+    double total = 0.0;
+    for (int64_t i = 0; i < all->count; i++) {
+        Guess *guess = &all->guesses[i];
+        double odds = all->weights[0];
+        for (int64_t s = 0; s < b->num_sources; s++) {
+            if (!(guess->listed >> s & 1)) guess->kinds[s] = informed >> s & 1 ? absent[s] : NONE;
+            if (guess->kinds[s] != NONE) odds += all->weights[s + 1] * b->sources[s].logits[guess->kinds[s]];
+        }
+        guess->chance = 1.0 / (1.0 + exp(-odds));
+        total += guess->chance;
+    }
+    if (total > 1.0)
+        for (int64_t i = 0; i < all->count; i++) all->guesses[i].chance /= total;
+}
+
+static void count_kind(const Source *source, int32_t kind, double right, double decay) {
+    const double trials = source->trials[kind] = source->trials[kind] * decay + 1.0;
+    const double hits = source->hits[kind] = source->hits[kind] * decay + right;
+    double rate = (hits + 0.02) / (trials + 0.1);
+    rate = rate < 5e-4 ? 5e-4 : rate > 0.998 ? 0.998 : rate;
+    source->logits[kind] = log(rate / (1.0 - rate));
+}
+
+/* Counts one outcome: `right` followed the text. */
+static void learn_outcome(Blend *b, const GuessList *all, int32_t right) {
+    for (int64_t i = 0; i < all->count; i++) {
+        const Guess *guess = &all->guesses[i];
+        const double hit = guess->token == right, error = hit - guess->chance;
+        const int64_t bin = (int64_t)(guess->chance * NUM_BINS);
+        double *counts = b->bins[bin < NUM_BINS ? bin : NUM_BINS - 1];
+        counts[0] += 1.0;
+        counts[1] += guess->chance;
+        counts[2] += hit;
+        all->weights[0] += b->bias_step * error;
+        for (int64_t s = 0; s < b->num_sources; s++)
+            if (guess->kinds[s] != NONE)
+                all->weights[s + 1] += b->step * error * b->sources[s].logits[guess->kinds[s]];
+    }
+    for (int64_t i = 0; i < all->count; i++)
+        for (int64_t s = 0; s < b->num_sources; s++)
+            if (all->guesses[i].kinds[s] != NONE)
+                count_kind(&b->sources[s], all->guesses[i].kinds[s], all->guesses[i].token == right, b->decay);
+}
+
+/* -- growing ------------------------------------------------------------------------------------------------------- */
+
+/* The best remaining guess of a node. */
+typedef struct {
+    double value; /* chance of the whole path */
+    int64_t order; /* breaks ties: first in, first out */
+    int32_t parent, first; /* the parent's node; index of this guess */
+    int32_t left; /* guesses of the parent from this one on */
+} Open;
+
+typedef struct {
+    Open *heap; /* best first */
+    int64_t size, order;
+} OpenQueue;
+
+static int is_better(const Open *a, const Open *b) {
+    return a->value > b->value || (a->value == b->value && a->order < b->order);
+}
+
+static void push_open(OpenQueue *q, Open open) {
+    int64_t at = q->size++;
+    for (; at > 0 && is_better(&open, &q->heap[(at - 1) / 2]); at = (at - 1) / 2) q->heap[at] = q->heap[(at - 1) / 2];
+    q->heap[at] = open;
+}
+
+static void sink_open(OpenQueue *q, Open open) {
+    int64_t at = 0;
+    for (int64_t child; (child = 2 * at + 1) < q->size; at = child) {
+        if (child + 1 < q->size && is_better(&q->heap[child + 1], &q->heap[child])) child++;
+        if (!is_better(&q->heap[child], &open)) break;
+        q->heap[at] = q->heap[child];
+    }
+    q->heap[at] = open;
+}
+
+typedef struct {
+    double chance;
+    int32_t token;
+    uint32_t listed;
+} Offer;
+
+/* Sorts the likeliest guesses first and keeps at most `room`; earlier ones first among equals. */
+static int32_t keep_best(const GuessList *all, Offer *offers, int64_t room, double min_chance) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < all->count; i++) {
+        const Guess *guess = &all->guesses[i];
+        if (guess->chance < min_chance || (count == room && guess->chance <= offers[count - 1].chance)) continue;
+        int64_t at = count < room ? count++ : count - 1;
+        for (; at > 0 && offers[at - 1].chance < guess->chance; at--) offers[at] = offers[at - 1];
+        offers[at] = (Offer){guess->chance, guess->token, guess->listed};
+    }
+    return (int32_t)count;
+}
+
+/* -- called from Python -------------------------------------------------------------------------------------------- */
+
+/* Grows a tree of at most `budget` nodes below the last token of `tail`. Writes tokens, parents, depths and the sources
+ * of each node ([4][budget]) and chances given the parent ([budget]). Returns the number of nodes, 0 without memory. */
+int64_t draftwood_blend_tree(const Blend *b, const int32_t *tail, int64_t length, int64_t budget, int64_t max_depth,
+                             double min_value, int32_t *nodes, double *chances) {
+    enum { WIDTH = 16 }; /* guesses kept per node */
+    int32_t *tokens = nodes, *parents = nodes + budget, *depths = nodes + 2 * budget, *listed = nodes + 3 * budget;
+    const size_t heap_bytes = budget * sizeof(Open), offer_bytes = budget * WIDTH * sizeof(Offer);
+    const size_t value_bytes = budget * sizeof(double), tail_bytes = budget * TAIL * sizeof(int32_t);
+    char *memory = malloc(heap_bytes + offer_bytes + value_bytes + tail_bytes + sizeof(GuessList));
+    if (!memory) return 0;
+    GuessList *all = (GuessList *)memory;
+    OpenQueue queue = {(Open *)(memory + sizeof *all), 0, 0};
+    Offer *offers = (Offer *)((char *)queue.heap + heap_bytes);
+    double *values = (double *)((char *)offers + offer_bytes);
+    int32_t *tails = (int32_t *)((char *)values + value_bytes);
+    if (length > TAIL) tail += length - TAIL, length = TAIL;
+    tokens[0] = tail[length - 1], parents[0] = NONE, depths[0] = listed[0] = 0;
+    chances[0] = values[0] = 1.0;
+    memcpy(tails, tail, length * sizeof *tail);
+    int64_t size = 1;
+    for (int64_t node = 0;;) {
+        const int64_t room = budget - size;
+        if (room && depths[node] < max_depth) {
+            const int64_t own = length + depths[node] < TAIL ? length + depths[node] : TAIL;
+            find_guesses(b, tails + node * TAIL, own, depths[node], all);
+            Offer *best = offers + node * WIDTH;
+            const int32_t count = keep_best(all, best, room < WIDTH ? room : WIDTH, min_value / values[node]);
+            if (count) push_open(&queue, (Open){values[node] * best->chance, queue.order++, (int32_t)node, 0, count});
+        }
+        if (!room || !queue.size) break;
+        const Open first = queue.heap[0];
+        const Offer *offer = offers + first.parent * WIDTH + first.first;
+        if (first.left > 1) {
+            const double value = values[first.parent] * offer[1].chance;
+            sink_open(&queue, (Open){value, queue.order++, first.parent, first.first + 1, first.left - 1});
+        } else if (--queue.size) {
+            sink_open(&queue, queue.heap[queue.size]);
+        }
+        node = size++;
+        tokens[node] = offer->token, parents[node] = first.parent, depths[node] = depths[first.parent] + 1;
+        listed[node] = (int32_t)offer->listed;
+        chances[node] = offer->chance, values[node] = first.value;
+        const int64_t above = length + depths[first.parent] < TAIL ? length + depths[first.parent] : TAIL;
+        const int64_t kept = above < TAIL ? above : TAIL - 1;
+        memcpy(tails + node * TAIL, tails + first.parent * TAIL + above - kept, kept * sizeof *tails);
+        tails[node * TAIL + kept] = offer->token;
+    }
+    free(memory);
+    return size;
+}
+
+/* Learns from the tokens that followed `tail`. Nonzero: no memory. */
+int draftwood_blend_learn(Blend *b, const int32_t *tail, int64_t length, int64_t n, const int32_t *emitted) {
+    GuessList *all = malloc(sizeof *all + (TAIL + n) * sizeof *tail);
+    if (!all) return 1;
+    int32_t *text = (int32_t *)(all + 1);
+    if (length > TAIL) tail += length - TAIL, length = TAIL;
+    memcpy(text, tail, length * sizeof *tail);
+    memcpy(text + length, emitted, n * sizeof *tail);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t known = length + i < TAIL ? length + i : TAIL;
+        find_guesses(b, text + length + i - known, known, i, all);
+        learn_outcome(b, all, emitted[i]);
+    }
+    free(all);
+    return 0;
+}
+
+/* -- sources ------------------------------------------------------------------------------------------------------- */
+
+static int32_t bucket(const double *edges, int32_t count, double value) {
+    int32_t at = 0;
+    while (at < count && edges[at] <= value) at++;
+    return at;
+}
+
+/* Kinds of matches: first those of absent tokens, by the longest match; then by whether the token follows the latest of
+ * the longest matches, by the longest match that it follows, and by the number of places that it follows (1, 2, 3+). */
+static const double LENGTHS[] = {3, 4, 5, 6, 8, 11, 16, 24};
+enum { NUM_LENGTHS = 9, MAX_PLACES = 12 };
+
+void draftwood_look_places(const void *data, const int32_t *tail, int64_t length, Hints *hints) {
+    const Places *p = data;
+    int64_t matched[MAX_PLACES], votes[MAX_PLACES], longest = 0, first = 0;
+    int64_t place = latest_place(p, tail, length);
+    for (int seen = 0; place != NONE && seen < MAX_PLACES; seen++, place = p->before[place]) {
+        const int64_t own = match_length(p, place, tail, length);
+        const int32_t token = p->tokens[place];
+        int64_t at = 0;
+        while (at < hints->count && hints->tokens[at] != token) at++;
+        if (at == hints->count) {
+            hints->tokens[hints->count++] = token;
+            matched[at] = votes[at] = 0;
+        }
+        votes[at]++;
+        if (own > matched[at]) matched[at] = own;
+        if (own > longest) longest = own, first = at;
+    }
+    if (!hints->count) return;
+    hints->absent = bucket(LENGTHS, NUM_LENGTHS - 1, (double)longest);
+    for (int64_t i = 0; i < hints->count; i++) {
+        const int32_t by_length = bucket(LENGTHS, NUM_LENGTHS - 1, (double)matched[i]);
+        const int32_t by_votes = votes[i] < 3 ? (int32_t)votes[i] - 1 : 2;
+        hints->kinds[i] = NUM_LENGTHS + ((i != first) * NUM_LENGTHS + by_length) * 3 + by_votes;
+    }
+}
+
+/* Kinds of successors: first those of absent tokens, by tier (pair, token, initial); then by tier and probability. */
+static const double PROBS[] = {0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95, 0.985};
+enum { NUM_PROBS = 16, NUM_TIERS = 3 };
+
+void draftwood_look_successors(const void *data, const int32_t *tail, int64_t length, Hints *hints) {
+    const Table *t = data;
+    const int32_t token = tail[length - 1], previous = length > 1 ? tail[length - 2] : token;
+    const int64_t found = find(t, previous, token);
+    if (found == NOT_FOUND) return;
+    const int32_t tier = found >= 0 ? 0 : found == BY_TOKEN ? 1 : 2;
+    const Row row = successors(t, previous, token);
+    for (int64_t rank = 0; rank < t->width && rank < MAX_HINTS && row.scores[rank] > 0.0f; rank++) {
+        hints->tokens[hints->count] = row.ids[rank];
+        hints->kinds[hints->count++] = NUM_TIERS + tier * NUM_PROBS + bucket(PROBS, NUM_PROBS - 1, row.scores[rank]);
+    }
+    hints->absent = tier;
+}
+
+#endif

@@ -1,0 +1,166 @@
+"""One tree from several sources: the guess with the highest chance of acceptance is added next, whoever made it.
+
+    chance of a guess = logistic(bias + sum over sources of weight * log odds of its kind)
+
+Each source hints at tokens with a *kind* (compiled/blend.py); every kind has an acceptance rate, counted online and
+decayed. A token that a source knows about and does not hint at has a kind too, so silence counts as evidence. The
+weights combine the rates: they are learned by gradient steps, separately for every set of sources that has something to
+say and for three ranges of depth. Chances of siblings are scaled down if they exceed 1 in total. A node's value is the
+product of the chances on its path, so adding the best candidate each time gives the best tree of that size.
+
+Learning uses every guess after every emitted token, in the tree or not: guesses that are not verified are right or
+wrong all the same. The same steps exist in C (compiled/blend.h).
+"""
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import exp, log
+from typing import NamedTuple
+
+from draftwood.compiled import NONE, NUM_BINS, TAIL, CompiledBlend, HintSource, Learned, load_core
+from draftwood.tree import ROOT_SOURCE, DraftTree
+
+PRIOR_TRIALS = 8.0  # weight of the rates that a source starts with
+DECAY = 0.998  # per trial of a kind
+STEP, BIAS_STEP = 0.02, 0.006  # of the gradient, for the weights and for the bias
+MIN_RATE, MAX_RATE = 5e-4, 0.998  # no kind is certain
+WIDTH = 16  # guesses kept per node
+
+
+class BlendLimits(NamedTuple):
+    budget: int  # nodes, the root included
+    max_depth: int
+    min_value: float  # chance of a path below which nothing is added
+
+
+def new_learned(sources: Sequence[HintSource]) -> Learned:
+    return Learned([source.priors for source in sources], PRIOR_TRIALS)
+
+
+class Blend:
+    """Grows the trees of one request from its sources, and learns how good their hints are."""
+
+    def __init__(self, sources: Sequence[HintSource], learned: Learned) -> None:
+        core = load_core()
+        self._own: PythonBlend | CompiledBlend = (
+            PythonBlend(sources, learned)
+            if core is None
+            else CompiledBlend(core, sources, learned, DECAY, STEP, BIAS_STEP)
+        )
+        names = [source.name for source in sources]
+        self._names = [
+            "+".join(name for number, name in enumerate(names) if bits >> number & 1) for bits in range(1 << len(names))
+        ]
+
+    def tree(self, tail: Sequence[int], limits: BlendLimits) -> DraftTree:
+        """``tail``: the last tokens of the text, the root last."""
+        (tokens, parents, depths, listed), chances = self._own.grow(tail, *limits)
+        sources = (ROOT_SOURCE, *[self._names[bits] for bits in listed[1:]])
+        return DraftTree.unchecked(tuple(tokens), tuple(parents), tuple(depths), sources, tuple(chances))
+
+    def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
+        """``emitted`` followed the ``tail`` that the last tree grew from; the sources have not learned from it yet."""
+        self._own.learn(tail, emitted)
+
+
+class _Guess(NamedTuple):
+    chance: float
+    token: int
+    listed: int  # bit s: source s hints at it
+    kinds: list[int]  # by source; NONE: it knows nothing
+
+
+class PythonBlend:
+    """Reference implementation, used where there is no compiler."""
+
+    def __init__(self, sources: Sequence[HintSource], learned: Learned) -> None:
+        self._sources, self._learned = sources, learned
+
+    def grow(
+        self, tail: Sequence[int], budget: int, max_depth: int, min_value: float
+    ) -> tuple[list[list[int]], list[float]]:
+        tokens, parents, depths, listed, chances, values = [tail[-1]], [NONE], [0], [0], [1.0], [1.0]
+        tails = [list(tail[-TAIL:])]
+        queue: list[tuple[float, int, int, int, list[_Guess]]] = []  # -value, order, parent, rank, its guesses
+        order, node = 0, 0
+        while True:
+            room = budget - len(tokens)
+            if room and depths[node] < max_depth:
+                own = self._guesses(tails[node], depths[node])[0]
+                likely = [guess for guess in own if guess.chance >= min_value / values[node]]
+                best = sorted(likely, key=lambda guess: -guess.chance)[: min(room, WIDTH)]
+                if best:
+                    heappush(queue, (-values[node] * best[0].chance, order, node, 0, best))
+                    order += 1
+            if not room or not queue:
+                return [tokens, parents, depths, listed], chances
+            negative, _, parent, rank, best = heappop(queue)
+            if rank + 1 < len(best):
+                heappush(queue, (-values[parent] * best[rank + 1].chance, order, parent, rank + 1, best))
+                order += 1
+            node, guess = len(tokens), best[rank]
+            tokens.append(guess.token)
+            parents.append(parent)
+            depths.append(depths[parent] + 1)
+            listed.append(guess.listed)
+            chances.append(guess.chance)
+            values.append(-negative)
+            tails.append([*tails[parent][1 - TAIL :], guess.token])
+
+    def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
+        text = list(tail[-TAIL:])
+        for depth, right in enumerate(emitted):
+            guesses, (level, informed) = self._guesses(text[-TAIL:], depth)
+            self._note(guesses, level, informed, right)
+            text.append(right)
+
+    def _guesses(self, tail: Sequence[int], depth: int) -> tuple[list[_Guess], tuple[int, int]]:
+        """What may follow a text, in the order of the sources, and which weights were used."""
+        listed: dict[int, dict[int, int]] = {}  # token -> source -> kind
+        absent, informed = [NONE] * len(self._sources), 0
+        for number, source in enumerate(self._sources):
+            found = source.look(tail)
+            if found is None:
+                continue
+            informed |= 1 << number
+            absent[number] = found.absent
+            for token, kind in zip(found.tokens, found.kinds, strict=True):
+                listed.setdefault(token, {})[number] = kind
+        level = 0 if depth < 1 else 1 if depth < 4 else 2
+        bias, *weights = self._learned.weights[level, informed].tolist()
+        guesses = []
+        for token, own in listed.items():
+            kinds = [own.get(number, kind) for number, kind in enumerate(absent)]
+            odds = bias
+            for number, kind in enumerate(kinds):
+                if kind != NONE:
+                    odds += weights[number] * float(self._learned.logits[number][kind])
+            guesses.append(_Guess(1.0 / (1.0 + exp(-odds)), token, sum(1 << number for number in own), kinds))
+        total = 0.0
+        for guess in guesses:
+            total += guess.chance
+        if total > 1.0:
+            guesses = [guess._replace(chance=guess.chance / total) for guess in guesses]
+        return guesses, (level, informed)
+
+    def _note(self, guesses: Sequence[_Guess], level: int, informed: int, right: int) -> None:
+        learned = self._learned
+        weights = learned.weights[level, informed]
+        for chance, token, _, kinds in guesses:
+            hit = float(token == right)
+            learned.bins[min(int(chance * NUM_BINS), NUM_BINS - 1)] += (1.0, chance, hit)
+            weights[0] += BIAS_STEP * (hit - chance)
+            for number, kind in enumerate(kinds):
+                if kind != NONE:
+                    weights[number + 1] += STEP * (hit - chance) * learned.logits[number][kind]
+        for guess in guesses:
+            for number, kind in enumerate(guess.kinds):
+                if kind != NONE:
+                    self._count(number, kind, float(guess.token == right))
+
+    def _count(self, number: int, kind: int, right: float) -> None:
+        trials, hits = self._learned.trials[number], self._learned.hits[number]
+        trials[kind] = trials[kind] * DECAY + 1.0
+        hits[kind] = hits[kind] * DECAY + right
+        rate = min(max((hits[kind] + 0.02) / (trials[kind] + 0.1), MIN_RATE), MAX_RATE)
+        self._learned.logits[number][kind] = log(rate / (1.0 - rate))

@@ -1,0 +1,127 @@
+"""Hint sources of a blend: matches in the text, and successors of the last tokens.
+
+Each looks at the end of a text and suggests what follows, with a *kind* per token: how good such hints are is learned
+(growth/blend.py). The same hints exist in C (compiled/blend.h).
+"""
+
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+from math import sqrt
+
+from draftwood.compiled import TAIL, CompiledPlaces, Hints, load_core
+from draftwood.sources.transitions import TransitionTable
+
+LENGTHS = (3, 4, 5, 6, 8, 11, 16, 24)  # bucket edges of matched tokens
+MAX_PLACES = 12  # latest earlier places that are looked at
+PROBS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95, 0.985)  # bucket edges
+TIERS = (0.8, 0.5, 0.35)  # of the probabilities after pairs, after tokens, and of the model without context: believed
+NUM_LENGTHS, NUM_PROBS, NUM_TIERS = len(LENGTHS) + 1, len(PROBS) + 1, len(TIERS)
+
+
+class PlaceHints:
+    """What followed the last two or more tokens where they occurred before in the text, at several places.
+
+    Kinds: of absent tokens by the longest match; of the others by whether they follow the latest of the longest
+    matches, by the longest match that they follow, and by the number of places that they follow (1, 2, 3 or more).
+    """
+
+    name = "context"
+
+    def __init__(self) -> None:
+        core = load_core()
+        self._places = PythonPlaces() if core is None else CompiledPlaces(core)
+        self.priors = _place_priors()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._places.extend(tokens)
+
+    def look(self, tail: Sequence[int]) -> Hints | None:
+        assert isinstance(self._places, PythonPlaces)
+        found = self._places.find(tail)
+        if not found:
+            return None
+        longest = max(length for _, length in found)
+        first = next(token for token, length in found if length == longest)
+        matched: dict[int, int] = {}
+        votes: dict[int, int] = {}
+        for token, length in found:
+            matched[token] = max(matched.get(token, 0), length)
+            votes[token] = votes.get(token, 0) + 1
+        kinds = [place_kind(token == first, matched[token], votes[token]) for token in matched]
+        return Hints(list(matched), kinds, bisect(LENGTHS, longest))
+
+    def compiled(self) -> tuple[str, int] | None:
+        return ("look_places", self._places.address) if isinstance(self._places, CompiledPlaces) else None
+
+
+def place_kind(is_first: bool, length: int, votes: int) -> int:
+    return NUM_LENGTHS + ((not is_first) * NUM_LENGTHS + bisect(LENGTHS, length)) * 3 + min(votes, 3) - 1
+
+
+class PythonPlaces:
+    """The index where there is no compiler."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._before: list[int] = []  # the place before each one with the same two tokens before it, -1 if none
+        self._latest: dict[tuple[int, int], int] = {}
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        text = self._tokens
+        for token in tokens:
+            # A place is indexed once its token is known, so the last tokens never match themselves.
+            place = len(text)
+            pair = (text[-2], text[-1]) if place >= 2 else None
+            self._before.append(-1 if pair is None else self._latest.get(pair, -1))
+            if pair is not None:
+                self._latest[pair] = place
+            text.append(token)
+
+    def find(self, tail: Sequence[int]) -> list[tuple[int, int]]:
+        """Tokens after earlier occurrences, latest first, and how many tokens before each match."""
+        text, found = self._tokens, []
+        tail = list(tail[-TAIL:])
+        place = self._latest.get((tail[-2], tail[-1]), -1) if len(tail) >= 2 else -1
+        while place >= 0 and len(found) < MAX_PLACES:
+            matched, most = 2, min(len(tail), place)
+            while matched < most and tail[-1 - matched] == text[place - 1 - matched]:
+                matched += 1
+            found.append((text[place], matched))
+            place = self._before[place]
+        return found
+
+
+class SuccessorHints:
+    """What the target found likely after the last two tokens, or after the last one, when it last met them.
+
+    Kinds: of absent tokens by tier; of the others by tier and probability.
+    """
+
+    name = "transition"
+
+    def __init__(self, table: TransitionTable) -> None:
+        self._table = table
+        self.priors = _successor_priors()
+
+    def look(self, tail: Sequence[int]) -> Hints | None:
+        tier, (tokens, scores) = self._table.find(tail[-2] if len(tail) > 1 else tail[-1], tail[-1])
+        known = [(token, score) for token, score in zip(tokens, scores, strict=True) if score > 0.0]
+        if not known:
+            return None
+        kinds = [NUM_TIERS + tier * NUM_PROBS + bisect(PROBS, score) for _, score in known]
+        return Hints([token for token, _ in known], kinds, tier)
+
+    def compiled(self) -> tuple[str, int] | None:
+        address = self._table.address
+        return None if address is None else ("look_successors", address)
+
+
+def _place_priors() -> list[float]:
+    absent = [0.02] * NUM_LENGTHS
+    first = [1.0 - 1.0 / (0.6 * length + 1.2) for length in (2, *LENGTHS) for _ in range(3)]
+    return [*absent, *first, *(0.25 * rate for rate in first)]
+
+
+def _successor_priors() -> list[float]:
+    middles = [sqrt(low * high) for low, high in zip((0.001, *PROBS), (*PROBS, 1.0), strict=True)]
+    return [0.006, 0.015, 0.03, *(believed * prob for believed in TIERS for prob in middles)]

@@ -1,0 +1,169 @@
+"""Blended trees: C and Python agree, trees are best-first and within limits, acceptance is learned."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood.compiled import CompiledBlend, Hints, Learned, load_core
+from draftwood.growth.blend import BIAS_STEP, DECAY, STEP, Blend, BlendLimits, PythonBlend, new_learned
+from draftwood.sources import hints as hints_module
+from draftwood.sources.hints import MAX_PLACES, PlaceHints, PythonPlaces, SuccessorHints
+from draftwood.sources.transitions import TransitionTable
+
+VOCAB = 60
+needs_core = pytest.mark.skipif(load_core() is None, reason="no compiler")
+
+
+class FixedHints:
+    """The same hints after every text."""
+
+    def __init__(self, name: str, tokens: Sequence[int], kinds: Sequence[int], priors: Sequence[float]) -> None:
+        self.name, self.priors = name, priors
+        self._hints = Hints(tokens, kinds, 0)
+
+    def look(self, tail: Sequence[int]) -> Hints | None:
+        return self._hints if self._hints.tokens else None
+
+    def compiled(self) -> None:
+        return None
+
+
+class PythonOnly(SuccessorHints):
+    def compiled(self) -> None:
+        return None
+
+
+def python_places(monkeypatch: pytest.MonkeyPatch) -> PlaceHints:
+    with monkeypatch.context() as patch:
+        patch.setattr(hints_module, "load_core", lambda: None)
+        return PlaceHints()
+
+
+def random_text(rng: random.Random, size: int) -> list[int]:
+    text = [rng.choice([rng.randrange(VOCAB), rng.randrange(6)]) for _ in range(size)]
+    return [*text, *text[size // 4 : size // 2]]
+
+
+def filled_table(text: Sequence[int], seed: int) -> TransitionTable:
+    rng = np.random.default_rng(seed)
+    table = TransitionTable(VOCAB, 8, num_pairs=200)
+    ids = np.array([rng.permutation(VOCAB)[:8] for _ in text[1:]], np.int32)
+    scores = np.sort(rng.dirichlet([0.3] * 9, size=len(text) - 1)[:, :8], axis=1)[:, ::-1]
+    table.learn(text[:-1], text[1:], ids, np.ascontiguousarray(scores, np.float32))
+    return table
+
+
+@needs_core
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("with_callback", [False, True])
+def test_c_and_python_agree(seed: int, with_callback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = load_core()
+    assert core is not None
+    rng = random.Random(seed)
+    text = random_text(rng, 200)
+    table = filled_table(text, seed)
+    fast, slow = PlaceHints(), python_places(monkeypatch)
+    fast.extend(text)
+    slow.extend(text)
+    own = PythonOnly(table) if with_callback else SuccessorHints(table)
+    learned = [new_learned([fast, own]) for _ in range(2)]
+    compiled = CompiledBlend(core, [fast, own], learned[0], DECAY, STEP, BIAS_STEP)
+    python = PythonBlend([slow, PythonOnly(table)], learned[1])
+    for _ in range(30):
+        tail = text[: rng.randrange(1, len(text))][-40:]
+        limits = rng.choice([1, 2, 5, 16, 60]), rng.choice([1, 3, 40]), rng.choice([0.0, 1e-3, 0.2])
+        ours, theirs = compiled.grow(tail, *limits), python.grow(tail, *limits)
+        assert ours[0] == theirs[0]
+        assert ours[1] == pytest.approx(theirs[1], abs=1e-12)
+        emitted = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 6))]
+        compiled.learn(tail, emitted)
+        python.learn(tail, emitted)
+        assert_same(*learned)
+
+
+def assert_same(one: Learned, other: Learned) -> None:
+    for ours, theirs in zip([*one.logits, *one.trials, *one.hits], [*other.logits, *other.trials, *other.hits]):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    np.testing.assert_allclose(one.weights, other.weights, atol=1e-12)
+    np.testing.assert_allclose(one.bins, other.bins, atol=1e-9)
+
+
+@given(
+    text=st.lists(st.integers(0, 5), min_size=2, max_size=80),
+    budget=st.integers(1, 40),
+    depth=st.integers(1, 8),
+    least=st.sampled_from([0.0, 0.01, 0.3]),
+)
+def test_trees_are_within_limits(text: list[int], budget: int, depth: int, least: float) -> None:
+    places = PlaceHints()
+    places.extend(text)
+    sources = [places, FixedHints("fixed", [7, 8], [1, 2], [0.01, 0.5, 0.3])]
+    tree = Blend(sources, new_learned(sources)).tree(text, BlendLimits(budget, depth, least))
+    assert tree.tokens[0] == text[-1]
+    assert len(tree) <= budget
+    assert max(tree.depths) <= depth
+    values = [1.0]
+    for node in range(1, len(tree)):
+        values.append(values[tree.parents[node]] * tree.probs[node])
+        siblings = [tree.tokens[other] for other in tree.children_of(tree.parents[node])]
+        assert len(set(siblings)) == len(siblings)
+        assert values[node] >= least - 1e-12
+    assert values[1:] == sorted(values[1:], reverse=True)
+    for node in range(len(tree)):
+        assert sum(tree.probs[child] for child in tree.children_of(node)) <= 1.0 + 1e-9
+
+
+def test_agreement_is_worth_more_than_either() -> None:
+    priors = [0.02, 0.4]
+    sources = [FixedHints("one", [3, 4], [1, 1], priors), FixedHints("other", [4, 5], [1, 1], priors)]
+    tree = Blend(sources, new_learned(sources)).tree([1, 2], BlendLimits(4, 1, 0.0))
+    assert tree.tokens == (2, 4, 3, 5)
+    assert tree.sources[1:] == ("one+other", "one", "other")
+    assert tree.probs[1] > 2 * tree.probs[2]
+
+
+def test_learns_which_source_is_right(make_pair: Callable[[], list[FixedHints]]) -> None:
+    sources = make_pair()
+    learned = new_learned(sources)
+    blend = Blend(sources, learned)
+    for number in range(300):
+        blend.learn([1, 2], [5 if number % 4 else 9])  # the second source is right in three of four cases
+    tree = blend.tree([1, 2], BlendLimits(3, 1, 0.0))
+    chances = dict(zip(tree.tokens[1:], tree.probs[1:], strict=True))
+    assert chances[5] == pytest.approx(0.75, abs=0.08)
+    assert chances.get(3, 0.0) < 0.05
+    counts, predicted, hits = learned.bins.sum(axis=0)
+    assert abs(predicted - hits) / counts < 0.05
+
+
+@pytest.fixture
+def make_pair() -> Callable[[], list[FixedHints]]:
+    priors = [0.02, 0.4]
+    return lambda: [FixedHints("one", [3], [1], priors), FixedHints("other", [5], [1], priors)]
+
+
+def test_silence_is_evidence() -> None:
+    """A token that an informed source does not list is less likely than one about which it knows nothing."""
+    priors = [0.01, 0.4]
+    silent = [FixedHints("one", [3], [1], priors), FixedHints("other", [5], [1], priors)]
+    ignorant = [FixedHints("one", [3], [1], priors), FixedHints("other", [], [], priors)]
+    trees = [Blend(pair, new_learned(pair)).tree([1, 2], BlendLimits(2, 1, 0.0)) for pair in (silent, ignorant)]
+    assert trees[0].probs[1] < trees[1].probs[1]
+
+
+@given(text=st.lists(st.integers(0, 3), max_size=60), tail=st.lists(st.integers(0, 3), min_size=1, max_size=40))
+def test_places_are_those_of_a_search(text: list[int], tail: list[int]) -> None:
+    index = PythonPlaces()
+    index.extend(text)
+    expected = []
+    for place in range(len(text) - 1, 1, -1):
+        matched = 0
+        while matched < min(len(tail), place, 32) and tail[-1 - matched] == text[place - 1 - matched]:
+            matched += 1
+        if matched >= 2:
+            expected.append((text[place], matched))
+    assert index.find(tail) == expected[:MAX_PLACES]
