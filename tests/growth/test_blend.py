@@ -25,6 +25,8 @@ class FixedHints:
         self.name, self.priors = name, priors
         self._hints = Hints(tokens, kinds, 0)
 
+    def extend(self, tokens: Sequence[int]) -> None: ...
+
     def look(self, tail: Sequence[int]) -> Hints | None:
         return self._hints if self._hints.tokens else None
 
@@ -86,7 +88,9 @@ def test_c_and_python_agree(seed: int, with_callback: bool, monkeypatch: pytest.
 
 
 def assert_same(one: Learned, other: Learned) -> None:
-    for ours, theirs in zip([*one.logits, *one.trials, *one.hits], [*other.logits, *other.trials, *other.hits]):
+    for ours, theirs in zip(
+        [*one.logits, *one.trials, *one.hits], [*other.logits, *other.trials, *other.hits], strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
     np.testing.assert_allclose(one.weights, other.weights, atol=1e-12)
     np.testing.assert_allclose(one.bins, other.bins, atol=1e-9)

@@ -29,13 +29,17 @@ class HintSource(Protocol):
     """Suggests what follows a text, from its last tokens alone.
 
     A *kind* says how good a hint is (the length of a match, the bucket of a probability); acceptance is learned per
-    kind. A source knows nothing about a text if it gives no hints.
+    kind.
     """
 
     name: str
     priors: Sequence[float]  # acceptance rate of each kind before anything is learned
 
-    def look(self, tail: Sequence[int]) -> Hints | None: ...
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Read tokens that are now text."""
+
+    def look(self, tail: Sequence[int]) -> Hints | None:
+        """Hints after a text that ends with ``tail``; None if it knows nothing about it."""
 
     def compiled(self) -> tuple[str, int] | None:
         """The function of blend.h that gives the same hints, and the address of its data; None if there is none."""

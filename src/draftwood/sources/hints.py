@@ -29,8 +29,8 @@ class PlaceHints:
 
     def __init__(self) -> None:
         core = load_core()
-        self._places = PythonPlaces() if core is None else CompiledPlaces(core)
-        self.priors = _place_priors()
+        self._places: PythonPlaces | CompiledPlaces = PythonPlaces() if core is None else CompiledPlaces(core)
+        self.priors: Sequence[float] = _place_priors()
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._places.extend(tokens)
@@ -79,7 +79,8 @@ class PythonPlaces:
 
     def find(self, tail: Sequence[int]) -> list[tuple[int, int]]:
         """Tokens after earlier occurrences, latest first, and how many tokens before each match."""
-        text, found = self._tokens, []
+        text = self._tokens
+        found: list[tuple[int, int]] = []
         tail = list(tail[-TAIL:])
         place = self._latest.get((tail[-2], tail[-1]), -1) if len(tail) >= 2 else -1
         while place >= 0 and len(found) < MAX_PLACES:
@@ -101,7 +102,10 @@ class SuccessorHints:
 
     def __init__(self, table: TransitionTable) -> None:
         self._table = table
-        self.priors = _successor_priors()
+        self.priors: Sequence[float] = _successor_priors()
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The drafter fills the table from the target's outputs."""
 
     def look(self, tail: Sequence[int]) -> Hints | None:
         tier, (tokens, scores) = self._table.find(tail[-2] if len(tail) > 1 else tail[-1], tail[-1])
