@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.compiled import CompiledBlend, Hints, Learned, load_core
+from draftwood.compiled import TAIL, CompiledBlend, Hints, Learned, load_core
 from draftwood.growth.blend import BIAS_STEP, DECAY, STEP, Blend, BlendLimits, PythonBlend, new_learned
 from draftwood.sources import hints as hints_module
-from draftwood.sources.hints import MAX_PLACES, PlaceHints, PythonPlaces, SuccessorHints
+from draftwood.sources.hints import MAX_PLACES, ORDERS, PlaceHints, PythonPlaces, SuccessorHints
 from draftwood.sources.transitions import TransitionTable
 
 VOCAB = 60
@@ -66,7 +66,7 @@ def test_c_and_python_agree(seed: int, with_callback: bool, monkeypatch: pytest.
     core = load_core()
     assert core is not None
     rng = random.Random(seed)
-    text = random_text(rng, 200)
+    text = random_text(rng, 1500)
     table = filled_table(text, seed)
     fast, slow = PlaceHints(), python_places(monkeypatch)
     fast.extend(text)
@@ -163,11 +163,15 @@ def test_silence_is_evidence() -> None:
 def test_places_are_those_of_a_search(text: list[int], tail: list[int]) -> None:
     index = PythonPlaces()
     index.extend(text)
-    expected = []
-    for place in range(len(text) - 1, 1, -1):
+    lengths = {}
+    for place in range(len(text)):
         matched = 0
-        while matched < min(len(tail), place, 32) and tail[-1 - matched] == text[place - 1 - matched]:
+        while matched < min(len(tail), place, TAIL) and tail[-1 - matched] == text[place - 1 - matched]:
             matched += 1
-        if matched >= 2:
-            expected.append((text[place], matched))
-    assert index.find(tail) == expected[:MAX_PLACES]
+        lengths[place] = matched
+    expected, longer = [], TAIL + 1
+    for size in ORDERS:
+        latest = [place for place in sorted(lengths, reverse=True) if lengths[place] >= size][:MAX_PLACES]
+        expected += [(text[place], lengths[place]) for place in latest if lengths[place] < longer]
+        longer = size if len(tail) >= size else longer
+    assert index.find(tail) == expected

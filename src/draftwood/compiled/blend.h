@@ -258,25 +258,32 @@ static int32_t bucket(const double *edges, int32_t count, double value) {
 
 /* Kinds of matches: first those of absent tokens, by the longest match; then by whether the token follows the latest of
  * the longest matches, by the longest match that it follows, and by the number of places that it follows (1, 2, 3+). */
-static const double LENGTHS[] = {3, 4, 5, 6, 8, 11, 16, 24};
-enum { NUM_LENGTHS = 9, MAX_PLACES = 12 };
+static const double LENGTHS[] = {2, 3, 4, 5, 6, 8, 11, 16, 24};
+enum { NUM_LENGTHS = 10, MAX_PLACES = 6 };
 
 void draftwood_look_places(const void *data, const int32_t *tail, int64_t length, Hints *hints) {
     const Places *p = data;
-    int64_t matched[MAX_PLACES], votes[MAX_PLACES], longest = 0, first = 0;
-    int64_t place = latest_place(p, tail, length);
-    for (int seen = 0; place != NONE && seen < MAX_PLACES; seen++, place = p->before[place]) {
-        const int64_t own = match_length(p, place, tail, length);
-        const int32_t token = p->tokens[place];
-        int64_t at = 0;
-        while (at < hints->count && hints->tokens[at] != token) at++;
-        if (at == hints->count) {
-            hints->tokens[hints->count++] = token;
-            matched[at] = votes[at] = 0;
+    int64_t matched[MAX_HINTS], votes[MAX_HINTS], longest = 0, first = 0, found = INT64_MAX;
+    for (int64_t order = 0; order < NUM_ORDERS && p->size; order++) {
+        const int64_t run = ORDERS[order];
+        if (length < run) continue;
+        int64_t place = *place_slot(p, order, tail + length - run) - 1;
+        for (int looked = 0; place != NONE && looked < MAX_PLACES; looked++) {
+            const int64_t own = match_length(p, place, tail, length, run);
+            const int32_t token = p->tokens[place];
+            place = p->before[order * p->capacity + place];
+            if (own >= found) continue; /* seen after the longer run */
+            int64_t at = 0;
+            while (at < hints->count && hints->tokens[at] != token) at++;
+            if (at == hints->count) {
+                hints->tokens[hints->count++] = token;
+                matched[at] = votes[at] = 0;
+            }
+            votes[at]++;
+            if (own > matched[at]) matched[at] = own;
+            if (own > longest) longest = own, first = at;
         }
-        votes[at]++;
-        if (own > matched[at]) matched[at] = own;
-        if (own > longest) longest = own, first = at;
+        found = run;
     }
     if (!hints->count) return;
     hints->absent = bucket(LENGTHS, NUM_LENGTHS - 1, (double)longest);

@@ -10,10 +10,16 @@ import numpy as np
 from draftwood.compiled.core import Core
 
 FIRST_PLACES = 1024
+NUM_ORDERS = 3  # as in places.h
 
 
 class _PlacesRecord(ctypes.Structure):
-    _fields_ = (("size", c_int64), ("tokens", c_void_p), ("before", c_void_p), ("bits", c_int64), ("slots", c_void_p))
+    _fields_ = (
+        *((name, c_int64) for name in ("size", "capacity")),
+        *((name, c_void_p) for name in ("tokens", "before")),
+        ("bits", c_int64),
+        ("slots", c_void_p),
+    )
 
 
 class CompiledPlaces:
@@ -21,7 +27,7 @@ class CompiledPlaces:
         self._core = core
         self._record = _PlacesRecord()
         self.address = ctypes.addressof(self._record)
-        self._tokens = self._before = np.empty(0, np.int32)
+        self._tokens = np.empty(0, np.int32)
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._reserve(len(tokens))
@@ -34,8 +40,12 @@ class CompiledPlaces:
         needed = record.size + more
         if needed > len(self._tokens):
             capacity = max(needed, 2 * len(self._tokens), FIRST_PLACES)
-            self._tokens, self._before = np.resize(self._tokens, capacity), np.empty(capacity, np.int32)
-            self._slots = np.zeros(1 << (2 * capacity - 1).bit_length(), np.int32)
+            bits = (2 * capacity - 1).bit_length()
+            self._tokens = np.resize(self._tokens, capacity)
+            self._before, self._slots = (
+                np.empty((NUM_ORDERS, capacity), np.int32),
+                np.zeros((NUM_ORDERS, 1 << bits), np.int32),
+            )
             record.tokens, record.before = self._tokens.ctypes.data, self._before.ctypes.data
-            record.slots, record.bits = self._slots.ctypes.data, (2 * capacity - 1).bit_length()
+            record.slots, record.bits, record.capacity = self._slots.ctypes.data, bits, capacity
             self._core.index_places(self.address)

@@ -11,8 +11,9 @@ from math import sqrt
 from draftwood.compiled import TAIL, CompiledPlaces, Hints, load_core
 from draftwood.sources.transitions import TransitionTable
 
-LENGTHS = (3, 4, 5, 6, 8, 11, 16, 24)  # bucket edges of matched tokens
-MAX_PLACES = 12  # latest earlier places that are looked at
+LENGTHS = (2, 3, 4, 5, 6, 8, 11, 16, 24)  # bucket edges of matched tokens
+ORDERS = (8, 4, 2)  # lengths of the runs that are indexed, longest first
+MAX_PLACES = 6  # latest places after a run that are looked at
 PROBS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95, 0.985)  # bucket edges
 TIERS = (0.8, 0.5, 0.35)  # of the probabilities after pairs, after tokens, and of the model without context: believed
 NUM_LENGTHS, NUM_PROBS, NUM_TIERS = len(LENGTHS) + 1, len(PROBS) + 1, len(TIERS)
@@ -20,6 +21,8 @@ NUM_LENGTHS, NUM_PROBS, NUM_TIERS = len(LENGTHS) + 1, len(PROBS) + 1, len(TIERS)
 
 class PlaceHints:
     """What followed the last two or more tokens where they occurred before in the text, at several places.
+
+    Runs of several lengths are indexed: the latest places after a short run may all differ from the text further back.
 
     Kinds: of absent tokens by the longest match; of the others by whether they follow the latest of the longest
     matches, by the longest match that they follow, and by the number of places that they follow (1, 2, 3 or more).
@@ -63,32 +66,42 @@ class PythonPlaces:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._before: list[int] = []  # the place before each one with the same two tokens before it, -1 if none
-        self._latest: dict[tuple[int, int], int] = {}
+        # By order: the place before each one after the same run, -1 if none; the latest place after each run.
+        self._before: list[list[int]] = [[] for _ in ORDERS]
+        self._latest: list[dict[tuple[int, ...], int]] = [{} for _ in ORDERS]
 
     def extend(self, tokens: Iterable[int]) -> None:
         text = self._tokens
         for token in tokens:
             # A place is indexed once its token is known, so the last tokens never match themselves.
             place = len(text)
-            pair = (text[-2], text[-1]) if place >= 2 else None
-            self._before.append(-1 if pair is None else self._latest.get(pair, -1))
-            if pair is not None:
-                self._latest[pair] = place
+            for size, before, latest in zip(ORDERS, self._before, self._latest, strict=True):
+                run = tuple(text[place - size :]) if place >= size else None
+                before.append(-1 if run is None else latest.get(run, -1))
+                if run is not None:
+                    latest[run] = place
             text.append(token)
 
     def find(self, tail: Sequence[int]) -> list[tuple[int, int]]:
-        """Tokens after earlier occurrences, latest first, and how many tokens before each match."""
+        """Tokens after earlier occurrences, latest first for each order, and how many tokens before each match."""
         text = self._tokens
         found: list[tuple[int, int]] = []
         tail = list(tail[-TAIL:])
-        place = self._latest.get((tail[-2], tail[-1]), -1) if len(tail) >= 2 else -1
-        while place >= 0 and len(found) < MAX_PLACES:
-            matched, most = 2, min(len(tail), place)
-            while matched < most and tail[-1 - matched] == text[place - 1 - matched]:
-                matched += 1
-            found.append((text[place], matched))
-            place = self._before[place]
+        known = TAIL + 1  # longer matches were found after a longer run
+        for size, before, latest in zip(ORDERS, self._before, self._latest, strict=True):
+            if len(tail) < size:
+                continue
+            place = latest.get(tuple(tail[-size:]), -1)
+            for _ in range(MAX_PLACES):
+                if place < 0:
+                    break
+                matched, most = size, min(len(tail), place)
+                while matched < most and tail[-1 - matched] == text[place - 1 - matched]:
+                    matched += 1
+                if matched < known:
+                    found.append((text[place], matched))
+                place = before[place]
+            known = size
         return found
 
 
@@ -122,7 +135,7 @@ class SuccessorHints:
 
 def _place_priors() -> list[float]:
     absent = [0.02] * NUM_LENGTHS
-    first = [1.0 - 1.0 / (0.6 * length + 1.2) for length in (2, *LENGTHS) for _ in range(3)]
+    first = [1.0 - 1.0 / (0.6 * length + 1.2) for length in (1, *LENGTHS) for _ in range(3)]
     return [*absent, *first, *(0.25 * rate for rate in first)]
 
 
