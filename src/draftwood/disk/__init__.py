@@ -1,7 +1,7 @@
 """Files on this machine: the cache folder, atomic writes, TOML, C libraries."""
 
 from draftwood.disk.files import apply_umask, check_output, new_file, write_json
-from draftwood.disk.library import Library
+from draftwood.disk.library import Library, is_unwritable
 from draftwood.disk.store import (
     DiskFullError,
     cache_home,
@@ -19,6 +19,7 @@ __all__ = [
     "apply_umask",
     "cache_home",
     "check_output",
+    "is_unwritable",
     "lock_entry",
     "models_home",
     "new_file",
