@@ -136,6 +136,13 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
         Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"{{ '\xff\xfe' }}")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja is not UTF-8"):
+        Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(ModelError, match="cannot be read"):
         Tokenizer.from_folder(tmp_path)

@@ -1,6 +1,6 @@
 """Files on this machine: the cache folder, atomic writes, TOML, C libraries."""
 
-from draftwood.disk.files import apply_umask, check_output, new_file, write_json
+from draftwood.disk.files import apply_umask, check_output, new_file, parse_json, write_json
 from draftwood.disk.library import Library, is_unwritable
 from draftwood.disk.store import (
     DiskFullError,
@@ -24,6 +24,7 @@ __all__ = [
     "models_home",
     "new_file",
     "new_folder",
+    "parse_json",
     "read_toml",
     "remove_folder",
     "sha256_of",
