@@ -71,7 +71,8 @@ def request_stream(url: str, messages: object, max_tokens: int) -> StreamedRespo
     fields = {"model": NAME, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True}
     body = json.dumps({**fields, "stream_options": {"include_usage": True}}).encode()
     started, first, texts, num_tokens = time.perf_counter(), None, [], 0
-    with urllib.request.urlopen(f"{url}/v1/chat/completions", body) as response:
+    request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request) as response:
         for line in response:
             if not line.startswith(b"data: {"):
                 continue

@@ -1,10 +1,10 @@
 """Prompts from text and files, as requests to the model rather than text to continue."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftwood.disk import parse_json
 from draftwood.errors import OptionError, PromptError
 from draftwood.text import TextCodec
 
@@ -59,7 +59,7 @@ def _user_message(text: str) -> list[Message]:
 def _parse_line(line: str, place: str) -> Conversation:
     shape = "an object with 'messages', 'prompt' or 'turns'"
     try:
-        entry: Any = json.loads(line)
+        entry: Any = parse_json(line)
     except ValueError as error:
         raise PromptError(f"{place} is not valid JSON", got=error) from error
     if isinstance(entry, Mapping):

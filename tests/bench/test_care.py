@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from draftwood.bench.records.run_folder import read_manifest, read_records
+from draftwood.bench.records.run_folder import LosslessVerdict, RequestRecord, read_manifest, read_records
 from draftwood.bench.replay import load_recording
 from draftwood.bench.settings import BenchSettings
 from draftwood.disk.files import check_output
@@ -126,6 +127,44 @@ def test_error_for_damaged_file_has_next_step(tmp_path: Path) -> None:
         read_records(tmp_path)
     with pytest.raises(DraftwoodError, match="folder"):
         load_recording(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "3", "[]", "null", '"text"', "{}", "[" * 100_000, '{"method": 3, "task": "a", "prompt": "b"}',
+        '{"method": "a", "task": "a", "prompt": "b", "lossless": 3}',
+        '{"method": "a", "task": "a", "prompt": "b", "lossless": {"verdict": []}}',
+        '{"method": "a", "task": "a", "prompt": "b", "token_ids": [null]}',
+        '{"method": "a", "task": "a", "prompt": "b", "decode_seconds": "long"}',
+        '{"method": "a", "task": "a", "prompt": "b", "stats": [1]}',
+        '{"method": "a", "task": "a", "prompt": "b", "turn": true}',
+    ],
+    ids=lambda line: line[:70],
+)  # fmt: skip
+def test_odd_lines_are_named(line: str, tmp_path: Path) -> None:
+    good = RequestRecord(method="a", task="b", prompt="c", lossless=LosslessVerdict(verdict="tie", gap=1)).as_json()
+    (tmp_path / "requests.jsonl").write_text(f"{good}\n{line}\n")
+    with pytest.raises(DraftwoodError, match="line 2 is not a valid record"):
+        read_records(tmp_path)
+    (tmp_path / "requests.jsonl").write_text(f"{good}\n")
+    assert len(read_records(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("field", ["settings", "methods", "tasks", "model", "software", "command", "failed", "paper"])
+@pytest.mark.parametrize("value", [3, [3], {"a": [1]}, None], ids=str)
+def test_odd_manifests_are_refused(field: str, value: object, tmp_path: Path) -> None:
+    whole = {"settings": {}, "methods": [], "tasks": {}, "model": {}, "machine": {}, "software": {}, "command": ""}
+    content = {"format": "draftwood-bench", "version": 1, "started": "", **whole}
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    assert read_manifest(tmp_path).settings == {}
+    fits = isinstance(value, dict) and field in ("settings", "model")
+    (tmp_path / "run.json").write_text(json.dumps({**content, field: value}))
+    with nullcontext() if fits else pytest.raises(DraftwoodError, match="cannot be read"):
+        read_manifest(tmp_path)
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    with pytest.raises(DraftwoodError, match="cannot be read"):
+        read_manifest(tmp_path)
 
 
 def test_file_as_result_folder_is_refused(draftwood_command: Command, tmp_path: Path) -> None:

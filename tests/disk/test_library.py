@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from pathlib import Path
 
@@ -143,6 +144,58 @@ class TestTrust:
         assert answer(source) == 42
         assert built.read_bytes() != b"planted"
         assert built.stat().st_mode & 0o777 == 0o700
+
+
+class TestDamage:
+    @pytest.mark.parametrize("size", [0, 100, 0.5, 0.99])
+    def test_a_truncated_library_is_built_again(
+        self, size: float, home: Path, source: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Loading it could end the process (SIGBUS)."""
+        assert answer(source) == 42
+        (built,) = (home / "kernels").iterdir()
+        whole = built.read_bytes()
+        built.unlink()  # a new file: the loaded one stays mapped
+        built.write_bytes(whole[: int(size if size > 1 else size * len(whole))])
+        built.chmod(0o700)
+        assert answer(source) == 42
+        assert built.read_bytes() == whole
+        (record,) = caplog.records
+        assert "is built again" in record.getMessage()
+        assert str(built) in record.getMessage()
+
+    def test_changed_code_is_not_loaded(self, home: Path, source: Path) -> None:
+        assert answer(source) == 42
+        (built,) = (home / "kernels").iterdir()
+        other = source.with_name("other.c")
+        other.write_text("int answer(void) { return 666; }\n")
+        built.unlink()
+        assert CC is not None
+        compiler.compile_library(CC, other, built)
+        other.unlink()
+        assert answer(source) == 42
+
+    def test_an_intact_library_is_loaded_without_a_word(
+        self, home: Path, source: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        assert answer(source) == 42
+        (built,) = (home / "kernels").iterdir()
+        before = built.stat().st_mtime_ns
+        assert answer(source) == 42
+        assert built.stat().st_mtime_ns == before
+        assert not caplog.records
+
+    def test_a_folder_that_cannot_be_written(self, home: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The advice is not to install a compiler."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, "Read-only file system", str(home))
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+        why = Library("answer", source).why_unavailable()
+        assert "Read-only file system" in why
+        assert "DRAFTWOOD_HOME" in why
+        assert "compiler" not in why
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -127,6 +127,10 @@ def test_full_vocabulary_map_must_be_identity(tmp_path: Path) -> None:
     ("change", "text"),
     [
         ({"hidden_size": 0}, "invalid hidden_size"),
+        ({"hidden_size": 1e308}, "invalid hidden_size"),
+        ({"hidden_size": float("inf")}, "invalid hidden_size"),
+        ({"intermediate_size": 2**63}, "invalid intermediate_size"),
+        ({"draft_vocab_size": 10**40}, "invalid draft_vocab_size"),
         ({"draft_vocab_size": None}, "draft_vocab_size"),
         ({"draft_vocab_size": "many"}, "draft_vocab_size"),
         ({"num_attention_heads": 3}, "num_key_value_heads"),

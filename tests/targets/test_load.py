@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from draftwood.errors import CapabilityError, DraftwoodError, ModelError, Option
 from draftwood.models.find import resolve
 from draftwood.sizing.costs import LARGEST_TREE
 from draftwood.targets.load import load_target, pick_device
+from draftwood.targets.native import cuda
 from draftwood.targets.room import MAX_CACHE_TOKENS, check_room, default_cache_tokens, out_of_memory
 from draftwood.text.bytes import ByteTokenizer
 from tests.tools.model_cache import home, toy  # noqa: F401 - fixtures
@@ -97,3 +101,23 @@ def test_invalid_configurations_never_give_a_traceback(toy: Path, target: str, c
 def test_byte_tokenizer_checks_messages_like_the_real_one(messages: object) -> None:
     with pytest.raises(PromptError, match=r"[Mm]essage"):
         ByteTokenizer().apply_chat(messages)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [(OSError(errno.EROFS, "Read-only file system"), "TRITON_CACHE_DIR"), (RuntimeError("no cc"), "C compiler")],
+)
+def test_why_triton_cannot_build(error: Exception, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that cannot be written is not a missing compiler."""
+
+    class Active:
+        @property
+        def utils(self) -> object:
+            raise error
+
+    driver = SimpleNamespace(active=Active())
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace(driver=driver))
+    found = cuda._why_not_built()
+    assert advice in found
+    assert ("C compiler" in found) == (advice == "C compiler")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from draftwood.errors import ModelError, PromptError
 from draftwood.models.find import ModelFolder
 from draftwood.models.gguf.tokenizer import build_tokenizer, ending_ids, save_tokenizer, tokenizer_config
+from draftwood.text import chat
 from draftwood.text.chat import render_chat
 from draftwood.text.tokenizer import TextCodec, Tokenizer
 from tests.tools.gguf_writer import CHATML, tokenizer_metadata, vocabulary
@@ -135,6 +138,13 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
         Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_bytes(b"{{ '\xff\xfe' }}")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja is not UTF-8"):
+        Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(ModelError, match="cannot be read"):
         Tokenizer.from_folder(tmp_path)
@@ -204,6 +214,60 @@ def test_template_conventions(template: str, expected: str) -> None:
 def test_failing_templates_are_reported(template: str, words: str) -> None:
     with pytest.raises(PromptError, match=words):
         render_chat(template, USER, {}, True)
+
+
+GROWING = "{% set ns = namespace(x='12345678') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+ENDLESS = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a limit of memory")
+@pytest.mark.parametrize(
+    "template", [GROWING, "{{ 'a' * 10**10 }}", "{{ '%10000000000d' % 1 }}", "{{ 'a' | center(10**10) }}"]
+)
+def test_templates_that_take_too_much_memory(template: str) -> None:
+    with pytest.raises(PromptError, match=r"MemoryError|OverflowError|stopped"):
+        render_chat(template, USER, {}, True)
+    assert render_chat("fine", USER, {}, True) == "fine"
+
+
+def test_templates_that_render_too_much() -> None:
+    with pytest.raises(PromptError, match="40000000 characters"):
+        render_chat("{{ 'a' * 40000000 }}", USER, {}, True)
+
+
+def test_templates_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert render_chat("fine", USER, {}, True) == "fine"
+    monkeypatch.setattr(chat, "MAX_SECONDS", 0.5)
+    with pytest.raises(PromptError, match=r"stopped\n  got: more than 0\.5 seconds"):
+        render_chat(ENDLESS, USER, {}, True)
+    monkeypatch.undo()
+    assert render_chat("fine", USER, {}, True) == "fine"
+
+
+def test_an_interrupted_rendering_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert render_chat("first", USER, {}, True) == "first"
+    process = chat._WORKER._process
+    assert process is not None
+    output = process.stdout
+
+    class Interrupted:
+        def readline(self) -> bytes:
+            raise KeyboardInterrupt
+
+    process.stdout = Interrupted()  # type: ignore[assignment]
+    monkeypatch.setattr(process, "communicate", lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        render_chat("second", USER, {}, True)
+    process.stdout = output
+    monkeypatch.undo()
+    process.communicate()
+    assert render_chat("third", USER, {}, True) == "third"
+
+
+def test_templates_render_in_threads() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        texts = [f"text {number}" for number in range(50)]
+        assert list(pool.map(lambda text: render_chat(text, USER, {}, True), texts)) == texts
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,29 @@ def test_empty_checkpoint_is_reported(tmp_path: Path, content: bytes) -> None:
         Checkpoints(tmp_path, 1).load(4)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("random"),
+        lambda state: state.pop("step"),
+        lambda state: state.pop("optimizer"),
+        lambda state: state.update(place=[1, 2, 3, 4, 5, 6, 7]),
+        lambda state: state.update(optimizer=3),
+        lambda state: state.update(random=[{}]),
+        lambda state: state["optimizer"].update({name: {"exp_avg": 3} for name in state["optimizer"]}),
+    ],
+)
+def test_a_checkpoint_with_other_keys_is_told(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    trainer, checkpoints = plain_trainer([[0, 1]]), Checkpoints(tmp_path, 1)
+    trainer.step()
+    checkpoints.save(1, trainer.snapshot())
+    state = torch.load(checkpoints.path(1) / "state.pt", weights_only=True)
+    change(state)
+    torch.save(state, checkpoints.path(1) / "state.pt")
+    with pytest.raises(ModelError, match=r"step-00000001 is damaged\n  got: state\.pt"), checkpoints.explain_damage(1):
+        trainer.restore(checkpoints.load(1))
+
+
 def test_malformed_lines_are_named_once(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"turns": ["a"]}\n{"turns": [}\n')

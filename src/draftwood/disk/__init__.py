@@ -1,7 +1,7 @@
 """Files on this machine: the cache folder, atomic writes, TOML, C libraries."""
 
-from draftwood.disk.files import apply_umask, check_output, new_file, write_json
-from draftwood.disk.library import Library
+from draftwood.disk.files import apply_umask, check_output, new_file, parse_json, write_json
+from draftwood.disk.library import Library, is_unwritable
 from draftwood.disk.store import (
     DiskFullError,
     cache_home,

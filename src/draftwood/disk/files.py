@@ -68,6 +68,14 @@ def apply_umask(path: Path) -> None:
         path.chmod(0o666 & ~_UMASK)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """As ``json.loads``, but whatever is wrong with the text is a ``ValueError``: also lists nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
 def write_json(final: Path, content: Any) -> None:
     """Write indented JSON, one entry per line, so that people can read it too."""
     with new_file(final) as temporary:

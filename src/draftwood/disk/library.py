@@ -1,7 +1,9 @@
 """Load a C library: prebuilt with the package, or compiled at first use and kept in the cache folder."""
 
 import ctypes
+import errno
 import hashlib
+import logging
 import os
 import subprocess
 import tempfile
@@ -22,6 +24,7 @@ from draftwood.disk.compiler import (
 )
 from draftwood.disk.store import cache_home
 
+LOG = logging.getLogger(__name__)
 PREBUILT = Path(__file__).parent / "prebuilt"  # in wheels only: a checkout compiles its sources, which may change
 
 
@@ -70,7 +73,8 @@ class Library:
         except CompileError as error:
             return _State(None, str(error))
         except (OSError, subprocess.SubprocessError) as error:
-            return _State(None, f"the kernel could not be built or loaded: {error}")
+            advice = "; set DRAFTWOOD_HOME to a folder that you can write to" if is_unwritable(error) else ""
+            return _State(None, f"the kernel could not be built or loaded: {error}{advice}")
 
     def _find_prebuilt(self) -> Path | None:
         paths = (PREBUILT / f"{self._name}-{variant}.so" for variant in fitting_variants())
@@ -91,9 +95,13 @@ class Library:
                 f"other users can write to {folder}, so libraries in it are not loaded; "
                 "remove this folder or set DRAFTWOOD_HOME to a folder of your own"
             )
-        library = folder / f"{self._name}-{_fingerprint(self._source.parent, compiler)}.so"
-        if library.exists() and not _others_could_write(library):
-            return library
+        name = f"{self._name}-{_fingerprint(self._source.parent, compiler)}"
+        for library in folder.glob(f"{name}-*.so"):
+            if not _others_could_write(library) and library.stem == f"{name}-{_digest(library)}":
+                return library
+            # Loading a truncated library would end the process (SIGBUS).
+            LOG.warning("%s is damaged, or others could have changed it; it is built again", library)
+            library.unlink(missing_ok=True)
         # Compiled under a temporary name and then renamed, so processes that start together do not disturb each other.
         with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as work:
             built = Path(work) / "library.so"
@@ -102,8 +110,14 @@ class Library:
             except CompileError as error:
                 raise CompileError(f"{compiler} could not compile the kernel: {error}") from error
             built.chmod(0o700)  # with a umask of 002 the group could write, and the next run would not load it
+            library = folder / f"{name}-{_digest(built)}.so"
             built.replace(library)
         return library
+
+
+def is_unwritable(error: BaseException) -> bool:
+    """Whether a file could not be written, for lack of permission or space."""
+    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC)
 
 
 def _others_could_write(path: Path) -> bool:
@@ -112,6 +126,11 @@ def _others_could_write(path: Path) -> bool:
         return False
     found = path.stat()
     return found.st_uid not in (0, os.geteuid()) or bool(found.st_mode & 0o022)
+
+
+def _digest(library: Path) -> str:
+    """A digest of the content, which is part of the file name."""
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:20]
 
 
 def _fingerprint(folder: Path, compiler: str) -> str:

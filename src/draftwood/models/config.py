@@ -13,6 +13,7 @@ from typing import Any
 from draftwood.errors import CapabilityError, ModelError
 
 Fields = Mapping[str, Any]  # of config.json
+MAX_COUNT = 2**31 - 1  # of any count or size
 ROPE_KINDS = ("default", "linear", "llama3")
 
 
@@ -169,8 +170,9 @@ def read_count(fields: Fields, key: str, default: int | None = None) -> int:
     value = fields.get(key, default)
     if key not in fields and default is None:
         raise ModelError(f"config.json lacks {key!r}", next_step="Fetch the model again.")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value // 1 or value < 1:
-        raise _invalid_field(key, value, "a whole number, 1 or more")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 1 <= value <= MAX_COUNT or value != value // 1:
+        raise _invalid_field(key, value, f"a whole number, 1 to {MAX_COUNT}")
     return int(value)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood.disk import cache_home, new_file
+from draftwood.disk import cache_home, new_file, parse_json
 from draftwood.errors import DraftwoodError
 from draftwood.progress import Progress, report
 from draftwood.targets import DEFAULT_TOP_K, Segment, Target, TargetInfo, chain_parents
@@ -79,7 +79,7 @@ class CostProfile:
 def load_profile(info: TargetInfo) -> CostProfile | None:
     """The stored profile of this machine; None if there is none, it is damaged, or its sizes do not match."""
     try:
-        content = json.loads(profile_path(info).read_text(encoding="utf-8"))
+        content = parse_json(profile_path(info).read_text(encoding="utf-8"))
         if (content["format"], content["version"]) != (FORMAT, VERSION):
             return None
         profile = CostProfile(

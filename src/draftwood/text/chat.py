@@ -1,58 +1,48 @@
-"""Renders chat templates: the Jinja programs that models ship to turn messages into a prompt.
+"""Turns messages into a prompt with the chat template of a model, in a bounded time.
 
-Templates are untrusted, so they run in a sandbox. Variables and settings follow the conventions of transformers, which
-published templates rely on.
+Templates are programs of strangers, so a process of its own renders them (``template_worker.py``). It starts with the
+first chat, is used again by the next ones, and ends with this process.
 """
 
+import atexit
 import json
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
-from typing import Any, NoReturn
-
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pathlib import Path
+from typing import Any
 
 from draftwood.errors import PromptError
 
 Message = Mapping[str, str]
 
-
-class _GenerationTag(Extension):
-    """``{% generation %}``: marks answers for training. Only its content is rendered here."""
-
-    tags = {"generation"}  # noqa: RUF012 - as in the base class
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _TemplateRefusalError(jinja2.TemplateError):
-    """Raised by ``raise_exception`` in a template."""
+MAX_SECONDS = 20.0  # real templates take milliseconds, but the machine may be busy
+WORKER = Path(__file__).with_name("template_worker.py")
 
 
 def render_chat(
     template: str, messages: Sequence[Message], special_tokens: Mapping[str, str], add_generation_prompt: bool
 ) -> str:
     """Renders the prompt of these messages. ``special_tokens``: ``bos_token``, ``eos_token`` and so on."""
-    checked = check_messages(messages)
-    try:
-        return _compile(template).render(
-            messages=checked, add_generation_prompt=add_generation_prompt, tools=None, documents=None, **special_tokens
-        )
-    except _TemplateRefusalError as error:
-        raise PromptError("The chat template of the model rejects these messages", got=error.message) from error
-    # A template is a program and may fail in any way; every failure is due to the template or the messages.
-    except Exception as error:
+    result = _WORKER.run(
+        {
+            "template": template,
+            "messages": check_messages(messages),
+            "special_tokens": dict(special_tokens),
+            "add_generation_prompt": add_generation_prompt,
+        }
+    )
+    if "refused" in result:
+        raise PromptError("The chat template of the model rejects these messages", got=result["refused"])
+    if "failed" in result:
         raise PromptError(
             "The chat template of the model failed",
-            got=f"{type(error).__name__}: {error}",
+            got=result["failed"],
             next_step="Check the messages, or generate from a plain prompt instead.",
-        ) from error
+        )
+    return result["text"]
 
 
 def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -75,26 +65,61 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [dict(message) for message in messages]
 
 
-@lru_cache(maxsize=16)
-def _compile(template: str) -> jinja2.Template:
-    extensions: list[str | type[Extension]] = [loopcontrols, _GenerationTag]
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment.from_string(template)
+class _Worker:
+    """The process that renders templates. One order at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0  # id of the process that started it: a fork must not share its pipes
+
+    def run(self, order: Mapping[str, Any]) -> dict[str, str]:
+        with self._lock:
+            process = self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            timer = threading.Timer(MAX_SECONDS, process.kill)
+            timer.daemon = True
+            timer.start()
+            line = b""
+            try:
+                process.stdin.write(json.dumps(order, default=str).encode() + b"\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            except BrokenPipeError:
+                pass
+            finally:
+                timer.cancel()
+                if not line.endswith(b"\n"):  # it was killed, or we were interrupted
+                    self._stop()
+        if not line.endswith(b"\n"):
+            raise PromptError(
+                "The chat template of the model was stopped",
+                got=f"more than {MAX_SECONDS:g} seconds, or more memory than it may use",
+                next_step="Check the template, or generate from a plain prompt instead.",
+            )
+        result: dict[str, str] = json.loads(line)
+        return result
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            self._owner = os.getpid()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+            atexit.register(self._stop)
+        return self._process
+
+    def _stop(self) -> None:
+        atexit.unregister(self._stop)
+        process, self._process = self._process, None
+        if process is not None and self._owner == os.getpid():
+            process.kill()
+            process.communicate()
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes for HTML, which the models were not trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise _TemplateRefusalError(message)
+_WORKER = _Worker()

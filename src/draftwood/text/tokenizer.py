@@ -1,6 +1,5 @@
 """The tokenizer interface, and the tokenizer of a model folder."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -9,6 +8,7 @@ from typing import Any, Protocol, Self
 
 import tokenizers
 
+from draftwood.disk import parse_json
 from draftwood.errors import ModelError, PromptError
 from draftwood.text.chat import Message, render_chat
 
@@ -156,8 +156,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path} is not valid JSON", got=error, next_step="Fetch the model again.") from error
     return content if isinstance(content, dict) else {}
 
@@ -189,7 +189,10 @@ def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Reads ``chat_template.jinja`` if it exists, else the (default) template of tokenizer_config.json."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} is not UTF-8 text", got=error, next_step="Fetch the model again.") from error
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}

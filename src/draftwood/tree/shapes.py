@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from draftwood.disk import new_file
+from draftwood.disk import new_file, parse_json
 from draftwood.errors import OptionError, TreeError
 
 FORMAT, VERSION = "draftwood-tree", 1
@@ -272,7 +272,7 @@ def _read(path: Path) -> dict[str, Any]:
     """Read the JSON object of a file; raise if it is not a tree shape of this version."""
     allowed = f"a JSON file of the format {FORMAT}, version {VERSION}"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(
             f"The tree shape {path} cannot be read",

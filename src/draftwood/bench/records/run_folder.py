@@ -11,17 +11,41 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from types import UnionType
+from typing import Any, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from filelock import FileLock, Timeout
 
-from draftwood.disk import cache_home, new_file, write_json
+from draftwood.disk import cache_home, new_file, parse_json, write_json
 from draftwood.errors import DraftwoodError
 
 FORMAT, VERSION = "draftwood-bench", 1
 MANIFEST, REQUESTS = "run.json", "requests.jsonl"
 
+RecordT = TypeVar("RecordT")
+
 IDENTICAL, TIE, ERROR, DIFFERENT = "identical", "tie", "error", "different"
+
+
+def check_types(record: RecordT) -> RecordT:
+    """Return the record; raise TypeError if a value that was read from a file has another type than its field."""
+    for name, hint in get_type_hints(type(record)).items():
+        if not _fits(value := getattr(record, name), hint):
+            raise TypeError(f"{name}: {json.dumps(value, default=str)[:80]}")
+    return record
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        return any(_fits(value, each) for each in args)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(each, args[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(each, args[1]) for each in value.values())
+    if hint is Any:
+        return True
+    return isinstance(value, (int, float) if hint is float else hint) and (hint is bool or type(value) is not bool)
 
 
 class RequestKey(NamedTuple):
@@ -79,12 +103,12 @@ class RequestRecord:
 
     @classmethod
     def from_json(cls, line: str) -> Self:
-        content = json.loads(line)
+        content = parse_json(line)
         known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in content.items() if name in known}  # a later version may write more
+        values = {name: content[name] for name in content if name in known}  # a later version may write more
         if values.get("lossless") is not None:
-            values["lossless"] = LosslessVerdict(**values["lossless"])
-        return cls(**values)
+            values["lossless"] = check_types(LosslessVerdict(**values["lossless"]))
+        return check_types(cls(**values))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,10 +170,10 @@ def write_manifest(folder: Path, manifest: RunManifest) -> None:
 def read_manifest(folder: Path) -> RunManifest:
     path = folder / MANIFEST
     try:
-        content: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or content["version"] != VERSION:
             raise ValueError(f"{content['format']} {content['version']}")
-        return RunManifest(**{f.name: content[f.name] for f in fields(RunManifest) if f.name in content})
+        return check_types(RunManifest(**{f.name: content[f.name] for f in fields(RunManifest) if f.name in content}))
     except FileNotFoundError as error:
         raise DraftwoodError(
             f"{folder} is not a benchmark run",

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from draftwood.bench.replay.rows import ON_TEXT, RowArrays, RowStore
 from draftwood.config import SamplingParams
-from draftwood.disk import new_file
+from draftwood.disk import new_file, parse_json
 from draftwood.errors import DraftwoodError
 from draftwood.targets import TargetInfo
 
@@ -132,7 +132,7 @@ def load_recording(path: str | Path) -> Recording:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             _check_kind(path, metadata)
-            about = json.loads(metadata["about"])
+            about = parse_json(metadata["about"])
             arrays = {name: file.get_tensor(name) for name in ("tokens", *RowArrays._fields)}
         recording = _build(about, arrays)
     except (SafetensorError, OSError, KeyError, ValueError, IndexError, TypeError, AttributeError) as error:

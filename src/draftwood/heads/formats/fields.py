@@ -6,6 +6,7 @@ from draftwood.errors import CapabilityError, ModelError
 from draftwood.heads.config import HeadConfig, decoder_fields, published_taps
 from draftwood.heads.formats.layout import Json
 from draftwood.models import ModelConfig, Rope, parse_config
+from draftwood.models import read_count as read_model_count
 
 SGLANG_SHIFT = 1  # in SGLang, id i is the output of layer i, which is the input of layer i + 1
 TAP_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -158,6 +159,4 @@ def read_count(content: Json, key: str, default: int) -> int:
     value = content.get(key)
     if value is None:
         return default
-    if type(value) is not int or value < 1:
-        raise ModelError(f"config.json has an invalid {key}", got=value, allowed="a whole number, 1 or more")
-    return value
+    return read_model_count(content, key)

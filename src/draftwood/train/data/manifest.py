@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from draftwood.disk import write_json
+from draftwood.disk import parse_json, write_json
 from draftwood.errors import OptionError
 from draftwood.heads import identify_target
 from draftwood.targets import Target
@@ -72,7 +72,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         if (content["format"], content["version"]) != (FORMAT, VERSION):
             raise ValueError(f"{content['format']} {content['version']}")
         manifest = Manifest(**{f.name: content[f.name] for f in fields(Manifest)})

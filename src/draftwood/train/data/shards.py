@@ -17,7 +17,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from draftwood.disk import new_file
+from draftwood.disk import new_file, parse_json
 from draftwood.errors import DraftwoodError
 from draftwood.train.base import Example
 
@@ -88,7 +88,7 @@ def read_shard(path: Path, number: int, run: str) -> Shard:
     """Read a shard. Raise an error if it is damaged, or belongs to another run or position."""
     try:
         with safe_open(path, framework="numpy") as file:
-            about = json.loads((file.metadata() or {})["about"])
+            about = parse_json((file.metadata() or {})["about"])
             arrays = {name: file.get_tensor(name) for name in _TYPES}
         checksum = about.pop("sha256")
         lost = {str(reason): int(count) for reason, count in about["lost"].items()}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from draftwood.disk import new_file
+from draftwood.disk import new_file, parse_json
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.heads import identify_target
 from draftwood.progress import Progress, report
@@ -114,7 +114,7 @@ class StoredSignals:
         try:
             if not path.is_file():
                 return None
-            index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            index: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
             of, wanted, starts = index["of"], self.num_bytes(int(index["rows"])), dict(index["starts"])
             stored = (self._folder / "states.bin").stat().st_size
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import random
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,18 +93,26 @@ class Checkpoints:
 
     def load(self, step: int) -> Snapshot:
         path = self.path(step)
-        try:
+        with self.explain_damage(step):
             state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
             version = state["version"]
-        except Exception as error:  # damaged data can raise anything while unpickling
-            raise ModelError(
-                f"The checkpoint {path} is damaged",
-                got=f"state.pt: {error}".split("\n")[0][:200],
-                next_step="Remove its folder and resume from the previous one.",
-            ) from error
         if version != VERSION:
             raise ModelError("The checkpoint was written by another version of draftwood", got=version, allowed=VERSION)
         return Snapshot(load_head(path / "head").head, state)
+
+    @contextmanager
+    def explain_damage(self, step: int) -> Iterator[None]:
+        """Damaged data can raise anything while it is unpickled and restored."""
+        try:
+            yield
+        except (DraftwoodError, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"The checkpoint {self.path(step)} is damaged",
+                got=f"state.pt: {type(error).__name__}: {error}".split("\n")[0][:200],
+                next_step="Remove its folder and resume from the previous one.",
+            ) from error
 
     def _make_write_error(self, final: Path, error: Exception) -> DraftwoodError:
         steps = self.steps()

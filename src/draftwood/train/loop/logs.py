@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+from draftwood.disk import parse_json
 from draftwood.display import duration
 from draftwood.errors import DraftwoodError, MissingExtraError
 
@@ -55,7 +56,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
-            line = json.loads(text)
+            line = parse_json(text)
         except ValueError:
             continue
         if isinstance(line, dict):

@@ -116,7 +116,9 @@ class Run:
         """Open the logs, and restore the last checkpoint if the run resumes."""
         steps = self.checkpoints.steps() if resume else []
         if steps:
-            self.trainer.restore(self.checkpoints.load(steps[-1]))
+            snapshot = self.checkpoints.load(steps[-1])
+            with self.checkpoints.explain_damage(steps[-1]):
+                self.trainer.restore(snapshot)
             self._saved_step = steps[-1]
             self.console.note(f"continuing from step {steps[-1]}")
         if self.processes.is_first:

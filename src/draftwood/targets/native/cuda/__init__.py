@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from draftwood.disk import is_unwritable
 from draftwood.models import ModelConfig
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.weights import Weights
@@ -68,7 +69,10 @@ def _why_not_built() -> str:
     try:
         _ = driver.active.utils
     except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
-        return f"Triton cannot build its launchers; it needs a C compiler and Python's headers: {str(error)[:200]}"
+        needed = "a C compiler and Python's headers"
+        if is_unwritable(error):
+            needed = "a folder that it can write to, as set by TRITON_CACHE_DIR"
+        return f"Triton cannot build its launchers; it needs {needed}: {str(error)[:200]}"
     return ""
 
 

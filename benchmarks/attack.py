@@ -1,0 +1,352 @@
+"""Attack your own server, over loopback and for a few minutes, and check that it withstands.
+
+    python benchmarks/attack.py                                     # starts draftwood serve with the default model
+    python benchmarks/attack.py -- --model MODEL.gguf --max-batch 4   # options of draftwood serve
+    python benchmarks/attack.py --url http://127.0.0.1:8000 --pid 4711  # a server that runs already
+
+Four attacks: requests of wrong types and sizes; clients that disconnect at random; bodies that arrive slowly or in
+part; idle connections, more than the server admits. Meanwhile /health is asked several times per second. The server
+must answer nothing with a status of 500 or above, answer /health within one second, grow by no more than 10% of its
+memory, and have nothing left open in the end. The exit code is 1 if it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+MAX_HEALTH_SECONDS = 1.0
+MAX_GROWTH = 0.10
+NUM_IDLE, NUM_SLOW = 1300, 64
+NOTHING_OPEN = {"open_samples": 0.0, "held_body_bytes": 0.0, "open_connections": 1.0}  # one connection asks
+ANSWER_SECONDS = 120.0
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+NUMBERS = [0, 1, -1, 0.5, 2**31, 2**64, -(2**64), 10**400, 1e308, -1e308, 1e-308, float("nan"), float("inf")]
+ODD_VALUES = [
+    *NUMBERS, None, True, False, "", "text", "\ud83d", "\0", "x" * 100_000, [], {}, [[]], [None], [""], ["a"] * 1000,
+    [[1, 2], [3]], [0] * 20_000, [10**30], {"type": "content"}, {"type": "content", "content": "word " * 20_000},
+    [{"role": "user", "content": "hello"}] * 9000, [{"role": "user", "content": "some words " * 100}] * 200,
+    [{"role": "tool"}], [{"role": "user", "content": [{"type": "text", "text": 3}]}],
+]  # fmt: skip
+FIELDS = [
+    "model", "messages", "prompt", "temperature", "top_p", "top_k", "min_p", "n", "stop", "seed", "stream", "user",
+    "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "presence_penalty", "suffix",
+    "frequency_penalty", "repetition_penalty", "stop_token_ids", "ignore_eos", "prediction", "drafter", "tools", "echo",
+    "logit_bias", "response_format", "best_of", "unknown",
+]  # fmt: skip
+HEADERS = [
+    "", "content-type: text/plain\r\n", "a: " + "b" * 70_000 + "\r\n", "host: evil\r\n", "expect: 100-continue\r\n",
+    "upgrade: websocket\r\nconnection: upgrade\r\n", "transfer-encoding: chunked\r\n", "authorization: x\r\n", "\0\r\n",
+]  # fmt: skip
+BODIES = [
+    b"",
+    b"{",
+    b"[1]",
+    b"null",
+    b"\xff\xfe",
+    b"[" * 50_000,
+    b'{"a":' * 50_000,
+    b'{"n": ' + b"1" * 5000 + b"}",
+    b"0" * 3_000_000,
+]
+
+
+class Server:
+    """Speaks HTTP without a library, so that requests can be wrong in any way."""
+
+    def __init__(self, url: str) -> None:
+        self._host, self._port = urlsplit(url).hostname or "", urlsplit(url).port or 80
+        if self._host not in ("127.0.0.1", "localhost", "::1"):
+            sys.exit(f"attack.py only attacks this machine, not {self._host}")
+        self.statuses: Counter[str] = Counter()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(self._host, self._port)
+
+    async def ask(self, head: str, body: bytes = b"", headers: str = "content-type: application/json\r\n") -> bytes:
+        """Send a request on a connection of its own. Returns the response; its status is counted."""
+        writer = None
+        found = b""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                reader, writer = await self.connect()
+                writer.write(request_bytes(head, body, headers=headers + "connection: close\r\n"))
+                found = await reader.read()
+        except (OSError, TimeoutError) as error:
+            found = found or type(error).__name__.encode()
+        finally:
+            if writer is not None:
+                writer.close()
+        match = re.match(rb"HTTP/1.1 (\d+)", found)
+        self.statuses[
+            match[1].decode() if match else "closed" if not found else found[:30].decode(errors="replace")
+        ] += 1
+        return found
+
+    async def get_gauges(self) -> dict[str, float]:
+        lines = (await self.ask("GET /metrics")).decode().splitlines()
+        return {
+            name: float(line.split()[1])
+            for line in lines
+            for name in NOTHING_OPEN
+            if line.startswith(f"draftwood_{name} ")
+        }
+
+
+def request_bytes(head: str, body: bytes = b"", length: int | None = None, headers: str = "") -> bytes:
+    size = len(body) if length is None else length
+    return (
+        f"{head} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {size}\r\n\r\n".encode("utf-8", "replace")
+        + body
+    )
+
+
+def chat_body(**fields: Any) -> bytes:
+    messages = [{"role": "user", "content": "Count from one to twenty."}]
+    return json.dumps({"messages": messages, "max_tokens": 4, **fields}).encode()
+
+
+def choose_value(field: str, rng: random.Random) -> Any:
+    """An odd value, but none that makes a valid request of thousands of tokens: attacks are bounded."""
+    while True:
+        value = rng.choice(ODD_VALUES)
+        if not field.startswith("max_") or (value is not None and not (isinstance(value, int) and value > 8)):
+            return value
+
+
+async def send_odd_requests(server: Server, rng: random.Random, count: int, num_clients: int) -> None:
+    """Each has one to three odd fields, or an odd body, path, method or header. Valid ones generate a few tokens."""
+    turns = asyncio.Semaphore(num_clients)
+
+    async def send() -> None:
+        async with turns:
+            kind = rng.random()
+            if kind < 0.8:
+                fields = {name: choose_value(name, rng) for name in rng.sample(FIELDS, rng.randint(1, 3))}
+                if rng.random() < 0.02:
+                    fields["x" * rng.choice((10, 100_000))] = 1
+                if rng.random() < 0.5:
+                    await server.ask(f"POST {CHAT}", chat_body(**fields))
+                else:
+                    body = json.dumps({"prompt": "One two", "max_tokens": 4, **fields}).encode()
+                    await server.ask(f"POST {COMPLETIONS}", body)
+            elif kind < 0.9:
+                await server.ask(f"POST {rng.choice((CHAT, COMPLETIONS))}", rng.choice(BODIES))
+            elif kind < 0.95:
+                path = rng.choice(
+                    ("/", "/nowhere", "/v1/models/x", "/" + "x" * 50_000, "/%00%ff", f"{CHAT}?a=b", "*", "x")
+                )
+                await server.ask(f"{rng.choice(('GET', 'POST', 'PUT', 'HEAD', 'OPTIONS', 'BREW'))} {path}", chat_body())
+            else:
+                await server.ask(f"POST {CHAT}", chat_body(), rng.choice(HEADERS))
+
+    await asyncio.gather(*(send() for _ in range(count)))
+
+
+async def disconnect_at_random(server: Server, rng: random.Random, num_clients: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
+
+    async def run_client() -> None:
+        while time.monotonic() < end:
+            writer = None
+            with suppress(OSError, TimeoutError):
+                reader, writer = await server.connect()
+                body = chat_body(stream=rng.random() < 0.7, max_tokens=200, ignore_eos=True, n=rng.randint(1, 2))
+                whole = request_bytes(f"POST {CHAT}", body, headers="content-type: application/json\r\n")
+                writer.write(whole if rng.random() < 0.8 else whole[: rng.randrange(len(whole))])
+                async with asyncio.timeout(rng.uniform(0.0, 2.0)):
+                    found = await reader.read(rng.randint(1, 5000))
+                    server.statuses[found[9:12].decode(errors="replace")] += 1
+            if writer is not None and rng.random() < 0.5:
+                writer.transport.abort()
+            elif writer is not None:
+                writer.close()
+
+    await asyncio.gather(*(run_client() for _ in range(num_clients)))
+
+
+async def send_slowly(server: Server, rng: random.Random, seconds: float) -> None:
+    """Bodies that arrive byte by byte, headers that do, and bodies of which only a part arrives."""
+    end = time.monotonic() + seconds
+
+    async def trickle(number: int) -> None:
+        while time.monotonic() < end:
+            writer = None
+            with suppress(OSError):
+                _, writer = await server.connect()
+                body = b" " * 200_000
+                sent = request_bytes(f"POST {CHAT}", body, len(body) + 1, headers="content-type: application/json\r\n")
+                rest = sent[:40] if number % 3 == 0 else sent[:-190_000] if number % 3 == 1 else sent
+                writer.write(rest)
+                while time.monotonic() < end:
+                    if number % 2:
+                        writer.write(b" ")
+                        await writer.drain()
+                    await asyncio.sleep(rng.uniform(0.1, 1.0))
+            if writer is not None:
+                writer.transport.abort()
+
+    await asyncio.gather(*(trickle(number) for number in range(NUM_SLOW)))
+
+
+async def stay_idle(server: Server, seconds: float) -> None:
+    """Open more connections than the server admits, and send nothing, or half of a request line."""
+    writers = []
+    for number in range(NUM_IDLE):
+        with suppress(OSError):
+            _, writer = await server.connect()
+            writer.write(b"GET /health" if number % 2 else b"")
+            writers.append(writer)
+    await asyncio.sleep(seconds)
+    for writer in writers:
+        writer.transport.abort()
+
+
+class HealthProbe:
+    """Asks /health all the time, on new connections."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.worst, self.count, self.failed = 0.0, 0, 0
+
+    async def run(self) -> None:
+        while True:
+            start = time.monotonic()
+            found = await self._server.ask("GET /health")
+            self.worst = max(self.worst, time.monotonic() - start)
+            self.count += 1
+            self.failed += not found.startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.2)
+
+
+def resident_bytes(pid: int | None) -> int | None:
+    """Memory of a process; None where it cannot be read."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+    return None
+
+
+async def wait_until_idle(server: Server, seconds: float) -> dict[str, float]:
+    end = time.monotonic() + seconds
+    while (gauges := await server.get_gauges()) != NOTHING_OPEN and time.monotonic() < end:
+        await asyncio.sleep(0.5)
+    return gauges
+
+
+async def attack(args: argparse.Namespace, url: str, pid: int | None) -> dict[str, Any]:
+    server, rng = Server(url), random.Random(args.seed)
+    parts = {
+        "odd requests": lambda: send_odd_requests(server, rng, args.requests, args.clients),
+        "disconnects": lambda: disconnect_at_random(server, rng, args.clients, args.seconds),
+        "slow bodies": lambda: send_slowly(server, rng, args.seconds),
+        "idle connections": lambda: stay_idle(server, args.seconds),
+    }
+    # Memory is compared with that of a server that has worked: caches fill and pages are touched at first use.
+    await asyncio.gather(*(server.ask(f"POST {CHAT}", chat_body(max_tokens=200, n=2)) for _ in range(args.clients)))
+    await send_odd_requests(server, rng, args.requests // 10, args.clients)
+    await disconnect_at_random(server, rng, args.clients, args.seconds / 4)
+    await wait_until_idle(server, args.patience)
+    before = resident_bytes(pid)
+    server.statuses.clear()
+    rows = []
+    for name, start in parts.items():
+        probe, began = HealthProbe(server), time.monotonic()
+        probing = asyncio.create_task(probe.run())
+        await start()
+        probing.cancel()
+        seconds = time.monotonic() - began
+        rows.append({"attack": name, "seconds": seconds, "worst_health": probe.worst, "health_failed": probe.failed})
+        print(f"{name:18}{seconds:8.1f} s   worst /health {probe.worst:.3f} s of {probe.count}, {probe.failed} failed")
+    gauges = await wait_until_idle(server, args.patience)
+    after = resident_bytes(pid)
+    return {
+        "rows": rows,
+        "statuses": dict(sorted(server.statuses.items())),
+        "gauges": gauges,
+        "bytes_before": before,
+        "bytes_after": after,
+    }
+
+
+def judge(result: dict[str, Any]) -> list[str]:
+    """What the server did not withstand."""
+    found = [
+        f"{count} responses with status {status}" for status, count in result["statuses"].items() if status[0] == "5"
+    ]
+    for row in result["rows"]:
+        if row["worst_health"] > MAX_HEALTH_SECONDS or row["health_failed"]:
+            found.append(f"{row['attack']}: /health took {row['worst_health']:.2f} s, {row['health_failed']} failed")
+    if result["gauges"] != NOTHING_OPEN:
+        found.append(f"still open: {result['gauges']}")
+    before, after = result["bytes_before"], result["bytes_after"]
+    if before and after and after > before * (1 + MAX_GROWTH):
+        found.append(f"memory grew from {before:,} to {after:,} bytes")
+    return found
+
+
+@contextmanager
+def start_server(options: list[str]) -> Iterator[tuple[str, int]]:
+    """Run draftwood serve and yield its address and process id. Its log is shown at the end."""
+    command = [sys.executable, "-m", "draftwood", "serve", "--port", "0", *options]
+    with tempfile.NamedTemporaryFile("r+") as log, subprocess.Popen(command, stderr=log) as process:
+        try:
+            while not (match := re.search(r"(http://\S+)/v1\. Press", Path(log.name).read_text())):
+                if process.poll() is not None:
+                    sys.exit(f"the server did not start\n{Path(log.name).read_text()}")
+                time.sleep(0.2)
+            yield match[1], process.pid
+        finally:
+            process.terminate()
+            process.wait()
+            text = Path(log.name).read_text()
+            print(f"log of the server: {len(text):,} characters\n{text[-3000:]}")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="server that runs already, on this machine")
+    parser.add_argument("--pid", type=int, help="its process id, to measure its memory")
+    parser.add_argument("--requests", type=int, default=5000, help="odd requests (default: 5000)")
+    parser.add_argument("--clients", type=int, default=64, help="concurrent clients (default: 64)")
+    parser.add_argument("--seconds", type=float, default=40.0, help="length of each other attack (default: 40)")
+    parser.add_argument("--patience", type=float, default=90.0, help="time for the server to get idle (default: 90)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("options", nargs="*", help="options of draftwood serve, after --")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
+    if args.url:
+        result = asyncio.run(attack(args, args.url, args.pid))
+    else:
+        with start_server(args.options) as (url, pid):
+            result = asyncio.run(attack(args, url, pid))
+    print("statuses:", ", ".join(f"{status}: {count}" for status, count in result["statuses"].items()))
+    print("open in the end:", result["gauges"])
+    print(f"memory: {result['bytes_before'] or 0:,} bytes before, {result['bytes_after'] or 0:,} after")
+    problems = judge(result)
+    print("\n".join(f"FAILED: {problem}" for problem in problems) or "passed")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
