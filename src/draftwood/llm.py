@@ -117,8 +117,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Cancels running requests, frees the cache, and saves the drafter's memory to its file, if it has one."""
+        """Cancels running requests, frees the cache, and saves what was learned: the drafter's memory, if it has a
+        file, and the costs of passes."""
         self._engine.clear()
+        self._engine.keep_costs()
         with self._engine.at_rest():
             self._default.memory.save()
 

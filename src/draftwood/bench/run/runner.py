@@ -45,6 +45,7 @@ from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, PromptError
 from draftwood.progress import Progress, report
 from draftwood.prompts import prompt_ids
+from draftwood.sizing import require_measured
 from draftwood.targets import Loaded, load_target
 
 MAX_FAILURES = 3  # in a row, before a method is disabled
@@ -96,6 +97,8 @@ def _run(spec: RunSpec, prepared: PreparedRun, progress: Progress | None, note: 
     loaded = load_target(settings.loading(), progress)
     longest = longest_request(tasks, loaded, settings) if settings.peers else 0  # only peers need it
     with ExitStack() as closing:
+        if any(method.budget == "auto" for method in methods):
+            require_measured(loaded.target, progress)
         peers, absent = start_peers(settings, loaded, longest, closing, progress)
         engines: dict[str, BenchEngine] = {}
         for method in methods:
