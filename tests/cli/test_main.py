@@ -214,7 +214,9 @@ def test_every_command_explains_itself(command: tuple[str, ...], draftwood_comma
 
 def test_version_and_no_command(draftwood_command: Command) -> None:
     assert draftwood_command("--version").out == f"draftwood {draftwood.__version__}\n"
-    assert draftwood_command().code == 2
+    bare = draftwood_command()
+    assert (bare.code, bare.err) == (0, "")
+    assert bare.out == draftwood_command("--help").out
     assert draftwood_command("dance").code == 2
 
 

@@ -145,7 +145,7 @@ def pick_device(device: str) -> torch.device:
         raise OptionError("device must be the CPU or a CUDA device", got=repr(device), allowed=_DEVICES)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise CapabilityError(
-            "There is no CUDA device here", got=device, next_step="Use device='cpu', or install torch with CUDA."
+            "There is no CUDA device here", got=device, next_step="Use device=cpu, or install torch with CUDA."
         )
     try:
         torch.empty(0, device=place)

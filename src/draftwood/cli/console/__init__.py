@@ -6,15 +6,17 @@ from draftwood.cli.console.pace import PaceBar
 from draftwood.cli.console.report import (
     SEPARATOR,
     comparison_line,
+    explain_colours,
     legend,
     logprob_lines,
     pluralize,
     show,
     show_summary,
+    speed_line,
     stats_line,
     table,
 )
-from draftwood.cli.console.stdin import piped_lines, read_prompt, typed_lines
+from draftwood.cli.console.stdin import join_lines, piped_lines, read_prompt, typed_lines
 from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, DIM, GREEN, RED, Paint, Screen, columns, quote, width
 
 __all__ = [
@@ -32,7 +34,9 @@ __all__ = [
     "columns",
     "comparison_line",
     "dtype_name",
+    "explain_colours",
     "generate_answers",
+    "join_lines",
     "legend",
     "load_llm",
     "logprob_lines",
@@ -43,6 +47,7 @@ __all__ = [
     "run_info",
     "show",
     "show_summary",
+    "speed_line",
     "stats_line",
     "table",
     "typed_lines",
