@@ -164,7 +164,7 @@ def test_only_the_cache_can_be_removed_from(name: str, home: Path) -> None:
 
 
 def test_a_description(toy: Path) -> None:
-    found = catalog.describe_model(str(toy))
+    found = catalog.describe(resolve(str(toy)).path)
     assert (found.architecture, found.native, found.storage_dtype) == ("LlamaForCausalLM", True, "float16")
     assert (found.num_layers, found.context_length, found.has_chat_template) == (2, 128, True)
     assert found.cache_bytes_per_token == {"float32": 2 * 2 * 16 * 4, "bfloat16": 2 * 2 * 16 * 2}

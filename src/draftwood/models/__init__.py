@@ -1,9 +1,10 @@
 """Model folders by name (known names, folders, hub ids, GGUF files), and model configurations."""
 
-from draftwood.models.catalog import ModelDescription, describe, list_models, model_path, remove_model
+from draftwood.models.catalog import ModelDescription, add_model, describe, list_models, model_path, remove_model
 from draftwood.models.config import ModelConfig, Rope, architecture_of, is_native, parse_config, read_count
 from draftwood.models.fetch import HUB_TIMEOUT, hub_errors, hub_is_installed, hub_is_off, is_offline, wheel_gguf
 from draftwood.models.find import BUILT_IN, KNOWN, KnownModel, ModelFolder, is_entry_name, read_json_config, resolve
+from draftwood.models.look import find_local, is_gguf, read_configs, read_configs_of, read_final_norm
 from draftwood.models.tensors import tensor_shapes
 
 __all__ = [
@@ -15,18 +16,24 @@ __all__ = [
     "ModelDescription",
     "ModelFolder",
     "Rope",
+    "add_model",
     "architecture_of",
     "describe",
+    "find_local",
     "hub_errors",
     "hub_is_installed",
     "hub_is_off",
     "is_entry_name",
+    "is_gguf",
     "is_native",
     "is_offline",
     "list_models",
     "model_path",
     "parse_config",
+    "read_configs",
+    "read_configs_of",
     "read_count",
+    "read_final_norm",
     "read_json_config",
     "remove_model",
     "resolve",

@@ -11,22 +11,33 @@ _MODELS_EXAMPLES = ("draftwood models list", "draftwood models get smollm2", "dr
 
 
 def register_models(commands: Subparsers[Any]) -> None:
-    actions = add_group(commands, "models", "List, fetch, describe and remove models", *_MODELS_EXAMPLES)
+    actions = add_group(commands, "models", "List, fetch, name, describe and remove models", *_MODELS_EXAMPLES)
     for name, run, summary in (
         ("list", "setup.models:_list", "List known and downloaded models"),
         ("get", "setup.models:_get", "Download or convert a model, unless it is on disk"),
-        ("path", "setup.models:_print_path", "Print the folder of a downloaded model"),
-        ("rm", "setup.models:_remove", "Remove a downloaded model from disk"),
+        ("path", "setup.models:_print_path", "Print the folder or file of a model on this disk"),
+        ("rm", "setup.models:_remove", "Remove a downloaded model from disk, or a name that you gave"),
         ("show", "setup.models:_show", "Describe a model: size, shape, memory and origin"),
     ):
         operand = "" if name == "list" else " smollm2"
         line = f"draftwood models {name}{operand}"
         action = add_command(actions, name, run, summary, line, f"{line} --json")
         if operand:
-            local = name in ("path", "rm")
+            local = name == "rm"
             source = "name, see: draftwood models list" if local else "model name, folder, GGUF file or hub id"
             action.add_argument("name", help=source)
         action.add_argument("--json", action="store_true", help="print one JSON object")
+    add = add_command(
+        actions,
+        "add",
+        "setup.models:_add",
+        "Give a name to a folder or a GGUF file",
+        "draftwood models add coder ~/models/coder-q4_k_m.gguf",
+        "draftwood generate --model coder 'Write a function that adds two numbers.'",
+    )
+    add.add_argument("name", help="the new name")
+    add.add_argument("path", help="folder or GGUF file")
+    add.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def register_drafters(commands: Subparsers[Any]) -> None:
