@@ -12,7 +12,7 @@ import pytest
 
 import draftwood
 from draftwood.cli.console.terminal import Paint, ProgressBar, duration, quote, replace_controls, width
-from draftwood.cli.main import build_parser
+from draftwood.cli.main import build_parser, parse
 from draftwood.cli.options import name_flags
 from draftwood.engine import Engine, TokenEvent
 from draftwood.llm import LLM
@@ -63,7 +63,7 @@ def test_bad_options_exit_with_2_and_say_what_is_wrong(
 @pytest.mark.parametrize(
     ("argv", "name"),
     [
-        (("datastore", "build", "a", "--output", "x", "b", "--force", "c"), "files"),
+        (("datastore", "build", "a", "--out", "x", "b", "--force", "c"), "files"),
         (("bench", "report", "--json", "a", "--color", "never", "b", "c"), "runs"),
         (("train", "data", "a", "b", "--out", "x", "c"), "files"),
     ],
@@ -87,6 +87,12 @@ def test_words_without_quotes_get_a_hint(argv: tuple[str, ...], hint: str, draft
     assert result.code == 2
     assert hint in result.err
     assert "usage" not in result.err
+
+
+def test_output_is_another_name_of_out() -> None:
+    for given in (["--output", "x"], ["--output=x"], ["--out", "x"]):
+        assert parse(["datastore", "build", "a", *given]).out == "x"
+        assert parse(["export", "head", "--to", "vllm", *given]).out == "x"
 
 
 @pytest.mark.parametrize("argv", [("two words", *SHORT), (*SHORT, "two words")])

@@ -6,14 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import draftwood
 from draftwood import check as check_module
+from draftwood.bench import split_methods
+from draftwood.bench.records import parse_methods
 from draftwood.check import TIE_TOLERANCE
 from draftwood.config import DEFAULT_DRAFTER
+from draftwood.drafters import drafter_classes
 from draftwood.llm import LLM
 from draftwood.targets.native.cpu import CpuDecoder
 from tests.tools.cli import SHORT, Command, _plain_environment, draftwood_command, prompt_file  # noqa: F401 - fixtures
@@ -197,10 +201,102 @@ def test_drafters_are_listed_with_their_options(draftwood_command: Command) -> N
     assert content["drafters"]["plain"]["options"] == {}
 
 
+def test_a_drafter_is_explained_option_by_option(draftwood_command: Command) -> None:
+    for name, cls in drafter_classes().items():
+        result = draftwood_command("drafters", name)
+        assert result.code == 0
+        lines = result.out.split("\n")
+        for option in (field.name for field in fields(cls.Options)):
+            (place,) = (number for number, line in enumerate(lines) if line.startswith(f"  {option} ("))
+            assert lines[place + 1].startswith("    "), f"{name}: {option} has no explanation"
+            assert lines[place + 1].endswith(".")
+    assert "It has no options." in draftwood_command("drafters", "plain").out
+    content = json.loads(draftwood_command("drafters", "pld", "--json").out)["drafters"]
+    assert list(content) == ["pld"]
+    assert all(content["pld"]["meanings"].values())
+    assert "Did you mean 'goose'?" in draftwood_command("drafters", "gose").err
+
+
+DRAFTER_FILE = """
+from dataclasses import dataclass
+from draftwood.drafters import Drafter
+from draftwood.tree import DraftTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    token: int = 97  # the token that is always guessed
+
+
+class Letter(Drafter):
+    Options = Options
+
+    def begin(self, request):
+        self.last = request.known_text[-1]
+
+    def propose(self, budget):
+        return DraftTree.chain([self.last, self.options.token][:budget], "letter")
+
+    def observe(self, verified):
+        self.last = verified.emitted[-1]
+"""
+
+
+@pytest.fixture
+def drafter_file(tmp_path: Path) -> Path:
+    path = tmp_path / "letter.py"
+    path.write_text(DRAFTER_FILE)
+    return path
+
+
+def test_a_drafter_comes_from_a_file(draftwood_command: Command, drafter_file: Path) -> None:
+    plain = draftwood_command("generate", "abab", *SHORT, "--drafter", "plain")
+    for name in (f"{drafter_file}:Letter", str(drafter_file)):
+        result = draftwood_command("generate", "abab", *SHORT, "--drafter", name, "--json")
+        content = json.loads(result.out)
+        assert content["text"] + "\n" == plain.out
+        assert content["drafter"] == "Letter"
+        assert content["stats"]["drafted_by_source"] == {"letter": 11}
+    assert "The token that is always guessed." in draftwood_command("drafters", f"{drafter_file}:Letter").out
+    option = ("--drafter", str(drafter_file), "--drafter-option", "token=98", "--json")
+    assert json.loads(draftwood_command("generate", "abab", *SHORT, *option).out)["stats"]["drafted_nodes"] == 11
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (DRAFTER_FILE, "letter.py:Leter", "Did you mean 'Letter'?"),
+        (DRAFTER_FILE, "other.py:Letter", "There is no such file"),
+        ("x = 1", "letter.py", "has 0 drafters"),
+        ("x = 1", "letter.py:x", "has no drafter 'x'"),
+        ("1 / 0", "letter.py:Letter", "ZeroDivisionError: division by zero"),
+        ("def", "letter.py:Letter", "SyntaxError"),
+    ],
+)
+def test_files_without_the_drafter_are_refused(
+    content: str, name: str, message: str, draftwood_command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "letter.py").write_text(content)
+    result = draftwood_command("generate", "abab", *SHORT, "--drafter", str(tmp_path / name))
+    assert result.code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_benchmark_takes_a_drafter_from_a_file(drafter_file: Path) -> None:
+    texts = split_methods(
+        f"plain,{drafter_file}:Letter,{drafter_file}:Letter:token=98,{drafter_file}:token=99,budget=4"
+    )
+    methods = parse_methods(texts, "prompt", [8])
+    assert [method.options for method in methods] == [{}, {}, {"token": 98}, {"token": 99}]
+    assert [method.drafter for method in methods[1:]] == [*[f"{drafter_file}:Letter"] * 2, str(drafter_file)]
+    assert methods[-1].budget == 4
+
+
 COMMANDS = [
     ("generate",), ("chat",), ("inspect", "tree"), ("check",), ("drafters",), ("tune",),
     ("inspect", "theory"), ("datastore", "build"), ("datastore", "show"),
-    *(("models", action) for action in ("list", "get", "path", "rm", "show")),
+    *(("models", action) for action in ("list", "get", "path", "rm", "show", "add")), ("train", "config"),
 ]  # fmt: skip
 
 

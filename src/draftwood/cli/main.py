@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from io import TextIOWrapper
 
 from draftwood import __version__
 from draftwood.cli import bench, generation, inspect, setup, train
-from draftwood.cli.options import CommandParser, HelpFormatter, format_examples, name_flags
+from draftwood.cli.options import CommandParser, HelpFormatter, format_examples, load_function, name_flags
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean
 
 GROUPS = (generation, bench, inspect, setup, train)
+OUT_ALIAS = re.compile(r"^--output(?==|$)")  # other programs' name for --out
 BROKEN_PIPE = 141  # exit code of a process killed by SIGPIPE
 ISSUES = "This is a bug in draftwood, not in your input. Please report it with the lines above."
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(given)
         debug = debug or args.debug
-        code: int = load_command(args.run)(args)
+        code: int = load_function(args.run)(args)
         sys.stdout.flush()
         return code
     except DraftwoodError as error:
@@ -75,7 +76,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of a command. A prompt alone is a request to generate."""
     parser = build_parser()
     known = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    given = complete_command(given, list(known))
+    given = complete_command([OUT_ALIAS.sub("--out", word) for word in given], list(known))
     args, rest = parser.parse_known_args(given, argparse.Namespace(argv=given))
     if rest and getattr(args, "prompt", None) and not any(word.startswith("-") for word in rest):
         prompt = " ".join([args.prompt, *rest])
@@ -106,13 +107,6 @@ def complete_command(given: Sequence[str], commands: Sequence[str]) -> list[str]
         allowed=commands,
         next_step=did_you_mean(first, commands) or f"If it is a prompt: draftwood generate {shlex.quote(words)}",
     )
-
-
-def load_command(name: str) -> Callable[[argparse.Namespace], int]:
-    """Import "module:function", relative to this package."""
-    module, function = name.split(":")
-    command: Callable[[argparse.Namespace], int] = getattr(import_module(f"draftwood.cli.{module}"), function)
-    return command
 
 
 def _replace_unencodable() -> None:

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from importlib import import_module
 from itertools import takewhile
 from typing import Any
 
@@ -30,7 +31,16 @@ HelpFormatter = argparse.RawDescriptionHelpFormatter
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Accepts options between the values of a list argument."""
+    """Accepts options between the values of a list argument.
+
+    ``more_help``, a function by "module:function", returns text for --help that is slow to make.
+    """
+
+    more_help = ""
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        return f"{text}\n{load_function(self.more_help)()}" if self.more_help else text
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, rest = super().parse_known_args(args, namespace)
@@ -40,6 +50,13 @@ class CommandParser(argparse.ArgumentParser):
         more = list(takewhile(lambda text: not text.startswith("-"), rest))  # later ones may belong to an option
         setattr(found, lists[-1], [*getattr(found, lists[-1]), *more])
         return found, rest[len(more) :]
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Import "module:function", relative to this package."""
+    module, function = name.split(":")
+    found: Callable[..., Any] = getattr(import_module(f"draftwood.cli.{module}"), function)
+    return found
 
 
 def format_examples(*lines: str) -> str:
@@ -53,7 +70,7 @@ def add_command(
     summary: str,
     *lines: str,
     details: str = "",
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Add a command with the options that all commands share.
 
     ``run`` is "module:function" in this package. The module is imported when the command runs, so that --help does
@@ -75,9 +92,9 @@ def add_group(commands: Subparsers[Any], name: str, summary: str, *lines: str) -
 
 def _add_parser(
     commands: Subparsers[Any], name: str, summary: str, details: str, lines: tuple[str, ...]
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     text = f"{summary}.\n\n{details}" if details else f"{summary}."
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: CommandParser = commands.add_parser(
         name, help=summary, description=text, epilog=format_examples(*lines), formatter_class=HelpFormatter
     )
     return parser
@@ -139,7 +156,7 @@ def _add_drafter_options(group: Group) -> None:
         "--drafter",
         metavar="NAME",
         default=DEFAULT_DRAFTER,
-        help=f"drafter, see: draftwood drafters (default: {DEFAULT_DRAFTER})",
+        help=f"drafter, see: draftwood drafters; or FILE.py:CLASS (default: {DEFAULT_DRAFTER})",
     )
     group.add_argument(
         "--drafter-option", metavar="KEY=VALUE", action="append", default=[], help="option of the drafter; repeatable"

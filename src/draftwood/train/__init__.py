@@ -3,7 +3,7 @@
 The face is light to import: the parts are packages of their own.
 """
 
-from draftwood.train.arguments import add_arguments
+from draftwood.train.arguments import NAMES, add_arguments
 from draftwood.train.data_settings import DataSettings
 
-__all__ = ["DataSettings", "add_arguments"]
+__all__ = ["NAMES", "DataSettings", "add_arguments"]

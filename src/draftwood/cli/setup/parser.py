@@ -45,17 +45,18 @@ def register_drafters(commands: Subparsers[Any]) -> None:
         commands,
         "drafters",
         "setup.drafters:run",
-        "List the drafters with their options and defaults",
+        "List the drafters, or explain the options of one",
         "draftwood drafters",
-        "draftwood drafters --json",
+        "draftwood drafters goose",
         "draftwood generate --drafter goose --drafter-option bypass=copied 'Count to ten, twice.'",
     )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="explain this drafter: a name, or FILE.py:CLASS")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 _DATASTORE_BUILD = (
-    "draftwood datastore build notes.txt docs/ --output my.draftwood-datastore",
-    "draftwood datastore build answers.jsonl --field completion --output answers.store --model ./my-model",
+    "draftwood datastore build notes.txt docs/ --out my.draftwood-datastore",
+    "draftwood datastore build answers.jsonl --field completion --out answers.store --model ./my-model",
 )
 
 
@@ -82,7 +83,7 @@ def register_datastore(commands: Subparsers[Any]) -> None:
         details=_DATASTORE_DETAILS,
     )
     build.add_argument("files", nargs="+", metavar="FILES", help="text files, .jsonl files or folders")
-    build.add_argument("--output", required=True, metavar="NAME", help="output file")
+    build.add_argument("--out", required=True, metavar="FILE", help="output file")
     build.add_argument("--model", default=DEFAULT_MODEL, help=f"model of the tokenizer (default: {DEFAULT_MODEL})")
     build.add_argument("--field", metavar="NAME", help="field of the text in .jsonl files (default: the usual names)")
     build.add_argument("--force", action="store_true", help="replace an existing file")
