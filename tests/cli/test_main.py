@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from draftwood.config import DEFAULT_DRAFTER
 from draftwood.drafters import drafter_classes
 from draftwood.llm import LLM
 from draftwood.targets.native.cpu import CpuDecoder
-from tests.tools.cli import SHORT, Command, _plain_environment, draftwood_command, prompt_file  # noqa: F401 - fixtures
+from tests.tools.cli import SHORT, Command, Terminal, _plain_environment, draftwood_command, prompt_file  # noqa: F401 - fixtures
 
 # -- check -----------------------------------------------------------------------------------------------------------
 
@@ -346,3 +347,41 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in run.stderr
     assert "BrokenPipe" not in run.stderr
+
+
+def run_python(code: str, **environment: str) -> str:
+    removed = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True, check=True).stdout
+
+
+def test_starting_imports_no_draft_heads() -> None:
+    shown = run_python("import sys, draftwood.llm; print([m for m in sys.modules if 'neural' in m or 'heads' in m])")
+    assert [name for name in eval(shown) if name.startswith("draftwood.")] == []
+
+
+def test_threads_do_not_wait_busily_for_long() -> None:
+    """With busy waiting, eager decoding beside another process is ten times slower."""
+    code = "import os, draftwood; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('KMP_BLOCKTIME'))"
+    assert run_python(code) == "10000 0\n"
+    assert run_python(code, OMP_WAIT_POLICY="ACTIVE") == "None None\n"
+    assert run_python(code, GOMP_SPINCOUNT="7") == "7 0\n"
+
+
+def test_a_slow_start_is_told_on_a_terminal(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    import draftwood.cli.main as main_module
+
+    load = main_module.load_function
+
+    def slowly(name: str) -> object:
+        while "starting" not in screen.getvalue():
+            time.sleep(0.001)
+        return load(name)
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(main_module, "STARTING_SECONDS", 0.0)
+    monkeypatch.setattr(main_module, "load_function", slowly)
+    assert draftwood_command("drafters", "plain").code == 0
+    assert screen.getvalue() == "starting ...\r\x1b[K"

@@ -118,7 +118,7 @@ def test_broken_configurations_are_named(tmp_path: Path, content: str, words: st
 def test_a_gguf_file_is_converted_once(toy: Path, home: Path) -> None:
     labels, progress = heard()
     first = resolve(str(toy), progress)
-    assert "converting the model" in labels
+    assert any(label.startswith("converting the model") for label in labels)
     assert first.path.parent == home / "models"
     assert first.name.startswith("toy-")
     record = json.loads((first.path / "draftwood.json").read_text())
@@ -164,7 +164,7 @@ def test_an_older_conversion_is_made_anew(toy: Path) -> None:
     (folder / "old").touch()
     labels, progress = heard()
     assert resolve(str(toy), progress).path == folder
-    assert "converting the model" in labels
+    assert any(label.startswith("converting the model") for label in labels)
     assert not (folder / "old").exists()
     assert contents(folder.parent) == [folder.name]
 
@@ -172,7 +172,7 @@ def test_an_older_conversion_is_made_anew(toy: Path) -> None:
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, RuntimeError])
 def test_an_interruption_leaves_nothing(toy: Path, home: Path, failure: type[BaseException]) -> None:
     def interrupt(label: str, done: int, total: int) -> None:
-        if label == "converting the model" and done > total // 2:
+        if label.startswith("converting the model") and done > total // 2:
             raise failure
 
     with pytest.raises(failure):
@@ -222,7 +222,7 @@ def test_two_processes_convert_once(toy: Path, home: Path, tmp_path: Path) -> No
     script = (
         "import sys; from draftwood.models.find import resolve; labels = set()\n"
         "folder = resolve(sys.argv[1], lambda label, done, total: labels.add(label))\n"
-        "print(folder.path, 'converting the model' in labels)"
+        "print(folder.path, any(label.startswith('converting the model') for label in labels))"
     )
     command = [sys.executable, "-c", script, str(toy)]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

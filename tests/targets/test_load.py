@@ -14,7 +14,8 @@ from draftwood.config import ModelOptions
 from draftwood.errors import CapabilityError, DraftwoodError, ModelError, OptionError, PromptError
 from draftwood.models.find import resolve
 from draftwood.sizing.costs import LARGEST_TREE
-from draftwood.targets.load import load_target, pick_device
+from draftwood.targets.load import COMPILING, load_target, pick_device
+from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.room import MAX_CACHE_TOKENS, check_room, default_cache_tokens, out_of_memory
 from draftwood.text.bytes import ByteTokenizer
 from tests.tools.model_cache import home, toy  # noqa: F401 - fixtures
@@ -97,3 +98,12 @@ def test_odd_configurations_never_give_a_stack_trace(toy: Path, target: str, cha
 def test_the_byte_tokenizer_checks_messages_as_the_real_one_does(messages: object) -> None:
     with pytest.raises(PromptError, match=r"[Mm]essage"):
         ByteTokenizer().apply_chat(messages)
+
+
+def test_compiling_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes several seconds on first use from a checkout, and is silent otherwise."""
+    told: list[str] = []
+    for needed in (True, False):
+        monkeypatch.setattr(CpuDecoder, "needs_build", lambda needed=needed: needed)
+        load_target(ModelOptions(model="tiny", device="cpu"), lambda label, *_: told.append(label))
+    assert told == [COMPILING, COMPILING]  # start and end, once

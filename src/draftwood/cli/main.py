@@ -10,8 +10,10 @@ import os
 import re
 import shlex
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import TextIOWrapper
 
 from draftwood import __version__
@@ -21,6 +23,7 @@ from draftwood.errors import DraftwoodError, OptionError, did_you_mean
 
 GROUPS = (generation, bench, inspect, setup, train)
 OUT_ALIAS = re.compile(r"^--output(?==|$)")  # other programs' name for --out
+STARTING_SECONDS = 0.5
 BROKEN_PIPE = 141  # exit code of a process killed by SIGPIPE
 ISSUES = "This is a bug in draftwood, not in your input. Please report it with the lines above."
 
@@ -51,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parse(given)
         debug = debug or args.debug
-        code: int = load_function(args.run)(args)
+        with _starting(args):
+            run = load_function(args.run)
+        code: int = run(args)
         sys.stdout.flush()
         return code
     except DraftwoodError as error:
@@ -107,6 +112,31 @@ def complete_command(given: Sequence[str], commands: Sequence[str]) -> list[str]
         allowed=commands,
         next_step=did_you_mean(first, commands) or f"If it is a prompt: draftwood generate {shlex.quote(words)}",
     )
+
+
+@contextmanager
+def _starting(args: argparse.Namespace) -> Iterator[None]:
+    """On a terminal, tell that the program starts if importing takes long: on a slow disk it is many seconds."""
+    if not sys.stderr.isatty() or getattr(args, "quiet", False):
+        yield
+        return
+    told = threading.Event()
+
+    def tell() -> None:
+        told.set()
+        sys.stderr.write("starting ...")
+        sys.stderr.flush()
+
+    timer = threading.Timer(STARTING_SECONDS, tell)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        if told.is_set():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 def _replace_unencodable() -> None:

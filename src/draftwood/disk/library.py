@@ -60,6 +60,18 @@ class Library:
         self.load()
         return self._state.why if self._state is not None else ""
 
+    def needs_build(self) -> bool:
+        """Whether ``load`` is going to run the compiler, which takes several seconds."""
+        if self._state is not None or os.environ.get("DRAFTWOOD_NO_KERNEL", "") not in ("", "0"):
+            return False
+        if not os.environ.get("DRAFTWOOD_CC") and self._find_prebuilt() is not None:
+            return False
+        compiler = find_compiler()
+        return compiler is not None and not self._built_path(compiler).exists()
+
+    def _built_path(self, compiler: str) -> Path:
+        return cache_home() / "kernels" / f"{self._name}-{_fingerprint(self._source.parent, compiler)}.so"
+
     def _load(self) -> _State:
         if os.environ.get("DRAFTWOOD_NO_KERNEL", "") not in ("", "0"):
             return _State(None, "DRAFTWOOD_NO_KERNEL is set")
@@ -93,7 +105,7 @@ class Library:
                 f"other users can write to {folder}, so libraries in it are not loaded; "
                 "remove this folder or set DRAFTWOOD_HOME to a folder of your own"
             )
-        library = folder / f"{self._name}-{_fingerprint(self._source.parent, compiler)}.so"
+        library = self._built_path(compiler)
         if library.exists() and not _others_could_write(library):
             return library
         # Compiled under a temporary name and then renamed, so processes that start together do not disturb each other.

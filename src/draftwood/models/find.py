@@ -21,7 +21,7 @@ from draftwood.disk import DiskFullError, lock_entry, models_home, new_folder, s
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import fetch
 from draftwood.models.aliases import read_aliases
-from draftwood.models.gguf import CONVERTER_VERSION, MAGIC, GgufFile, convert, converted_size
+from draftwood.models.gguf import CONVERTER_VERSION, MAGIC, GgufFile, convert, converted_size, describe_conversion
 from draftwood.progress import Progress
 
 RECORD = "draftwood.json"
@@ -222,7 +222,7 @@ def _convert_file(path: Path, final: Path, progress: Progress | None) -> None:
 def _fill(source: Path, folder: Path, progress: Progress | None) -> str | None:
     """Converts the file into the folder; returns the licence named in the file."""
     with GgufFile(source) as file:
-        convert(file, folder, _labelled(progress, "converting the model"))
+        convert(file, folder, _labelled(progress, describe_conversion(file)))
         licence = file.metadata.get("general.license")
         return licence if isinstance(licence, str) else None
 

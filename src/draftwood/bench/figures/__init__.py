@@ -3,11 +3,12 @@
 from draftwood.bench.figures.diff import ALL_METHODS, METRICS, OTHER, SAME, UNKNOWN, WORSE, Change, diff_runs
 from draftwood.bench.figures.metrics import summarize
 from draftwood.bench.figures.pairs import find_pairs
-from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval, Summary
+from draftwood.bench.figures.summary import ALL_TASKS, MAX_OTHER_LOAD, Cell, Interval, Summary, is_above_tau
 
 __all__ = [
     "ALL_METHODS",
     "ALL_TASKS",
+    "MAX_OTHER_LOAD",
     "METRICS",
     "OTHER",
     "SAME",
@@ -19,5 +20,6 @@ __all__ = [
     "Summary",
     "diff_runs",
     "find_pairs",
+    "is_above_tau",
     "summarize",
 ]

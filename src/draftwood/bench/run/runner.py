@@ -19,6 +19,7 @@ from draftwood.bench.records import (
     MANIFEST,
     BenchMethod,
     BenchRun,
+    LoadMeter,
     RequestKey,
     RequestRecord,
     RunManifest,
@@ -175,6 +176,7 @@ class _Runner:
                 self._note(f"these methods lost their memory and start from scratch: {', '.join(restarted)}")
         if jobs:
             self._warm_up(jobs)
+        meter = LoadMeter()
         label = f"measuring {len(self._engines)} method{'' if len(self._engines) == 1 else 's'}"
         for job in jobs:
             report(self._progress, label, done, total)
@@ -182,7 +184,7 @@ class _Runner:
                 self._run_job(job)
             done += 1
         report(self._progress, label, 1, 1)
-        return self._finish()
+        return self._finish(None if self._settings.peers else meter.read())  # peers are processes of their own
 
     def _run_job(self, job: BenchJob) -> None:
         try:
@@ -244,7 +246,7 @@ class _Runner:
             write_manifest(self._folder, self._manifest)
             self._note(f"{label} is disabled after {len(reasons)} failures in a row: {reasons[0]}")
 
-    def _finish(self) -> BenchRun:
+    def _finish(self, load: float | None) -> BenchRun:
         """Add the verdicts that waited for plain decoding, and rewrite the file without superseded records."""
         prompts = {(job.task, prompt.id): prompt for job in self._jobs for prompt in job.prompts}
         for key, record in self._records.items():
@@ -253,7 +255,8 @@ class _Runner:
                 self._records[key] = self._judge.judge(record, sent)
         records = list(self._records.values())
         write_records(self._folder, records)
-        manifest = replace(self._manifest, finished=_now())
+        known = [load for load in (self._manifest.other_load, load) if load is not None]
+        manifest = replace(self._manifest, finished=_now(), other_load=max(known, default=None))
         write_manifest(self._folder, manifest)
         return BenchRun(self._folder.resolve().name, manifest, records)
 
