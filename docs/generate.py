@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from prometheus_client import generate_latest  # noqa: E402
 
 from draftwood import LLM, SamplingParams  # noqa: E402
 from draftwood.cli.main import build_parser  # noqa: E402
-from draftwood.config import DEFAULT_DRAFTER, EngineOptions, ModelOptions  # noqa: E402
+from draftwood.config import DEFAULT_DRAFTER, EngineOptions, ModelOptions, field_meanings  # noqa: E402
 from draftwood.drafters import Drafter, drafter_class  # noqa: E402
 from draftwood.drafters.registry import BUILTIN  # noqa: E402
 from draftwood.serve.metrics import GAUGES, Metrics  # noqa: E402
@@ -110,30 +109,8 @@ def first_paragraph(docstring: str | None) -> str:
 # Options records: names and defaults from the dataclass, meanings from the comments of its fields
 
 
-@cache
-def field_comments(cls: type) -> dict[str, str]:
-    """Meaning of each field: the comment after it, the comment lines above it, or the string below it."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        if "__dataclass_fields__" not in vars(base):
-            continue
-        name, above = "", ""
-        for line in inspect.getsource(base).splitlines():
-            if match := re.match(r"    (\w+): [^#]*(?:#\s*(.*))?$", line):
-                name = match[1]
-                found[name] = match[2] or above
-                above = ""
-            elif match := re.match(r"    #\s*(.*)", line):
-                above = f"{above} {match[1]}".strip()
-            elif name and (match := re.match(r'    """(.*)"""$|        [^#]*#\s*(.*)', line)):
-                found[name] = found[name] or match[1] or match[2]
-            elif re.match(r"    (def|@)", line):
-                break
-    return found
-
-
 def record_table(cls: type[Any], label: str = "option") -> str:
-    meanings = {**FIELDS, **{name: text for name, text in field_comments(cls).items() if text}}
+    meanings = {**FIELDS, **{name: text for name, text in field_meanings(cls).items() if text}}
     rows = [(code(each.name), default_text(each.default), meanings.get(each.name, NONE)) for each in fields(cls)]
     return table((label, "default", "meaning"), rows)
 

@@ -86,7 +86,9 @@ def inner_imports(path: Path) -> Iterator[Import]:
 def face(package: str) -> frozenset[str]:
     """What outsiders may import from a package: what its ``__init__.py`` defines or imports from its own modules."""
     names: set[str] = set()
-    for node in ast.parse(PATHS[package].read_text()).body:
+    body = ast.parse(PATHS[package].read_text()).body
+    lazy = [inner for node in body if isinstance(node, ast.If) for inner in node.body]  # for type checkers
+    for node in [*body, *lazy]:
         match node:
             case ast.ImportFrom(module=str(module)) if f"{module}.".startswith(f"{package}."):
                 names.update(alias.name for alias in node.names)

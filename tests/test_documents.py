@@ -14,7 +14,7 @@ import pytest
 from draftwood.bench.peers import Peer, PeerModel, PeerSpec
 from draftwood.bench.recipes.recipe import list_recipes, load_recipe
 from draftwood.bench.report import text
-from draftwood.cli.main import build_parser
+from draftwood.cli.main import build_parser, parse
 from tests.tools.documents import DOCUMENTS, WRITTEN, anchors, blocks, command_lines, links, prose
 from tests.tools.paths import ROOT
 
@@ -102,7 +102,7 @@ def test_code_blocks_name_their_language(document: Path) -> None:
 def test_commands_of_code_blocks_parse(document: Path) -> None:
     for line, command in command_lines(document):
         try:
-            build_parser().parse_args(shlex.split(command)[1:])
+            parse(shlex.split(command)[1:])
         except SystemExit:
             pytest.fail(f"line {line}: {command}")
 

@@ -1,6 +1,7 @@
 """Draftwood: a language model generates faster, and its output stays the same."""
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = ["LLM", "Completion", "DraftwoodError", "SamplingParams", "__version__"]
+
+# Threads of torch wait for each other after every operation, by default for milliseconds of busy waiting. If another
+# process needs a core, they then wait for a thread that is not running: eager decoding becomes ten times slower. These
+# variables limit busy waiting to some ten microseconds; they are read when torch is imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # GNU
+    os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel and LLVM, milliseconds
 
 # Torch takes a second to import: a help text should not wait for it.
 _HOMES = {"LLM": "llm", "Completion": "llm", "SamplingParams": "config", "DraftwoodError": "errors"}  # modules

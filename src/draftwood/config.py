@@ -1,6 +1,8 @@
 """Public options: frozen, keyword-only, checked when they are created. The one place with defaults."""
 
+import inspect
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
@@ -115,6 +117,37 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], what: str) -> T:
         return cls(**values)
     except TypeError as error:
         raise OptionError(f"{what} was given options it cannot use", got=dict(values)) from error
+
+
+def field_meanings(cls: type[Any]) -> dict[str, str]:
+    """The meaning of each field of a record: the comment after it, the lines above it, or the string below it.
+
+    Empty if the source is not there, as in a frozen program.
+    """
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        if "__dataclass_fields__" not in vars(base):
+            continue
+        name, above = "", ""
+        for line in _source_of(base).splitlines():
+            if match := re.match(r"    (\w+): [^#]*(?:#\s*(.*))?$", line):
+                name = match[1]
+                found[name] = match[2] or above or found.get(name, "")
+                above = ""
+            elif match := re.match(r"    #\s*(.*)", line):
+                above = f"{above} {match[1]}".strip()
+            elif name and (match := re.match(r'    """(.*)"""$|        [^#]*#\s*(.*)', line)):
+                found[name] = found[name] or match[1] or match[2]
+            elif re.match(r"    (def|@)", line):
+                break
+    return found
+
+
+def _source_of(cls: type) -> str:
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):
+        return ""
 
 
 def parse_value(text: str) -> Any:

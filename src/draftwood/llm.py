@@ -115,8 +115,10 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Cancels running requests, frees the cache, and saves the drafter's memory to its file, if it has one."""
+        """Cancels running requests, frees the cache, and saves what was learned: the drafter's memory, if it has a
+        file, and the costs of passes."""
         self._engine.clear()
+        self._engine.keep_costs()
         with self._engine.at_rest():
             self._default.memory.save()
 
@@ -176,9 +178,14 @@ class LLM:
         *,
         drafter: DrafterLike | None = None,
         prediction: str | None = None,
+        reuse: bool = False,
     ) -> Generator[TokenEvent, None, None]:
-        """Yields token events of one completion as blocks are accepted. Leaving the loop early cancels the request."""
-        return self._stream(self.request(self._encode(prompt), params, drafter=drafter, prediction=prediction))
+        """Yields token events of one completion as blocks are accepted. Leaving the loop early cancels the request.
+
+        ``reuse``: keep the cache for a request that continues this one, and use that of an earlier one.
+        """
+        ids = self._encode(prompt)
+        return self._stream(self.request(ids, params, drafter=drafter, prediction=prediction, reuse=reuse))
 
     def stream_chat(
         self,

@@ -12,15 +12,26 @@ Message = Mapping[str, str]
 Conversation = Sequence[Message]
 
 
-def prompt_ids(codec: TextCodec, prompt: str | Conversation, *, raw: bool = False) -> list[int]:
-    """Encode a request: with the chat template if the model has one, or unchanged with ``raw``."""
+def prompt_ids(
+    codec: TextCodec, prompt: str | Conversation, *, raw: bool = False, system: str | None = None
+) -> list[int]:
+    """Encode a request: with the chat template if the model has one, or unchanged with ``raw``.
+
+    ``system`` is a system message, which needs a chat template.
+    """
     messages = _user_message(prompt) if isinstance(prompt, str) else list(prompt)
     as_chat = codec.has_chat and not raw
     # White space is an empty chat message, but a valid text to continue.
     if not any(message["content"].strip() if as_chat else message["content"] for message in messages):
         raise PromptError("The prompt is empty", next_step="Give at least one word.")
+    if system and not as_chat:
+        raise PromptError(
+            "A system message needs a chat template",
+            got="a raw text to continue" if raw else "a model without one",
+            next_step="Put the instruction into the prompt, or use a chat model without --raw.",
+        )
     if as_chat:
-        return codec.apply_chat(messages)
+        return codec.apply_chat([{"role": "system", "content": system}, *messages] if system else messages)
     return codec.encode("\n\n".join(message["content"] for message in messages))
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from draftwood.bench.figures.bootstrap import (
     Array,
     cluster_table,
+    group_timings,
     interval,
     mean_of_strata,
     paired_speedup,
@@ -19,6 +20,7 @@ from draftwood.bench.figures.bootstrap import (
     ratio_of_sums,
     resample_medians,
     resample_sums,
+    resample_timed_rows,
 )
 from draftwood.bench.figures.summary import Interval
 
@@ -228,3 +230,44 @@ def test_variance_of_draws_matches_variance_of_mean() -> None:
     assert draws[1:].var() == pytest.approx(np.var(values, ddof=1) / 4, rel=0.03)
     single = [ratio_of_sums(table((value, 1.0)), str(value), resamples=50_000) for value in values]
     assert mean_of_strata(single)[1:].var() == pytest.approx(np.var(values, ddof=1) / 4, rel=0.03)
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def timed(prompts: int, repeats: int, noise: float, seed: int = 0) -> list[tuple[str, tuple[float, ...]]]:
+    """Requests of equal prompts whose times alone vary: tokens and seconds."""
+    draw = np.random.default_rng(seed)
+    return [(str(p), (10.0, float(draw.lognormal(0.0, noise)))) for p in range(prompts) for _ in range(repeats)]
+
+
+def test_repeats_of_one_prompt_have_an_interval() -> None:
+    rows = timed(1, 8, 0.3)
+    found = interval(ratio_of_sums(group_timings(rows), "a"))  # type: ignore[arg-type]
+    assert found is not None
+    assert found.low < 0.95 * found.value < found.value < 1.05 * found.value < found.high
+    single = interval(ratio_of_sums(group_timings(rows[:1]), "a"))  # type: ignore[arg-type]
+    assert single is not None
+    assert single.low == single.high == single.value
+
+
+def test_intervals_over_repeats_cover_the_truth() -> None:
+    """Of 200 simulated benchmarks of three prompts, about 95% of the intervals must contain the true rate."""
+    covered = 0
+    for seed in range(200):
+        found = interval(resample_quotient(timed(3, 6, 0.3, seed)))
+        assert found is not None
+        covered += found.low <= 10.0 / np.exp(0.3**2 / 2) <= found.high
+    assert covered >= 176
+
+
+def resample_quotient(rows: list[tuple[str, tuple[float, ...]]]) -> Array:
+    sums = resample_timed_rows(rows, "a")
+    return quotient(sums[:, 0], sums[:, 1])
+
+
+def test_one_request_per_prompt_is_resampled_as_before_and_order_does_not_matter() -> None:
+    rows = timed(9, 1, 0.3)
+    assert interval(resample_quotient(rows)) == interval(resample_quotient(rows[::-1]))
+    many = timed(5, 3, 0.3)
+    assert np.array_equal(resample_quotient(many), resample_quotient(many[::-1]))

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from draftwood.bench.figures.summary import ALL_TASKS, Cell, Interval
+from draftwood.bench.records.machine import LoadMeter
 from draftwood.bench.records.run_folder import ERROR, IDENTICAL, TIE, LosslessVerdict
+from draftwood.bench.report.facts import headline, list_doubts, warnings
 from draftwood.tree import DraftTree
-from tests.tools.metrics import GOOSE, PEER, PLAIN, record, run, spine_tree, summary, traced, two_tasks, value
+from tests.tools.metrics import GOOSE, PEER, PLAIN, measured, record, run, spine_tree, summary, traced, two_tasks, value
 
 
 def test_speeds_and_speedups_by_hand() -> None:
@@ -235,3 +237,29 @@ def test_prompts_of_one_batch_are_resampled_together() -> None:
     assert alone.tokens_per_second is not None
     assert alone.tokens_per_second.low > 2.5  # seven slow ones are drawn in 1 of 128 resamples
     assert cell.tau == alone.tau
+
+
+def test_disturbed_times_are_flagged() -> None:
+    """A speed-up above tau, as on a loaded machine, is no headline without a warning."""
+    stats = {"stats": {"cycles": 15}}
+    records = measured({"plain": 0.2, "goose": 0.05, "pld": 0.16}, **stats)
+    methods = [PLAIN, GOOSE, {**GOOSE, "label": "pld", "drafter": "pld"}]
+    found = summary(run(records, other_load=0.5, methods=methods, finished="2025-01-01T00:00:00Z"))
+    doubts = list_doubts(found)
+    assert doubts[0] == "Other processes used 50% of the cores during the run: times are disturbed."
+    assert doubts[1].startswith("goose: 4.0")
+    assert "Drafting cannot gain more than that" in doubts[1]
+    assert len(doubts) == 2
+    assert set(doubts) <= set(warnings(found))
+    assert headline(found).startswith("pld decodes 1.2")  # the fastest that can be true
+    alone = summary(run([each for each in records if each.method != "pld"]))
+    assert "tokens per pass: times are disturbed" in headline(alone)
+    assert list_doubts(summary(run(measured({"plain": 0.2, "goose": 0.1}), other_load=0.01))) == []
+
+
+def test_the_load_of_other_processes_is_measured() -> None:
+    meter = LoadMeter()
+    assert meter.read() is None  # too short to tell
+    meter._started = (meter._started[0] - 10.0, *meter._started[1:])
+    found = meter.read()
+    assert found is None or 0.0 <= found < 1.0

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from draftwood.cli.console.stdin import DISCARD, join_lines
 from draftwood.cli.console.terminal import Paint, replace_controls
 from draftwood.cli.inspect.tree import tree_lines
-from draftwood.engine import RequestStats, TokenEvent
+from draftwood.config import SamplingParams
+from draftwood.engine import GenerationRequest, RequestStats, TokenEvent
 from draftwood.llm import LLM
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import TreeBuilder
-from tests.tools.cli import ESCAPE, SHORT, Command, Terminal, _plain_environment, draftwood_command, set_stdin  # noqa: F401 - fixtures
+from tests.tools.cli import ESCAPE, SHORT, TINY, Command, Terminal, _plain_environment, draftwood_command, set_stdin  # noqa: F401 - fixtures  # noqa: F401 - fixtures
 
 # -- chat ------------------------------------------------------------------------------------------------------------
 
 
 def test_chat_keeps_the_cache_between_turns(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     set_stdin(monkeypatch, "abab\n\nand then?\n/stats\n/quit\nnever heard\n")
-    result = draftwood_command("chat", *SHORT)
+    result = draftwood_command("chat", "--stats", *SHORT)
     assert result.code == 0
     assert "0 of " in result.err
     turns = [line for line in result.err.split("\n") if "reused" in line]
@@ -38,9 +42,9 @@ def test_chat_commands(draftwood_command: Command, monkeypatch: pytest.MonkeyPat
     assert result.out == ""
     lines = result.err.strip().split("\n")
     assert lines[0] == "There are no answers yet."
-    assert lines[1].startswith("/help, /reset")
-    assert lines[2].startswith("Unknown command /what.")
-    assert lines[3:] == ["Set the system message.", "Removed the system message.", "Started a new conversation."]
+    assert lines[1].startswith("/continue")
+    assert lines[-4].startswith("Unknown command /what.")
+    assert lines[-3:] == ["Set the system message.", "Removed the system message.", "Started a new conversation."]
 
 
 def test_chat_sends_the_system_message_and_forgets_on_reset(
@@ -49,9 +53,9 @@ def test_chat_sends_the_system_message_and_forgets_on_reset(
     heard: list[list[tuple[str, str]]] = []
     answer = LLM.stream_chat
 
-    def listening(self: LLM, messages: list[dict[str, str]], *rest: object) -> Iterator[TokenEvent]:
+    def listening(self: LLM, messages: list[dict[str, str]], *rest: object, **more: object) -> Iterator[TokenEvent]:
         heard.append([(message["role"], message["content"]) for message in messages])
-        return answer(self, messages, *rest)  # type: ignore[arg-type]
+        return answer(self, messages, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(LLM, "stream_chat", listening)
     set_stdin(monkeypatch, "one\n/system S\ntwo\n/reset\nthree\n")
@@ -84,9 +88,9 @@ def test_ctrl_c_stops_one_answer_only(draftwood_command: Command, monkeypatch: p
     answer = LLM.stream_chat
     calls: list[int] = []
 
-    def interrupted(self: LLM, *rest: object) -> Iterator[TokenEvent]:
+    def interrupted(self: LLM, *rest: object, **more: object) -> Iterator[TokenEvent]:
         calls.append(1)
-        events = answer(self, *rest)  # type: ignore[arg-type]
+        events = answer(self, *rest, **more)  # type: ignore[arg-type]
         yield next(events)
         if len(calls) == 1:
             raise KeyboardInterrupt
@@ -127,8 +131,127 @@ def test_a_model_without_a_template_cannot_chat(draftwood_command: Command, monk
     set_stdin(monkeypatch, "hello\n")
     result = draftwood_command("chat", *SHORT)
     assert (result.code, "no chat template" in result.err) == (2, True)
+    set_stdin(monkeypatch, "")
     raw = draftwood_command("generate", "abab", "--raw", *SHORT).out
     assert draftwood_command("generate", "abab", *SHORT).out == raw
+
+
+def test_chat_answers_do_not_stop_in_the_middle(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, "/set\n")
+    assert "max_tokens 2048 · " in draftwood_command("chat", *TINY).err
+    assert "(default: 2048)" in draftwood_command("chat", "--help").out
+
+
+@pytest.fixture
+def prompts_heard(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    heard: list[list[int]] = []
+    request = LLM.request
+
+    def listening(self: LLM, prompt_ids: Sequence[int], *rest: Any, **more: Any) -> GenerationRequest:
+        heard.append(list(prompt_ids))
+        return request(self, prompt_ids, *rest, **more)
+
+    monkeypatch.setattr(LLM, "request", listening)
+    return heard
+
+
+def test_an_answer_that_was_cut_goes_on(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch, prompts_heard: list[list[int]]
+) -> None:
+    with LLM("tiny") as llm:
+        whole = llm.chat([{"role": "user", "content": "abab"}], SamplingParams(max_tokens=24))[0].token_ids
+    prompts_heard.clear()
+    set_stdin(monkeypatch, "/continue\nabab\n/continue\n/stats\nmore\n")
+    result = draftwood_command("chat", *SHORT, "--stats")
+    first, second, third = prompts_heard
+    assert second == [*first, *whole[:12]]
+    assert result.err.startswith("There is no answer that was cut.")
+    reused = [line for line in result.err.split("\n") if "reused" in line]
+    assert f"{len(first) + 11} of {len(second)} prompt tokens reused" in reused[1]
+    assert "2 answers · " in result.err
+    text = ByteTokenizer().decode(third)
+    assert text.count("assistant: ") == 2
+    assert text.index("user: more") > text.index("assistant: ")
+
+
+def test_a_conversation_is_saved_and_continued(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prompts_heard: list[list[int]]
+) -> None:
+    path = tmp_path / "talk.json"
+    set_stdin(monkeypatch, f"/system S\nabab\n/save {path}\n")
+    assert "Saved 2 messages" in draftwood_command("chat", *SHORT).err
+    assert [message["role"] for message in json.loads(path.read_text())["messages"]] == ["user", "assistant"]
+    set_stdin(monkeypatch, f"/load {path}\n/continue\nmore\n")
+    assert "Loaded 2 messages" in draftwood_command("chat", *SHORT).err
+    first, going_on, more = prompts_heard
+    assert going_on[: len(first)] == first
+    assert len(going_on) > len(first)
+    assert ByteTokenizer().decode(more).startswith("system: S\nuser: abab\nassistant: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/load", "name of the file is missing"),
+        ("/save", "name of the file is missing"),
+        ("/load /no/such/file", "cannot be read"),
+        ("/load {bad}", "is not valid JSON"),
+        ("/load {other}", "is not a saved conversation"),
+        ("/save {folder}/no/such/\0/x", "cannot be"),
+        ("/set warmth 3", "Cannot set this"),
+        ("/set temperature warm", "temperature is out of range"),
+        ("/drafter gose", "Did you mean 'goose'?"),
+    ],
+)
+def test_a_wrong_command_does_not_end_the_chat(
+    line: str, message: str, draftwood_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bad").write_text("{")
+    (tmp_path / "other").write_text('{"messages": [1]}')
+    if "{folder}" in line:
+        (tmp_path / "no").write_text("a file, not a folder")
+        line = f"/save {tmp_path}/no/x"
+    lines = iter([line.format(bad=tmp_path / "bad", other=tmp_path / "other"), "/stats", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    monkeypatch.setattr("sys.stdout", Terminal())
+    result = draftwood_command("chat", *SHORT)
+    assert result.code == 0
+    assert message in result.err
+    assert "There are no answers yet" in result.err
+
+
+def test_sampling_and_drafter_change_inside_a_chat(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, "abab\n")
+    sampled = draftwood_command("chat", *SHORT, "--temperature", "1.5", "--seed", "4").out
+    set_stdin(monkeypatch, "/set temperature 1.5\n/set seed 4\n/drafter\n/drafter plain\nabab\n/stats\n")
+    result = draftwood_command("chat", *SHORT)
+    assert result.out == sampled
+    assert result.err.startswith("temperature 1.5\nseed 4\ndrafter goose\ndrafter plain\n")
+    assert "budget 8 · plain" in result.err
+
+
+@pytest.mark.parametrize(
+    ("lines", "messages"),
+    [
+        (["one\n", "two\n"], ["one", "two"]),
+        (['"""\n', "one\n", "\n", "  two\n", '"""\n', "three\n"], ["one\n\n  two", "three"]),
+        (['"""one\n', 'two"""\n'], ["one\ntwo"]),
+        (['"""one"""\n'], ["one"]),
+        (["one\\\n", "two\\\n", "three\n", "four"], ["one\ntwo\nthree", "four"]),
+        (['"""\n', "one\n", DISCARD, "two\n"], ["two"]),
+        (["one\\\n", DISCARD, "two\n"], ["two"]),
+        (['"""\n', "never closed\n"], ["never closed"]),
+        (["one\\"], ["one"]),
+    ],
+)
+def test_messages_of_several_lines(lines: list[str], messages: list[str]) -> None:
+    assert list(join_lines(iter(lines))) == messages
+
+
+def test_colours_are_explained_once(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_stdin(monkeypatch, "abab\nabab\nabab\n")
+    result = draftwood_command("chat", "--frequency-penalty=-50", "--color", "always", *SHORT)
+    assert result.err.count("copied from the text") == 1
 
 
 # -- inspect ---------------------------------------------------------------------------------------------------------

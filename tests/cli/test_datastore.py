@@ -46,7 +46,7 @@ def lines(path: Path, *entries: Any) -> Path:
 
 
 def build(run: Command, output: Path, *argv: object) -> Result:
-    return run("datastore", "build", *map(str, argv), "--output", str(output), "--model", "tiny")
+    return run("datastore", "build", *map(str, argv), "--out", str(output), "--model", "tiny")
 
 
 def test_build_from_a_folder(draftwood_command: Command, corpus: Path, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_missing_files_and_empty_folders_are_refused(draftwood_command: Command,
     assert result.code == 2
     assert "contains no text files" in result.err
     assert "*.jsonl" in result.err
-    assert draftwood_command("datastore", "build", "--output", "x").code == 2  # no files at all
+    assert draftwood_command("datastore", "build", "--out", "x").code == 2  # no files at all
 
 
 def test_show_refuses_other_files(draftwood_command: Command, corpus: Path) -> None:

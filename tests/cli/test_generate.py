@@ -10,24 +10,33 @@ from typing import cast
 import pytest
 
 import draftwood
-from draftwood.compare import compare
+from draftwood.compare import Comparison, TimedRun, compare
 from draftwood.config import DEFAULT_DRAFTER
 from draftwood.engine import RequestStats
 from draftwood.llm import LLM
 from draftwood.targets.native.cpu import CpuDecoder
-from tests.tools.cli import SHORT, TINY, Command, Terminal, _plain_environment, draftwood_command, set_stdin  # noqa: F401 - fixtures
+from tests.tools.cli import (  # noqa: F401 - fixtures  # noqa: F401 - fixtures
+    SHORT,
+    TINY,
+    Command,
+    Terminal,
+    _plain_environment,
+    draftwood_command,
+    prompt_file,
+    set_stdin,
+)
 
 # -- generate --------------------------------------------------------------------------------------------------------
 
 
 def test_generate_writes_output_to_stdout_and_report_to_stderr(draftwood_command: Command) -> None:
-    result = draftwood_command("generate", "abab", *SHORT)
+    result = draftwood_command("generate", "abab", "--stats", *SHORT)
     assert result.code == 0
     with LLM("tiny", budget=8) as llm:
         params = draftwood.SamplingParams(max_tokens=12)
         expected = llm.chat([{"role": "user", "content": "abab"}], params)[0].text
     assert result.out == expected + "\n"
-    for part in ("12 tokens", "tokens/s", "tau ", "cycles", "budget 8", DEFAULT_DRAFTER, "cut at the length limit"):
+    for part in ("12 tokens", "tokens/s", "tau ", "cycles", "budget 8", DEFAULT_DRAFTER, "cut at --max-tokens 12"):
         assert part in result.err
 
 
@@ -60,7 +69,7 @@ def test_generate_json_prints_exactly_one_object(draftwood_command: Command) -> 
 
 
 def test_closing_line_describes_the_trees(draftwood_command: Command) -> None:
-    prompt = ("generate", "abab", "--raw", "--model", "tiny", "--max-tokens", "12")
+    prompt = ("generate", "abab", "--raw", "--stats", "--model", "tiny", "--max-tokens", "12")
     stats = json.loads(draftwood_command(*prompt, "--budget", "8", "--json").out)["stats"]
     assert stats["mean_tree_size"] == pytest.approx((stats["drafted_nodes"] + stats["cycles"]) / stats["cycles"], 1e-3)
     assert f" · trees of {stats['mean_tree_size']:.1f} · budget 8 · " in draftwood_command(*prompt, "--budget", "8").err
@@ -96,7 +105,7 @@ def test_several_samples(draftwood_command: Command) -> None:
     assert len({tuple(sample["token_ids"]) for sample in samples}) == 3
     text = draftwood_command("generate", "abab", *sampled)
     assert all(sample["text"] in text.out for sample in samples)
-    assert text.err.count("tau") == 3
+    assert text.err.count("tokens/s") == 3
 
 
 def test_logprobs_are_shown_with_the_output(draftwood_command: Command) -> None:
@@ -167,6 +176,72 @@ def test_prompt_from_stdin(
     expected = draftwood_command("generate", "abab", *SHORT).out
     set_stdin(monkeypatch, "abab\n")
     assert draftwood_command("generate", *argument, *SHORT).out == expected
+
+
+def test_piped_text_follows_the_prompt(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in ``cat notes.txt | draftwood generate "Summarise this"``: nothing that was given is dropped."""
+    path = tmp_path / "notes.txt"
+    path.write_text("file\n")
+    for parts, piped, joined in [
+        (("Summarise:",), "one\ntwo\n", "Summarise:\n\none\ntwo"),
+        (("Summarise:",), "", "Summarise:"),
+        (("--file", str(path)), "piped\n", "file\n\npiped"),
+        (("Summarise:", "--file", str(path)), "piped\n", "Summarise:\n\nfile\n\npiped"),
+        (("-", "--file", str(path)), "piped\n", "file\n\npiped"),
+    ]:
+        set_stdin(monkeypatch, "")
+        expected = draftwood_command("generate", joined, *SHORT).out
+        set_stdin(monkeypatch, piped)
+        assert draftwood_command("generate", *parts, *SHORT).out == expected
+    monkeypatch.setattr("sys.stdin", None)  # closed, as in a service
+    assert draftwood_command("generate", "abab", *SHORT).code == 0
+    assert draftwood_command("generate", *SHORT).code == 2
+
+
+def test_a_system_message_is_part_of_the_chat(draftwood_command: Command) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "abab"}]
+    with LLM("tiny", budget=8) as llm:
+        expected = llm.chat(messages, draftwood.SamplingParams(max_tokens=12))[0].text
+    assert draftwood_command("generate", "abab", "--system", "Be brief.", *SHORT).out == expected + "\n"
+
+
+def test_few_statistics_by_default_all_if_asked_for_and_none_if_quiet(draftwood_command: Command) -> None:
+    short = draftwood_command("generate", "abab", *SHORT)
+    (line,) = short.err.strip().split("\n")
+    assert line.startswith("12 tokens · ")
+    assert " tokens per pass" in line
+    assert "tau" not in line
+    quiet = draftwood_command("generate", "abab", "--quiet", *SHORT)
+    assert (quiet.out, quiet.err) == (short.out, "")
+    assert "tau" in draftwood_command("generate", "abab", "--stats", *SHORT).err
+
+
+def test_a_comparison_is_made_of_the_figures_it_prints(
+    draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run may be slower than the one that is compared: one speed is printed, and the ratio is of it."""
+
+    def faster(self: object, *_: object, **__: object) -> Comparison:
+        def run(seconds: float) -> TimedRun:
+            return TimedRun([1], RequestStats(output_tokens=12, cycles=6, drafted_nodes=9, total_seconds=seconds))
+
+        return Comparison(speculative=run(0.1), plain=run(0.2), is_greedy=True)
+
+    monkeypatch.setattr("draftwood.cli.generation.generate.compare", faster)
+    lines = draftwood_command("generate", "abab", "--compare", *SHORT).err.strip().split("\n")
+    assert lines[0].startswith("12 tokens · 120.0 tokens/s · ")
+    assert lines[-1].startswith("2.00x the speed of plain decoding (120.0 against 60.0 tokens/s)")
+    content = json.loads(draftwood_command("generate", "abab", "--compare", "--json", *SHORT).out)
+    assert content["stats"]["tokens_per_second"] == content["compare"]["tokens_per_second"] == 120.0
+
+
+def test_json_repeats_the_budget_that_was_asked_for(draftwood_command: Command, prompt_file: Path) -> None:
+    automatic = ("--model", "tiny", "--max-tokens", "4", "--json")
+    for command in (("generate", "abab"), ("inspect", "tree", "abab"), ("check", "--prompts", str(prompt_file))):
+        assert json.loads(draftwood_command(*command, *automatic).out)["budget"] == "auto"
+        assert json.loads(draftwood_command(*command, *automatic, "--budget", "8").out)["budget"] == 8
 
 
 def test_prompt_from_file(draftwood_command: Command, tmp_path: Path) -> None:

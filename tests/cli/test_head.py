@@ -160,7 +160,7 @@ def test_errors_come_without_a_stack_trace(draftwood_command: Command, head_fold
 @pytest.mark.parametrize("to", ["eagle", "sglang", "vllm", "speculators", "draftwood"])
 def test_export(draftwood_command: Command, head_folder: Path, tmp_path: Path, to: str) -> None:
     out = tmp_path / "out"
-    result = draftwood_command("export", str(head_folder), "--to", to, str(out))
+    result = draftwood_command("export", str(head_folder), "--to", to, "--out", str(out))
     assert result.code == 0
     assert result.out == f"{out}: eagle3 head in the layout {to} (config.json, model.safetensors)\n"
     exported = load_head(out)
@@ -171,22 +171,24 @@ def test_export(draftwood_command: Command, head_folder: Path, tmp_path: Path, t
 def test_export_as_json_and_back(draftwood_command: Command, tmp_path: Path) -> None:
     head = random_head("medusa", SMALL)
     folder = save_head(head, tmp_path / "head")
-    result = draftwood_command("export", str(folder), "--to", "medusa", str(tmp_path / "out"), "--json")
+    result = draftwood_command("export", str(folder), "--to", "medusa", "--out", str(tmp_path / "out"), "--json")
     content = json.loads(result.out)
     assert content["files"] == ["config.json", "medusa_lm_head.pt"]
     assert content["from_format"] == "draftwood"
-    result = draftwood_command("export", str(tmp_path / "out"), "--to", "draftwood", str(tmp_path / "back"), "--json")
+    result = draftwood_command(
+        "export", str(tmp_path / "out"), "--to", "draftwood", "--out", str(tmp_path / "back"), "--json"
+    )
     assert json.loads(result.out)["from_format"] == "medusa"
     assert gives_same_logits(head, load_head(tmp_path / "back").head)
 
 
 def test_verifier_name(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("eagle3", SMALL), tmp_path / "head")
-    refused = draftwood_command("export", str(folder), "--to", "speculators", str(tmp_path / "out"))
+    refused = draftwood_command("export", str(folder), "--to", "speculators", "--out", str(tmp_path / "out"))
     assert refused.code == 2
     assert "pass it with --model" in refused.err
     result = draftwood_command(
-        "export", str(folder), "--to", "speculators", str(tmp_path / "out"), "--model", "org/not-fetched"
+        "export", str(folder), "--to", "speculators", "--out", str(tmp_path / "out"), "--model", "org/not-fetched"
     )
     assert result.code == 0
     verifier = json.loads((tmp_path / "out" / "config.json").read_text())["speculators_config"]["verifier"]
@@ -196,10 +198,12 @@ def test_verifier_name(draftwood_command: Command, tmp_path: Path) -> None:
 def test_local_model_gives_architecture_and_must_fit(draftwood_command: Command, tmp_path: Path) -> None:
     folder = save_head(random_head("eagle3", SMALL), tmp_path / "head")
     model, out = model_folder(tmp_path / "model"), tmp_path / "out"
-    draftwood_command("export", str(folder), "--to", "speculators", str(out), "--model", str(model))
+    draftwood_command("export", str(folder), "--to", "speculators", "--out", str(out), "--model", str(model))
     verifier = json.loads((out / "config.json").read_text())["speculators_config"]["verifier"]
     assert verifier == {"name_or_path": str(model), "architectures": ["LlamaForCausalLM"]}
-    result = draftwood_command("export", str(folder), "--to", "sglang", str(tmp_path / "no"), "--model", "tiny")
+    result = draftwood_command(
+        "export", str(folder), "--to", "sglang", "--out", str(tmp_path / "no"), "--model", "tiny"
+    )
     assert result.code == 2
     assert f"the target has {TINY_CONFIG.hidden_size}" in result.err
     assert not (tmp_path / "no").exists()
@@ -207,22 +211,22 @@ def test_local_model_gives_architecture_and_must_fit(draftwood_command: Command,
 
 def test_invalid_requests_are_refused(draftwood_command: Command, head_folder: Path, tmp_path: Path) -> None:
     odd = save_head(random_head("eagle3", SMALL, norm_before_residual=True), tmp_path / "odd")
-    result = draftwood_command("export", str(odd), "--to", "sglang", str(tmp_path / "out"))
+    result = draftwood_command("export", str(odd), "--to", "sglang", "--out", str(tmp_path / "out"))
     assert result.code == 2
     assert "norm_before_residual" in result.err
     assert "allowed: draftwood, vllm" in result.err
     assert not (tmp_path / "out").exists()
     for argv, text in (
-        ((str(head_folder), "--to", "eagle", str(odd)), "--force"),
-        ((str(head_folder), "--to", "eagle", str(head_folder), "--force"), "cannot replace itself"),
-        ((str(head_folder), "--to", "onnx", str(tmp_path / "out")), "invalid choice"),
-        ((str(tmp_path / "nowhere"), "--to", "eagle", str(tmp_path / "out")), "There is no such folder"),
+        ((str(head_folder), "--to", "eagle", "--out", str(odd)), "--force"),
+        ((str(head_folder), "--to", "eagle", "--out", str(head_folder), "--force"), "cannot replace itself"),
+        ((str(head_folder), "--to", "onnx", "--out", str(tmp_path / "out")), "invalid choice"),
+        ((str(tmp_path / "nowhere"), "--to", "eagle", "--out", str(tmp_path / "out")), "There is no such folder"),
     ):
         result = draftwood_command("export", *argv)
         assert result.code == 2
         assert text in result.err
         assert "Traceback" not in result.err
-    assert draftwood_command("export", str(head_folder), "--to", "eagle", str(odd), "--force").code == 0
+    assert draftwood_command("export", str(head_folder), "--to", "eagle", "--out", str(odd), "--force").code == 0
     assert load_head(odd).format == "eagle"
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import draftwood
 from draftwood.cli.console.terminal import Paint, ProgressBar, duration, quote, replace_controls, width
-from draftwood.cli.main import build_parser
+from draftwood.cli.main import build_parser, parse
+from draftwood.cli.options import name_flags
+from draftwood.engine import Engine, TokenEvent
 from draftwood.llm import LLM
 from tests.tools.cli import ESCAPE, SHORT, TINY, Command, Terminal, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 
@@ -25,11 +30,11 @@ from tests.tools.cli import ESCAPE, SHORT, TINY, Command, Terminal, _plain_envir
         ((*TINY, "--drafter-option", "max_dratf=3"), "has no option 'max_dratf'"),
         ((*TINY, "--drafter-option", "max_draft"), "KEY=VALUE"),
         ((*TINY, "--drafter-option", "max_draft=0"), "max_draft must be a whole number"),
-        ((*TINY, "--temperature", "nan"), "temperature is out of range"),
-        ((*TINY, "--temperature", "-1"), "temperature is out of range"),
+        ((*TINY, "--temperature", "nan"), "--temperature is out of range"),
+        ((*TINY, "--temperature", "-1"), "--temperature is out of range"),
         ((*TINY, "--temperature", "warm"), "invalid float value"),
-        ((*TINY, "--top-p", "0"), "top_p is out of range"),
-        ((*TINY, "--max-tokens", "0"), "max_tokens must be a whole number"),
+        ((*TINY, "--top-p", "0"), "--top-p is out of range"),
+        ((*TINY, "--max-tokens", "0"), "--max-tokens must be a whole number"),
         ((*TINY, "--seed", "-1"), "seed must be a whole number"),
         ((*TINY, "--n", "0"), "n must be a whole number"),
         ((*TINY, "--stop", ""), "stop must be one or several texts"),
@@ -37,7 +42,11 @@ from tests.tools.cli import ESCAPE, SHORT, TINY, Command, Terminal, _plain_envir
         (("--model", "tiny", "--budget", "many"), "budget must be a number"),
         ((*TINY, "--dtype", "int8"), "invalid choice"),
         ((*TINY, "--device", "toaster"), "got: 'toaster'"),
-        ((*TINY, "--file", "/nowhere.txt"), "Two prompts"),
+        ((*TINY, "--file", "/nowhere.txt"), "/nowhere.txt cannot be read"),
+        ((*TINY, "--quiet", "--compare"), "--quiet hides the comparison"),
+        ((*TINY, "--quiet", "--stats"), "not allowed with"),
+        ((*TINY, "--raw", "--system", "be brief"), "A system message needs a chat template"),
+        ((*TINY, "--device", "cuda"), "Use --device cpu"),
         ((*TINY, "--no-such-option"), "unrecognized arguments"),
     ],
 )
@@ -52,13 +61,56 @@ def test_bad_options_exit_with_2_and_explain(argv: tuple[str, ...], message: str
 @pytest.mark.parametrize(
     ("argv", "name"),
     [
-        (("datastore", "build", "a", "--output", "x", "b", "--force", "c"), "files"),
+        (("datastore", "build", "a", "--out", "x", "b", "--force", "c"), "files"),
         (("bench", "report", "--json", "a", "--color", "never", "b", "c"), "runs"),
         (("train", "data", "a", "b", "--out", "x", "c"), "files"),
     ],
 )
 def test_options_may_appear_between_list_items(argv: tuple[str, ...], name: str) -> None:
     assert getattr(build_parser().parse_args(argv), name) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (("generate", "Write", "a", "haiku"), "draftwood generate 'Write a haiku'"),
+        (("generate", "Write", "a", "haiku", *SHORT), "draftwood generate 'Write a haiku'"),
+        (("Write", "a", "haiku"), "draftwood generate 'Write a haiku'"),
+        (("generat", "Write a haiku"), "Did you mean 'generate'?"),
+        (("hello",), "If it is a prompt: draftwood generate hello"),
+    ],
+)
+def test_words_without_quotes_get_a_hint(argv: tuple[str, ...], hint: str, draftwood_command: Command) -> None:
+    result = draftwood_command(*argv)
+    assert result.code == 2
+    assert hint in result.err
+    assert "usage" not in result.err
+
+
+def test_output_is_another_name_of_out() -> None:
+    for given in (["--output", "x"], ["--output=x"], ["--out", "x"]):
+        assert parse(["datastore", "build", "a", *given]).out == "x"
+        assert parse(["export", "head", "--to", "vllm", *given]).out == "x"
+
+
+@pytest.mark.parametrize("argv", [("two words", *SHORT), (*SHORT, "two words")])
+def test_a_prompt_alone_generates(argv: tuple[str, ...], draftwood_command: Command) -> None:
+    assert draftwood_command(*argv).out == draftwood_command("generate", "two words", *SHORT).out
+
+
+def test_flags_are_named_as_they_are_typed() -> None:
+    def named(text: str, param: str | None = None) -> str:
+        return name_flags(text, param, Namespace(device="cpu", max_tokens=3, stop=[]))
+
+    assert named("Use device='cpu' or device=cpu.") == "Use --device cpu or --device cpu."
+    assert named("max_tokens is 0; raise max_tokens or cache_tokens") == (
+        "--max-tokens is 0; raise --max-tokens or cache_tokens"  # the command has no --cache-tokens
+    )
+    assert named("run.max_tokens and --max-tokens, my_max_tokens, stop it") == (
+        "run.max_tokens and --max-tokens, my_max_tokens, stop it"
+    )
+    assert named("stop must be text", "stop") == "--stop must be text"
+    assert name_flags("raise cache_tokens", None, None) == "raise --cache-tokens"
 
 
 def test_empty_prompt_is_refused_before_model_is_resolved(draftwood_command: Command) -> None:
@@ -123,7 +175,7 @@ def test_debug_shows_traceback(draftwood_command: Command, monkeypatch: pytest.M
 def test_internal_error_shows_traceback_and_asks_for_report(
     draftwood_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LLM, "stream", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(LLM, "request", lambda *_, **__: 1 / 0)
     result = draftwood_command("generate", "hello", *TINY)
     assert result.code == 1
     assert "ZeroDivisionError" in result.err
@@ -134,9 +186,33 @@ def test_an_interrupt_ends_cleanly(draftwood_command: Command, monkeypatch: pyte
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LLM, "stream", interrupted)
+    monkeypatch.setattr(LLM, "request", interrupted)
     result = draftwood_command("generate", "hello", *TINY)
     assert (result.code, result.err) == (130, "\ndraftwood: interrupted\n")
+
+
+def test_ctrl_c_prints_what_was_generated_so_far(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = draftwood_command("generate", "abab", *SHORT).out
+    events = Engine.events
+
+    def interrupted(self: Engine, request_ids: list[int]) -> Iterator[TokenEvent]:
+        for number, event in enumerate(events(self, request_ids)):
+            if number == 5:
+                raise KeyboardInterrupt
+            yield event
+
+    monkeypatch.setattr(Engine, "events", interrupted)
+    result = draftwood_command("generate", "abab", "--no-stream", *SHORT)
+    assert result.code == 130
+    assert len(result.out) > 1
+    assert whole.startswith(result.out.removesuffix("\n"))
+    assert "stopped" in result.err
+    content = json.loads(draftwood_command("generate", "abab", "--json", *SHORT).out)
+    assert content["finish_reason"] == "cancelled"
+    assert whole.startswith(content["text"])
+    several = draftwood_command("generate", "abab", "--n", "2", "--temperature", "1", "--seed", "1", *SHORT)
+    assert several.code == 130
+    assert several.err.count("stopped") == 2
 
 
 # -- colours ---------------------------------------------------------------------------------------------------------
@@ -151,7 +227,8 @@ def test_colours_are_used_on_terminals_only(draftwood_command: Command, monkeypa
     coloured = draftwood_command(*REPEATING, "--color", "always")
     assert ESCAPE in coloured.out
     assert "■" in coloured.err
-    assert "context" in coloured.err
+    assert "copied from the text" in coloured.err
+    assert "context" in draftwood_command(*REPEATING, "--color", "always", "--stats").err
     monkeypatch.setenv("NO_COLOR", "1")
     assert ESCAPE in draftwood_command(*REPEATING, "--color", "always").out
 

@@ -6,17 +6,22 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import draftwood
 from draftwood import check as check_module
+from draftwood.bench import split_methods
+from draftwood.bench.records import parse_methods
 from draftwood.check import TIE_TOLERANCE
 from draftwood.config import DEFAULT_DRAFTER
+from draftwood.drafters import drafter_classes
 from draftwood.llm import LLM
 from draftwood.targets.native.cpu import CpuDecoder
-from tests.tools.cli import SHORT, Command, _plain_environment, draftwood_command, prompt_file  # noqa: F401 - fixtures
+from tests.tools.cli import SHORT, Command, Terminal, _plain_environment, draftwood_command, prompt_file  # noqa: F401 - fixtures
 
 # -- check -----------------------------------------------------------------------------------------------------------
 
@@ -197,10 +202,102 @@ def test_drafters_are_listed_with_their_options(draftwood_command: Command) -> N
     assert content["drafters"]["plain"]["options"] == {}
 
 
+def test_a_drafter_is_explained_option_by_option(draftwood_command: Command) -> None:
+    for name, cls in drafter_classes().items():
+        result = draftwood_command("drafters", name)
+        assert result.code == 0
+        lines = result.out.split("\n")
+        for option in (field.name for field in fields(cls.Options)):
+            (place,) = (number for number, line in enumerate(lines) if line.startswith(f"  {option} ("))
+            assert lines[place + 1].startswith("    "), f"{name}: {option} has no explanation"
+            assert lines[place + 1].endswith(".")
+    assert "It has no options." in draftwood_command("drafters", "plain").out
+    content = json.loads(draftwood_command("drafters", "pld", "--json").out)["drafters"]
+    assert list(content) == ["pld"]
+    assert all(content["pld"]["meanings"].values())
+    assert "Did you mean 'goose'?" in draftwood_command("drafters", "gose").err
+
+
+DRAFTER_FILE = """
+from dataclasses import dataclass
+from draftwood.drafters import Drafter
+from draftwood.tree import DraftTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    token: int = 97  # the token that is always guessed
+
+
+class Letter(Drafter):
+    Options = Options
+
+    def begin(self, request):
+        self.last = request.known_text[-1]
+
+    def propose(self, budget):
+        return DraftTree.chain([self.last, self.options.token][:budget], "letter")
+
+    def observe(self, verified):
+        self.last = verified.emitted[-1]
+"""
+
+
+@pytest.fixture
+def drafter_file(tmp_path: Path) -> Path:
+    path = tmp_path / "letter.py"
+    path.write_text(DRAFTER_FILE)
+    return path
+
+
+def test_a_drafter_comes_from_a_file(draftwood_command: Command, drafter_file: Path) -> None:
+    plain = draftwood_command("generate", "abab", *SHORT, "--drafter", "plain")
+    for name in (f"{drafter_file}:Letter", str(drafter_file)):
+        result = draftwood_command("generate", "abab", *SHORT, "--drafter", name, "--json")
+        content = json.loads(result.out)
+        assert content["text"] + "\n" == plain.out
+        assert content["drafter"] == "Letter"
+        assert content["stats"]["drafted_by_source"] == {"letter": 11}
+    assert "The token that is always guessed." in draftwood_command("drafters", f"{drafter_file}:Letter").out
+    option = ("--drafter", str(drafter_file), "--drafter-option", "token=98", "--json")
+    assert json.loads(draftwood_command("generate", "abab", *SHORT, *option).out)["stats"]["drafted_nodes"] == 11
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (DRAFTER_FILE, "letter.py:Leter", "Did you mean 'Letter'?"),
+        (DRAFTER_FILE, "other.py:Letter", "There is no such file"),
+        ("x = 1", "letter.py", "has 0 drafters"),
+        ("x = 1", "letter.py:x", "has no drafter 'x'"),
+        ("1 / 0", "letter.py:Letter", "ZeroDivisionError: division by zero"),
+        ("def", "letter.py:Letter", "SyntaxError"),
+    ],
+)
+def test_files_without_the_drafter_are_refused(
+    content: str, name: str, message: str, draftwood_command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "letter.py").write_text(content)
+    result = draftwood_command("generate", "abab", *SHORT, "--drafter", str(tmp_path / name))
+    assert result.code == 2
+    assert message in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_benchmark_takes_a_drafter_from_a_file(drafter_file: Path) -> None:
+    texts = split_methods(
+        f"plain,{drafter_file}:Letter,{drafter_file}:Letter:token=98,{drafter_file}:token=99,budget=4"
+    )
+    methods = parse_methods(texts, "prompt", [8])
+    assert [method.options for method in methods] == [{}, {}, {"token": 98}, {"token": 99}]
+    assert [method.drafter for method in methods[1:]] == [*[f"{drafter_file}:Letter"] * 2, str(drafter_file)]
+    assert methods[-1].budget == 4
+
+
 COMMANDS = [
     ("generate",), ("chat",), ("inspect", "tree"), ("check",), ("drafters",), ("tune",),
     ("inspect", "theory"), ("datastore", "build"), ("datastore", "show"),
-    *(("models", action) for action in ("list", "get", "path", "rm", "show")),
+    *(("models", action) for action in ("list", "get", "path", "rm", "show", "add")), ("train", "config"),
 ]  # fmt: skip
 
 
@@ -214,7 +311,9 @@ def test_every_command_has_help(command: tuple[str, ...], draftwood_command: Com
 
 def test_version_and_no_command(draftwood_command: Command) -> None:
     assert draftwood_command("--version").out == f"draftwood {draftwood.__version__}\n"
-    assert draftwood_command().code == 2
+    bare = draftwood_command()
+    assert (bare.code, bare.err) == (0, "")
+    assert bare.out == draftwood_command("--help").out
     assert draftwood_command("dance").code == 2
 
 
@@ -248,3 +347,41 @@ def test_closed_output_pipe_is_not_an_error() -> None:
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in run.stderr
     assert "BrokenPipe" not in run.stderr
+
+
+def run_python(code: str, **environment: str) -> str:
+    removed = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True, check=True).stdout
+
+
+def test_starting_imports_no_draft_heads() -> None:
+    shown = run_python("import sys, draftwood.llm; print([m for m in sys.modules if 'neural' in m or 'heads' in m])")
+    assert [name for name in eval(shown) if name.startswith("draftwood.")] == []
+
+
+def test_threads_do_not_wait_busily_for_long() -> None:
+    """With busy waiting, eager decoding beside another process is ten times slower."""
+    code = "import os, draftwood; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('KMP_BLOCKTIME'))"
+    assert run_python(code) == "10000 0\n"
+    assert run_python(code, OMP_WAIT_POLICY="ACTIVE") == "None None\n"
+    assert run_python(code, GOMP_SPINCOUNT="7") == "7 0\n"
+
+
+def test_a_slow_start_is_told_on_a_terminal(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    import draftwood.cli.main as main_module
+
+    load = main_module.load_function
+
+    def slowly(name: str) -> object:
+        while "starting" not in screen.getvalue():
+            time.sleep(0.001)
+        return load(name)
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr(main_module, "STARTING_SECONDS", 0.0)
+    monkeypatch.setattr(main_module, "load_function", slowly)
+    assert draftwood_command("drafters", "plain").code == 0
+    assert screen.getvalue() == "starting ...\r\x1b[K"

@@ -17,6 +17,7 @@ from draftwood.compiled import CORE, load_core, table
 from draftwood.growth.spine import Anchor, SpineBudget, grow_spine_tree
 from draftwood.sizing.chances import CompiledGuesses, PythonGuesses
 from draftwood.sizing.costs import CostProfile
+from draftwood.sizing.live import LiveCosts
 from draftwood.sizing.sizer import Experience, Load, Sizer
 from draftwood.sources.rowtable import NOTHING, IdRows, ScoreRows
 from draftwood.sources.transitions import CompiledTiers, PythonTiers, SuccessorArrays, TransitionTable
@@ -290,7 +291,7 @@ def test_sizes_are_the_same_whatever_was_learned(costs: str, num_cycles: int, se
 
 def two_requests(costs: CostProfile) -> list[Sizer]:
     drafter = Experience()
-    return [Sizer(costs, drafter), Sizer(costs, drafter)]
+    return [Sizer(LiveCosts(costs), drafter), Sizer(LiveCosts(costs), drafter)]
 
 
 # -- the library -----------------------------------------------------------------------------------------------------

@@ -97,6 +97,23 @@ class TestPrebuilt:
         assert "no prebuilt kernel" in (why := Library("answer", source).why_unavailable())
         assert "install a C compiler such as gcc" in why
 
+    def test_it_is_known_whether_the_compiler_will_run(
+        self, home: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fresh = Library("answer", source)
+        assert fresh.needs_build()
+        fresh.load()
+        assert not fresh.needs_build()
+        assert not Library("answer", source).needs_build()  # built by an earlier run
+        source.write_text("int answer(void) { return 7; }\n")
+        assert Library("answer", source).needs_build()
+        write_prebuilt("baseline", 1, tmp_path)
+        assert not Library("answer", source).needs_build()
+        monkeypatch.setenv("DRAFTWOOD_CC", str(CC))
+        assert Library("answer", source).needs_build()
+        monkeypatch.setenv("DRAFTWOOD_NO_KERNEL", "1")
+        assert not Library("answer", source).needs_build()
+
 
 class TestTrust:
     def test_the_folder_and_its_files_are_private(self, home: Path, source: Path) -> None:

@@ -283,9 +283,9 @@ def test_inspect_shows_the_default_models(place: Path, shipped: Path, draftwood_
 
 def test_export_by_name(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert draftwood_command("export", NAME, str(out), "--to", "vllm").code == 0
+    assert draftwood_command("export", NAME, "--out", str(out), "--to", "vllm").code == 0
     assert load_head(out).format == "vllm"
-    again = draftwood_command("export", NAME, str(shipped), "--to", "draftwood", "--force")
+    again = draftwood_command("export", NAME, "--out", str(shipped), "--to", "draftwood", "--force")
     assert (again.code, "cannot replace itself" in again.err) == (2, True)
 
 
@@ -293,7 +293,7 @@ def test_trained_head_becomes_shipped_head(place: Path, draftwood_command: Comma
     """The export command creates the folder: half the size, with the target's fingerprint."""
     best = save_head(tiny_head(target_fingerprint="", target_name=""), tmp_path / "best")
     wanted = ("--to", "draftwood", "--dtype", "bfloat16", "--model", "tiny")
-    assert draftwood_command("export", str(best), str(place / NAME), *wanted).code == 0
+    assert draftwood_command("export", str(best), "--out", str(place / NAME), *wanted).code == 0
     tensors, before = (load_file(folder / "model.safetensors") for folder in (place / NAME, best))
     assert {str(t.dtype) for t in tensors.values() if t.is_floating_point()} == {"torch.bfloat16"}
     assert all(torch.equal(tensors[name], t.bfloat16() if t.is_floating_point() else t) for name, t in before.items())
@@ -304,13 +304,16 @@ def test_trained_head_becomes_shipped_head(place: Path, draftwood_command: Comma
 
 def test_export_keeps_the_fingerprint(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert draftwood_command("export", NAME, str(out), "--to", "draftwood", "--model", "nobody/knows-it").code == 0
+    assert (
+        draftwood_command("export", NAME, "--out", str(out), "--to", "draftwood", "--model", "nobody/knows-it").code
+        == 0
+    )
     config = load_head(out).config
     assert (config.target_name, config.target_fingerprint) == ("nobody/knows-it", find_local_fingerprint("tiny"))
 
 
 def test_export_keeps_the_number_format_by_default(shipped: Path, draftwood_command: Command, tmp_path: Path) -> None:
-    assert draftwood_command("export", NAME, str(tmp_path / "out"), "--to", "vllm").code == 0
+    assert draftwood_command("export", NAME, "--out", str(tmp_path / "out"), "--to", "vllm").code == 0
     assert next(load_head(tmp_path / "out").head.parameters()).dtype == torch.float32
 
 

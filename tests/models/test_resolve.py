@@ -38,12 +38,12 @@ def test_unknown_names_list_what_is_allowed(name: str) -> None:
 def test_names_invalid_as_paths_are_refused(name: str) -> None:
     with pytest.raises(ModelError, match="There is no"):
         resolve(name)
-    with pytest.raises(ModelError, match="not in the cache"):
+    with pytest.raises(ModelError, match="There is no"):
         catalog.model_path(name)
 
 
 def test_the_built_in_model_has_no_folder() -> None:
-    for ask in (resolve, catalog.describe_model, catalog.model_path, catalog.remove_model):
+    for ask in (resolve, catalog.model_path, catalog.remove_model):
         with pytest.raises(ModelError, match=r"'tiny' is built in: it needs no download and has no folder"):
             ask("tiny")
     with pytest.raises(ModelError, match=r"tiny \(built in\)"):
@@ -118,7 +118,7 @@ def test_broken_configurations_are_named(tmp_path: Path, content: str, words: st
 def test_a_gguf_file_is_converted_once(toy: Path, home: Path) -> None:
     labels, progress = heard()
     first = resolve(str(toy), progress)
-    assert "converting the model" in labels
+    assert any(label.startswith("converting the model") for label in labels)
     assert first.path.parent == home / "models"
     assert first.name.startswith("toy-")
     record = json.loads((first.path / "draftwood.json").read_text())
@@ -164,7 +164,7 @@ def test_outdated_conversion_is_repeated(toy: Path) -> None:
     (folder / "old").touch()
     labels, progress = heard()
     assert resolve(str(toy), progress).path == folder
-    assert "converting the model" in labels
+    assert any(label.startswith("converting the model") for label in labels)
     assert not (folder / "old").exists()
     assert contents(folder.parent) == [folder.name]
 
@@ -172,7 +172,7 @@ def test_outdated_conversion_is_repeated(toy: Path) -> None:
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, RuntimeError])
 def test_interrupted_conversion_leaves_no_files(toy: Path, home: Path, failure: type[BaseException]) -> None:
     def interrupt(label: str, done: int, total: int) -> None:
-        if label == "converting the model" and done > total // 2:
+        if label.startswith("converting the model") and done > total // 2:
             raise failure
 
     with pytest.raises(failure):
@@ -222,7 +222,7 @@ def test_two_processes_convert_once(toy: Path, home: Path, tmp_path: Path) -> No
     script = (
         "import sys; from draftwood.models.find import resolve; labels = set()\n"
         "folder = resolve(sys.argv[1], lambda label, done, total: labels.add(label))\n"
-        "print(folder.path, 'converting the model' in labels)"
+        "print(folder.path, any(label.startswith('converting the model') for label in labels))"
     )
     command = [sys.executable, "-c", script, str(toy)]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -14,7 +14,7 @@ import torch
 
 from draftwood import LLM, SamplingParams
 from draftwood.sizing import costs
-from draftwood.sizing.costs import LARGEST_TREE, SIZES, known_costs, load_profile, measure_costs, profile_path
+from draftwood.sizing.costs import LARGEST_TREE, SIZES, load_profile, measure_costs, profile_path, require_measured
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text.bytes import ByteTokenizer
@@ -31,17 +31,18 @@ def cache(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def test_known_costs_are_not_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured_is_not_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
-    measured = known_costs(target)
+    require_measured(target)
+    measured = load_profile(target.info)
     assert measured is not None
-    assert load_profile(target.info) == measured
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(costs, "measure_costs", never)
-    assert known_costs(target) == measured
+    require_measured(target)
+    assert load_profile(target.info) == measured
 
 
 OLD = {"format": "draftwood-costs", "version": 1, "sizes": [1, 2], "contexts": [16], "seconds": [[1.0, 2.0]]}
@@ -53,18 +54,17 @@ def test_unusable_file_is_measured_again_and_replaced(content: str) -> None:
     path = profile_path(target.info)
     path.parent.mkdir()
     path.write_text(content, encoding="utf-8")
-    measured = known_costs(target)
-    assert measured is not None
-    assert load_profile(target.info) == measured
+    require_measured(target)
+    assert load_profile(target.info) is not None
 
 
 def test_a_cache_that_cannot_be_written_does_not_fail_a_run(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = cache / "file"
     blocked.write_text("no folder", encoding="utf-8")
     monkeypatch.setattr(costs, "cache_home", lambda: blocked)
-    assert known_costs(tiny_target()) is not None
-    llm = LLM.from_target(tiny_target(), ByteTokenizer(), drafter="pld", budget="auto")
-    assert len(llm.generate("abab", SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids) == 4
+    require_measured(tiny_target())
+    with LLM.from_target(tiny_target(), ByteTokenizer(), drafter="pld", budget="auto") as llm:
+        assert len(llm.generate("abab", SamplingParams(max_tokens=40, ignore_eos=True))[0].token_ids) == 40
 
 
 @pytest.mark.parametrize("backend", ["eager", "auto"])
@@ -87,7 +87,7 @@ class FakeClock:
     """Passes take ``seconds`` of their context and size."""
 
     def __init__(self, target: NativeTarget, seconds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(costs, "_forward", lambda _, sequence, size: seconds(target.length(sequence), size))
+        monkeypatch.setattr(costs, "time_pass", lambda _, sequence, size: seconds(target.length(sequence), size))
 
 
 def test_costs_are_measured_after_the_stated_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,15 +251,24 @@ def test_noise_hardly_changes_the_best_size(chances: str, curve: str, monkeypatc
         assert true_rates[chosen] >= 0.95 * true_rates.max()
 
 
-def test_progress_is_reported() -> None:
+def test_progress_is_reported_by_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the bar is half of the work: passes over many positions are most of it."""
+    target = tiny_target()
     told: list[tuple[str, int, int]] = []
-    profile = measure_costs(tiny_target(), (4, 8), lambda *step: told.append(step))
+    spent: list[int] = []
+
+    def seconds(context: int, size: int) -> float:
+        spent.append(max(size, 8))
+        return 1.0
+
+    FakeClock(target, seconds, monkeypatch)
+    monkeypatch.setattr(costs, "ROUNDS_SECONDS", -1.0)
+    profile = measure_costs(target, (4, 8), lambda *step: told.append((*step[:1], sum(spent), *step[1:])))
     assert profile is not None
-    done = [step[1] for step in told]
-    assert done == sorted(done)
-    assert done[:3] == [0, 1, 2]
-    assert {step[2] for step in told} == {done[-1]} == {2 * len(SIZES)}
+    total = sum(spent)
     assert {step[0] for step in told} == {costs.LABEL}
+    assert told[-1][2] == told[-1][3]
+    assert all(abs(done / whole - work / total) < 0.1 for _, work, done, whole in told)
 
 
 def test_failed_pass_closes_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +277,7 @@ def test_failed_pass_closes_its_sequence(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(*_: object) -> float:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(costs, "_forward", fail)
+    monkeypatch.setattr(costs, "time_pass", fail)
     with pytest.raises(RuntimeError):
         measure_costs(target)
     assert target.can_open(target.num_slots)
@@ -282,14 +291,3 @@ def test_small_contexts_and_caches_limit_what_is_measured(length: int) -> None:
         assert profile.largest <= max(1, length // 2)
         assert profile.contexts[-1] + profile.largest <= length
         assert target.can_open(length)
-
-
-def test_a_full_cache_is_measured_later() -> None:
-    target = tiny_target(cache_tokens=64)
-    llm = LLM.from_target(target, ByteTokenizer(), drafter="pld", budget="auto")
-    held = target.open(30)
-    assert llm.budget == 1
-    assert llm.generate("abab", SamplingParams(max_tokens=8, ignore_eos=True))[0].stats.cycles == 8
-    assert load_profile(target.info) is None
-    target.close(held)
-    assert llm.budget > 1

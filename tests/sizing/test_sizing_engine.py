@@ -12,6 +12,7 @@ from draftwood import LLM, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, PromptRows
 from draftwood.drafters.stand import StandDrafter
 from draftwood.sizing.costs import CostProfile
+from draftwood.sizing.live import LiveCosts
 from draftwood.text.bytes import VOCAB_SIZE
 from tests.conftest import logits_after
 from tests.tools.engine import CHOOSING, PROMPTS, OracleDrafter, WildDrafter, make_llm
@@ -22,7 +23,7 @@ from tests.tools.sizing import PROFILES
 def costs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> CostProfile:
     """Artificial costs of a machine."""
     profile = PROFILES[request.param]
-    monkeypatch.setattr("draftwood.engine.engine.known_costs", lambda *_: profile)
+    monkeypatch.setattr("draftwood.engine.engine.known_costs", lambda *_: LiveCosts(profile))
     return profile
 
 
@@ -89,7 +90,7 @@ def test_good_guesses_are_verified_without_decoys(costs: CostProfile) -> None:
 def test_requests_of_a_batch_leave_room_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen positions are nearly free and the next sixteen are expensive: six requests share them."""
     knee = CostProfile((1, 16, 17, 64), (16,), ((1.0, 1.1, 4.0, 40.0),))
-    monkeypatch.setattr("draftwood.engine.engine.known_costs", lambda *_: knee)
+    monkeypatch.setattr("draftwood.engine.engine.known_costs", lambda *_: LiveCosts(knee))
     alone = oracle_run(OracleDrafter, max_tokens=150)[0]
     together = oracle_run(OracleDrafter, max_tokens=150, prompts=PROMPTS)
     assert alone > 8

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +14,8 @@ from draftwood.config import ModelOptions
 from draftwood.errors import CapabilityError, DraftwoodError, ModelError, OptionError, PromptError
 from draftwood.models.find import resolve
 from draftwood.sizing.costs import LARGEST_TREE
-from draftwood.targets.load import load_target, pick_device
-from draftwood.targets.native import cuda
+from draftwood.targets.load import COMPILING, load_target, pick_device
+from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.room import MAX_CACHE_TOKENS, check_room, default_cache_tokens, out_of_memory
 from draftwood.text.bytes import ByteTokenizer
 from tests.tools.model_cache import home, toy  # noqa: F401 - fixtures
@@ -103,21 +100,10 @@ def test_byte_tokenizer_checks_messages_like_the_real_one(messages: object) -> N
         ByteTokenizer().apply_chat(messages)
 
 
-@pytest.mark.parametrize(
-    ("error", "advice"),
-    [(OSError(errno.EROFS, "Read-only file system"), "TRITON_CACHE_DIR"), (RuntimeError("no cc"), "C compiler")],
-)
-def test_why_triton_cannot_build(error: Exception, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that cannot be written is not a missing compiler."""
-
-    class Active:
-        @property
-        def utils(self) -> object:
-            raise error
-
-    driver = SimpleNamespace(active=Active())
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "triton.runtime", SimpleNamespace(driver=driver))
-    found = cuda._why_not_built()
-    assert advice in found
-    assert ("C compiler" in found) == (advice == "C compiler")
+def test_compiling_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes several seconds on first use from a checkout, and is silent otherwise."""
+    told: list[str] = []
+    for needed in (True, False):
+        monkeypatch.setattr(CpuDecoder, "needs_build", lambda needed=needed: needed)
+        load_target(ModelOptions(model="tiny", device="cpu"), lambda label, *_: told.append(label))
+    assert told == [COMPILING, COMPILING]  # start and end, once

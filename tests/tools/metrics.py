@@ -60,7 +60,7 @@ def measured(
             str(prompt),
             20 + prompt,
             (20 + prompt) * pace * draw.uniform(1 - noise, 1 + noise),
-            **{"stats": {"cycles": 10}, "first_token_seconds": pace, **values},
+            **{"stats": {"cycles": 4}, "first_token_seconds": pace, **values},
         )
         for prompt in range(prompts)
         for task in tasks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwood.sizing.costs import SIZES, CostProfile
+from draftwood.sizing.live import LiveCosts
 from draftwood.sizing.sizer import Experience, Load, Sizer
 from draftwood.tree import DraftTree
 
@@ -19,7 +20,7 @@ CHAIN = DraftTree.chain(list(range(8)), "test")
 
 
 def sizer(costs: CostProfile = STEEP, drafter: Experience | None = None) -> Sizer:
-    return Sizer(costs, drafter or Experience())
+    return Sizer(LiveCosts(costs), drafter or Experience())
 
 
 def cut(by: Sizer, tree: DraftTree, load: Load = NO_LOAD) -> DraftTree:

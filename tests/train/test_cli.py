@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+import tomllib
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from draftwood.heads import load_head, save_head
-from draftwood.train.config import write_toml
+from draftwood.train.config import SECTIONS, load_config, write_toml
 from draftwood.train.loop.command import main as module_main
 from draftwood.train.loop.plan import make_plan
 from draftwood.train.loop.trainer import StepResult, Trainer
+from draftwood.train.methods import METHODS, method_class
 from tests.tools.cli import Command, _plain_environment, draftwood_command  # noqa: F401 - fixtures
 from tests.tools.head import SMALL, random_head
 from tests.tools.train import new_head
@@ -40,6 +43,57 @@ def test_head_is_trained_and_inspected(draftwood_command: Command, tmp_path: Pat
         *("--max-tokens", "4", "--budget", "4"),
     )
     assert used.code == 0, used.err
+
+
+@pytest.mark.parametrize("method", ["", *METHODS])
+def test_the_printed_configuration_names_every_key_and_can_be_used(
+    method: str, draftwood_command: Command, tmp_path: Path
+) -> None:
+    text = draftwood_command("train", "config", *(["--method", method] if method else [])).out
+    path = tmp_path / "my.toml"
+    written = draftwood_command("train", "config", *(["--method", method] if method else []), "--out", str(path))
+    assert written.out == f"{path}\n"
+    assert path.read_text(encoding="utf-8") == text
+    assert draftwood_command("train", "config", "--out", str(path)).code == 2  # nothing is overwritten
+    config = load_config(path)
+    assert config.method.name == (method or "eagle3")
+    everything = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)  # as if every key were set to its default
+    tables = tomllib.loads(everything)
+    assert tables.pop("method") == {"name": config.method.name, **defaults_of(config.method.name)}
+    whole = {name: {**asdict(getattr(config, name))} for name in SECTIONS if name != "method"}
+    assert json.loads(json.dumps(whole)) == json.loads(json.dumps(tables))
+    for line in everything.split("\n"):
+        assert not re.match(r"\w+ = ", line) or "  # " in line, f"{line} has no meaning"
+
+
+def defaults_of(method: str) -> dict[str, object]:
+    options = method_class(method).Options
+    return {each.name: {} if each.default is MISSING else each.default for each in fields(options)}
+
+
+def test_the_help_of_training_lists_the_keys(draftwood_command: Command) -> None:
+    shown = draftwood_command(*TRAIN, "--help").out
+    for key in ("[optim]", "lr = 0.0001  # peak learning rate", "required: output folder", "held_out = 64"):
+        assert key in shown
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("method.steps=0", "method.steps"),
+        ("method.decay=high", "method.decay"),
+        ("optim.lr=-1", "optim.lr"),
+        ("data.held_out=100000", "data.held_out"),
+        ("head.kind=medusa", "head.kind"),
+        ("head.draft_vocab_size=1000000", "head.draft_vocab_size"),
+        ("run.max_tokens=8", "run.max_tokens"),
+        ("model.target=gpu", "model.target"),
+    ],
+)
+def test_errors_name_the_key(change: str, key: str, draftwood_command: Command, tmp_path: Path) -> None:
+    result = draftwood_command(*TRAIN, "--method", "eagle3", *wanted(tmp_path / "run"), change)
+    assert result.code == 2
+    assert key in result.err
 
 
 def test_plan_describes_the_run_and_writes_nothing(draftwood_command: Command, tmp_path: Path) -> None:

@@ -312,9 +312,9 @@ def test_unknown_method_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("eagle", {"regression": -1.0}, "regression is no weight"),
+        ("eagle", {"regression": -1.0}, "regression must be a weight"),
         ("eagle", {"regression": 0.0, "classification": 0}, "At least one weight"),
-        ("eagle", {"noise": float("nan")}, "noise is no weight"),
+        ("eagle", {"noise": float("nan")}, "noise must be a weight"),
         ("eagle", {"steps": 3}, "has no option 'steps'"),
         ("hass", {"steps": 0}, "steps must be a whole number"),
         ("hass", {"decay": 1.5}, "decay must be a fraction"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from importlib import import_module
 from itertools import takewhile
 from typing import Any
 
@@ -29,7 +31,16 @@ HelpFormatter = argparse.RawDescriptionHelpFormatter
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Accepts options between the values of a list argument."""
+    """Accepts options between the values of a list argument.
+
+    ``more_help``, a function by "module:function", returns text for --help that is slow to make.
+    """
+
+    more_help = ""
+
+    def format_help(self) -> str:
+        text = super().format_help()
+        return f"{text}\n{load_function(self.more_help)()}" if self.more_help else text
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, rest = super().parse_known_args(args, namespace)
@@ -41,13 +52,20 @@ class CommandParser(argparse.ArgumentParser):
         return found, rest[len(more) :]
 
 
+def load_function(name: str) -> Callable[..., Any]:
+    """Import "module:function", relative to this package."""
+    module, function = name.split(":")
+    found: Callable[..., Any] = getattr(import_module(f"draftwood.cli.{module}"), function)
+    return found
+
+
 def format_examples(*lines: str) -> str:
     return "examples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def add_command(
     commands: Subparsers[Any], name: str, run: str, summary: str, *lines: str, details: str = ""
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     """Add a command with the options that all commands share.
 
     ``run`` is "module:function" in this package. The module is imported when the command runs, so that --help does
@@ -69,21 +87,22 @@ def add_group(commands: Subparsers[Any], name: str, summary: str, *lines: str) -
 
 def _add_parser(
     commands: Subparsers[Any], name: str, summary: str, details: str, lines: tuple[str, ...]
-) -> argparse.ArgumentParser:
+) -> CommandParser:
     text = f"{summary}.\n\n{details}" if details else f"{summary}."
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: CommandParser = commands.add_parser(
         name, help=summary, description=text, epilog=format_examples(*lines), formatter_class=HelpFormatter
     )
     return parser
 
 
-def add_run_options(parser: argparse.ArgumentParser, *, own_trees: bool = False) -> None:
-    """Add options to load and run a model. ``own_trees``: the command sets tree size and memory itself."""
+def add_run_options(parser: argparse.ArgumentParser, *, own_trees: bool = False, max_tokens: int | None = None) -> None:
+    """Add options to load and run a model. ``own_trees``: the command sets tree size and memory itself.
+    ``max_tokens``: another default."""
     group = add_model_options(parser)
     _add_drafter_options(group)
     if not own_trees:
         _add_draft_options(group)
-    _add_sampling_options(parser)
+    _add_sampling_options(parser, {} if max_tokens is None else {"max_tokens": max_tokens})
 
 
 def add_drafting_options(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +113,16 @@ def add_drafting_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="?", help="prompt; if omitted or '-', read from standard input")
-    parser.add_argument("--file", metavar="F", help="read the prompt from this file")
+    parser.add_argument("prompt", nargs="?", help="prompt; text piped to standard input is added after it")
+    parser.add_argument("--file", metavar="F", help="add the text of this file to the prompt")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as text, without a chat template")
+
+
+def add_stats_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--stats", action="store_true", help="print all statistics of an answer, not only its speed")
+    group.add_argument("--quiet", action="store_true", help="print nothing but the answer and errors")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> Group:
@@ -125,7 +151,7 @@ def _add_drafter_options(group: Group) -> None:
         "--drafter",
         metavar="NAME",
         default=DEFAULT_DRAFTER,
-        help=f"drafter, see: draftwood drafters (default: {DEFAULT_DRAFTER})",
+        help=f"drafter, see: draftwood drafters; or FILE.py:CLASS (default: {DEFAULT_DRAFTER})",
     )
     group.add_argument(
         "--drafter-option", metavar="KEY=VALUE", action="append", default=[], help="option of the drafter; repeatable"
@@ -149,14 +175,13 @@ def _add_draft_options(group: Group) -> None:
     )
 
 
-def _add_sampling_options(parser: argparse.ArgumentParser) -> None:
+def _add_sampling_options(parser: argparse.ArgumentParser, defaults: Mapping[str, Any]) -> None:
     group = parser.add_argument_group("sampling")
 
     def add(name: str, kind: Callable[[str], object], text: str) -> None:
-        default = _field_default(SamplingParams, name)
-        flag = "--" + name.replace("_", "-")
+        default = defaults.get(name, _field_default(SamplingParams, name))
         group.add_argument(
-            flag,
+            _flag(name),
             type=kind,
             default=default,
             metavar="N",
@@ -183,6 +208,22 @@ def model_options(args: argparse.Namespace, **more: Any) -> ModelOptions:
 def sampling_params(args: argparse.Namespace, **more: Any) -> SamplingParams:
     given = {f.name: getattr(args, f.name) for f in fields(SamplingParams) if hasattr(args, f.name)}
     return SamplingParams(**{**given, **more})
+
+
+def name_flags(text: str, param: str | None, args: argparse.Namespace | None) -> str:
+    """Replace option names of the library by the flags of the command, as in ``max_tokens`` and ``device='cpu'``."""
+    names = {f.name for record in (SamplingParams, ModelOptions, EngineOptions) for f in fields(record)}
+    names = {name for name in names if args is None or hasattr(args, name)}
+    if param in names and text.startswith(f"{param} "):
+        text = f"{_flag(param)}{text.removeprefix(param)}"
+    options = "|".join(sorted(names)) or "(?!)"
+    text = re.sub(rf"(?<![\w.-])({options})=('?)([\w-]+)\2", lambda found: f"{_flag(found[1])} {found[3]}", text)
+    composed = "|".join(sorted(name for name in names if "_" in name)) or "(?!)"
+    return re.sub(rf"(?<![\w.'-])({composed})(?![\w='])", lambda found: _flag(found[1]), text)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def drafter_options(pairs: list[str]) -> dict[str, Any]:

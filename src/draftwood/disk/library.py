@@ -61,6 +61,19 @@ class Library:
         self.load()
         return self._state.why if self._state is not None else ""
 
+    def needs_build(self) -> bool:
+        """Whether ``load`` is going to run the compiler, which takes several seconds."""
+        if self._state is not None or os.environ.get("DRAFTWOOD_NO_KERNEL", "") not in ("", "0"):
+            return False
+        if not os.environ.get("DRAFTWOOD_CC") and self._find_prebuilt() is not None:
+            return False
+        compiler = find_compiler()
+        return compiler is not None and not any(_kernels().glob(f"{self._built_name(compiler)}-*.so"))
+
+    def _built_name(self, compiler: str) -> str:
+        """The name of its file, before the digest of the content."""
+        return f"{self._name}-{_fingerprint(self._source.parent, compiler)}"
+
     def _load(self) -> _State:
         if os.environ.get("DRAFTWOOD_NO_KERNEL", "") not in ("", "0"):
             return _State(None, "DRAFTWOOD_NO_KERNEL is set")
@@ -88,14 +101,14 @@ class Library:
                 "no prebuilt kernel fits this machine and no C compiler was found (cc, gcc, clang or DRAFTWOOD_CC); "
                 "install a C compiler such as gcc or clang"
             )
-        folder = cache_home() / "kernels"
+        folder = _kernels()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _others_could_write(folder):
             raise CompileError(
                 f"other users can write to {folder}, so libraries in it are not loaded; "
                 "remove this folder or set DRAFTWOOD_HOME to a folder of your own"
             )
-        name = f"{self._name}-{_fingerprint(self._source.parent, compiler)}"
+        name = self._built_name(compiler)
         for library in folder.glob(f"{name}-*.so"):
             if not _others_could_write(library) and library.stem == f"{name}-{_digest(library)}":
                 return library
@@ -113,6 +126,10 @@ class Library:
             library = folder / f"{name}-{_digest(built)}.so"
             built.replace(library)
         return library
+
+
+def _kernels() -> Path:
+    return cache_home() / "kernels"
 
 
 def is_unwritable(error: BaseException) -> bool:

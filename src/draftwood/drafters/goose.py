@@ -23,8 +23,8 @@ class GooseOptions:
     # where the spine comes from
     spine: str = "context"  # "off": branches only; "transition": best successors of the table instead of copied text
     match: str = "ngrams"  # min_ngram to max_ngram tokens; "suffix": min_ngram or more, repeating, without consensus
-    min_ngram: int = 3
-    max_ngram: int = 5
+    min_ngram: int = 3  # shortest n-gram to look up
+    max_ngram: int = 5  # longest n-gram to look up
     max_draft: int = 40  # maximum number of copied tokens; 20 in the paper
     repeat: bool = False  # whether a copy that reaches the end of the text starts over
     # when to verify the bare chain instead of a tree
@@ -33,24 +33,24 @@ class GooseOptions:
     consensus: str = "sizes"  # also bypass if two n-gram sizes agree; "places": from two different places; "off"
     # the transition table
     top_k: int = 10  # successors kept per context
-    bigrams: bool = True
+    bigrams: bool = True  # whether successors of token pairs are kept, besides those of single tokens
     harvest: str = "all"  # learn from every verified node, or only from "accepted" ones
     static: bool = True  # start from the successor table of the model, if `draftwood tune` has built one
     table_megabytes: int = 128  # memory for token pairs
     # how to divide the budget
     spine_share: float = 0.5  # share of the remaining budget for branches along the spine
-    spine_branches: bool = True
-    min_score: float = 0.01
-    branch_depth: int = 6
+    spine_branches: bool = True  # whether branches may leave the spine below the root
+    min_score: float = 0.01  # successors with a lower score are skipped
+    branch_depth: int = 6  # maximum number of tokens in a branch
     extension: str = "best"  # leftover budget extends the likeliest branch; "levels": all branches, level by level
     # how to adapt to the acceptance rate
-    smoothing: float = 0.3
+    smoothing: float = 0.3  # weight of the last cycle in the running acceptance rate of the spine
     start_rate: float = 0.3  # assumed acceptance rate of spine tokens at the start
-    low_rate: float = 0.2
-    high_rate: float = 0.4
+    low_rate: float = 0.2  # acceptance rate of the spine below which it gets the low_ratio
+    high_rate: float = 0.4  # acceptance rate of the spine above which it gets the high_ratio
     low_ratio: float = 0.15  # share of the budget for the spine below low_rate
-    middle_ratio: float = 0.30
-    high_ratio: float = 0.50
+    middle_ratio: float = 0.30  # share of the budget for the spine between low_rate and high_rate
+    high_ratio: float = 0.50  # share of the budget for the spine above high_rate
 
     def __post_init__(self) -> None:
         check_ngrams(self)

@@ -22,14 +22,14 @@ from draftwood.tree import DraftTree, TreeShape, sequoia
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IsotropicOptions:
     spine: bool = True  # False: successors only
-    min_ngram: int = 3
-    max_ngram: int = 5
-    max_draft: int = 20
-    top_k: int = 10
-    bigrams: bool = True
-    harvest: str = "all"
-    static: bool = True
-    table_megabytes: int = 128
+    min_ngram: int = 3  # shortest n-gram to look up
+    max_ngram: int = 5  # longest n-gram to look up
+    max_draft: int = 20  # maximum number of copied tokens
+    top_k: int = 10  # successors kept per context
+    bigrams: bool = True  # whether successors of token pairs are kept, besides those of single tokens
+    harvest: str = "all"  # learn from every verified node, or only from "accepted" ones
+    static: bool = True  # start from the successor table of the model, if `draftwood tune` has built one
+    table_megabytes: int = 128  # memory for token pairs
 
     def __post_init__(self) -> None:
         check_ngrams(self)
@@ -88,7 +88,7 @@ class Iso5Drafter(UniformDrafter):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequoiaOptions(IsotropicOptions):
     acceptance: str = "0.53,0.11,0.05,0.03,0.02,0.015,0.01,0.01,0.01,0.005"  # rate of rank 0, 1, ... given the parent
-    max_depth: int = 20
+    max_depth: int = 20  # maximum number of levels below the root
     tree: str | None = None  # use this tree instead: a JSON file of `draftwood tune --static-tree`
 
     def __post_init__(self) -> None:

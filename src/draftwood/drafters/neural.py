@@ -36,7 +36,7 @@ MAX_NODES = 128  # nodes per tree, and nodes that a draft model runs for it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeuralOptions:
-    growth: str = "beam"  # or "optimal", "salf" (stops early), "chain", "static" (the shape of `tree`)
+    growth: str = "beam"  # "beam", "optimal", "salf" (stops early), "chain" or "static" (the shape of `tree`)
     depth: int = 0  # levels below the root; 0: 7 for chain and beam, no limit for the others
     top_k: int = 10  # candidate children per node; for `beam` also the nodes expanded per level
     batch: int = 10  # `optimal`, `salf`: nodes expanded per draft pass

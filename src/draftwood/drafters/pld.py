@@ -11,7 +11,7 @@ from draftwood.tree import DraftTree
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLookupOptions:
     max_ngram: int = 3  # longest n-gram to look up
-    min_ngram: int = 1
+    min_ngram: int = 1  # shortest n-gram to look up
     max_draft: int = 20  # maximum number of copied tokens
 
     def __post_init__(self) -> None:

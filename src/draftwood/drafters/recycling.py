@@ -15,7 +15,7 @@ class RecyclingOptions:
     top_k: int = 8  # successors kept per token
     tree: str = "heuristic"  # or a JSON file
     harvest: str = "all"  # learn from every verified node, or only from "accepted" ones
-    bigrams: bool = False
+    bigrams: bool = False  # whether successors of token pairs are kept, besides those of single tokens
     static: bool = True  # start from the successor table of the model, if `draftwood tune` has built one
     table_megabytes: int = 128  # memory for token pairs
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwood.config import DEFAULT_MEMORY, from_mapping
 from draftwood.drafters.base import Drafter
+from draftwood.drafters.files import is_file_drafter, load_file_drafter
 from draftwood.drafters.memory import MemoryKeeper, parse_memory
 from draftwood.errors import DraftwoodError, OptionError, did_you_mean
 from draftwood.targets import Target, TargetInfo
@@ -87,10 +88,16 @@ def drafter_classes() -> dict[str, type[Drafter]]:
 
 
 def drafter_class(name: str) -> type[Drafter]:
+    """The class of a registered name, or of ``FILE.py:CLASS``."""
+    if is_file_drafter(name):
+        return load_file_drafter(name)
     entries = _entries()
     if name not in entries:
         raise OptionError(
-            "Unknown drafter", got=repr(name), allowed=sorted(entries), next_step=did_you_mean(name, entries)
+            "Unknown drafter",
+            got=repr(name),
+            allowed=[*sorted(entries), "FILE.py:CLASS"],
+            next_step=did_you_mean(name, entries),
         )
     try:
         cls = entries[name].load()
@@ -108,7 +115,7 @@ def make_factory(
     memory: object = DEFAULT_MEMORY,
     codec: TextCodec | None = None,
 ) -> DrafterFactory:
-    """``drafter`` is a registered name or a class; ``memory`` is a scope or a file (memory.py)."""
+    """``drafter`` is a registered name, ``FILE.py:CLASS`` or a class; ``memory`` is a scope or a file (memory.py)."""
     return DrafterFactory(*check_drafter(drafter, options), target, memory, codec)
 
 

@@ -16,7 +16,7 @@ from draftwood.tree import DraftTree
 class RetrievalOptions:
     datastore: str | None = None  # required: the file
     max_match: int = 16  # longest suffix to look up
-    min_match: int = 1
+    min_match: int = 1  # shortest suffix to look up
     max_draft: int = 10  # tokens per match
     max_matches: int = 256  # maximum number of merged matches, spread evenly over all
 
@@ -26,7 +26,7 @@ class RetrievalOptions:
                 "The drafter 'rest' needs a datastore",
                 got=None if self.datastore is None else repr(self.datastore),
                 allowed="datastore=FILE",
-                next_step="Build one: draftwood datastore build FILES... --output NAME",
+                next_step="Build one: draftwood datastore build FILES... --out FILE",
             )
         check_int(self, 1, "max_match", "min_match", "max_draft", "max_matches")
         check_order(self, "min_match", "max_match")

@@ -17,10 +17,10 @@ from draftwood.tree import BYPASS, DraftTree
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuffixRecyclingOptions(RecyclingOptions):
     threshold: int = 5  # shorter matches fall back to token recycling
-    max_draft: int = 40  # this and the following as in `sam`
-    min_match: int = 1
-    corpus: str | Path | None = None
-    static_bias: int = 5
+    max_draft: int = 40  # maximum number of copied tokens
+    min_match: int = 1  # shorter matches draft nothing
+    corpus: str | Path | None = None  # also match in a datastore, or in token ids in .npy, -1 between documents
+    static_bias: int = 5  # use the corpus if its match is longer than that in the text by more than this
 
     def __post_init__(self) -> None:
         RecyclingOptions.__post_init__(self)

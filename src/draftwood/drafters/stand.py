@@ -26,7 +26,7 @@ class StandOptions:
     tree: str = "stand"  # measured for STAND; "heuristic": as in token recycling; or a file of `draftwood tune`
     draw: str = "gumbel"  # "multinomial": the same, token by token; "chosen": the best tokens, without sampling
     harvest: str = "all"  # every verified node, rejected ones included; "emitted": as in the paper
-    harvest_prompt: bool = True
+    harvest_prompt: bool = True  # whether to learn from the prompt too
     megabytes: int = 128  # memory for the tables
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from draftwood.engine.session import Session
 from draftwood.engine.step import begin, finish, step
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, CapabilityError, PromptError
 from draftwood.progress import Progress
-from draftwood.sizing import CostProfile, Experience, Sizer, known_costs
+from draftwood.sizing import Experience, LiveCosts, Sizer, keep_costs, known_costs, probe_costs
 from draftwood.targets import Target
 from draftwood.text import TextCodec
 
@@ -35,7 +35,7 @@ class Engine:
         self._codec = codec
         self._options = options
         self._scheduler = Scheduler(target, options.max_batch)
-        self._costs: CostProfile | None = None
+        self._costs: LiveCosts | None = None
         self._prepared = False
         self._in_flight: Pass | None = None
         self._lane = 0
@@ -47,7 +47,7 @@ class Engine:
 
     @property
     def budget(self) -> int:
-        """Maximum positions per pass and sequence. With ``auto``, costs are measured on first use."""
+        """Maximum positions per pass and sequence. With ``auto``, the first use estimates costs, if none are stored."""
         if not self.target.info.can_tree:
             return 1
         if isinstance(self._options.budget, int):
@@ -55,10 +55,11 @@ class Engine:
             return self._options.budget
         with self._lock:
             if self._costs is None:
-                self._costs = known_costs(self.target, self._progress)
-        largest = 1 if self._costs is None else self._costs.largest
-        self._prepare(largest)  # stored costs were measured without preparing anything
-        return largest
+                costs = known_costs(self.target)
+                self._prepare(costs.largest)  # stored costs were measured without preparing anything
+                probe_costs(self.target, costs)
+                self._costs = costs
+            return self._costs.largest
 
     def _prepare(self, largest: int) -> None:
         with self._lock:
@@ -125,6 +126,12 @@ class Engine:
             if in_flight is not None:
                 in_flight.flight.wait()  # others may use the target and its lane from now on
             self._scheduler.clear()
+
+    def keep_costs(self) -> None:
+        """Stores what the passes showed about their costs, for later runs."""
+        with self._lock:
+            if self._costs is not None:
+                keep_costs(self.target.info, self._costs)
 
     @contextmanager
     def at_rest(self) -> Iterator[None]:

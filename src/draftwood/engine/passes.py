@@ -8,7 +8,7 @@ import torch
 
 from draftwood.engine.draws import draw_sampled
 from draftwood.engine.session import Session
-from draftwood.engine.timing import charge_pass, charge_rows
+from draftwood.engine.timing import charge_pass, charge_rows, note_cost
 from draftwood.targets import ForwardOutput, PendingPass, Segment, Target, chain_parents
 
 
@@ -19,6 +19,7 @@ class Pass(NamedTuple):
     segments: Sequence[Segment]
     flight: PendingPass
     taps: Sequence[int]  # layers whose hidden states come with it
+    seconds: float  # of the launch
 
 
 class Answer(NamedTuple):
@@ -46,17 +47,18 @@ def launch(target: Target, sessions: Sequence[Session], lane: int) -> Pass:
     target.set_top(max([drafter.wants_top for drafter in drafters]))
     taps = sorted(set().union(*[drafter.wants_taps for drafter in drafters if drafter.wants_taps]))
     target.set_taps(taps)
-    with charge_pass(sessions, segments):
+    with charge_pass(sessions, segments) as clock:
         flight = target.launch(segments, lane)
-    return Pass(sessions, segments, flight, taps)
+    return Pass(sessions, segments, flight, taps, clock.seconds)
 
 
 def collect(launched: Pass) -> Iterator[tuple[Session, Segment, Answer]]:
     """Waits for the pass; then each session with its part of the answer."""
-    sessions, segments, flight, taps = launched
-    with charge_pass(sessions, segments):
+    sessions, segments, flight, taps, launch_seconds = launched
+    with charge_pass(sessions, segments) as clock:
         output = flight.wait()
         choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
+    note_cost(sessions, segments, launch_seconds + clock.seconds)
     drawn = _draw(output, sessions, segments)
     row = 0
     for session, segment, part, tokens in zip(

@@ -26,18 +26,33 @@ def charge_accepting(stage: Callable[Concatenate[Session, P], R]) -> Callable[Co
     return timed
 
 
+class Clock:
+    """Seconds of a block, once it has ended."""
+
+    seconds = 0.0
+
+
 @contextmanager
-def charge_pass(sessions: Sequence[Session], segments: Sequence[Segment]) -> Iterator[None]:
+def charge_pass(sessions: Sequence[Session], segments: Sequence[Segment]) -> Iterator[Clock]:
     """Charges the block's time by positions: to prefill where a prompt is read, else to verification."""
+    clock = Clock()
     started = time.perf_counter()
-    yield
+    yield clock
+    clock.seconds = time.perf_counter() - started
     sizes = [len(segment.token_ids) for segment in segments]
-    per_position = (time.perf_counter() - started) / sum(sizes)
+    per_position = clock.seconds / sum(sizes)
     for session, size in zip(sessions, sizes, strict=True):
         if session.is_prefilling:
             session.stats.prefill_seconds += per_position * size
         else:
             session.stats.verify_seconds += per_position * size
+
+
+def note_cost(sessions: Sequence[Session], segments: Sequence[Segment], seconds: float) -> None:
+    """Shows the sizer what a pass took, if it verified the tree of a single request: other passes are mixtures."""
+    (session, segment) = sessions[0], segments[0]
+    if len(sessions) == 1 and session.sizer is not None and not session.is_prefilling:
+        session.sizer.note_pass(len(segment.token_ids), len(session.tokens) - 1, seconds)
 
 
 def charge_rows(sessions: Sequence[Session], num_rows: Sequence[int], seconds: float) -> None:

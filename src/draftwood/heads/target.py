@@ -1,24 +1,26 @@
 """Targets as heads see them: their shape, which config.json is enough for, and their fingerprint."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from draftwood.disk import models_home
-from draftwood.errors import CapabilityError
+from draftwood.errors import CapabilityError, ModelError
 from draftwood.models import (
     BUILT_IN,
     ModelConfig,
-    is_entry_name,
+    find_local,
+    is_gguf,
     is_native,
     parse_config,
+    read_configs,
+    read_configs_of,
     read_count,
-    read_json_config,
-    resolve,
+    read_final_norm,
 )
-from draftwood.progress import Progress
 from draftwood.targets import TINY_CONFIG, Target, tiny_target
 from draftwood.targets.native import has_weights, load_parts
 
@@ -38,17 +40,17 @@ def native_config(target: Target) -> ModelConfig | None:
     return config if isinstance(config, ModelConfig) else None
 
 
-def load_target_shape(name: str, progress: Progress | None = None) -> ModelConfig | TargetSizes:
-    """The shape of a model, which is downloaded if it is not on this disk."""
-    return find_local_shape(name) or _read_shape(resolve(name, progress).path)
+def load_target_shape(name: str) -> ModelConfig | TargetSizes:
+    """The shape of a model. Only its configuration is read, or fetched from the hub."""
+    return TINY_CONFIG if name == BUILT_IN else _read_shape(*read_configs(name))
 
 
 def find_local_shape(name: str) -> ModelConfig | TargetSizes | None:
     """The shape of a model; None if the model is not on this disk."""
     if name == BUILT_IN:
         return TINY_CONFIG
-    folder = _find_folder(name)
-    return None if folder is None else _read_shape(folder)
+    path = _find_path(name)
+    return None if path is None else _read_shape(*read_configs_of(path))
 
 
 def fingerprint(norm: torch.Tensor) -> str:
@@ -69,11 +71,15 @@ def find_local_fingerprint(name: str) -> str:
     """
     if name == BUILT_IN:
         return fingerprint(tiny_target().parts().norm)
-    folder = _find_folder(name)
-    shape = None if folder is None else _read_shape(folder)
-    if folder is None or not isinstance(shape, ModelConfig) or not has_weights(folder):
+    path = _find_path(name)
+    shape = None if path is None else _read_shape(*read_configs_of(path))
+    if path is None or not isinstance(shape, ModelConfig):
         return ""
-    return fingerprint(load_parts(folder, shape, torch.bfloat16, torch.device("cpu")).norm)
+    if is_gguf(path):
+        return fingerprint(torch.tensor(read_final_norm(path)))
+    if not has_weights(path):
+        return ""
+    return fingerprint(load_parts(path, shape, torch.bfloat16, torch.device("cpu")).norm)
 
 
 def identify_target(target: Target) -> str:
@@ -87,13 +93,14 @@ def identify_target(target: Target) -> str:
     return f"{info.architecture} {sizes}, {info.num_parameters} parameters, {mark}"
 
 
-def _find_folder(name: str) -> Path | None:
-    candidates = [Path(name).expanduser(), *([models_home() / name] if is_entry_name(name) else [])]
-    return next((folder for folder in candidates if folder.is_dir()), None)
+def _find_path(name: str) -> Path | None:
+    try:
+        return find_local(name)
+    except ModelError:  # a name that exists elsewhere only
+        return None
 
 
-def _read_shape(folder: Path) -> ModelConfig | TargetSizes:
-    config, generation = read_json_config(folder)
+def _read_shape(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig | TargetSizes:
     if is_native(config):
         return parse_config(config, generation)
     return TargetSizes(

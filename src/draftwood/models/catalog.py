@@ -6,20 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftwood.disk import lock_entry, models_home, remove_folder
 from draftwood.errors import ModelError
+from draftwood.models.aliases import add_alias, read_aliases, remove_alias
 from draftwood.models.config import architecture_of, is_native, parse_config, read_count
-from draftwood.models.find import (
-    BUILT_IN,
-    KNOWN,
-    built_in_has_no_folder,
-    is_entry_name,
-    read_json_config,
-    read_record,
-    resolve,
-)
+from draftwood.models.find import BUILT_IN, KNOWN, built_in_has_no_folder, existing_path, is_entry_name, read_record
+from draftwood.models.gguf import GgufFile
+from draftwood.models.look import find_local, is_gguf, not_here, read_configs_of
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors files
@@ -60,14 +55,42 @@ class ModelDescription:
 
 
 def list_models() -> list[ModelEntry]:
-    """Lists the known models, then all other models in the cache."""
+    """Lists the known models, then all other models in the cache, then the names that the user gave."""
     home = models_home()
     names = sorted(path.name for path in home.glob("[!.]*") if path.is_dir()) if home.is_dir() else []
-    return [_entry(name) for name in [*KNOWN, *(name for name in names if name not in KNOWN)]]
+    entries = [_entry(name) for name in [*KNOWN, *(name for name in names if name not in KNOWN)]]
+    return [*entries, *(_alias_entry(name, path) for name, path in sorted(read_aliases().items()))]
 
 
 def model_path(name: str) -> Path:
-    """Returns the folder of a model in the cache; never fetches it."""
+    """Returns the folder or GGUF file of a model on this disk; never fetches it."""
+    path = find_local(name)
+    if path is None:
+        raise not_here(name)
+    return path
+
+
+def add_model(name: str, path: str) -> Path:
+    """Gives a name to a folder or a GGUF file; returns its full path."""
+    found = existing_path(path)
+    if found is None or not (found.is_dir() or is_gguf(found)):
+        raise ModelError(
+            "There is no model here", got=repr(path), allowed="a folder in Hugging Face layout, a .gguf file"
+        )
+    read_configs_of(found)  # raises if it is not a model
+    aliases = read_aliases()
+    add_alias(name, found.absolute(), {BUILT_IN, *(entry.name for entry in list_models() if entry.name not in aliases)})
+    return found.absolute()
+
+
+def remove_model(name: str) -> int:
+    """Removes a model from the cache, or a name that the user gave; returns the number of bytes freed.
+
+    Folders and files outside the cache are never removed.
+    """
+    if name in read_aliases():
+        remove_alias(name)
+        return 0
     folder = models_home() / name
     if not is_entry_name(name) or not folder.is_dir():
         if name == BUILT_IN:
@@ -76,31 +99,25 @@ def model_path(name: str) -> Path:
             "This model is not in the cache",
             got=repr(name),
             allowed=[entry.name for entry in list_models() if entry.path] or "the cache is empty",
-            next_step=f"Fetch it with: draftwood models get {name}" if name in KNOWN else None,
         )
-    return folder
-
-
-def remove_model(name: str) -> int:
-    """Removes a model from the cache, never a folder outside it; returns the number of bytes freed."""
-    folder = model_path(name)
     with lock_entry(name):
         freed = _folder_bytes(folder)
         remove_folder(folder)
     return freed
 
 
-def describe(folder: Path) -> ModelDescription:
-    """Reads the configuration and the headers of the weight files."""
-    config, generation = read_json_config(folder)
+def describe(path: Path) -> ModelDescription:
+    """Reads the configuration and the headers of the weight files, of a folder or a GGUF file."""
+    config, generation = read_configs_of(path)
     sizes = _sizes(config, generation)
-    counts = _weights_by_dtype(folder)
+    contents = _read_gguf(path) if is_gguf(path) else _read_folder(path)
     per_token = {
         name: 2 * sizes["layers"] * sizes["kv_heads"] * sizes["head_dim"] * width for name, width in _ITEM_BYTES.items()
     }
+    counts = contents.weights_by_dtype
     return ModelDescription(
-        name=folder.name,
-        path=folder,
+        name=path.name,
+        path=path,
         architecture=architecture_of(config),
         native=is_native(config),
         num_parameters=sum(counts.values()),
@@ -111,16 +128,45 @@ def describe(folder: Path) -> ModelDescription:
         context_length=sizes["context"],
         cache_bytes_per_token=per_token,
         cache_bytes_full_context={name: count * sizes["context"] for name, count in per_token.items()},
-        num_bytes=_folder_bytes(folder),
-        licence=_licence(folder),
-        origin=read_record(folder).get("source"),
-        has_chat_template=_has_chat_template(folder),
+        num_bytes=contents.num_bytes,
+        licence=contents.licence,
+        origin=contents.origin,
+        has_chat_template=contents.has_chat_template,
     )
 
 
-def describe_model(name: str) -> ModelDescription:
-    """Describes the model of a name, a folder, a GGUF file or a hub id; fetches it if necessary."""
-    return describe(resolve(name).path)
+class _Contents(NamedTuple):
+    """What the files of a model say besides the configuration."""
+
+    weights_by_dtype: Counter[str]
+    num_bytes: int
+    licence: str | None
+    origin: str | None
+    has_chat_template: bool
+
+
+def _read_folder(folder: Path) -> _Contents:
+    origin = read_record(folder).get("source")
+    counts = _weights_by_dtype(folder)
+    return _Contents(counts, _folder_bytes(folder), _licence(folder), origin, _has_chat_template(folder))
+
+
+def _read_gguf(path: Path) -> _Contents:
+    counts: Counter[str] = Counter()
+    with GgufFile(path) as file:
+        for entry in file.tensors.values():
+            counts[_DTYPE_NAMES.get(entry.format_name, entry.format_name)] += prod(entry.shape)
+        licence = file.metadata.get("general.license")
+        has_template = "tokenizer.chat_template" in file.metadata
+        size = file.size
+    return _Contents(counts, size, licence if isinstance(licence, str) else None, f"gguf:{path.name}", has_template)
+
+
+def _alias_entry(name: str, path: Path) -> ModelEntry:
+    here = path.exists()
+    size = 0 if not here else _folder_bytes(path) if path.is_dir() else path.stat().st_size
+    origin = f"{path}{'' if here else ' (moved or removed)'}"
+    return ModelEntry(name=name, title=name, licence=None, path=path if here else None, num_bytes=size, origin=origin)
 
 
 def _entry(name: str) -> ModelEntry:

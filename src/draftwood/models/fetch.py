@@ -69,6 +69,29 @@ def hub_snapshot(hub_id: str, progress: Progress | None) -> Path:
     return _download(hub_id, progress, local_files_only=hub_is_off())
 
 
+def find_snapshot(hub_id: str) -> Path | None:
+    """Returns a model's folder in the cache of the hub library, or None; fetches nothing."""
+    if not hub_is_installed():
+        return None
+    import huggingface_hub
+
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    found = [huggingface_hub.try_to_load_from_cache(hub_id, name) for name in weights]
+    return next((Path(path).parent for path in found if isinstance(path, str)), None)
+
+
+def fetch_configs(hub_id: str) -> Path:
+    """Downloads only the configuration of a model; returns its folder in the cache of the hub library."""
+    if not hub_is_installed():
+        raise MissingExtraError(f"Fetching {hub_id} from the hub", "huggingface_hub", "hub")
+    import huggingface_hub
+
+    names = ["config.json", "generation_config.json"]
+    options: dict[str, Any] = {"local_files_only": hub_is_off(), "etag_timeout": HUB_TIMEOUT}
+    with hub_errors(hub_id, _INSTEAD):
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=names, **options))
+
+
 def _download(hub_id: str, progress: Progress | None, **options: Any) -> Path:
     import huggingface_hub
 

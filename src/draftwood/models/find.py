@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 from draftwood.disk import DiskFullError, lock_entry, models_home, new_folder, sha256_of
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import fetch
-from draftwood.models.gguf import CONVERTER_VERSION, MAGIC, GgufFile, convert, converted_size
+from draftwood.models.aliases import read_aliases
+from draftwood.models.gguf import CONVERTER_VERSION, MAGIC, GgufFile, convert, converted_size, describe_conversion
 from draftwood.progress import Progress
 
 RECORD = "draftwood.json"
@@ -68,21 +69,24 @@ def resolve(name: str, progress: Progress | None = None) -> ModelFolder:
         return _known(name, KNOWN[name], progress)
     if name == BUILT_IN:
         raise built_in_has_no_folder()
-    path = _existing(name)
+    aliases = read_aliases()
+    if name in aliases:
+        return replace(resolve(str(aliases[name]), progress), name=name)
+    path = existing_path(name)
     if path is not None and path.is_dir():
         return _local_folder(path)
     if path is not None and path.is_file():
         return _local_file(path, progress)
-    if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
+    if is_hub_id(name):
         return ModelFolder(_checked(fetch.hub_snapshot(name, progress)), name, f"hub:{name}")
     if is_entry_name(name) and (models_home() / name).is_dir():  # a name that `models list` shows
         return _cached(models_home() / name)
-    raise _unknown(name)
+    raise unknown_model(name)
 
 
 def short_name(model: str) -> str:
     """The name of a model for people and clients: never a path."""
-    path = _existing(model) if model not in KNOWN else None
+    path = existing_path(model) if model not in KNOWN else None
     if path is None:
         return model
     return path.stem if path.is_file() else path.resolve().name or model
@@ -153,7 +157,7 @@ def built_in_has_no_folder() -> ModelError:
     )
 
 
-def _existing(name: str) -> Path | None:
+def existing_path(name: str) -> Path | None:
     """Returns the path on this disk that the name refers to, or None."""
     try:
         path = Path(name).expanduser()
@@ -224,7 +228,7 @@ def _convert_file(path: Path, final: Path, progress: Progress | None) -> None:
 def _fill(source: Path, folder: Path, progress: Progress | None) -> str | None:
     """Converts the file into the folder; returns the licence named in the file."""
     with GgufFile(source) as file:
-        convert(file, folder, _labelled(progress, "converting the model"))
+        convert(file, folder, _labelled(progress, describe_conversion(file)))
         licence = file.metadata.get("general.license")
         return licence if isinstance(licence, str) else None
 
@@ -285,14 +289,19 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return content
 
 
+def is_hub_id(name: str) -> bool:
+    return _HUB_ID.fullmatch(name) is not None and not name.endswith(".gguf")
+
+
 def is_entry_name(name: str) -> bool:
     """Whether the name can be that of a cache entry: one component of a path."""
     fits = 0 < len(name.encode(errors="replace")) <= 255 and "\0" not in name  # limits of file systems
     return fits and not name.startswith(".") and Path(name).name == name
 
 
-def _unknown(name: str) -> ModelError:
+def unknown_model(name: str) -> ModelError:
     cached = [path.name for path in models_home().glob("[!.]*")] if models_home().is_dir() else []
+    cached += read_aliases()
     is_path = name.endswith(".gguf") or name.startswith(("/", ".", "~")) or name.count("/") > 1
     return ModelError(
         "There is no such file or folder" if is_path else "There is no model of this name",

@@ -1,4 +1,5 @@
-"""Tree sizes for ``budget="auto"``: measured costs, estimated chances, and the size that pays best."""
+"""Tree sizes for ``budget="auto"``: costs of passes, estimated chances, and the size that pays best."""
 
-from draftwood.sizing.costs import CostProfile, known_costs, measure_costs, processor, save_profile, timed_contexts
+from draftwood.sizing.costs import CostProfile, measure_costs, processor, require_measured, save_profile, timed_contexts
+from draftwood.sizing.live import LiveCosts, keep_costs, known_costs, probe_costs
 from draftwood.sizing.sizer import NO_LOAD, Experience, Load, Sizer, loads_of_others

@@ -1,4 +1,4 @@
-"""What a forward pass costs on this machine: measured once per machine and model, kept in the cache.
+"""What a forward pass costs on this machine: a profile per machine and model, kept in the cache.
 
 The cost of n positions depends on the model, the number format, the processor and the context length. It is timed for
 a few n at two context lengths and interpolated linearly. A target with fixed pass sizes (``TargetInfo.pass_sizes``) is
@@ -13,9 +13,9 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
 
@@ -50,6 +50,7 @@ class CostProfile:
     contexts: tuple[int, ...]  # [C] ascending
     seconds: tuple[tuple[float, ...], ...]  # [C, S]
     stepped: bool = False  # True: passes have only these sizes; smaller ones are padded to the next
+    first: tuple[tuple[float, ...], ...] | None = None  # [C, S] the estimate it was refined from; None: measured
 
     @property
     def largest(self) -> int:
@@ -87,6 +88,7 @@ def load_profile(info: TargetInfo) -> CostProfile | None:
             tuple(content["contexts"]),
             tuple(tuple(row) for row in content["seconds"]),
             content["stepped"],
+            None if content.get("first") is None else tuple(tuple(row) for row in content["first"]),
         )
         return profile if _is_sound(profile) and _is_of(info, profile) else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -104,21 +106,21 @@ def save_profile(info: TargetInfo, profile: CostProfile) -> Path:
         "contexts": profile.contexts,
         "seconds": profile.seconds,
         "stepped": profile.stepped,
+        "first": profile.first,
     }
     with new_file(path) as temporary:
         temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
     return path
 
 
-def known_costs(target: Target, progress: Progress | None = None) -> CostProfile | None:
-    """The profile of this machine and model: stored, else measured now and stored. None: no room to measure."""
+def require_measured(target: Target, progress: Progress | None = None) -> None:
+    """Measures and stores the profile, unless that was done before: in a benchmark costs must not change."""
     profile = load_profile(target.info)
-    if profile is None:
-        profile = measure_costs(target, progress=progress)
-        if profile is not None:
-            with suppress(DraftwoodError):  # without a writable cache the next run measures again
-                save_profile(target.info, profile)
-    return profile
+    if profile is None or profile.first is not None:
+        measured = measure_costs(target, progress=progress)
+        if measured is not None:
+            with suppress(DraftwoodError):  # without a writable cache costs are estimated
+                save_profile(target.info, measured)
 
 
 def measure_costs(
@@ -134,20 +136,16 @@ def measure_costs(
     if not target.can_open(capacity):
         return None
     sequence = target.open(capacity)
-    total = len(contexts) * len(sizes)
+    work = _Work(len(contexts) * MIN_ROUNDS * sum(map(_work_of, sizes)), progress)
     rows: list[list[float]] = []
-
-    def tell(done: int) -> None:
-        report(progress, LABEL, len(rows) * total // len(contexts) + done, total)
-
     try:
-        for context in contexts:
+        for place, context in enumerate(contexts):
             _fill(target, sequence, context)
-            rows.append(_time_sizes(target, sequence, sizes, tell))
+            rows.append(_time_sizes(target, sequence, sizes, work))
             sizes = sizes[: len(rows[-1])]
+            work.reach((place + 1) / len(contexts))
     finally:
         target.close(sequence)
-    report(progress, LABEL, total, total)
     seconds = fitted([row[: len(sizes)] for row in rows])
     return CostProfile(tuple(sizes), tuple(contexts), seconds, bool(info.pass_sizes))
 
@@ -226,6 +224,8 @@ def _is_of(info: TargetInfo, profile: CostProfile) -> bool:
 
 
 def _is_sound(profile: CostProfile) -> bool:
+    if profile.first is not None and not _is_sound(replace(profile, seconds=profile.first, first=None)):
+        return False
     rows = profile.seconds
     return (
         type(profile.stepped) is bool
@@ -249,26 +249,49 @@ def _fill(target: Target, sequence: int, context: int) -> None:
         missing -= size
 
 
-def _time_sizes(target: Target, sequence: int, sizes: Sequence[int], tell: Callable[[int], None]) -> list[float]:
-    """The fastest pass of each size up to the first that costs too much; ``tell`` gets the number of sizes tried."""
-    row = _first_round(target, sequence, sizes, tell)
+class _Work:
+    """Reports progress by the work that is left, not by the number of passes: large ones take longer."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+        report(progress, LABEL, 0, total)
+
+    def add(self, size: int) -> None:
+        self._done = min(self._done + _work_of(size), self._total - 1)  # further rounds of quick passes add nothing
+        report(self._progress, LABEL, self._done, self._total)
+
+    def reach(self, share: float) -> None:
+        self._done = max(self._done, round(share * self._total))
+        report(self._progress, LABEL, self._done, self._total)
+
+
+def _work_of(size: int) -> int:
+    """A pass takes about as long as its positions, but at least as long as it takes to read the weights."""
+    return max(size, 8)
+
+
+def _time_sizes(target: Target, sequence: int, sizes: Sequence[int], work: _Work) -> list[float]:
+    """The fastest pass of each size up to the first that costs too much."""
+    row = _first_round(target, sequence, sizes, work)
     started = time.perf_counter()
     for number in range(1, MAX_ROUNDS):
         if number >= MIN_ROUNDS and time.perf_counter() - started > ROUNDS_SECONDS:
             break
         # Other processes only ever add time, to all sizes alike since they take turns.
-        row = [min(known, _forward(target, sequence, size)) for known, size in zip(row, sizes, strict=False)]
+        for place, size in enumerate(sizes[: len(row)]):
+            row[place] = min(row[place], time_pass(target, sequence, size))
+            if number < MIN_ROUNDS:
+                work.add(size)
     return row
 
 
-def _first_round(target: Target, sequence: int, sizes: Sequence[int], tell: Callable[[int], None]) -> list[float]:
-    tell(0)
+def _first_round(target: Target, sequence: int, sizes: Sequence[int], work: _Work) -> list[float]:
     row = [_warm_up(target, sequence)]
-    for number, size in enumerate(sizes[1:], start=1):
-        tell(number)
-        seconds = _forward(target, sequence, size)
+    for size in sizes[1:]:
+        work.add(size)
+        seconds = time_pass(target, sequence, size)
         if seconds > MAX_COST * row[0]:  # the first pass of a size may include preparation
-            seconds = min(seconds, _forward(target, sequence, size))
+            seconds = min(seconds, time_pass(target, sequence, size))
         row.append(seconds)
         if seconds > MAX_COST * row[0]:
             break
@@ -278,13 +301,14 @@ def _first_round(target: Target, sequence: int, sizes: Sequence[int], tell: Call
 def _warm_up(target: Target, sequence: int) -> float:
     """The fastest pass over one position, repeated until clocks and caches have settled: the unit of all costs."""
     started = time.perf_counter()
-    quickest = _forward(target, sequence, 1)
+    quickest = time_pass(target, sequence, 1)
     while time.perf_counter() - started < WARM_UP_SECONDS:
-        quickest = min(quickest, _forward(target, sequence, 1))
+        quickest = min(quickest, time_pass(target, sequence, 1))
     return quickest
 
 
-def _forward(target: Target, sequence: int, size: int) -> float:
+def time_pass(target: Target, sequence: int, size: int) -> float:
+    """Seconds of one pass over a chain that continues the sequence."""
     segment = Segment(sequence, [0] * size, chain_parents(size), size)
     target.set_top(DEFAULT_TOP_K)
     started = time.perf_counter()

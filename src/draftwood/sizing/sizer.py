@@ -1,6 +1,7 @@
 """The size of a tree with ``budget="auto"``: nodes are added while they gain more than they cost.
 
-A node's gain is the chance that it is accepted (chances.py); costs are measured (costs.py). Each cycle keeps the nodes
+A node's gain is the chance that it is accepted (chances.py); what it costs follows from the times of passes (live.py,
+costs.py). Each cycle keeps the nodes
 with the largest chances, as many as maximise expected tokens per second; only the root, which is plain decoding, where
 guesses do not pay. Nodes that were offered and not verified are counted too, as far as the emitted tokens tell.
 
@@ -31,6 +32,7 @@ from draftwood.sizing.chances import (
     new_guesses,
 )
 from draftwood.sizing.costs import CostProfile
+from draftwood.sizing.live import LiveCosts
 from draftwood.tree import DraftTree
 
 REQUEST_DECAY, DRAFTER_DECAY = 0.96, 0.995  # per trial of a kind
@@ -82,13 +84,15 @@ class Experience:
 class Sizer:
     """Cuts the trees of one request to the size that pays best."""
 
-    def __init__(self, costs: CostProfile, drafter: Experience) -> None:
+    def __init__(self, costs: LiveCosts, drafter: Experience) -> None:
         self._costs = costs
+        self._version = costs.version  # of the cached seconds
         self._largest = costs.largest
         self._drafter = drafter
         self._record = AcceptanceRecord(REQUEST_DECAY, drafter.record)
         self._guesses = new_guesses(self._record, drafter.record)
         self._known_seconds: dict[tuple[int, int], array[float]] = {}
+        self._fixed_seconds: dict[tuple[int, int], array[float]] = {}  # for drawn trees
         self.expected = 1.0  # tokens of the last cut tree
         self._wanted = MIN_WANTED
         self._last_draft_seconds = 0.0
@@ -155,17 +159,22 @@ class Sizer:
                 tree, PassCosts(seconds, load.positions, load.tokens, self._drafter.draft_seconds)
             )
         chances = [1.0, *(DISCOUNT * chance for chance in self._chances_by_place())]
-        seconds = self._seconds(load.positions + len(chances), context)
-        # Draws must not depend on measured times, or a seed would not determine the output.
+        # Draws must not depend on times of this run, or a seed would not determine the output.
+        seconds = _look_up(self._fixed_seconds, self._costs.fixed, load.positions + len(chances), context)
         size, expected = best_size(chances, PassCosts(seconds, load.positions, load.tokens, 0.0))
         return Choice(range(min(size, len(tree))), expected)
 
+    def note_pass(self, positions: int, context: int, seconds: float) -> None:
+        """Learns from the time of a pass for this request alone."""
+        if not self._costs.is_measured:
+            self._costs.note(positions, seconds / self._seconds(positions, context)[positions - 1])
+
     def _seconds(self, positions: int, context: int) -> array[float]:
-        """Seconds of passes over 1, 2, ... positions; cached by context length in steps."""
-        key = (-(-positions // COST_STEP), context // COST_STEP)
-        if key not in self._known_seconds:
-            self._known_seconds[key] = array("d", self._costs.of(key[0] * COST_STEP, context).tolist())
-        return self._known_seconds[key]
+        """Seconds of passes over 1, 2, ... positions."""
+        if self._version != self._costs.version:
+            self._version = self._costs.version
+            self._known_seconds.clear()
+        return _look_up(self._known_seconds, self._costs.profile, positions, context)
 
     def _note_places(self, offered: DraftTree, num_verified: int, emitted: Sequence[int]) -> None:
         """The outcome of nodes after the cut is known if their parent was verified."""
@@ -185,6 +194,16 @@ class Sizer:
             rates.append(self._record.rate(_place_kind(place), believed))
             believed = NEXT_PLACES * rates[-1]
         return [rates[bisect(PLACES, node)] for node in range(1, self._largest)]
+
+
+def _look_up(
+    known: dict[tuple[int, int], array[float]], profile: CostProfile, positions: int, context: int
+) -> array[float]:
+    """Seconds of passes over 1, 2, ... positions; cached by context length in steps."""
+    key = (-(-positions // COST_STEP), context // COST_STEP)
+    if key not in known:
+        known[key] = array("d", profile.of(key[0] * COST_STEP, context).tolist())
+    return known[key]
 
 
 def _place_kind(place: int) -> Kind:

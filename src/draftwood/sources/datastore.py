@@ -160,7 +160,7 @@ class Datastore:
             "The datastore was made with the tokenizer of another model",
             got=f"{path}, {size:,} tokens in its vocabulary",
             allowed="the same tokenizer" if fits else f"a vocabulary of {vocab_size:,} tokens",
-            next_step="Build one for this model: draftwood datastore build FILES... --output NAME --model MODEL",
+            next_step="Build one for this model: draftwood datastore build FILES... --out FILE --model MODEL",
         )
 
 

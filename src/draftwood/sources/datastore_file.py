@@ -62,7 +62,7 @@ def map_file(path: Path) -> MappedDatastore:
         raise DatastoreError(
             "The datastore does not exist",
             got=path,
-            next_step="Build it: draftwood datastore build FILES... --output NAME",
+            next_step="Build it: draftwood datastore build FILES... --out FILE",
         ) from error
     except OSError as error:
         raise DatastoreError(f"{path} cannot be read", got=error.strerror or error) from error
@@ -132,7 +132,5 @@ def _counts(values: object) -> list[int]:
 
 def _not_a_datastore(path: Path) -> DatastoreError:
     return DatastoreError(
-        "This file is not a datastore",
-        got=path,
-        next_step="Build one: draftwood datastore build FILES... --output NAME",
+        "This file is not a datastore", got=path, next_step="Build one: draftwood datastore build FILES... --out FILE"
     )

@@ -11,7 +11,7 @@ import torch
 from draftwood.config import ModelOptions
 from draftwood.errors import CapabilityError, ModelError, OptionError
 from draftwood.models import BUILT_IN, ModelConfig, ModelFolder, is_native, parse_config, read_json_config, resolve
-from draftwood.progress import Progress
+from draftwood.progress import Progress, report
 from draftwood.targets.base import Target
 from draftwood.targets.native import NativeTarget, cuda
 from draftwood.targets.native.cpu import CpuDecoder
@@ -19,6 +19,7 @@ from draftwood.targets.room import check_room, default_cache_tokens, out_of_memo
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text import ByteTokenizer, TextCodec, Tokenizer
 
+COMPILING = "compiling the CPU kernel, once for this machine"
 _DEVICES = "auto, cpu, cuda, cuda:0, ..."
 
 
@@ -33,6 +34,10 @@ def load_target(options: ModelOptions, progress: Progress | None = None) -> Load
     place = pick_device(options.device)
     if options.quantize is not None:
         _check_quantize(options, cuda.why_not_on(place, options.quantize))  # before anything is fetched
+    if place.type == "cpu" and CpuDecoder.needs_build():
+        report(progress, COMPILING, 0, 1)
+        CpuDecoder.is_available()
+        report(progress, COMPILING, 1, 1)
     if name == BUILT_IN:
         return _load_tiny(options, place)
     folder = resolve(name, progress)
@@ -143,7 +148,7 @@ def pick_device(device: str) -> torch.device:
         raise OptionError("device must be the CPU or a CUDA device", got=repr(device), allowed=_DEVICES)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise CapabilityError(
-            "There is no CUDA device here", got=device, next_step="Use device='cpu', or install torch with CUDA."
+            "There is no CUDA device here", got=device, next_step="Use device=cpu, or install torch with CUDA."
         )
     try:
         torch.empty(0, device=place)

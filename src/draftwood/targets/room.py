@@ -31,7 +31,7 @@ def out_of_memory(device: torch.device, cache_bytes: int | None) -> CapabilityEr
     return CapabilityError(
         f"The model and its cache do not fit into the memory of {device}",
         got=f"out of memory{cache}",
-        next_step="Lower cache_tokens or max_batch, use a smaller dtype or model, or device='cpu'.",
+        next_step="Lower cache_tokens or max_batch, use a smaller dtype or model, or device=cpu.",
     )
 
 

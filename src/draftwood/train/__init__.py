@@ -3,5 +3,5 @@
 The face is light to import: the parts are packages of their own.
 """
 
-from draftwood.train.arguments import add_arguments
+from draftwood.train.arguments import NAMES, add_arguments
 from draftwood.train.data_settings import DataSettings

@@ -265,17 +265,16 @@ def write_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     for name, content in tables.items():
         table = {key: value for key, value in content.items() if value is not None}
         inner = {key: value for key, value in table.items() if isinstance(value, Mapping)}
-        lines += [f"[{name}]", *(f"{k} = {_format_value(v)}" for k, v in table.items() if k not in inner), ""]
+        lines += [f"[{name}]", *(f"{k} = {format_value(v)}" for k, v in table.items() if k not in inner), ""]
         for key, values in inner.items():
-            lines += (
-                [f"[{name}.{key}]", *(f"{k} = {_format_value(v)}" for k, v in values.items()), ""] if values else []
-            )
+            lines += [f"[{name}.{key}]", *(f"{k} = {format_value(v)}" for k, v in values.items()), ""] if values else []
     return "\n".join(lines)
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Format a plain value as TOML."""
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_format_value, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     if isinstance(value, float):
         text = repr(value)
         return text if any(mark in text for mark in ".en") else f"{text}.0"

@@ -5,10 +5,13 @@ replacement. Each resample has n - 1 of n prompts: with n, intervals of few prom
 sqrt((n - 1) / n). All requests of one prompt form a *cluster* and are resampled together, for all methods, so that the
 difficulty of a prompt cancels in the ratio of a method to plain decoding.
 
+Times also vary between requests of one prompt: repeats and turns. For timings the requests of every drawn prompt are
+resampled too (``TimedClusters``), so that a single prompt with repeats has an interval as well.
+
 A figure is represented by its *draws*, an array ``[1 + R]``: the figure itself, then its value in every resample.
 Arithmetic on draws is arithmetic on figures; ``interval`` comes last.
 
-A single prompt shows no variation: its interval has zero width, so a report must state the number of prompts. With two
+A single request shows no variation: its interval has zero width, so a report must state the number of prompts. With two
 to four prompts intervals are too narrow as well.
 """
 
@@ -16,6 +19,7 @@ import math
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +29,7 @@ from draftwood.bench.figures.summary import Interval
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.uint8]
+ClusteredRow = tuple[Hashable, tuple[float, ...]]
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -32,7 +37,58 @@ _MAX_BLOCK_INDICES = 1 << 20  # indices per block: 8 MB
 _MAX_CACHED_COUNTS = 1 << 24  # counts cached for the next figure of the same prompts: one byte each
 
 
-def cluster_table(rows: Iterable[tuple[Hashable, tuple[float, ...]]]) -> Array | None:
+class TimedClusters(NamedTuple):
+    """Timed requests by prompt: one table ``[requests, K]`` per cluster."""
+
+    requests: list[Array]
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def num_columns(self) -> int:
+        return int(self.requests[0].shape[1])
+
+
+def group_timings(rows: Iterable[ClusteredRow]) -> TimedClusters | None:
+    """Group the rows by cluster, independent of their order; None without rows."""
+    clusters: dict[Hashable, list[tuple[float, ...]]] = {}
+    for cluster, values in rows:
+        clusters.setdefault(cluster, []).append(values)
+    if not clusters:
+        return None
+    tables = [_sort_rows(np.array(found, dtype=np.float64)) for found in clusters.values()]
+    return TimedClusters(sorted(tables, key=lambda table: (len(table), *table.sum(axis=0))))
+
+
+def resample_timings(clusters: TimedClusters, stratum: str = "", resamples: int = RESAMPLES) -> Array:
+    """[1 + R, K]: like ``resample_sums``, with the requests of every drawn prompt resampled too."""
+    tables = clusters.requests
+    sums = np.zeros((1 + resamples, clusters.num_columns))
+    sums[0] = [math.fsum(column) for column in zip(*(row for table in tables for row in table), strict=True)]
+    random = np.random.default_rng([zlib.crc32(stratum.encode()), len(tables), 1])
+    counts = _cached_counts if len(tables) * resamples <= _MAX_CACHED_COUNTS else _count_draws
+    for first, times in counts(len(tables), stratum, resamples):
+        block = sums[1 + first : 1 + first + len(times)]
+        for drawn, table in zip(times.T.astype(np.int64), tables, strict=True):
+            block += _resample_requests(random, drawn, table)
+    return sums
+
+
+def _resample_requests(random: np.random.Generator, drawn: Indices, table: Array) -> Array:
+    """[R, K]: the sums of a prompt's requests, ``drawn`` times each, with the requests drawn again each time.
+
+    As with prompts, one request less is drawn than there are, and the sums are scaled.
+    """
+    size = len(table)
+    if size == 1:
+        return drawn[:, None] * table
+    chosen = random.multinomial(drawn * (size - 1), np.full(size, 1.0 / size))  # [R, requests]
+    sums: Array = chosen @ table * (size / (size - 1))
+    return sums
+
+
+def cluster_table(rows: Iterable[ClusteredRow]) -> Array | None:
     """Sum the columns by cluster, [C, K], independent of the order of the rows; None without rows."""
     clusters: dict[Hashable, list[tuple[float, ...]]] = {}
     for cluster, values in rows:
@@ -58,6 +114,20 @@ def resample_sums(table: Array, stratum: str = "", resamples: int = RESAMPLES) -
     return sums
 
 
+def resample_rows(rows: Iterable[ClusteredRow], stratum: str) -> Array:
+    """Resample the sums of rows over their clusters; there is at least one row."""
+    table = cluster_table(rows)
+    assert table is not None
+    return resample_sums(table, stratum)
+
+
+def resample_timed_rows(rows: Iterable[ClusteredRow], stratum: str) -> Array:
+    """As ``resample_rows``, over the timed requests of every cluster too."""
+    clusters = group_timings(rows)
+    assert clusters is not None
+    return resample_timings(clusters, stratum)
+
+
 def resample_medians(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
     """[1 + R, K]: like ``resampled_sums``, with the medians of the columns."""
     table = _sort_rows(table)
@@ -68,15 +138,15 @@ def resample_medians(table: Array, stratum: str = "", resamples: int = RESAMPLES
     return medians
 
 
-def ratio_of_sums(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
+def ratio_of_sums(table: Array | TimedClusters, stratum: str = "", resamples: int = RESAMPLES) -> Array:
     """Draws of a rate. Columns: amount (tokens) and cost (seconds, passes)."""
-    sums = resample_sums(table, stratum, resamples)
+    sums = _resample(table, stratum, resamples)
     return quotient(sums[:, 0], sums[:, 1])
 
 
-def paired_speedup(table: Array, stratum: str = "", resamples: int = RESAMPLES) -> Array:
+def paired_speedup(table: Array | TimedClusters, stratum: str = "", resamples: int = RESAMPLES) -> Array:
     """Draws of the ratio of two rates on the same clusters. Columns: amount and cost of each."""
-    sums = resample_sums(table, stratum, resamples)
+    sums = _resample(table, stratum, resamples)
     return quotient(quotient(sums[:, 0], sums[:, 1]), quotient(sums[:, 2], sums[:, 3]))
 
 
@@ -117,6 +187,12 @@ def interval(draws: Array, confidence: float = CONFIDENCE) -> Interval | None:
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(finite, [tail, 1.0 - tail])
     return Interval(value, min(value, float(low)), max(value, float(high)))
+
+
+def _resample(table: Array | TimedClusters, stratum: str, resamples: int) -> Array:
+    if isinstance(table, TimedClusters):
+        return resample_timings(table, stratum, resamples)
+    return resample_sums(table, stratum, resamples)
 
 
 def _sort_rows(table: Array) -> Array:

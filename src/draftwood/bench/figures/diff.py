@@ -1,14 +1,15 @@
 """Compares two runs: what got faster or slower, and whether the change is significant.
 
 Only requests that both runs finished are compared: same task, prompt, turn, sample and repeat. The ratio of after to
-before is bootstrapped over prompts. A change is significant if its 99% interval excludes 1, it is larger than
-``FLOOR``, and there are at least ``MIN_PROMPTS`` prompts: with fewer, all lie on one side of 1 too often by chance.
+before is bootstrapped over prompts, and for times also over repeats and turns. A change is significant if its 99%
+interval excludes 1, it is larger than ``FLOOR``, and there are at least ``MIN_PROMPTS`` prompts: with fewer, all lie on
+one side of 1 too often by chance.
 The level is 99% because many figures are tested at once and intervals of few prompts are too narrow. In simulated runs
 without a real change, one figure in ten is still significant with 5 prompts, one in 20 with 10, one in 70 with 20.
 
 The bootstrap cannot see a change of the machine's speed, which affects every prompt. Plain decoding in the same run is
-affected too, so the speed-up over it is the reliable figure. It comes first; absolute figures carry a note if the
-machine, or the speed of plain decoding, changed.
+affected too, so the speed-up over it is the reliable figure. It comes first; absolute figures cannot be compared if the
+machine, or the speed of plain decoding, changed. No time can be compared if other processes used the machine.
 
 Methods with the same label are compared, or pairs of methods (pairs.py), which are *before* and *after* then.
 """
@@ -23,17 +24,17 @@ import numpy as np
 
 from draftwood.bench.figures.bootstrap import (
     Array,
-    cluster_table,
     interval,
     mean_of_strata,
     quotient,
     resample_medians,
-    resample_sums,
+    resample_rows,
+    resample_timed_rows,
 )
 from draftwood.bench.figures.metrics import VERDICTS, count, decode_row, latest_records, tau_row, verdict_counts
 from draftwood.bench.figures.pairs import MethodPair, relabel_pairs
 from draftwood.bench.figures.pooling import MACHINE, is_plain, method_definition, run_identity
-from draftwood.bench.figures.summary import ALL_TASKS, Interval
+from draftwood.bench.figures.summary import ALL_TASKS, MAX_OTHER_LOAD, Interval, is_above_tau
 from draftwood.bench.records import ERROR, IDENTICAL, BenchRun, RequestRecord
 
 CONFIDENCE = 0.99
@@ -183,14 +184,13 @@ def _compare_metric(metric: str, task: str, shared: Pairs, plain: Pairs) -> Pair
         rows = [(pair.before.prompt, _join_rows(pair, tau_row)) for pair in common]
     else:
         return _compare_first_tokens(task, shared.values())
-    table = cluster_table(rows)
-    if table is None:
+    if not rows:
         return None
-    sums = resample_sums(table, task)
-    rates = [quotient(sums[:, i], sums[:, i + 1]) for i in range(0, table.shape[1], 2)]
+    sums = (resample_rows if metric == TAU else resample_timed_rows)(rows, task)
+    rates = [quotient(sums[:, i], sums[:, i + 1]) for i in range(0, sums.shape[1], 2)]
     if metric == SPEEDUP:
         rates = [quotient(rates[0], rates[2]), quotient(rates[1], rates[3])]
-    return PairedDraws(rates[0], rates[1], len(table))
+    return PairedDraws(rates[0], rates[1], len({cluster for cluster, _ in rows}))
 
 
 def _join_rows(pair: RecordPair, row: Callable[[RequestRecord], tuple[float, float]]) -> tuple[float, ...]:
@@ -284,9 +284,7 @@ def _compare_settings(before: BenchRun, after: BenchRun) -> list[Change]:
 def _add_notes(changes: Sequence[Change], before: BenchRun, after: BenchRun, plain: str | None) -> list[Change]:
     """Add notes on what makes a figure less certain than its interval."""
     notes = _Notes(before, after, changes, plain)
-    return [
-        replace(change, note="; ".join(filter(None, (change.note, *notes.for_change(change))))) for change in changes
-    ]
+    return [notes.add_to(change) for change in changes]
 
 
 class _Notes:
@@ -294,6 +292,9 @@ class _Notes:
         self.other_machine = before.manifest.machine != after.manifest.machine
         self.one_run = _start(before) == _start(after)  # both are methods of one run, on one machine
         self.plain = plain
+        loads = [run.manifest.other_load or 0.0 for run in (before, after)]
+        self.other_load = max(loads) if max(loads) > MAX_OTHER_LOAD else None
+        self.above_tau = _find_above_tau(changes)
         self.plain_changes = {
             change.task: change.ratio.value
             for change in changes
@@ -308,7 +309,17 @@ class _Notes:
         if self.other_prompts:
             self.other_prompts.add(ALL_TASKS)
 
-    def for_change(self, change: Change) -> Iterator[str]:
+    def add_to(self, change: Change) -> Change:
+        """Times that another machine or other processes changed are not a difference between the runs."""
+        doubts = list(self.list_doubts(change))
+        notes = [note for note in (change.note, *doubts, *self.list_differences(change)) if note]
+        return replace(change, note="; ".join(notes), verdict=UNKNOWN if doubts else change.verdict)
+
+    def list_doubts(self, change: Change) -> Iterator[str]:
+        if change.metric == SPEEDUP and change.task in self.above_tau.get(change.method, ()):
+            yield "a speed-up above tau: timing is disturbed"
+        if change.metric != TAU and self.other_load is not None:
+            yield f"machine was loaded: other processes used {self.other_load:.0%} of the cores"
         if change.metric in (SPEED, FIRST_TOKEN):
             if self.other_machine:
                 yield "machine may differ"
@@ -316,10 +327,23 @@ class _Notes:
                 yield f"machine may differ: {self.plain} changed too, x{self.plain_changes[change.task]:.2f}"
             elif self.plain is None and not self.one_run:
                 yield "machine may differ: no plain decoding to compare with"
+
+    def list_differences(self, change: Change) -> Iterator[str]:
         if self.redefined.get(change.method):
             yield f"options of the method differ: {self.redefined[change.method]}"
         if change.task in self.other_prompts:
             yield "prompts differ: only common ids are compared"
+
+
+def _find_above_tau(changes: Sequence[Change]) -> dict[str, set[str]]:
+    """Tasks of each method where a run has a speed-up that drafting cannot explain."""
+    taus = {(change.method, change.task): (change.before, change.after) for change in changes if change.metric == TAU}
+    found: dict[str, set[str]] = {}
+    for change in changes:
+        pairs = zip((change.before, change.after), taus.get((change.method, change.task), ()), strict=False)
+        if change.metric == SPEEDUP and any(is_above_tau(speedup, tau) for speedup, tau in pairs):
+            found.setdefault(change.method, set()).add(change.task)
+    return found
 
 
 def _start(run: BenchRun) -> tuple[str, str]:

@@ -9,7 +9,8 @@ positions per pass, time to first token and tau by trajectories. If a method lac
 mean. Counts are summed, and ratios of counts (acceptance by depth and source, p_s, p_t, routes, time per stage) are
 computed from the counts of all tasks.
 
-Intervals come from bootstrap.py. A task with one prompt has an interval of zero width: ``low == high == value``.
+Intervals come from bootstrap.py, those of times over prompts, repeats and turns. A task with one request has an
+interval of zero width: ``low == high == value``.
 """
 
 import math
@@ -24,6 +25,7 @@ import numpy as np
 from draftwood.bench.figures.bootstrap import (
     Array,
     cluster_table,
+    group_timings,
     interval,
     mean_of_strata,
     paired_speedup,
@@ -183,12 +185,12 @@ def _compute_rates(
 ) -> dict[Figure, Array]:
     """Compute the figures with intervals, as draws."""
     pairs = [(placed, plain[placed.pair]) for placed in finished if placed.pair in plain]
-    speeds = cluster_table((placed.timing_cluster, decode_row(placed.record)) for placed in finished)
+    speeds = group_timings((placed.timing_cluster, decode_row(placed.record)) for placed in finished)
     passes = cluster_table(
         (placed.cluster, tau_row(placed.record)) for placed in finished if count(placed.record, "cycles")
     )
-    decoding = cluster_table((own.timing_cluster, decode_row(own.record) + decode_row(base)) for own, base in pairs)
-    whole = cluster_table((own.timing_cluster, whole_row(own.record) + whole_row(base)) for own, base in pairs)
+    decoding = group_timings((own.timing_cluster, decode_row(own.record) + decode_row(base)) for own, base in pairs)
+    whole = group_timings((own.timing_cluster, whole_row(own.record) + whole_row(base)) for own, base in pairs)
     found = {
         "tokens_per_second": None if speeds is None else ratio_of_sums(speeds, task),
         "speedup": None if decoding is None else paired_speedup(decoding, task),

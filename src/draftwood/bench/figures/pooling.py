@@ -84,6 +84,7 @@ def merge_manifests(manifests: Sequence[RunManifest]) -> dict[str, Any]:
         merged[name] = {key: value for manifest in manifests for key, value in getattr(manifest, name).items()}
     figures = [figure for manifest in manifests for figure in manifest.paper]
     merged["paper"] = [figure for at, figure in enumerate(figures) if figure not in figures[:at]]
+    merged["other_load"] = max((m.other_load for m in manifests if m.other_load is not None), default=None)
     merged["finished"] = (
         None if any(m.finished is None for m in manifests) else max(m.finished or "" for m in manifests)
     )

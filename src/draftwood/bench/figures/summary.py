@@ -6,6 +6,15 @@ from typing import Any, NamedTuple
 ALL_TASKS = "*"  # the mean over the tasks
 
 
+MAX_OTHER_LOAD = 0.1  # share of the cores that other processes may use during a run
+_ROUNDING = 1.02  # a speed-up this much above tau is not yet suspicious
+
+
+def is_above_tau(speedup: float | None, tau: float | None) -> bool:
+    """Whether a speed-up is higher than drafting can explain: a pass yields tau tokens and takes no less time."""
+    return speedup is not None and tau is not None and speedup > _ROUNDING * tau
+
+
 class Interval(NamedTuple):
     """A figure with its 95% bootstrap interval."""
 

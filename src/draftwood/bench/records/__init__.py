@@ -1,6 +1,12 @@
 """Records of a benchmark run: settings, methods, requests, machine, and the run folder."""
 
-from draftwood.bench.records.machine import describe_machine, describe_model, list_versions, measure_peak_memory
+from draftwood.bench.records.machine import (
+    LoadMeter,
+    describe_machine,
+    describe_model,
+    list_versions,
+    measure_peak_memory,
+)
 from draftwood.bench.records.methods import (
     DRAFTER,
     PEER,

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,6 +58,38 @@ def describe_model(info: TargetInfo) -> dict[str, Any]:
         "parameters": info.num_parameters,
         "context_length": info.context_length,
     }
+
+
+class LoadMeter:
+    """The share of the cores that other processes use while it exists."""
+
+    def __init__(self) -> None:
+        self._started = (time.monotonic(), _busy_seconds(), _own_seconds())
+
+    def read(self) -> float | None:
+        """None if the system does not tell."""
+        (since, busy, own), now = self._started, _busy_seconds()
+        seconds = time.monotonic() - since
+        if busy is None or now is None or seconds < 1.0:
+            return None
+        others = (now - busy) - (_own_seconds() - own)
+        return max(0.0, others / (seconds * (os.cpu_count() or 1)))
+
+
+def _busy_seconds() -> float | None:
+    """CPU time of all processes since the machine started, other virtual machines included."""
+    try:
+        first = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        user, nice, system, _, _, irq, softirq, steal = map(int, first)  # the others are idle
+        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _own_seconds() -> float:
+    """CPU time of this process and of finished children."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 goose                                   a drafter
 goose:bypass=copied,extension=levels    with options
 goose:memory=process,budget=16          with its own memory and budget
+my_drafter.py:MyDrafter:width=3         a drafter from a file
 transformers, llamacpp:lookup           a peer (--peers)
 """
 
@@ -92,8 +93,11 @@ def check_memories(methods: Sequence[BenchMethod], repeats: int) -> None:
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """Parse ``NAME:KEY=VALUE,...`` into the name and its options."""
+    """Parse ``NAME:KEY=VALUE,...`` into the name and its options. A name may be ``FILE.py:CLASS``."""
     name, _, rest = text.partition(":")
+    if name.endswith(".py") and rest and "=" not in rest.partition(":")[0]:
+        cls, _, rest = rest.partition(":")
+        name = f"{name}:{cls}"
     options: dict[str, Any] = {}
     for pair in rest.split(",") if rest else []:
         key, equals, value = pair.partition("=")

@@ -126,6 +126,7 @@ class RunManifest:
     finished: str | None = None
     failed: dict[str, str] = field(default_factory=dict)  # disabled methods and the reason
     absent: dict[str, str] = field(default_factory=dict)  # unavailable peers and how to install them
+    other_load: float | None = None  # share of the cores that other processes used; None: unknown
     recipe: str | None = None
     paper: list[dict[str, Any]] = field(default_factory=list)  # figures of the paper: method, task, metric, value
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from draftwood.bench.figures import Cell, Summary
+from draftwood.bench.figures import MAX_OTHER_LOAD, Cell, Summary, is_above_tau
 from draftwood.bench.records import ERROR, IDENTICAL, TIE
 from draftwood.bench.report import text
 from draftwood.bench.report.tables import cell, is_peer, labels, num_prompts, prompts_note
@@ -65,8 +65,9 @@ def headline(summary: Summary) -> str:
     failed = summary.manifest.get("failed") or {}
     peers = {str(method["label"]) for method in summary.methods if is_peer(method)}
 
-    def rank(one: Cell, speed: float) -> tuple[bool, bool, float]:
-        return (not one.lossless.get(ERROR) and one.method not in failed, one.method not in peers, speed)
+    def rank(one: Cell, speed: float) -> tuple[bool, bool, bool, float]:
+        correct = not one.lossless.get(ERROR) and one.method not in failed
+        return (correct, one.method not in peers, not _is_implausible(one), speed)
 
     found = [cell(summary, label) for label in labels(summary)]
     ratios = [(rank(one, speed), one) for one in found if (speed := text.finite(one.speedup)) is not None]
@@ -75,6 +76,8 @@ def headline(summary: Summary) -> str:
         best = max(ratios, key=_first)[1]
         figure, _, bounds = text.with_interval(best.speedup, 2, "x").partition(" ")
         sure = f" {bounds}" if bounds else ""
+        if _is_implausible(best) and best.tau:
+            sure += f", more than its {best.tau.value:.2f} tokens per pass: times are disturbed"
         return f"{best.method} decodes {figure} as fast as plain decoding{sure}{_format_outputs(best)}."
     speeds = [(rank(one, speed), one) for one in found if (speed := text.finite(one.tokens_per_second)) is not None]
     if not speeds:
@@ -86,7 +89,25 @@ def headline(summary: Summary) -> str:
 def warnings(summary: Summary) -> list[str]:
     """List problems, and whether the run is unfinished."""
     unfinished = "The run is not finished: figures cover the requests so far."
-    return [*list_problems(summary), *([unfinished] if _is_unfinished(summary.manifest) else [])]
+    return [*list_problems(summary), *list_doubts(summary), *([unfinished] if _is_unfinished(summary.manifest) else [])]
+
+
+def list_doubts(summary: Summary) -> list[str]:
+    """List signs that times were disturbed."""
+    load = summary.manifest.get("other_load") or 0.0
+    found = []
+    if load > MAX_OTHER_LOAD:
+        found.append(f"Other processes used {load:.0%} of the cores during the run: times are disturbed.")
+    for label in labels(summary):
+        one = cell(summary, label)
+        if _is_implausible(one):
+            figures = f"{text.with_interval(one.speedup, 2, 'x')} at {text.with_interval(one.tau, 2)} tokens per pass"
+            found.append(f"{label}: {figures}. Drafting cannot gain more than that: times are disturbed.")
+    return found
+
+
+def _is_implausible(one: Cell) -> bool:
+    return is_above_tau(one.speedup.value if one.speedup else None, one.tau.value if one.tau else None)
 
 
 def list_problems(summary: Summary) -> list[str]:
@@ -110,7 +131,7 @@ def list_problems(summary: Summary) -> list[str]:
     return found
 
 
-def _first(pair: tuple[tuple[bool, bool, float], Cell]) -> tuple[bool, bool, float]:
+def _first(pair: tuple[tuple[bool, bool, bool, float], Cell]) -> tuple[bool, bool, bool, float]:
     return pair[0]
 
 

@@ -17,6 +17,7 @@ from draftwood.bench.records import (
     MANIFEST,
     BenchMethod,
     BenchRun,
+    LoadMeter,
     RequestKey,
     RequestRecord,
     RunManifest,
@@ -43,6 +44,7 @@ from draftwood.config import SamplingParams
 from draftwood.errors import DraftwoodError, PromptError
 from draftwood.progress import Progress, report
 from draftwood.prompts import prompt_ids
+from draftwood.sizing import require_measured
 from draftwood.targets import Loaded, load_target
 
 MAX_FAILURES = 3  # in a row, before a method is disabled
@@ -94,6 +96,8 @@ def _run(spec: RunSpec, prepared: PreparedRun, progress: Progress | None, note: 
     loaded = load_target(settings.loading(), progress)
     longest = longest_request(tasks, loaded, settings) if settings.peers else 0  # only peers need it
     with ExitStack() as closing:
+        if any(method.budget == "auto" for method in methods):
+            require_measured(loaded.target, progress)
         peers, absent = start_peers(settings, loaded, longest, closing, progress)
         engines: dict[str, BenchEngine] = {}
         for method in methods:
@@ -170,6 +174,7 @@ class _Runner:
                 self._note(f"these methods lost their memory and start from scratch: {', '.join(restarted)}")
         if jobs:
             self._warm_up(jobs)
+        meter = LoadMeter()
         label = f"measuring {len(self._engines)} method{'' if len(self._engines) == 1 else 's'}"
         for job in jobs:
             report(self._progress, label, done, total)
@@ -177,7 +182,7 @@ class _Runner:
                 self._run_job(job)
             done += 1
         report(self._progress, label, 1, 1)
-        return self._finish()
+        return self._finish(None if self._settings.peers else meter.read())  # peers are processes of their own
 
     def _run_job(self, job: BenchJob) -> None:
         try:
@@ -239,7 +244,7 @@ class _Runner:
             write_manifest(self._folder, self._manifest)
             self._note(f"{label} is disabled after {len(reasons)} failures in a row: {reasons[0]}")
 
-    def _finish(self) -> BenchRun:
+    def _finish(self, load: float | None) -> BenchRun:
         """Add the verdicts that waited for plain decoding, and rewrite the file without superseded records."""
         prompts = {(job.task, prompt.id): prompt for job in self._jobs for prompt in job.prompts}
         for key, record in self._records.items():
@@ -248,7 +253,8 @@ class _Runner:
                 self._records[key] = self._judge.judge(record, sent)
         records = list(self._records.values())
         write_records(self._folder, records)
-        manifest = replace(self._manifest, finished=_now())
+        known = [load for load in (self._manifest.other_load, load) if load is not None]
+        manifest = replace(self._manifest, finished=_now(), other_load=max(known, default=None))
         write_manifest(self._folder, manifest)
         return BenchRun(self._folder.resolve().name, manifest, records)
 

@@ -73,6 +73,7 @@ def register(commands: Subparsers[Any]) -> None:
 _RESULTS_DIFF_DETAILS = """\
 Compares the prompts that both runs have. A change is significant if its 99%
 interval excludes 1, it is more than 1%, and there are at least 5 prompts.
+Times cannot be compared if the machine differs or other processes used it.
 Speed-ups over plain are comparable between days, tokens per second are not.
 
 Methods with the same label in both runs are compared. --pair compares methods

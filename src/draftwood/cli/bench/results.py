@@ -10,6 +10,7 @@ from draftwood.bench.report import (
     format_changes,
     format_results,
     format_summary_json,
+    list_doubts,
     list_problems,
     list_remarks,
     summarize_hidden_changes,
@@ -42,6 +43,8 @@ def conclude(args: argparse.Namespace, screen: Screen, out: Path, runs: Sequence
         print_note(screen, f"wrote {path}")
     for remark in list_remarks(runs):
         print_note(screen, remark)
+    for doubt in (doubt for summary in summaries for doubt in list_doubts(summary)):
+        print_note(screen, doubt)
     found = [problem for summary in summaries for problem in list_problems(summary)]
     for problem in found:
         screen.err.write(screen.err(problem, RED) + "\n")

@@ -6,13 +6,15 @@ from draftwood.cli.console.pace import PaceBar
 from draftwood.cli.console.report import (
     SEPARATOR,
     comparison_line,
+    explain_colours,
     legend,
     logprob_lines,
     pluralize,
     show,
     show_summary,
+    speed_line,
     stats_line,
     table,
 )
-from draftwood.cli.console.stdin import piped_lines, read_prompt, typed_lines
+from draftwood.cli.console.stdin import join_lines, piped_lines, read_prompt, typed_lines
 from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, DIM, GREEN, RED, Paint, Screen, columns, quote, width

@@ -30,8 +30,8 @@ def load_llm(args: argparse.Namespace, screen: Screen, max_batch: int = 1, cache
     return llm
 
 
-def run_info(llm: LLM) -> dict[str, Any]:
-    """Describe model, device and drafter for JSON output."""
+def run_info(args: argparse.Namespace, llm: LLM) -> dict[str, Any]:
+    """Describe model, device, drafter and budget for JSON output."""
     info = llm.info
     return {
         "model": info.name,
@@ -39,7 +39,7 @@ def run_info(llm: LLM) -> dict[str, Any]:
         "dtype": dtype_name(info),
         "device": str(info.device),
         "drafter": llm.drafter,
-        "budget": llm.budget,
+        "budget": args.budget,
     }
 
 
@@ -47,9 +47,8 @@ def dtype_name(info: TargetInfo) -> str:
     return str(info.dtype).removeprefix("torch.")
 
 
-def budget_text(args: argparse.Namespace, llm: LLM) -> str:
-    """Format the budget option. With ``auto``, `LLM.budget` is only an upper bound."""
-    return "budget auto" if args.budget == "auto" else f"budget {llm.budget}"
+def budget_text(args: argparse.Namespace) -> str:
+    return f"budget {args.budget}"
 
 
 def _slow_on_cpu(info: TargetInfo) -> bool:

@@ -14,14 +14,29 @@ from draftwood.llm import LLM
 
 SEPARATOR = " · "
 DEPTHS_SHOWN = 6
+_ORIGINS = {  # of guesses, by source
+    "context": "copied from the text",
+    "suffix": "copied from the text",
+    "corpus": "copied from the corpus",
+    "datastore": "copied from the datastore",
+    "transition": "what followed before",
+    "ngram": "what followed the same words",
+}
 
 
 def pluralize(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
+def speed_line(stats: RequestStats, finish_reason: str | None, *more: str) -> str:
+    """Format what everybody wants to know: the speed, and how much of it guesses brought."""
+    per_pass = f"{stats.acceptance_length:.2f} tokens per pass" if stats.drafted_nodes else ""
+    parts = [pluralize(stats.output_tokens, "token"), f"{stats.tokens_per_second:.1f} tokens/s", per_pass, *more]
+    return _join([*parts, *_describe_end(stats, finish_reason)])
+
+
 def stats_line(stats: RequestStats, finish_reason: str | None, *more: str) -> str:
-    """Format the main statistics, followed by ``more``."""
+    """Format all main statistics, followed by ``more``."""
     parts = [
         pluralize(stats.output_tokens, "token"),
         f"{stats.tokens_per_second:.1f} tokens/s",
@@ -32,11 +47,17 @@ def stats_line(stats: RequestStats, finish_reason: str | None, *more: str) -> st
         _routes_text(stats),
         *more,
     ]
-    if finish_reason == "length":
-        parts.append("cut at the length limit")
-    elif finish_reason == "cancelled":
-        parts.append("stopped")
+    return _join([*parts, *_describe_end(stats, finish_reason)])
+
+
+def _join(parts: Sequence[str]) -> str:
     return SEPARATOR.join(part for part in parts if part)
+
+
+def _describe_end(stats: RequestStats, finish_reason: str | None) -> list[str]:
+    if finish_reason == "length":
+        return [f"cut at --max-tokens {stats.output_tokens}"]
+    return ["stopped"] if finish_reason == "cancelled" else []
 
 
 def _rates_text(stats: RequestStats) -> str:
@@ -73,14 +94,25 @@ def legend(paint: Paint, sources: Sequence[str]) -> str:
     return "  ".join(f"{paint.source('■', name)} {name} {counts[name] / len(sources):.0%}" for name in names)
 
 
-def show_summary(screen: Screen, answer: Answer, *more: str) -> None:
-    """Print statistics and the colour legend of an answer."""
+def explain_colours(paint: Paint, sources: Sequence[str]) -> str:
+    """Explain the colours of an answer in words. Empty without colours, or if nothing has one."""
+    drafted = [name for name in dict.fromkeys(sources) if name != BONUS_SOURCE]
+    if not paint.enabled or not drafted:
+        return ""
+    colours = [f"{paint.source('■', name)} {_ORIGINS.get(name, name)}" for name in drafted]
+    return "  ".join(["guessed right:", *colours, "□ the model itself"])
+
+
+def show_summary(screen: Screen, answer: Answer, *more: str, full: bool = False) -> None:
+    """Print the speed of an answer and its colours. ``full``: print all statistics."""
+    if not full:
+        screen.note(speed_line(answer.stats, answer.finish_reason, *more))
+        screen.note_painted(explain_colours(screen.out, answer.sources))
+        return
     screen.note(stats_line(answer.stats, answer.finish_reason, *more))
     if answer.stats.drafted_nodes:
         screen.note(guesses_line(answer.stats))
-    colours = legend(screen.out, answer.sources)
-    if colours:
-        screen.err.write(colours + "\n")
+    screen.note_painted(legend(screen.out, answer.sources))
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -90,8 +122,9 @@ def comparison_line(comparison: Comparison) -> str:
         outcome = "identical output"
     else:
         outcome = f"outputs differ from token {comparison.first_difference} on, see: draftwood check"
-    plain = comparison.plain.stats.tokens_per_second
-    return SEPARATOR.join([f"{comparison.speedup:.2f}x the speed of plain decoding ({plain:.1f} tokens/s)", outcome])
+    plain, drafted = (run.stats.tokens_per_second for run in (comparison.plain, comparison.speculative))
+    speeds = f"{drafted:.1f} against {plain:.1f} tokens/s"
+    return SEPARATOR.join([f"{comparison.speedup:.2f}x the speed of plain decoding ({speeds})", outcome])
 
 
 def logprob_lines(llm: LLM, logprobs: Sequence[TokenLogprobs]) -> list[str]:

@@ -57,15 +57,22 @@ class Paint:
 class Screen:
     """Output of a command: answers to stdout, everything else to stderr."""
 
-    def __init__(self, colour: str) -> None:
+    def __init__(self, colour: str, *, quiet: bool = False) -> None:
+        """``quiet``: print answers only."""
         self.out = Paint(colour, sys.stdout)
         self.err = Paint(colour, sys.stderr)
-        self.progress = ProgressBar(self.err)
+        self.progress = ProgressBar(self.err, hidden=quiet)
+        self._quiet = quiet
 
     def note(self, text: str) -> None:
         """Print a message to stderr."""
-        self.out.stream.flush()
-        self.err.write(self.err(text, DIM) + "\n")
+        self.note_painted(self.err(text, DIM))
+
+    def note_painted(self, text: str) -> None:
+        """Print a message that has its own colours to stderr."""
+        if text and not self._quiet:
+            self.out.stream.flush()
+            self.err.write(text + "\n")
 
     def answer(self, texts: Sequence[str], sources: Sequence[str]) -> None:
         """Print model output. On a terminal, replace control characters."""
@@ -77,13 +84,16 @@ class ProgressBar:
     """``progress(label, done, total)``: on a terminal a bar with the remaining time, otherwise one line per label and
     one per minute."""
 
-    def __init__(self, paint: Paint) -> None:
+    def __init__(self, paint: Paint, *, hidden: bool = False) -> None:
         self._paint = paint
+        self._hidden = hidden
         self._label = ""
         self._began = (0.0, 0)  # time and progress at the start of this label
         self._drawn = 0.0
 
     def __call__(self, label: str, done: int, total: int) -> None:
+        if self._hidden:
+            return
         now = time.monotonic()
         new, self._label = label != self._label, label
         if new:

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
         summary = CheckSummary.of(records)
         if args.json:
             results = [record.as_dict() for record in records]
-            print(json.dumps({**run_info(llm), "summary": asdict(summary), "records": results}))
+            print(json.dumps({**run_info(args, llm), "summary": asdict(summary), "records": results}))
         else:
             print(_summary_line(screen, summary, dtype_name(llm.info)))
     return 1 if summary.errors else 0

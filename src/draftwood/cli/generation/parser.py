@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from draftwood.cli.options import Subparsers, add_command, add_drafting_options, add_prompt_options, add_run_options
+from draftwood.cli.options import (
+    Subparsers,
+    add_command,
+    add_drafting_options,
+    add_prompt_options,
+    add_run_options,
+    add_stats_options,
+)
 
 
 def register_generate(commands: Subparsers[Any]) -> None:
@@ -15,7 +22,7 @@ def register_generate(commands: Subparsers[Any]) -> None:
         "generation.generate:run",
         "Answer one prompt",
         "draftwood generate 'Write a haiku about trees.'",
-        "draftwood generate --file notes.txt --max-tokens 400 --compare",
+        "cat notes.txt | draftwood generate 'Summarise this.' --max-tokens 400 --compare",
         "echo 'def fibonacci(n):' | draftwood generate --raw --json",
         details="If the model has a chat template, the prompt is sent as a user message.",
     )
@@ -24,6 +31,7 @@ def register_generate(commands: Subparsers[Any]) -> None:
         "--stream", action=argparse.BooleanOptionalAction, help="print tokens as they come (default: on a terminal)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_stats_options(parser)
     parser.add_argument("--compare", action="store_true", help="run plain decoding too and print the speedup")
     parser.add_argument(
         "--prediction",
@@ -35,6 +43,9 @@ def register_generate(commands: Subparsers[Any]) -> None:
     add_run_options(parser)
 
 
+CHAT_TOKENS = 2048  # an answer should end by itself
+
+
 def register_chat(commands: Subparsers[Any]) -> None:
     parser = add_command(
         commands,
@@ -42,11 +53,13 @@ def register_chat(commands: Subparsers[Any]) -> None:
         "generation.chat:run",
         "Chat with a model in the terminal",
         "draftwood chat",
-        "draftwood chat --system 'Answer in one sentence.' --max-tokens 512",
+        "draftwood chat --system 'Answer in one sentence.' --temperature 0.7",
         "echo 'What is a tree?' | draftwood chat --temperature 0.7 --seed 1",
+        details="Type /help for commands: save, load, continue an answer, change sampling and drafter.",
     )
     parser.add_argument("--system", metavar="TEXT", help="system message")
-    add_run_options(parser)
+    add_stats_options(parser)
+    add_run_options(parser, max_tokens=CHAT_TOKENS)
     # Most of a turn's prompt is in the cache already, so the drafter must keep what it learned from earlier turns.
     parser.set_defaults(memory="process")
 

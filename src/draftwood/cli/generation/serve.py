@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         load_llm(args, screen, max_batch=args.max_batch, cache_tokens=args.cache_tokens) as llm,
         suppress(KeyboardInterrupt),  # Ctrl-C stops the server
     ):
-        llm.budget  # noqa: B018 - measures costs now, not during the first request
+        llm.budget  # noqa: B018 - prepares passes now, not during the first request
         ready = f"{options.names[0]}, drafter {llm.drafter}, at {server_url(listener)}/v1. Press Ctrl-C to stop."
         create_server(llm, options, lambda: screen.note(ready)).run(sockets=[listener])
     return 0

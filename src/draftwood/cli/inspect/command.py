@@ -18,11 +18,11 @@ def run(args: argparse.Namespace) -> int:
     prompt = read_prompt(args.prompt, args.file)
     screen = Screen(args.color)
     with load_llm(args, screen) as llm:
-        ids = prompt_ids(llm.tokenizer, prompt, raw=args.raw)
+        ids = prompt_ids(llm.tokenizer, prompt, raw=args.raw, system=args.system)
         events = islice(enumerate(llm.stream(ids, params), start=1), args.skip, args.skip + args.cycles)
         if args.json:
             cycles = [as_dict(cycle, event, llm.tokenizer) for cycle, event in events]
-            print(json.dumps({**run_info(llm), "cycles": cycles}))
+            print(json.dumps({**run_info(args, llm), "cycles": cycles}))
             return 0
         sources: list[str] = []
         for cycle, event in events:

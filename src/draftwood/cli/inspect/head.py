@@ -14,7 +14,7 @@ from draftwood.models import ModelConfig
 def run(args: argparse.Namespace) -> int:
     check_worth_options(args)
     screen = Screen(args.color)
-    shape = load_target_shape(args.model, screen.progress) if args.model else None
+    shape = load_target_shape(args.model) if args.model else None
     path = find_head(args.path)
     head, config, layout = load_head(path, model=shape if isinstance(shape, ModelConfig) else None)
     size, dtype = head.num_parameters(), str(next(head.parameters()).dtype).removeprefix("torch.")

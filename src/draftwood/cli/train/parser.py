@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwood.cli.options import Subparsers, add_command, add_group, add_model_options
 from draftwood.config import DTYPES
-from draftwood.train import DataSettings, add_arguments
+from draftwood.train import NAMES, DataSettings, add_arguments
 
 _TRAIN_EXAMPLES = (
     "draftwood train data prompts.jsonl --out data",
@@ -52,6 +52,17 @@ def register_train(commands: Subparsers[Any]) -> None:
     )
     add_arguments(head)
     head.add_argument("--json", action="store_true", help="print one JSON object")
+    head.more_help = "train.configuration:describe_keys"
+    config = add_command(
+        actions,
+        "config",
+        "train.configuration:run",
+        "Print a configuration file with every key, its default and its meaning",
+        "draftwood train config --method eagle3 --out my.toml",
+        "draftwood train head --config my.toml",
+    )
+    config.add_argument("--method", choices=NAMES, default="", help="list the options of this training method")
+    config.add_argument("--out", metavar="FILE", help="write it to a new file instead of printing it")
 
 
 _DATA_DETAILS = """\
@@ -138,14 +149,14 @@ def register_export(commands: Subparsers[Any]) -> None:
         "export",
         "train.export:run",
         "Write a draft head in another engine's layout",
-        "draftwood export ./my-head --to sglang ./my-head-sglang",
-        "draftwood export smollm2-eagle3 --to vllm ./smollm2-eagle3-vllm",
-        "draftwood export ./my-head --to speculators ./out --model meta-llama/Llama-3.1-8B-Instruct",
-        "draftwood export ./downloaded-head --to draftwood ./my-head --force",
+        "draftwood export ./my-head --to sglang --out ./my-head-sglang",
+        "draftwood export smollm2-eagle3 --to vllm --out ./smollm2-eagle3-vllm",
+        "draftwood export ./my-head --to speculators --out ./out --model meta-llama/Llama-3.1-8B-Instruct",
+        "draftwood export ./downloaded-head --to draftwood --out ./my-head --force",
         details=_EXPORT_DETAILS,
     )
     parser.add_argument("head", metavar="HEAD", help="folder of a head in any layout, or name of a shipped head")
-    parser.add_argument("out", metavar="OUT", help="output folder")
+    parser.add_argument("--out", required=True, metavar="DIR", help="output folder")
     parser.add_argument("--to", required=True, choices=LAYOUTS, help="layout to write")
     parser.add_argument("--dtype", choices=DTYPES[1:], help="dtype of the tensors (default: unchanged)")
     parser.add_argument("--model", default="", help="target model of the head: name or folder")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwood.display import duration, readable_size
 from draftwood.errors import ModelError
 from draftwood.models.config import ModelConfig, parse_config
 from draftwood.models.gguf.config import Architecture, architecture_of, config_of, generation_config_of
@@ -39,6 +40,7 @@ _IN_LAYER = {
 }
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _COMPUTED = ("rope_freqs.weight",)  # contained in config.json
+_CONVERTED_PER_SECOND = 60e6  # bytes written, on one slow core
 _PIECE = 1 << 22  # weights held in memory as float32 at a time
 
 
@@ -57,6 +59,12 @@ def converted_size(file: GgufFile) -> int:
     """Estimates the size of the folder in bytes."""
     weights = sum(_planned_bytes(entry) for entry in file.tensors.values())
     return weights + 64 * len(vocabulary_of(file.metadata)[0]) + (1 << 20)
+
+
+def describe_conversion(file: GgufFile) -> str:
+    """What is about to happen, and what it takes."""
+    size = converted_size(file)
+    return f"converting the model, {readable_size(size)} on disk, about {duration(size / _CONVERTED_PER_SECOND)}"
 
 
 def hf_name(name: str) -> str | None:

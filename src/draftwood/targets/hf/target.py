@@ -193,7 +193,7 @@ class HFTarget(SlotTarget):
         raise CapabilityError(
             f"{self.info.architecture} cannot run draft trees through transformers",
             got="; ".join(found) or "no attention that takes masks",
-            next_step="Use another model, or target='hf-plain' for plain decoding without drafts.",
+            next_step="Use another model, or target=hf-plain for plain decoding without drafts.",
         )
 
     def _probe_style(self, style: str) -> str | None:

@@ -142,7 +142,7 @@ class TrainingData:
         if not float(number).is_integer() or not 0 <= number < max(1, len(prompts)):
             raise OptionError(
                 "The number of held-out prompts is invalid",
-                got=validation,
+                got=f"data.held_out = {validation:g}",
                 allowed=f"a fraction between 0 and 1, or a number below {len(prompts)}",
             )
         chosen = np.random.default_rng(seed).permutation(prompts)[: int(number)]
@@ -176,8 +176,8 @@ class TrainingData:
         if self.lengths.size and self.lengths.max() > max_tokens:
             raise OptionError(
                 "The longest text does not fit into a batch",
-                got=f"{max_tokens} tokens per batch, a text of {self.lengths.max()}",
-                next_step="Raise run.max_tokens, or lower max_length.",
+                got=f"run.max_tokens = {max_tokens}, a text of {self.lengths.max()} tokens",
+                next_step="Raise run.max_tokens, or lower data.max_length.",
             )
 
     def token_counts(self) -> tuple[Int64s, Int64s]:

@@ -40,5 +40,7 @@ def _check(data: TrainingData, size: int, vocab_size: int, kept: npt.NDArray[np.
         )
     if not max(1, len(kept)) <= size <= vocab_size:
         raise OptionError(
-            "The size of the draft vocabulary is invalid", got=size, allowed=f"{max(1, len(kept))} to {vocab_size}"
+            "The size of the draft vocabulary is invalid",
+            got=f"head.draft_vocab_size = {size}",
+            allowed=f"{max(1, len(kept))} to {vocab_size}",
         )

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from draftwood.display import duration, readable_size
-from draftwood.heads import HeadConfig, build_head, find_head, load_head, load_target_shape
-from draftwood.models import ModelConfig, tensor_shapes
+from draftwood.heads import HeadConfig, build_head, find_head, find_local_shape, load_head, load_target_shape
+from draftwood.models import ModelConfig, resolve, tensor_shapes
 from draftwood.progress import Progress, report
 from draftwood.targets import default_cache_tokens, pick_device
 from draftwood.train.config import TrainConfig
@@ -88,7 +88,10 @@ def make_plan(
     """Plan a run without writing anything. The target is loaded only to time steps."""
     cls, options = check_method(config)
     texts, held_out = open_texts(config)
-    shape = load_target_shape(config.model.name, progress)
+    shape = find_local_shape(config.model.name)
+    if shape is None:
+        resolve(config.model.name, progress)  # training needs it anyway
+        shape = load_target_shape(config.model.name)
     if config.head.start:
         model = shape if isinstance(shape, ModelConfig) else None
         head = load_head(find_head(config.head.start), model=model).config

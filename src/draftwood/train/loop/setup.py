@@ -1,6 +1,7 @@
 """Build everything a run needs from its configuration: texts, target, head and method."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Setup:
 def check_method(config: TrainConfig) -> tuple[type[Method], Any]:
     """Return the method's class and options. Raise errors in them before a model is loaded."""
     cls = method_class(config.method.name)
-    options = from_mapping(cls.Options, config.method.options, f"The method {config.method.name!r}")
+    options = _method_options(cls, config.method.options)
     kind = config.head.kind
     if kind:
         cls.check_kind(kind)
@@ -58,6 +59,18 @@ def check_method(config: TrainConfig) -> tuple[type[Method], Any]:
             next_step="Train a head with another method first, and set head.start to its folder.",
         )
     return cls, options
+
+
+def _method_options(cls: type[Method], values: Mapping[str, Any]) -> Any:
+    """Errors name the option as it is typed: method.steps."""
+    try:
+        return from_mapping(cls.Options, values, f"The method {cls.name!r}")
+    except OptionError as error:
+        if error.what.split()[0] not in {f.name for f in fields(cls.Options)}:
+            raise
+        raise OptionError(
+            f"method.{error.what}", got=error.got, allowed=error.allowed, next_step=error.next_step
+        ) from error
 
 
 def open_texts(config: TrainConfig) -> tuple[TrainingData, TrainingData]:
@@ -98,6 +111,12 @@ def make_head_config(config: TrainConfig, shape: object) -> HeadConfig:
         name: tuple(value) if isinstance(value, list) else value for name, value in config.head.changes.items()
     }
     size = config.head.draft_vocab_size or None
+    if size and size > shape.vocab_size:
+        raise OptionError(
+            "The draft vocabulary is larger than that of the target",
+            got=f"head.draft_vocab_size = {size}",
+            allowed=f"at most {shape.vocab_size}",
+        )
     here = Path(config.model.name).expanduser().absolute()  # name a local model after its folder or file
     name = here.name if here.is_dir() else here.stem if here.exists() else config.model.name
     head = default_head_config(kind, shape, draft_vocab_size=size, target_name=name, **own)

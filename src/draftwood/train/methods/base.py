@@ -40,7 +40,11 @@ class Method(ABC):
     @classmethod
     def check_kind(cls, kind: str) -> None:
         if kind not in cls.kinds:
-            raise OptionError(f"The method {cls.name!r} does not train heads of this kind", got=kind, allowed=cls.kinds)
+            raise OptionError(
+                f"The method {cls.name!r} does not train heads of this kind",
+                got=f"head.kind = {kind!r}",
+                allowed=cls.kinds,
+            )
 
     @classmethod
     def outputs_per_position(cls, options: Any, head: HeadConfig) -> int:

@@ -133,7 +133,7 @@ def check_weights(options: Any, *names: str) -> None:
         value = getattr(options, name)
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value < 0:
-            raise OptionError(f"{name} is no weight", got=repr(value), allowed="0 or more")
+            raise OptionError(f"{name} must be a weight", got=repr(value), allowed="0 or more")
 
 
 def check_some_weight(options: Any, *names: str) -> None:

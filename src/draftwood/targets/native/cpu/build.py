@@ -13,6 +13,11 @@ def load_kernel() -> ctypes.CDLL | None:
     return KERNEL.load()
 
 
+def needs_build() -> bool:
+    """Whether ``load_kernel`` is going to compile the kernel."""
+    return KERNEL.needs_build()
+
+
 def why_unavailable() -> str:
     """Returns why ``load_kernel`` returned None; empty if it did not."""
     return KERNEL.why_unavailable()

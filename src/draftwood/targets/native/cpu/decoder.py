@@ -56,6 +56,11 @@ class CpuDecoder(Decoder):
         return build.load_kernel() is not None
 
     @staticmethod
+    def needs_build() -> bool:
+        """Whether ``is_available`` is going to compile the kernel, which takes several seconds."""
+        return build.needs_build()
+
+    @staticmethod
     def why_unavailable() -> str:
         return build.why_unavailable()
 

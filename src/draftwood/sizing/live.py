@@ -1,0 +1,168 @@
+"""Costs of passes without a measurement: a request never waits for one.
+
+A model that was not measured here starts with an estimate: the usual relative costs of a CPU or GPU, scaled by the
+bytes of the weights, and corrected by a few passes that are timed first (at most about half a second). From then on
+every pass of a single request is a reading that corrects the curve. Other processes only ever add time, so the curve
+follows quick readings at once and slow ones slowly. The refined curve is stored for the next run; `draftwood tune`
+replaces it with a measured one, which is not refined.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from draftwood.errors import DraftwoodError
+from draftwood.sizing.costs import CostProfile, load_profile, save_profile, time_pass, timed_contexts, timed_sizes
+from draftwood.targets import Target, TargetInfo
+
+# Relative costs by positions, where nothing was measured: a CPU without a matrix unit; a GPU, limited by memory.
+CPU_SHAPE = ((1, 4, 8, 16, 32, 64), (1.0, 1.15, 1.8, 2.8, 4.6, 8.5))
+GPU_SHAPE = ((1, 16, 64, 128, 512), (1.0, 1.12, 1.35, 1.8, 5.0))
+CPU_BANDWIDTH, GPU_BANDWIDTH = 10e9, 1e12  # bytes/s, to estimate a pass over one position
+CONTEXT_WEIGHT = 3.0  # a byte of the KV cache takes as long as this many bytes of weights
+PROBE_SECONDS = 0.5
+PROBED = (1, 1, 8, 32, 4, 16, 2, 64)  # in this order; the first pass of all is slow
+PROBE_ROUNDS = 3
+FASTER, SLOWER = 0.5, 0.1  # parts of the way to a reading below or above the curve
+MIN_CHANGE = 0.03  # a smaller correction is not worth a new curve
+MIN_READINGS = 16  # before the refined curve is stored
+
+
+class LiveCosts:
+    """The costs of passes as far as they are known now. ``version`` increases whenever ``profile`` changes."""
+
+    def __init__(self, profile: CostProfile, *, is_estimate: bool = False) -> None:
+        """``is_estimate``: not even the order of magnitude is known, so that the first reading sets it."""
+        self.profile = self._base = profile
+        self.version = 0
+        self.readings = 0  # since it was stored
+        self.is_estimate = is_estimate
+        self._factors: dict[int, float] = {}  # by size, where there are readings: relative to the base
+        self._built = dict.fromkeys(profile.sizes, 1.0)  # the factors of the current profile
+
+    @property
+    def largest(self) -> int:
+        return self.profile.largest
+
+    @property
+    def is_measured(self) -> bool:
+        return self.profile.first is None
+
+    @property
+    def fixed(self) -> CostProfile:
+        """The curve for drawn trees: it never changes, or a seed would not determine the output."""
+        first = self.profile.first
+        return self.profile if first is None else replace(self.profile, seconds=first)
+
+    def note(self, positions: int, ratio: float) -> None:
+        """Takes a reading: the time of a pass over ``positions``, relative to what the current profile says."""
+        sizes = self.profile.sizes
+        if self.is_measured or positions > sizes[-1]:
+            return
+        size = sizes[bisect_left(sizes, positions)]
+        known, seen = self._factors.get(size, self._built[size]), self._built[size] * ratio
+        share = 1.0 if self.is_estimate else FASTER if seen < known else SLOWER
+        self.readings += 1
+        self.is_estimate = False
+        self._factors[size] = moved = known + share * (seen - known)
+        if abs(moved / self._built[size] - 1.0) > MIN_CHANGE:
+            self._rebuild()
+
+    def start(self, seconds: dict[int, float]) -> None:
+        """Corrects the estimate by the first readings, by size. The result is what ``fixed`` returns from now on."""
+        line = self._base.of(self._base.sizes[-1], 0)
+        self._factors |= {size: taken / float(line[size - 1]) for size, taken in seconds.items()}
+        if seconds:
+            self.is_estimate = False
+            self._rebuild()
+        self.profile = replace(self.profile, first=self.profile.seconds)
+
+    def _rebuild(self) -> None:
+        """Sizes without readings get a factor between those of their neighbours."""
+        sizes, known = self._base.sizes, sorted(self._factors)
+        factors = np.interp(np.log(sizes), np.log(known), [self._factors[size] for size in known])
+        rows = np.asarray(self._base.seconds) * factors
+        # A pass takes no longer than a larger one: where readings say otherwise, the smaller pass was disturbed.
+        rows = np.minimum.accumulate(rows[:, ::-1], axis=1)[:, ::-1]
+        self._built = dict(zip(sizes, factors.tolist(), strict=True))
+        self.profile = replace(self.profile, seconds=tuple(map(tuple, rows.tolist())))
+        self.version += 1
+
+
+def known_costs(target: Target) -> LiveCosts:
+    """The stored costs of this machine and model, or an estimate. Runs no pass."""
+    stored = load_profile(target.info)
+    if stored is not None:
+        return LiveCosts(stored)
+    room = min(target.info.context_length, target.num_slots)
+    return LiveCosts(estimate_costs(target.info, room), is_estimate=True)
+
+
+def probe_costs(target: Target, costs: LiveCosts) -> None:
+    """Times a few passes if ``costs`` are a mere estimate, and stores the result."""
+    if costs.is_estimate:
+        costs.start(_probe(target, costs.profile))
+        _store(target.info, costs)
+
+
+def keep_costs(info: TargetInfo, costs: LiveCosts) -> None:
+    """Stores refined costs, unless they hardly changed or a measurement was stored meanwhile."""
+    if costs.is_measured or costs.readings < MIN_READINGS:
+        return
+    stored = load_profile(info)
+    if stored is None or stored.first is not None:
+        _store(info, costs)
+
+
+def estimate_costs(info: TargetInfo, limit: int) -> CostProfile:
+    """Costs by the kind of device and the size of the model alone, for a cache of ``limit`` positions."""
+    sizes = [size for size in timed_sizes(info) if size <= max(1, limit // 2)]
+    contexts = tuple(sorted({min(context, max(limit - sizes[-1], 1)) for context in timed_contexts(info)}))
+    on_cpu = info.device.type == "cpu"
+    shape = np.interp(sizes, *(CPU_SHAPE if on_cpu else GPU_SHAPE))
+    weight_bytes = info.num_parameters * (info.dtype.itemsize if info.quantize is None else 1)
+    unit = max(weight_bytes, 1) / (CPU_BANDWIDTH if on_cpu else GPU_BANDWIDTH)
+    slope = CONTEXT_WEIGHT * info.cache_bytes_per_token / max(weight_bytes, 1)
+    rows = [tuple((unit * (1.0 + slope * context) * shape).tolist()) for context in contexts]
+    return CostProfile(tuple(sizes), contexts, tuple(rows), bool(info.pass_sizes), first=tuple(rows))
+
+
+def _probe(target: Target, profile: CostProfile) -> dict[int, float]:
+    """The quickest passes of some sizes, as many as fit into ``PROBE_SECONDS``. Empty if one would not."""
+    expected = dict(zip(profile.sizes, profile.seconds[0], strict=True))
+    scale, found = 1.0, dict[int, float]()
+    if not target.can_open(profile.sizes[-1]):
+        return found
+    sequence = target.open(profile.sizes[-1])
+    try:
+        end = time.perf_counter() + PROBE_SECONDS
+        for size in _probed_sizes(profile.sizes):
+            if time.perf_counter() + scale * expected[size] > end:
+                continue
+            seconds = time_pass(target, sequence, size)
+            found[size] = min(found.get(size, math.inf), seconds)
+            scale = found[size] / expected[size]
+    finally:
+        target.close(sequence)
+    return found
+
+
+def _probed_sizes(sizes: tuple[int, ...]) -> Iterator[int]:
+    """From coarse to fine, several times."""
+    order = [size for size in PROBED if size in sizes]
+    order += [size for size in sizes if size not in order]
+    for _ in range(PROBE_ROUNDS):
+        yield from order
+
+
+def _store(info: TargetInfo, costs: LiveCosts) -> None:
+    costs.readings = 0
+    with suppress(DraftwoodError):  # without a writable cache the next run estimates again
+        save_profile(info, costs.profile)
