@@ -27,7 +27,7 @@ class BlendOptions:
     sources: str = "context+transition"  # where guesses come from, joined by "+"
     depth: int = 40  # maximum depth of the tree
     top_k: int = 10  # successors kept per context
-    bigrams: bool = True
+    bigrams: bool = True  # also keep successors of token pairs
     harvest: str = "all"  # learn from every verified node, or only from "accepted" ones
     static: bool = True  # start from the successor table of the model, if `draftwood tune` has built one
     table_megabytes: int = 128  # memory for token pairs
