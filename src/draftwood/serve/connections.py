@@ -25,11 +25,7 @@ class ConnectionLimits:
     """``seconds``: how long a client may take to send its headers, to send the next request, or to read nothing."""
 
     def __init__(
-        self,
-        max_connections: int,
-        max_per_address: int,
-        seconds: float,
-        on_refusal: Callable[[], None] = lambda: None,
+        self, max_connections: int, max_per_address: int, seconds: float, on_refusal: Callable[[], None] = lambda: None
     ) -> None:
         self.seconds, self._on_refusal = seconds, on_refusal
         self._max, self._max_per_address = _fit_open_files(max_connections), max_per_address
