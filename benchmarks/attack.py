@@ -99,13 +99,16 @@ class Server:
         return found
 
     async def get_gauges(self) -> dict[str, float]:
-        lines = (await self.ask("GET /metrics")).decode().splitlines()
-        return {
-            name: float(line.split()[1])
-            for line in lines
-            for name in NOTHING_OPEN
-            if line.startswith(f"draftwood_{name} ")
-        }
+        found = re.findall(r"^draftwood_(\w+) (\S+)$", (await self.ask("GET /metrics")).decode(), re.MULTILINE)
+        return {name: float(value) for name, value in found if name in NOTHING_OPEN}
+
+    async def get_responses(self) -> Counter[str]:
+        """The server's own count of its responses by status: it includes those that no client read."""
+        text = (await self.ask("GET /metrics")).decode()
+        counts: Counter[str] = Counter()
+        for status, value in re.findall(r'^draftwood_requests_total\{.*status="(\d+)"\} (\S+)$', text, re.MULTILINE):
+            counts[status] += int(float(value))
+        return counts
 
 
 def request_bytes(head: str, body: bytes = b"", length: int | None = None, headers: str = "") -> bytes:
@@ -262,7 +265,7 @@ async def attack(args: argparse.Namespace, url: str, pid: int | None) -> dict[st
     await send_odd_requests(server, rng, args.requests // 10, args.clients)
     await disconnect_at_random(server, rng, args.clients, args.seconds / 4)
     await wait_until_idle(server, args.patience)
-    before = resident_bytes(pid)
+    before, responses = resident_bytes(pid), await server.get_responses()
     server.statuses.clear()
     rows = []
     for name, start in parts.items():
@@ -277,6 +280,7 @@ async def attack(args: argparse.Namespace, url: str, pid: int | None) -> dict[st
     after = resident_bytes(pid)
     return {
         "rows": rows,
+        "responses": dict(sorted((await server.get_responses() - responses).items())),
         "statuses": dict(sorted(server.statuses.items())),
         "gauges": gauges,
         "bytes_before": before,
@@ -286,9 +290,9 @@ async def attack(args: argparse.Namespace, url: str, pid: int | None) -> dict[st
 
 def judge(result: dict[str, Any]) -> list[str]:
     """What the server did not withstand."""
-    found = [
-        f"{count} responses with status {status}" for status, count in result["statuses"].items() if status[0] == "5"
-    ]
+    found = []
+    for side in ("responses", "statuses"):  # what the server counted, and what clients read
+        found += [f"{count} {side} of {status}" for status, count in result[side].items() if status[0] == "5"]
     for row in result["rows"]:
         if row["worst_health"] > MAX_HEALTH_SECONDS or row["health_failed"]:
             found.append(f"{row['attack']}: /health took {row['worst_health']:.2f} s, {row['health_failed']} failed")
@@ -340,7 +344,8 @@ def main() -> int:
     else:
         with start_server(args.options) as (url, pid):
             result = asyncio.run(attack(args, url, pid))
-    print("statuses:", ", ".join(f"{status}: {count}" for status, count in result["statuses"].items()))
+    for side, what in (("responses", "sent by the server"), ("statuses", "read by clients")):
+        print(f"{what}:", ", ".join(f"{status}: {count}" for status, count in result[side].items()))
     print("open in the end:", result["gauges"])
     print(f"memory: {result['bytes_before'] or 0:,} bytes before, {result['bytes_after'] or 0:,} after")
     problems = judge(result)

@@ -41,6 +41,22 @@ def test_stream_is_generate_piece_by_piece(llm: LLM) -> None:
     assert events[-1].finish_reason == whole.finish_reason
 
 
+def test_long_prompts_and_predictions_are_admitted_one_per_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters read them between two passes, while running requests wait."""
+    monkeypatch.setattr("draftwood.engine.scheduler.MAX_ADMITTED_TOKENS", 100)
+    llm = make_llm(max_batch=8)
+    engine = llm.engine
+    for prediction, expected in (([1] * 200, [1, 2, 3]), ([1] * 45, [2, 4, 6]), ([], [6, 6, 6])):
+        for _ in range(6):
+            engine.submit(llm.request([1, 2, 3, 4, 5], SamplingParams(max_tokens=50), prediction=prediction))
+        counts = []
+        for _ in range(3):
+            engine.step()
+            counts.append(len(engine._scheduler.running))
+        assert counts == expected
+        engine.clear()
+
+
 def test_closed_stream_frees_everything(llm: LLM) -> None:
     target = llm._engine.target
     for event in llm.stream("go on for long", SamplingParams(max_tokens=200), drafter="pld"):

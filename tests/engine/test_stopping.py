@@ -76,3 +76,25 @@ def test_stop_tokens() -> None:
         "length",
     ]
     assert StopTokens(SamplingParams(ignore_eos=True), [9], 4).reason(9, 1) is None
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=4),
+    st.lists(st.text("abc", max_size=5), max_size=20),
+)
+def test_the_search_finds_what_a_search_of_the_whole_text_does(stops: list[str], parts: list[str]) -> None:
+    watcher = StopStrings(stops)
+    shown, whole = "", ""
+    for part in parts:
+        whole += part
+        piece, stopped = watcher.feed(part)
+        shown += piece
+        found = [whole.find(stop) for stop in stops if stop in whole]
+        assert stopped == bool(found)
+        if stopped:
+            assert shown == whole[: min(found)]
+            return
+        held = len(whole) - len(shown)
+        assert held == max(n for n in range(len(whole) + 1) if n == 0 or any(s.startswith(whole[-n:]) for s in stops))
+        assert whole.startswith(shown)
+    assert shown + watcher.flush() == whole

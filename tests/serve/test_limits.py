@@ -14,10 +14,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
 
-from draftwood.serve import bodies, connections
+from draftwood.config import MAX_PENALTY, MAX_TEMPERATURE
+from draftwood.engine.scheduler import MAX_ADMITTED_TOKENS
+from draftwood.serve import ServerOptions, bodies, connections, requests
 from draftwood.serve.connections import RESERVED_FILES, ConnectionLimits
 from draftwood.serve.logs import MAX_REPEATS, limit_repeats
+from draftwood.text import chat, template_worker
+from tests.tools.paths import ROOT
 from tests.tools.serve import NAME, TIMEOUT_SECONDS, Running, eventually, raw_request, serving, user_message
 
 SHORT = 0.3  # seconds
@@ -150,6 +155,8 @@ def test_connections_with_a_running_request_stay(monkeypatch: pytest.MonkeyPatch
         assert json.loads(refused.split(b"\r\n\r\n")[1])["error"]["code"] == "server_busy"
         gate.set()
         assert all(b"200 OK" in connection.recv(1000) for connection in running)
+        assert eventually(lambda: server.request("/health").status == 200)
+        assert 'draftwood_requests_total{path="other",status="503"} 1.0\n' in server.request("/metrics").text
 
 
 def test_each_address_has_its_own_limit() -> None:
@@ -268,6 +275,32 @@ def test_bad_chunks_after_the_response_began(hasty: Running, caplog: pytest.LogC
         connection.sendall(b"zz\r\n")
         read_all(connection)
     assert "Traceback" not in caplog.text
+
+
+def test_the_documented_limits_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    options = ServerOptions(names=("a",))
+    for row in (
+        f"| connections | {options.max_connections}, or",
+        f"| {options.client_seconds:g} s each | `--client-timeout` |",
+        f"| headers of a request | {DEFAULT_MAX_INCOMPLETE_EVENT_SIZE >> 10} KiB |",
+        f"| {bodies.BYTES_PER_TOKEN} bytes per token of the context, {bodies.MIN_BODY_BYTES >> 10} KiB to "
+        f"{bodies.MAX_BODY_BYTES >> 20} MiB |",
+        f"| {bodies.MAX_HELD_BYTES >> 20} MiB; the oldest",
+        f"| {requests.MAX_CHARACTERS_PER_TOKEN} characters per token of the context",
+        f"| tokens of a prediction | {requests.MAX_PREDICTION_TOKENS:,} |",
+        f"| {MAX_ADMITTED_TOKENS:,} tokens, or one request |",
+        f"| {requests.MAX_STOPS}, of {requests.MAX_STOP_CHARACTERS} characters |",
+        f"| stop tokens | {requests.MAX_STOP_TOKENS} |",
+        f"| {requests.MAX_TOP_LOGPROBS} per token, {requests.MAX_LOGPROBS:,} per response |",
+        f"| temperature | 0 to {MAX_TEMPERATURE:g} |",
+        f"| presence and frequency penalty | -{MAX_PENALTY:g} to {MAX_PENALTY:g} |",
+        f"| repetition penalty | {1 / MAX_PENALTY:g} to {MAX_PENALTY:g} |",
+        f"| time of a chat template | {chat.MAX_SECONDS:g} s |",
+        f"| {template_worker.MAX_BYTES >> 30} GiB, {template_worker.MAX_CHARACTERS:,} characters of output |",
+        f"| equal log messages | {MAX_REPEATS} per minute |",
+    ):
+        assert row in text
 
 
 def test_log_messages_do_not_repeat_without_bound(

@@ -7,6 +7,7 @@ from draftwood.engine.session import Session
 from draftwood.targets import Target
 
 KEPT_PREFIXES = 4
+MAX_ADMITTED_TOKENS = 8192  # of prompts and predictions in one cycle, about
 LOG = logging.getLogger(__name__)
 
 
@@ -34,9 +35,14 @@ class Scheduler:
         return next((session for session in sessions if session.sample.request_id == request_id), None)
 
     def admit(self) -> None:
-        """Admits waiting requests, oldest first. A sample waits while a sibling prefills their common prompt."""
+        """Admits waiting requests, oldest first. A sample waits while a sibling prefills their common prompt.
+
+        Drafters read prompts and predictions when their requests are admitted, which the running requests wait for. So
+        long ones are admitted one per cycle.
+        """
+        room = MAX_ADMITTED_TOKENS
         for session in list(self._waiting):
-            if len(self._running) >= self._max_batch:
+            if len(self._running) >= self._max_batch or room <= 0:
                 return
             if any(sibling.is_prefilling for sibling in self._siblings(session)):
                 continue
@@ -46,6 +52,7 @@ class Scheduler:
             self._waiting.remove(session)
             self._running.append(session)
             session.admit(*place)
+            room -= session.num_prompt + len(session.sample.request.prediction)
 
     def release(self, session: Session) -> None:
         """Removes a session in any state and leaves the cache consistent."""

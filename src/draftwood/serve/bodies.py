@@ -1,7 +1,5 @@
 """Request bodies: each limited in size and time, all that are being read together in size."""
 
-from __future__ import annotations
-
 import asyncio
 
 from starlette.requests import Request

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from typing import ClassVar
 
 import h11
@@ -23,8 +24,10 @@ RESERVED_FILES = BACKLOG + 128  # for everything but connections
 class ConnectionLimits:
     """``seconds``: how long a client may take to send its headers, to send the next request, or to read nothing."""
 
-    def __init__(self, max_connections: int, max_per_address: int, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(
+        self, max_connections: int, max_per_address: int, seconds: float, on_refusal: Callable[[], None] = lambda: None
+    ) -> None:
+        self.seconds, self._on_refusal = seconds, on_refusal
         self._max, self._max_per_address = _fit_open_files(max_connections), max_per_address
         self._open: dict[LimitedConnection, None] = {}  # the one that began to wait first comes first
 
@@ -39,6 +42,7 @@ class ConnectionLimits:
             if len(group) >= limit:
                 longest = next((connection for connection in group if connection.is_waiting), None)
                 if longest is None:
+                    self._on_refusal()
                     return False
                 self.remove(longest)
                 longest.transport.abort()

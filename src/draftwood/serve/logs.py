@@ -1,7 +1,5 @@
 """Logs: no message repeats without bound, and requests are logged without their texts."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator, Mapping

@@ -18,6 +18,7 @@ ChatMessage = dict[str, str]
 MAX_CHARACTERS_PER_TOKEN = 32  # a text with more characters per token of the context cannot fit, so it is not encoded
 MAX_TOP_LOGPROBS = 20
 MAX_LOGPROBS = 1 << 19  # entries of all samples together
+MAX_PREDICTION_TOKENS = 16_384  # less if the context is shorter
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 256, 256
 MAX_IGNORED = 8  # unknown fields that a warning names
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default

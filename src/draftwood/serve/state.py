@@ -38,7 +38,10 @@ class ServerState:
         self.runner = Runner(llm, options.max_samples)
         self.bodies = BodyReader(llm.info.context_length, options.client_seconds)
         self.connections = ConnectionLimits(
-            options.max_connections, options.max_connections_per_address, options.client_seconds
+            options.max_connections,
+            options.max_connections_per_address,
+            options.client_seconds,
+            lambda: self.metrics.count_response("other", 503),
         )
         self.request_log = RequestLog(options.request_log)
         self.metrics = Metrics(

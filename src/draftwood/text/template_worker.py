@@ -6,8 +6,6 @@ Variables and settings follow the conventions of transformers, which published t
 Each line of standard input is an order as JSON, each line of standard output its result.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

@@ -15,6 +15,7 @@ from draftwood.errors import DraftwoodError
 from draftwood.serve.errors import SHUTTING_DOWN, ApiError, InternalError, ServerBusyError
 from draftwood.serve.logs import LOG
 from draftwood.serve.requests import (
+    MAX_PREDICTION_TOKENS,
     Fields,
     RequestLimits,
     RequestOptions,
@@ -94,7 +95,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         owner = "" if state.options.share_cache else self.scope[CLIENT]
         try:
             prediction = llm.predicted_ids(options.prediction)
-            if len(prediction) > limits.context_length:
+            if len(prediction) > min(limits.context_length, MAX_PREDICTION_TOKENS):
                 raise too_long(f"{len(prediction)} tokens", "prediction")
             jobs = []
             for prompt in prompts:
