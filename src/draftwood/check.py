@@ -20,8 +20,8 @@ from draftwood.llm import LLM
 # How much the logit difference of two likely tokens may change with the number of positions per pass. Measured with
 # SmolLM2-135M on the eager decoder (aarch64; steps of 1 and chunks of 8, top five tokens of a position): at most 7e-5
 # in float32 (233 positions), 0.044 in float16 and 0.29 in bfloat16 (95 each). The limits are above these. They are wide
-# for 16-bit types, where an error can pass for a tie: float32 is the stricter test. Exact targets (the fused CPU decoder,
-# GPUs with ``exact``) need none. GPUs without it and larger models were not measured.
+# for 16-bit types, where an error can pass for a tie: float32 is the stricter test. Exact targets (the fused CPU
+# decoder, GPUs with ``exact``) need none. GPUs without it and larger models were not measured.
 TIE_TOLERANCE = {"float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5}
 
 

@@ -32,7 +32,8 @@ class OrderedLaunch(Launch):
         return ordered_scratch_size(self.case.config, num_tiles, self.case.num_kv_heads, self.case.head_dim)
 
     def run(self, pdl: bool = False) -> torch.Tensor:
-        from draftwood.targets.native.cuda.attention.ordered import ordered_attention, write_paths
+        from draftwood.targets.native.cuda.attention.ordered import ordered_attention
+        from draftwood.targets.native.cuda.attention.paths import write_paths
 
         assert isinstance(self.case.config, OrderedConfig)
         assert self.places is not None

@@ -28,9 +28,7 @@ from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, run_interpreted, run
 
 pytest.importorskip("triton")
 
-BASE = OrderedConfig(
-    group=4, block_m=32, block_s=32, splits=4, num_parts=12, num_warps=4, num_stages=3
-)
+BASE = OrderedConfig(group=4, block_m=32, block_s=32, splits=4, num_parts=12, num_warps=4, num_stages=3)
 ALONE = replace(BASE, splits=1, num_parts=2)
 CASES = {
     "base": Case(config=BASE),
@@ -119,7 +117,9 @@ def test_earlier_nodes_take_all_words(name: str) -> None:
 def test_single_nodes_need_no_paths(window: int) -> None:
     for config in (replace(BASE, splits=2), ALONE):
         case = Case(config=config, num_words=0, window=window)
-        assert_right(OrderedLaunch(case, random_segments(random.Random(1), [(0, 1), (50, 1), (140, 1)], chains=True), DEVICE))
+        assert_right(
+            OrderedLaunch(case, random_segments(random.Random(1), [(0, 1), (50, 1), (140, 1)], chains=True), DEVICE)
+        )
 
 
 @runs_kernels

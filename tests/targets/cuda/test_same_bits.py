@@ -65,7 +65,15 @@ class Rows:
         num_out = self.before.shape[1]
         pdl = torch.cuda.get_device_capability() >= (9, 0)
         product = Product(
-            x.shape[1], num_out, num_rows, GPU, self.kind, dtype=self.dtype, weight_bytes=self.bytes, eps=1e-5, pdl=pdl,
+            x.shape[1],
+            num_out,
+            num_rows,
+            GPU,
+            self.kind,
+            dtype=self.dtype,
+            weight_bytes=self.bytes,
+            eps=1e-5,
+            pdl=pdl,
             exact=True,
         )
         floats, counters = product.scratch
@@ -163,8 +171,7 @@ def attention_cases(head_dim: int, group: int, window: int, dtype: torch.dtype, 
 
 @on_gpu
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (128, 4), (128, 6), (96, 1)])
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("window", [0, 45, 300])
+@pytest.mark.parametrize(("dtype", "window"), [("bfloat16", 0), ("float16", 45), ("bfloat16", 300)])
 def test_attention(head_dim: int, group: int, dtype: str, window: int) -> None:
     """A tree in all tilings; the same tree grown in two passes; paths of it as a chain after a shorter prefix."""
     rng = random.Random(window + head_dim)
@@ -175,7 +182,7 @@ def test_attention(head_dim: int, group: int, dtype: str, window: int) -> None:
         if seed % 3 == 2:  # deep: paths cross blocks and ranges
             size = 300
             parents = [-1, *(rng.choice([node - 1, max(0, node - 2)]) for node in range(1, size))]
-        cases = attention_cases(head_dim, group, window, HALVES[dtype], -(-size // 32) + 1)
+        cases = attention_cases(head_dim, group, window, HALVES[dtype], 11)
         tree = PackedSegment(0, 3, prefix, parents, 1)
         launches = [OrderedLaunch(case, [tree], DEVICE, seed) for case in cases]
         results = [launch.run()[:size] for launch in launches]

@@ -73,7 +73,7 @@ def exact_sum(values, COUNT: tl.constexpr, AXIS: tl.constexpr = 0):
 
 @triton.jit
 def exact_unit_sum(values, COUNT: tl.constexpr):
-    """``exact_sum`` along the first axis of values of at most 1, in two parts: what rounding takes away is summed too."""
+    """``exact_sum`` along the first axis of values of at most 1. What rounding takes away is summed too."""
     shift: tl.constexpr = 3.0 * COUNT
     rounded = (values + shift) - shift
     rest = values - rounded

@@ -152,7 +152,7 @@ class CudaDecoder(Decoder):
             self._latest.pop(lane).save()
         num_wanted = sum([segment.num_logits for segment in batch.segments])
         shape = _choose_shape(batch, num_wanted, max(self.num_best, 1), tap_layers)
-        is_single = self.is_exact and all([len(segment.parents) == 1 for segment in batch.segments])
+        is_single = self.is_exact and all(len(segment.parents) == 1 for segment in batch.segments)
         shape = shape._replace(is_single=is_single, lane=lane)
         captured = self._passes.get(shape)
         with on_device(self._device):

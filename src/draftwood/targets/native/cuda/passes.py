@@ -1,8 +1,8 @@
 """One forward pass of a fixed shape: all kernel launches in order, over buffers that never move.
 
 *Narrow* passes (up to 64 rows: trees, short chunks) are bound by weight bandwidth; a layer is five kernels. *Wide*
-passes (prompts, large batches) use the vendor's matrix products. *Exact* passes of all sizes are like narrow ones, in an
-order of sums that does not depend on the size. All end by finding the top entries of each row of
+passes (prompts, large batches) use the vendor's matrix products. *Exact* passes of all sizes are like narrow ones, in
+an order of sums that does not depend on the size. All end by finding the top entries of each row of
 logits, which are copied to the host in one transfer.
 """
 

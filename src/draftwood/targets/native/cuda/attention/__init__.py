@@ -2,7 +2,8 @@
 
 from draftwood.targets.native.cuda.attention.forest import forest_attention
 from draftwood.targets.native.cuda.attention.kernel import tree_attention
-from draftwood.targets.native.cuda.attention.ordered import ordered_attention, write_path
+from draftwood.targets.native.cuda.attention.ordered import ordered_attention
+from draftwood.targets.native.cuda.attention.paths import write_path
 from draftwood.targets.native.cuda.attention.plan import (
     MIN_WORDS,
     TILE_FIELDS,

@@ -3,17 +3,17 @@
 A node's result has the same bits whether it is alone, in a tree of any shape, in a prompt chunk or beside other
 requests. For that its keys are visited in the order of positions:
 
-- Keys are in *blocks* that begin at fixed positions. The softmax of a block is computed on its own, and folded into what
-  came before.
+- Keys are in *blocks* that begin at fixed positions. The softmax of a block is computed on its own, and folded into
+  what came before.
 - Blocks are in *ranges*, also at fixed positions, which grow with the position (``find_range``). Blocks are folded into
-  their range in order, and ranges into the result in order, by the same operation in the same order wherever it happens.
+  their range in order, and ranges into the result in order, by the same operation wherever it happens.
 - All sums over keys are computed by the tensor cores, which add them in order and skip masked ones without a trace.
 
-There are two kernels. A program of the first takes the nodes of a query tile, with all query heads that share a key head,
-and steps through ranges of the keys that all nodes of the tile have in common: for a tree the blocks that are wholly
-committed, for a chain (a prompt chunk, or a single node) all blocks. It finishes the tile if it ran all ranges of a chain,
-or was the last one to finish for a single node. A program of the second kernel finishes one node of another tile at a
-time: it gathers the keys of the remaining blocks along the node's own path, and merges what the first kernel left.
+There are two kernels. A program of the first takes the nodes of a query tile, with all query heads that share a key
+head, and steps through ranges of the keys that all nodes of the tile have in common: for a tree the blocks that are
+wholly committed, for a chain (a prompt chunk, or a single node) all blocks. It finishes the tile if it ran all ranges
+of a chain, or was the last one to finish for a single node. A program of the second kernel finishes one node of another
+tile: it gathers the keys of the remaining blocks along the node's own path, and merges what the first kernel left.
 """
 
 # ruff: noqa: N803 - compile-time arguments are in capitals
@@ -27,11 +27,11 @@ import torch
 import triton
 import triton.language as tl
 
+from draftwood.targets.native.cuda.attention.kernel import prefetch_keys
 from draftwood.targets.native.cuda.attention.plan import TILE_FIELDS
 from draftwood.targets.native.cuda.attention.ranges import OrderedConfig
-from draftwood.targets.native.cuda.common import launch_options, prefetch, wait_for_input
+from draftwood.targets.native.cuda.common import launch_options, wait_for_input
 
-AHEAD_BLOCKS = tl.constexpr(8)  # steps of a range that are prefetched before the queries are ready
 NODE_ROWS = tl.constexpr(16)  # query rows of a program of the second kernel: the heads of one node
 NODE_WARPS = 4
 ONES = tl.constexpr(16)  # columns of ones that sum up the weights of a block
@@ -128,17 +128,6 @@ def _load_part(part, line, there, depth, D: tl.constexpr, BLOCK_M: tl.constexpr)
 
 
 @triton.jit
-def _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S: tl.constexpr, D: tl.constexpr):
-    """Prefetch the first blocks of a range. Only those in the prefix, which earlier passes have written."""
-    whole = tl.minimum(high, prefix // BLOCK_S)
-    if whole > low:
-        block = tl.minimum(low + tl.arange(0, AHEAD_BLOCKS), whole - 1)
-        where = block.to(tl.int64) * (BLOCK_S * slot_stride)
-        prefetch((keys + where).to(tl.int64), BLOCK_S * D * 2)
-        prefetch((values + where).to(tl.int64), BLOCK_S * D * 2)
-
-
-@triton.jit
 def _attend_tile(
     query, keys, values, positions, out, parts, arrivals, first_row, nodes, prefix, end, chain, first_block, last_block,
     first, last, program, head, split, scale, query_stride, out_stride, slot_stride,
@@ -156,7 +145,7 @@ def _attend_tile(
     if PDL:
         low = tl.maximum(_range_start(first + split), first_block)
         high = tl.minimum(_range_start(first + split + 1), last_block)
-        _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S, D)
+        prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S, D)
     place = tl.load(positions + row, mask=used, other=-1)  # [BLOCK_M]
     lines = query + row.to(tl.int64)[:, None] * query_stride + head * (G * D) + column
     wait_for_input(PDL)
@@ -196,8 +185,9 @@ def _attend_tile(
         if arrived == tl.minimum(last - first + 1, SPLITS) - 1:
             head_row = tl.arange(0, ROWS)
             there = head_row < G
-            whole, peak_of, total_of = _merge(parts, last - first + 1, head_row, there, depth, D, BLOCK_D, BLOCK_M,
-                                              ROWS, LOADS)  # fmt: skip
+            whole, _, total_of = _merge(
+                parts, last - first + 1, head_row, there, depth, D, BLOCK_D, BLOCK_M, ROWS, LOADS
+            )
             where = out + first_row.to(tl.int64) * out_stride + head * (G * D) + head_row[:, None] * D + depth[None, :]
             result = (whole / total_of[:, None]).to(out.dtype.element_ty)
             tl.store(where, result, mask=there[:, None] & (depth < D)[None, :])
@@ -352,36 +342,6 @@ def _finish(
     tl.store(out + row.to(tl.int64) * out_stride + lines, result, mask=inside)
 
 
-@triton.jit
-def write_path(words, afters, paths, row, W: tl.constexpr, BITS: tl.constexpr, PATH: tl.constexpr):
-    """Turn a row's ancestor bits into its path [PATH]: the node itself, its parent, and so on up the tree.
-
-    Rows without bits (chains, padding) are left alone. Nodes are numbered from the root of the tree.
-    """
-    after = tl.load(afters + row)
-    earlier = tl.cdiv(after, 32)  # words at the end, for nodes of earlier passes, which come first
-    bit = tl.arange(0, BITS)
-    word = tl.where(bit // 32 < earlier, W - earlier + bit // 32, bit // 32 - earlier)
-    there = bit < 32 * W
-    mine = tl.load(words + row.to(tl.int64) * W + word, mask=there, other=0)
-    node = tl.where(bit // 32 < earlier, bit, after + bit - 32 * earlier)
-    is_set = tl.where(there, (mine >> (bit % 32)) & 1, 0)
-    back = tl.sum(is_set, axis=0) - tl.cumsum(is_set, axis=0)  # nodes below it on the path
-    tl.store(paths + row.to(tl.int64) * PATH + back, node.to(paths.dtype.element_ty), mask=is_set != 0)
-
-
-@triton.jit
-def _write_paths(words, afters, paths, W: tl.constexpr, BITS: tl.constexpr, PATH: tl.constexpr):
-    write_path(words, afters, paths, tl.program_id(0), W, BITS, PATH)
-
-
-def write_paths(words: torch.Tensor, afters: torch.Tensor, paths: torch.Tensor) -> None:
-    """Fill ``paths [N, PATH]`` from ``words [N, W]``, see ``write_path``. Passes do so in their first kernel."""
-    num_rows, num_words = words.shape
-    bits = triton.next_power_of_2(32 * num_words)
-    _write_paths[(num_rows,)](words, afters, paths, W=num_words, BITS=bits, PATH=paths.shape[1])
-
-
 def ordered_attention(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -402,7 +362,7 @@ def ordered_attention(
     ``query [N, >= heads * D]`` (the queries are the first columns) attends over ``keys, values [kv_heads, slots, D]``,
     both with the same strides; the result goes to ``out [N, heads * D]``. ``tiles [T, TILE_FIELDS]`` and
     ``positions [N]`` are int32, see ``write_plan``; ``paths [N, PATH]`` are the nodes above each row, see
-    ``write_path``, and may be None if all segments are single new nodes. ``parts`` and ``arrivals``: see
+    ``write_path`` in paths.py, and may be None if all segments are single new nodes. ``parts`` and ``arrivals``: see
     ``scratch_size``.
     Queries must be rotated, and the nodes' keys and values stored in their slots.
     """

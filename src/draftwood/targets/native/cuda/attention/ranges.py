@@ -47,7 +47,9 @@ def find_range(block: int) -> int:
 def choose_block(head_dim: int, shared_bytes: int) -> int:
     """Keys per step. They determine the order of sums, so they depend on the model and the GPU alone."""
     dim = power_of_two(head_dim)
-    return next(size for size in (BLOCK_S, BLOCK_S // 2, BLOCK_S // 4) if _shared_bytes(64, size, dim, 2) <= shared_bytes)
+    return next(
+        size for size in (BLOCK_S, BLOCK_S // 2, BLOCK_S // 4) if _shared_bytes(64, size, dim, 2) <= shared_bytes
+    )
 
 
 def choose_ordered_config(

@@ -144,7 +144,13 @@ def _expand(values, scales, out, IN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.
 
 
 def embed(
-    ids: torch.Tensor, table: torch.Tensor, norm: torch.Tensor, hidden: Hidden, ancestors: Ancestors | None, *, pdl: bool
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    norm: torch.Tensor,
+    hidden: Hidden,
+    ancestors: Ancestors | None,
+    *,
+    pdl: bool,
 ) -> None:
     """Write the embeddings of ``ids`` as hidden states for a normed product; ``hidden.squares`` gets one group.
 

@@ -14,16 +14,16 @@ operations around a product in a decoder layer are fused into it:
 - *peaks*: each block of logits writes its maximum and its sum of exponentials, from which the top entries are found.
 
 Where a matrix has too few blocks to keep the GPU busy, its input is cut into parts. With few rows several programs
-share a block, each with one part, and the last one to finish adds the partial sums in the order of the parts. With many
-rows one program computes all parts in turn. If a product is exact, the parts are the same for all numbers of rows, and so
-are the bits of each row.
+share a block, each with one part, and the last one to finish adds the partial sums in the order of the parts. With
+many rows one program computes all parts in turn. If a product is exact, the parts are the same for all numbers of rows,
+and so are the bits of each row.
 
 With programmatic dependent launch a kernel starts before the previous one has finished. It prefetches its first weights
 into the L2 cache, and then waits for its input.
 """
 
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import triton
@@ -259,10 +259,10 @@ class Product:
             **launch_options(pdl),
         }
 
-    def with_rows(self, rows: int) -> Product:
+    def with_rows(self, rows: int) -> Self:
         """The same product of another number of rows."""
         num_in, num_out, gpu, kind = self._sizes
-        return Product(num_in, num_out, rows, gpu, kind, **self._options)
+        return type(self)(num_in, num_out, rows, gpu, kind, **self._options)
 
     @property
     def scratch(self) -> tuple[int, int]:
