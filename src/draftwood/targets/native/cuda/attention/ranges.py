@@ -65,8 +65,8 @@ def choose_ordered_config(
 ) -> OrderedConfig:
     """Choose a tiling for ``num_nodes`` packed nodes of ``num_sequences`` sequences with up to ``capacity`` positions.
 
-    With few nodes the bandwidth of keys is the limit: small tiles and many programs per tile, two per processor. With many
-    nodes tiles are large, so that few of them read the same keys. ``shared_bytes`` is what a program may use.
+    With few nodes the bandwidth of keys is the limit: small tiles and many programs per tile. With many nodes tiles are
+    large, so that few of them read the same keys. ``shared_bytes`` is what a program may use.
     """
     group, dim = num_heads // num_kv_heads, power_of_two(head_dim)
     rows = -(-num_nodes // num_sequences) * group  # of an average sequence
