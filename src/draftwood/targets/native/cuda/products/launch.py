@@ -54,13 +54,13 @@ class Kind(Enum):
 class Tiling(NamedTuple):
     """How a product is divided into programs and steps."""
 
-    block_rows: int
     block_out: int
     block_in: int
-    splits: int  # parts of the input; the same for all numbers of rows
-    is_serial: bool  # whether a program computes all parts
+    splits: int  # parts of the input
     num_warps: int
     num_stages: int
+    block_rows: int = 0  # 0: one tile has all rows, padded to a power of two
+    is_serial: bool = False  # whether a program computes all parts
 
 
 class Gpu(NamedTuple):
@@ -167,7 +167,7 @@ def choose_tiling(
     bfloat_stages = {Kind.PLAIN: 7 if wide and size <= MEDIUM else 6, Kind.GATED: 5, Kind.HEAD: 4}[kind]
     num_stages = max(2, min(bfloat_stages * 2 // weight_bytes, room // stage))  # the same bytes in flight
     num_warps = 8 if wide and head_dim > 64 else 4  # halves the registers per thread of blocks that large
-    return Tiling(padded, block_out, block_in, splits, False, num_warps, num_stages)
+    return Tiling(block_out, block_in, splits, num_warps, num_stages)
 
 
 def _choose_wide(
@@ -189,7 +189,7 @@ def _choose_wide(
     stage = block_in * (block_out * weight_bytes * (2 if kind is Kind.GATED else 1) + block_rows * 2)
     num_stages = max(2, min(4, (gpu.shared_bytes - SPARE_BYTES) // stage))
     is_serial = splits > 1 and programs >= gpu.num_processors
-    return Tiling(block_rows, block_out, block_in, splits, is_serial, num_warps, num_stages)
+    return Tiling(block_out, block_in, splits, num_warps, num_stages, block_rows, is_serial)
 
 
 def _choose_step(num_in: int, largest: int) -> int:
@@ -225,7 +225,8 @@ class Product:
         head_dim = heads.dim if heads is not None and heads.are_normed else 0
         self.tiling = choose_tiling(num_in, num_out, rows, gpu, kind, weight_bytes, head_dim, exact=exact)
         self.num_blocks = triton.cdiv(num_out, self.tiling.block_out)
-        self.num_tiles = triton.cdiv(rows, self.tiling.block_rows)
+        self._block_rows = self.tiling.block_rows or max(16, triton.next_power_of_2(rows))
+        self.num_tiles = triton.cdiv(rows, self._block_rows)
         group = NARROW_BLOCK if num_in * num_out * weight_bytes <= SMALL else 64
         if not exact:
             group = min(group, self.tiling.block_out)
@@ -238,7 +239,7 @@ class Product:
         self._constants = {
             "IN": num_in,
             "OUT": num_out,
-            "BM": self.tiling.block_rows,
+            "BM": self._block_rows,
             "BO": self.tiling.block_out,
             "BI": self.tiling.block_in,
             "SPLITS": self.tiling.splits,
@@ -270,7 +271,7 @@ class Product:
         tiling = self.tiling
         if tiling.splits == 1 or tiling.is_serial:
             return 0, 0
-        size = tiling.block_out * tiling.block_rows * (2 if self._kind is Kind.GATED else 1)
+        size = tiling.block_out * self._block_rows * (2 if self._kind is Kind.GATED else 1)
         blocks = self.num_blocks * self.num_tiles
         return blocks * tiling.splits * size, blocks
 
@@ -310,7 +311,8 @@ class Product:
         cos, sin, q_norm, k_norm, head_eps = cache_write.rotation if cache_write else (None, None, None, None, 0.0)
         if self._copies_tensors:
             tiling = self.tiling
-            x, values = _describe(x, tiling.block_rows, tiling.block_in), _describe(values, *tiling[1:3])
+            x = _describe(x, self._block_rows, tiling.block_in)
+            values = _describe(values, tiling.block_out, tiling.block_in)
         product_kernel[(self.num_tiles, self.num_blocks, 1 if self.tiling.is_serial else self.tiling.splits)](
             x, values, scales, out, squares, bias, scaled, next_norm, next_squares,
             0 if written is None else written.stride(0), peaks, parts, counters,
