@@ -123,7 +123,7 @@ def run_passes(args: argparse.Namespace, device: torch.device, report: Report) -
     for name in args.shapes:
         _tell(f"{name}: making weights")
         slots = contexts[-1] + max(args.sizes)
-        target = random_target(name, getattr(torch, args.dtype), device, slots, args.quantize)
+        target = random_target(name, getattr(torch, args.dtype), device, slots, args.quantize, exact=args.exact)
         report.facts["models"][target.info.name] = describe_model(target.info)
         report.add(*pass_rows(target, contexts, args, bandwidth))
         if device.type == "cuda":
@@ -183,7 +183,7 @@ def clocks(device: torch.device) -> str:
 
 def run_model(args: argparse.Namespace, report: Report) -> None:
     tasks = load_tasks(args.tasks, args.data, args.limit)
-    how = {"dtype": args.dtype, "quantize": args.quantize, "device": args.device}
+    how = {"dtype": args.dtype, "quantize": args.quantize, "exact": args.exact, "device": args.device}
     loaded = load_target(ModelOptions(model=args.model, **how, max_batch=args.batch))
     prompts = [prompt_ids(loaded.codec, prompt.turns[0]) for task in tasks for prompt in task.prompts]
     report.facts["models"][loaded.target.info.name] = describe_model(loaded.target.info)
@@ -326,6 +326,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=50, help="repeats per pass and clock")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--quantize", choices=QUANTIZE, help="8-bit weight format")
+    parser.add_argument("--exact", action="store_true", help="passes with the same bits for a row in every pass")
     parser.add_argument("--model", help="a known name, a folder or a GGUF file")
     parser.add_argument("--data", help="prompts, as for draftwood bench; default: bundled")
     parser.add_argument("--tasks", type=names, default=[], help="tasks; default: all")

@@ -42,7 +42,13 @@ SHAPES = {
 
 
 def random_target(
-    name: str, dtype: torch.dtype, device: torch.device, cache_tokens: int, quantize: str | None = None
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    cache_tokens: int,
+    quantize: str | None = None,
+    *,
+    exact: bool = False,
 ) -> NativeTarget:
     """Create a model with seeded normal weights (deviation 0.02), norms around 1."""
     config = SHAPES[name]
@@ -53,4 +59,4 @@ def random_target(
         mean = 1.0 if "norm" in tensor else 0.0
         return torch.empty(shapes[tensor], dtype=dtype, device=device).normal_(mean, 0.02, generator=generator)
 
-    return NativeTarget(name, config, assemble(config, weight, quantize=quantize), cache_tokens)
+    return NativeTarget(name, config, assemble(config, weight, quantize=quantize), cache_tokens, exact=exact)

@@ -4,7 +4,7 @@ In exact arithmetic both give the same tokens. In floating point the last digits
 many positions are computed in the same pass. If two tokens are that close, either is a correct output: a *numeric tie*.
 To tell ties from errors, the text up to the difference is run again and both tokens are looked up in the model's
 distribution. The *gap* is the logit of the best token minus that of the worse of the two. A gap below
-``TIE_TOLERANCE`` of the dtype is a tie; anything else is a bug.
+``TIE_TOLERANCE`` of the dtype is a tie; anything else is a bug. An exact target has no ties: every difference is a bug.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,8 +20,8 @@ from draftwood.llm import LLM
 # How much the logit difference of two likely tokens may change with the number of positions per pass. Measured with
 # SmolLM2-135M on the eager decoder (aarch64; steps of 1 and chunks of 8, top five tokens of a position): at most 7e-5
 # in float32 (233 positions), 0.044 in float16 and 0.29 in bfloat16 (95 each). The limits are above these. They are wide
-# for 16-bit types, where an error can pass for a tie: float32 is the stricter test. A batch-invariant target (the fused
-# CPU decoder) has no ties. GPUs and larger models were not measured.
+# for 16-bit types, where an error can pass for a tie: float32 is the stricter test. Exact targets (the fused CPU
+# decoder, GPUs with ``exact``) need none. GPUs without it and larger models were not measured.
 TIE_TOLERANCE = {"float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5}
 
 
@@ -124,7 +124,7 @@ def explain(llm: LLM, prompt: Sequence[int], speculative: Sequence[int], plain: 
         speculative_id=pair[0],
         plain_id=pair[1],
         gap=_gap(llm, [*prompt, *plain[:position]], pair),
-        tolerance=TIE_TOLERANCE[str(llm.info.dtype).removeprefix("torch.")],
+        tolerance=0.0 if llm.info.is_exact else TIE_TOLERANCE[str(llm.info.dtype).removeprefix("torch.")],
     )
 
 

@@ -78,6 +78,7 @@ class ModelOptions:
     model: str | os.PathLike[str] = DEFAULT_MODEL  # a known name, a folder, a GGUF file or a hub id
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
     quantize: str | None = None  # fp8 or int8: weights in 8 bits on a GPU, at half the memory; a different model
+    exact: bool = False  # on a GPU: the same bits for a token in every pass, so outputs equal plain decoding; slower
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
     target: str = "auto"  # native: own decoders; hf: transformers; hf-plain: also models that cannot run trees
     max_batch: int = 8  # sequences that run together

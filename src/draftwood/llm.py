@@ -65,8 +65,8 @@ class LLM:
         """Loads a model.
 
         ``memory``: who shares what drafters learn: "request", "prompt", "process", or a file to keep it in.
-        ``loading``: further fields of ``ModelOptions``: ``dtype``, ``quantize``, ``device``, ``target``, ``max_batch``,
-        ``cache_tokens``.
+        ``loading``: further fields of ``ModelOptions``: ``dtype``, ``quantize``, ``exact``, ``device``, ``target``,
+        ``max_batch``, ``cache_tokens``.
         """
         chosen = from_mapping(ModelOptions, {"model": model, **loading}, "LLM")
         options = EngineOptions(budget=budget, max_batch=chosen.max_batch)

@@ -47,6 +47,15 @@ def test_missing_device_is_refused() -> None:
     assert pick_device("cpu") == torch.device("cpu")
 
 
+def test_exact_passes_need_a_fused_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not CpuDecoder.why_unavailable():
+        assert load_target(ModelOptions(model="tiny", device="cpu", exact=True)).target.info.is_exact
+    monkeypatch.setattr(CpuDecoder, "why_declined", lambda *_: "there is no compiler")
+    assert not load_target(ModelOptions(model="tiny", device="cpu")).target.info.is_exact
+    with pytest.raises(CapabilityError, match="not exact"):
+        load_target(ModelOptions(model="tiny", device="cpu", exact=True))
+
+
 @pytest.mark.parametrize("target", ["hf", "hf-plain"])
 def test_built_in_model_needs_native_target(target: str) -> None:
     with pytest.raises(OptionError, match="native target only"):

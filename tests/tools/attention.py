@@ -24,6 +24,7 @@ from draftwood.targets.native.cuda.attention.plan import (
     scratch_size,
     write_plan,
 )
+from draftwood.targets.native.cuda.attention.ranges import OrderedConfig
 from draftwood.targets.native.decoder import PackedSegment
 from draftwood.tree.layout import ancestor_mask, is_chain
 from tests.conftest import random_parents
@@ -36,7 +37,7 @@ SPARE_ROWS = 3  # after the last packed row: must not be written
 class Case:
     """The compile-time parameters of a launch."""
 
-    config: AttentionConfig
+    config: AttentionConfig | OrderedConfig
     num_kv_heads: int = 1
     head_dim: int = 64
     dtype: torch.dtype = torch.float16
@@ -94,7 +95,7 @@ class Launch:
         words = np.full((self.num_rows, case.num_words), -1, dtype=np.int32)
         write_plan(tiles, words if case.num_words else None, segments, config.nodes_per_tile, case.window)
         self.positions = [s.prefix_len + depth for s in segments for depth in depths_of(s.parents)[s.after :]]
-        num_floats, num_counters = scratch_size(config, num_tiles, case.num_kv_heads, case.head_dim)
+        num_floats, num_counters = self.scratch(num_tiles)
         self.tiles = torch.from_numpy(tiles).to(device)
         self.words = torch.from_numpy(words).to(device) if case.num_words else None
         self.places = torch.tensor(self.positions, dtype=torch.int32, device=device)
@@ -103,6 +104,11 @@ class Launch:
         self.parts = torch.full((num_floats,), float("nan"), device=device) if num_floats else None
         self.arrivals = torch.zeros(num_counters, dtype=torch.int32, device=device) if num_counters else None
 
+    def scratch(self, num_tiles: int) -> tuple[int, int]:
+        """Float32 values and counters that it needs."""
+        assert isinstance(self.case.config, AttentionConfig)
+        return scratch_size(self.case.config, num_tiles, self.case.num_kv_heads, self.case.head_dim)
+
     def run(self, pdl: bool = False) -> torch.Tensor:
         """``[N + SPARE_ROWS, heads * D]``."""
         from draftwood.targets.native.cuda.attention.kernel import tree_attention
@@ -110,6 +116,7 @@ class Launch:
         out = torch.full(
             (self.num_rows + SPARE_ROWS, self.width), float("nan"), device=self.query.device, dtype=self.case.dtype
         )
+        assert isinstance(self.case.config, AttentionConfig)
         tree_attention(
             self.query, self.keys, self.values, self.tiles, self.words, self.places, out, self.parts, self.arrivals,
             config=self.case.config, window=self.case.window, pdl=pdl,

@@ -29,15 +29,20 @@ def product_resources(
     product: Product, dtype: str = "bf16", weight: str = "bf16", *, residual: bool = False, capability: int = 90
 ) -> Resources:
     """After a norm, or added to hidden states; with the heads of the model."""
-    launch = ("num_warps", "num_stages", "launch_pdl")
+    launch = ("num_warps", "num_stages", "launch_pdl", "enable_fp_fusion")
     constants: dict[str, Any] = {key: value for key, value in product._constants.items() if key not in launch}
-    turns, normed, shared = constants["D"] > 0, constants["QK_NORM"], product.tiling.splits > 1
+    turns, normed, shared = constants["D"] > 0, constants["QK_NORM"], product.scratch[1] > 0
     constants |= {"COUNT": 64, "PAD": 64, "QUANTIZED": weight != dtype, "PEAKS": False, "BIAS": False}
+    constants |= {"WEIGHT_SCALE": constants["ROW_SCALE"] if weight == "fp8e4nv" else 1.0}
     constants |= {"NORMED": not residual, "RESIDUAL": residual}
     types = {"x": f"*{dtype}", "out": f"*{dtype}", "weight": f"*{weight}"}
-    types |= {"eps": "fp32", "head_eps": "fp32", "head_stride": "i32", "num_rows": "i32"}
+    if constants["TENSOR_COPY"]:
+        step = constants["BI"]
+        types |= {"x": f"tensordesc<{dtype}[{constants['BM']}, {step}]>"}
+        types |= {"weight": f"tensordesc<{weight}[{constants['BO']}, {step}]>"}
+    types |= {"eps": "fp32", "head_eps": "fp32", "head_stride": "i32", "square_stride": "i32", "num_rows": "i32"}
     optional = {"bias": ("", False), "peaks": ("", False), "scales": ("*fp32", weight != dtype)}
-    optional |= {"squares": ("*fp32", not residual), "block_squares": ("*fp32", residual)}
+    optional |= {"squares": ("*fp32", not residual), "next_squares": ("*fp32", residual)}
     optional |= dict.fromkeys(("scaled", "next_norm"), (f"*{dtype}", residual))
     optional |= {"parts": ("*fp32", shared), "counters": ("*i32", shared)}
     optional |= dict.fromkeys(("cos", "sin", "keys", "values"), (f"*{dtype}", turns))

@@ -112,6 +112,7 @@ def resources(
     capability: int,
     num_warps: int,
     num_stages: int,
+    **options: int,
 ) -> Resources:
     """Compile ``kernel`` for a GPU of this capability; pointers and integers are multiples of 16, as in practice,
     except those excluded from specialization."""
@@ -129,7 +130,7 @@ def resources(
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=dict(constants), attrs=even),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": num_warps, "num_stages": num_stages},
+        options={"num_warps": num_warps, "num_stages": num_stages, **options},
     )
     usage = _resource_usage(compiled.asm["cubin"])
     return Resources(_number("REG", usage), _number("STACK", usage), compiled.metadata.shared)

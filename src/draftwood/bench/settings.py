@@ -16,6 +16,7 @@ class BenchSettings:
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
     quantize: str | None = None  # 8-bit weight format
+    exact: bool = False  # same bits for a token in every pass
     device: str = "auto"
     target: str = "auto"
     drafters: tuple[str, ...] = DEFAULT_METHODS  # see methods.py
@@ -75,6 +76,7 @@ class BenchSettings:
             model=self.model,
             dtype=self.dtype,
             quantize=self.quantize,
+            exact=self.exact,
             device=self.device,
             target=self.target,
             max_batch=self.batch,

@@ -140,6 +140,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> Group:
         help="quantize the weights to 8 bits: half the memory, different outputs; GPUs only, as in --device cuda "
         "--quantize fp8",
     )
+    group.add_argument(
+        "--exact",
+        action="store_true",
+        help="GPUs: compute a token with the same bits in every pass, so that outputs equal plain decoding; slower "
+        "(CPU decoders always do)",
+    )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
     group.add_argument("--target", choices=TARGETS, default="auto", help="decoder backend (default: auto)")
     return group

@@ -114,6 +114,7 @@ class TargetInfo:
     can_tap: bool = True
     can_tree: bool = True  # False: committed tokens only, no draft trees
     quantize: str | None = None  # 8-bit format of the weights, also part of the name; None: stored in dtype
+    is_exact: bool = False  # the logits of a node have the same bits in every pass
     pass_sizes: tuple[int, ...] = ()  # if not empty: a pass is padded to the next of these sizes
 
 

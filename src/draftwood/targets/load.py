@@ -47,6 +47,13 @@ def load_target(options: ModelOptions, progress: Progress | None = None) -> Load
         return Loaded(_load_native(options, folder, parse_config(config, generation), place, progress), codec)
     if options.quantize is not None:
         _check_quantize(options, "transformers runs this model")
+    if options.exact:
+        raise CapabilityError(
+            "Exact passes need a fused decoder",
+            got="transformers runs this model",
+            allowed="native models on a CPU with a C compiler, or in bfloat16 or float16 on a CUDA GPU",
+            next_step="Leave exact out, or use another model.",
+        )
     from draftwood.targets.hf import HFTarget  # transformers is an extra and slow to import
 
     with _memory_explained(place):
@@ -98,7 +105,8 @@ def _load_tiny(options: ModelOptions, place: torch.device) -> Loaded:
         )
     dtype = torch.float32 if options.dtype == "auto" else getattr(torch, options.dtype)
     slots = _checked_slots(options, TINY_CONFIG, dtype, place)
-    model = tiny_target(dtype=dtype, quantize=options.quantize, device=place, cache_tokens=slots)
+    quantize, exact = options.quantize, options.exact
+    model = tiny_target(dtype=dtype, quantize=quantize, exact=exact, device=place, cache_tokens=slots)
     return Loaded(model, ByteTokenizer())
 
 
@@ -114,6 +122,7 @@ def _load_native(
             shape,
             dtype=dtype,
             quantize=options.quantize,
+            exact=options.exact,
             device=place,
             cache_tokens=slots,
             progress=None if progress is None else lambda done, total: progress("loading weights", done, total),

@@ -32,6 +32,7 @@ def tiny_target(
     cache_tokens: int = 8192,
     backend: str = "auto",
     quantize: str | None = None,
+    exact: bool = False,
 ) -> NativeTarget:
     """Builds a native target with seeded random weights, scaled so that its choices are not near ties."""
     generator = torch.Generator().manual_seed(seed)
@@ -41,4 +42,4 @@ def tiny_target(
         noise = torch.randn(shape, generator=generator) * scale
         tensors[name] = noise + 1.0 if "norm" in name else noise
     weights = assemble(config, lambda name: tensors[name].to(device=device, dtype=dtype), quantize=quantize)
-    return NativeTarget("tiny", config, weights, cache_tokens, backend=backend)
+    return NativeTarget("tiny", config, weights, cache_tokens, backend=backend, exact=exact)

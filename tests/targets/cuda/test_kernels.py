@@ -19,6 +19,7 @@ from draftwood.targets.native.cuda.kernels.top import new_scratch
 from draftwood.targets.native.cuda.products.launch import (
     HALF_SCALE,
     HEAD_BLOCK,
+    MAX_ROWS,
     CacheWrite,
     Gpu,
     Heads,
@@ -32,7 +33,7 @@ from tests.tools.product import HOPPER, MODELS, product_resources, products_of
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 GPU = Gpu(num_processors=8, shared_bytes=100_000)  # few, so that small products are split
 EPS = 1e-5
-NUM_ROWS = [3] if INTERPRETED else [1, 3, 16, 17, 40, 64]
+NUM_ROWS = [3, 70] if INTERPRETED else [1, 3, 16, 17, 40, 64, 65, 128, 300]  # above 64: exact products
 
 pytestmark = pytest.mark.parametrize("dtype", HALVES.values(), ids=HALVES)
 
@@ -80,7 +81,8 @@ class Work:
         kind: Kind = Kind.PLAIN,
         heads: Heads | None = None,
     ) -> None:
-        self.product = Product(num_in, num_out, num_rows, GPU, kind, dtype=dtype, eps=EPS, heads=heads)
+        exact = num_rows > MAX_ROWS or num_rows % 2 == 0
+        self.product = Product(num_in, num_out, num_rows, GPU, kind, dtype=dtype, eps=EPS, heads=heads, exact=exact)
         floats, counters = self.product.scratch
         self.parts = torch.full((floats,), float("nan"), device=DEVICE)
         self.counters = torch.zeros(counters, dtype=torch.int32, device=DEVICE)
@@ -115,7 +117,7 @@ def states_to_norm(num_rows: int, width: int, padded: int, dtype: torch.dtype) -
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_normed_product(num_rows: int, bias: bool, dtype: torch.dtype) -> None:
     work = Work(96, 80, num_rows, dtype)
-    hidden, weight = states_to_norm(num_rows, 96, work.product.padded_rows, dtype)
+    hidden, weight = states_to_norm(num_rows, 96, num_rows + 5, dtype)
     added = noise(80, dtype=dtype, seed=4) if bias else None
     out = work.run(hidden.scaled, squares=hidden.squares, num_squares=2, bias=added)
     exact = norm(hidden.states, weight) @ work.weight.double().t() + (added.double() if added is not None else 0.0)
@@ -127,7 +129,7 @@ def test_a_normed_product(num_rows: int, bias: bool, dtype: torch.dtype) -> None
 @pytest.mark.parametrize("width", [96, 576])
 def test_a_normed_and_gated_product(num_rows: int, width: int, dtype: torch.dtype) -> None:
     work = Work(width, 48, num_rows, dtype, Kind.GATED)
-    hidden, weight = states_to_norm(num_rows, width, work.product.padded_rows, dtype)
+    hidden, weight = states_to_norm(num_rows, width, num_rows + 5, dtype)
     out = work.run(hidden.scaled, squares=hidden.squares, num_squares=2)
     gate, up = (norm(hidden.states, weight) @ work.weight.double().t()).chunk(2, dim=1)
     assert_near(out, silu(gate) * up, 6.0)
@@ -142,9 +144,9 @@ def test_a_product_with_a_residual_is_ready_for_the_next_norm(num_rows: int, num
     work = Work(num_in, width, num_rows, dtype)
     before = noise(num_rows, width, dtype=dtype, scale=4.0, seed=5)
     work.out.copy_(before)
-    blocks, padded = work.product.num_blocks, work.product.padded_rows
-    assert blocks > 1
-    squares = torch.full((blocks + 1, padded), float("nan"), device=DEVICE)
+    groups = work.product.num_groups
+    assert groups > 1
+    squares = torch.full((groups + 1, num_rows + 3), float("nan"), device=DEVICE)
     hidden = Hidden(work.out, torch.full_like(work.out, float("nan")), squares)
     x, bias, next_norm = (
         noise(*shape, dtype=dtype, seed=6 + seed) for seed, shape in enumerate([(num_rows, num_in), (width,), (width,)])
@@ -152,8 +154,9 @@ def test_a_product_with_a_residual_is_ready_for_the_next_norm(num_rows: int, num
     out = work.run(x, hidden=hidden, next_norm=next_norm, bias=bias)
     assert_near(out, before.double() + bias.double() + x.double() @ work.weight.double().t())
     assert_near(hidden.scaled, out.double() * next_norm.double() * scale_of(dtype), 1.0)
-    assert_near(squares[:blocks, :num_rows].sum(dim=0), out.double().square().sum(dim=1), 8.0)
-    assert squares[blocks].isnan().all()
+    assert_near(squares[:groups, :num_rows].sum(dim=0), out.double().square().sum(dim=1), 8.0)
+    assert squares[groups].isnan().all()
+    assert squares[:, num_rows:].isnan().all()
 
 
 @runs_kernels
@@ -163,7 +166,7 @@ def test_a_product_with_a_residual_is_ready_for_the_next_norm(num_rows: int, num
 def test_shared_products_give_the_same_bits_twice(num_rows: int, num_in: int, kind: Kind, dtype: torch.dtype) -> None:
     """Several programs sum a block; their counters are reset afterwards."""
     work = Work(num_in, 64, num_rows, dtype, kind)
-    if num_rows <= 16 or num_in > 2304:
+    if num_rows <= 16 or num_in > 2304 or num_rows > 64:
         assert work.product.tiling.splits > 1
     x = noise(num_rows, num_in, dtype=dtype, seed=7)
     first, second = work.run(x), work.run(x)
@@ -180,7 +183,7 @@ def test_shared_products_give_the_same_bits_twice(num_rows: int, num_in: int, ki
 def test_a_head_product_writes_peaks(num_rows: int, dtype: torch.dtype) -> None:
     vocab_size = 2 * HEAD_BLOCK + 3
     work = Work(64, vocab_size, num_rows, dtype, Kind.HEAD)
-    hidden, weight = states_to_norm(num_rows, 64, work.product.padded_rows, dtype)
+    hidden, weight = states_to_norm(num_rows, 64, num_rows + 5, dtype)
     peaks = new_scratch(num_rows + 1, vocab_size, DEVICE).fill_(float("nan"))
     logits = work.run(hidden.scaled, squares=hidden.squares, num_squares=2, peaks=peaks)
     exact = norm(hidden.states, weight) @ work.weight.double().t()
@@ -201,7 +204,12 @@ def test_embeddings_are_ready_for_the_first_norm(dtype: torch.dtype) -> None:
         *(torch.full((4, 48), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2)),
         noise(3, 16, dtype=torch.float32),
     )
-    rows.embed(ids, table, weight, hidden, pdl=False)
+    words, afters = (torch.zeros(shape, dtype=torch.int32, device=DEVICE) for shape in ((4, 2), (4,)))
+    words[2, 0], words[2, 1], afters[2] = 0b1001, 0b101, 3  # nodes 0 and 2, then 3 and 6 of the tree
+    paths = torch.full((4, 64), -1, dtype=torch.int16, device=DEVICE)
+    rows.embed(ids, table, weight, hidden, rows.Ancestors(words, afters, paths), pdl=False)
+    assert paths[2, :5].tolist() == [6, 3, 2, 0, -1]
+    assert (paths[[0, 1, 3]] == -1).all()
     exact = table[ids.long()]
     assert torch.equal(hidden.states, exact)
     assert_near(hidden.scaled, exact.double() * weight.double() * scale_of(dtype), 1.0)

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent
 BENCH, ANALYSIS = "bench", "analysis"
 BY_TRAJECTORIES = "by_trajectories"
 METRICS = ("tau", "speedup", "tokens_per_second", BY_TRAJECTORIES)  # as in summary.Cell
-USER_SETTINGS = ("model", "dtype", "quantize", "device", "target", "data")  # a recipe cannot set these
+USER_SETTINGS = ("model", "dtype", "quantize", "exact", "device", "target", "data")  # a recipe cannot set these
 NEEDS = {
     "head": "a trained draft head: a folder, or the name of a bundled head",
     "draft-model": "a small model with the same tokenizer",

@@ -48,15 +48,19 @@ class NativeTarget(SlotTarget):
         cache_tokens: int,
         *,
         backend: str = "auto",
+        exact: bool = False,
         read_parts: Callable[[], TargetParts] | None = None,
     ) -> None:
-        """``read_parts``: reads embeddings and head again, so that they need not be kept in memory."""
+        """``exact``: require that the logits of a node have the same bits in every pass.
+
+        ``read_parts``: reads embeddings and head again, so that they need not be kept in memory.
+        """
         dtype, device = weights.embed.dtype, weights.embed.device
         num_parameters, quantize = weights.num_parameters(), format_of(weights.head)
         # For draft heads. A decoder may consume the weights, so the parts are held here, or read again when needed.
         self._parts = read_parts or partial(_make_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
-        self._decoder = _new_decoder(config, weights, self._cache, backend)
+        self._decoder = _new_decoder(config, weights, self._cache, backend, exact)
         self._layers = _share_layers(config, weights, self._decoder)
         self._taps: tuple[int, ...] = ()
         self.num_lanes = self._decoder.num_lanes
@@ -75,6 +79,7 @@ class NativeTarget(SlotTarget):
             cache_bytes_per_token=config.cache_bytes_per_token(dtype.itemsize),
             backend=self._decoder.name,
             quantize=quantize,
+            is_exact=self._decoder.is_exact,
             pass_sizes=self._decoder.pass_sizes,
         )
 
@@ -91,12 +96,13 @@ class NativeTarget(SlotTarget):
         backend: str = "auto",
         progress: LoadProgress | None = None,
         quantize: str | None = None,
+        exact: bool = False,
     ) -> Self:
         weights = load_weights(folder, config, dtype, device, progress, quantize)
         read_parts = None
         if device.type == "cpu":  # its decoder packs the weights
             read_parts = partial(load_parts, folder, config, dtype, device)
-        return cls(name, config, weights, cache_tokens, backend=backend, read_parts=read_parts)
+        return cls(name, config, weights, cache_tokens, backend=backend, exact=exact, read_parts=read_parts)
 
     @property
     def cache(self) -> KVCache:
@@ -151,7 +157,7 @@ def _make_parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps:
     return TargetParts(embed, norm, to_dense(head, embed.dtype), norm_eps)
 
 
-def _new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str) -> Decoder:
+def _new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str, exact: bool) -> Decoder:
     """Builds the fastest decoder that does not decline the model, or the one that was asked for."""
     device, dtype = weights.embed.device, weights.embed.dtype
     candidates: dict[str, tuple[Callable[[], str], Callable[[], Decoder]]] = {
@@ -161,9 +167,12 @@ def _new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend:
         ),
         "fused-cuda": (
             lambda: cuda.why_unavailable(config, dtype, device, format_of(weights.head)),
-            lambda: cuda.new_decoder(config, weights, cache),
+            lambda: cuda.new_decoder(config, weights, cache, exact=exact),
         ),
-        "eager": (lambda: EagerDecoder.why_declined(config), lambda: EagerDecoder(config, weights, cache, device)),
+        "eager": (
+            lambda: "it is not exact" if exact else EagerDecoder.why_declined(config),
+            lambda: EagerDecoder(config, weights, cache, device),
+        ),
     }
     wanted = list(candidates) if backend == "auto" else [backend]
     for name in wanted:

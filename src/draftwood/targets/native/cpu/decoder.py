@@ -32,6 +32,7 @@ OVERREAD = 256  # bytes read past the end: a product loads one row of weights ah
 
 class CpuDecoder(Decoder):
     name = "fused-cpu"
+    is_exact = True
 
     def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache) -> None:
         """Packs the weights and empties ``weights`` at the same time, so that memory does not double."""

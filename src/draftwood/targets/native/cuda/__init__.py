@@ -49,10 +49,10 @@ def why_not_on(device: torch.device, quantize: str | None = None) -> str:
     return _why_not_built() if importlib.util.find_spec("triton") else "Triton is not installed"
 
 
-def new_decoder(config: ModelConfig, weights: Weights, cache: KVCache) -> CudaDecoder:
+def new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, *, exact: bool = False) -> CudaDecoder:
     from draftwood.targets.native.cuda.decoder import CudaDecoder
 
-    return CudaDecoder(config, weights, cache)
+    return CudaDecoder(config, weights, cache, exact=exact)
 
 
 def new_layers(config: ModelConfig, weights: Weights) -> FusedLayers:

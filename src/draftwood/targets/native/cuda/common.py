@@ -10,8 +10,11 @@ import triton.language as tl
 
 
 def launch_options(pdl: bool) -> dict[str, Any]:
-    """Keyword arguments of a kernel launch with or without programmatic dependent launch (PDL)."""
-    return {"launch_pdl": True} if pdl else {}
+    """Keyword arguments of a kernel launch with or without programmatic dependent launch (PDL).
+
+    Products and sums are not fused unless a kernel says so: the compiler would choose differently in each tiling.
+    """
+    return {"enable_fp_fusion": False} | ({"launch_pdl": True} if pdl else {})
 
 
 @triton.jit
@@ -56,6 +59,29 @@ def rms_norm(x, norm, at, inside, eps, D: tl.constexpr):
 
 
 @triton.jit
+def exact_sum(values, COUNT: tl.constexpr, AXIS: tl.constexpr = 0):
+    """Sum COUNT values (a power of two), none of them negative, along an axis: the same bits in every order.
+
+    Each value is rounded to a multiple of a unit that depends on the largest one, so that no sum has to be rounded: the
+    largest is less than twice a power of two, and COUNT times that is 2^23 units.
+    """
+    peak = tl.max(values, axis=AXIS, keep_dims=True)
+    power = (peak.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)  # of two, at most the peak
+    shift = power * (3.0 * COUNT)  # the last bit of a number this large is the unit
+    return tl.sum((values + shift) - shift, axis=AXIS)
+
+
+@triton.jit
+def exact_unit_sum(values, COUNT: tl.constexpr):
+    """``exact_sum`` along the first axis of values of at most 1. What rounding takes away is summed too."""
+    shift: tl.constexpr = 3.0 * COUNT
+    rounded = (values + shift) - shift
+    rest = values - rounded
+    small: tl.constexpr = shift * COUNT / 2.0**23
+    return tl.sum(rounded, axis=0) + tl.sum((rest + small) - small, axis=0)
+
+
+@triton.jit
 def clean(values):
     """Replace NaN by minus infinity, and -0 by 0."""
     values = tl.where(values == values, values, float("-inf"))
@@ -69,8 +95,8 @@ def exponent_base(peak):
 
 
 @triton.jit
-def block_peaks(values):
-    """For logits [entries, rows]: each row's maximum, and the sum of exponentials relative to it."""
+def block_peaks(values, ENTRIES: tl.constexpr):
+    """For logits [ENTRIES, rows]: each row's maximum, and the sum of exponentials relative to it."""
     values = clean(values)
     peaks = tl.max(values, axis=0)
-    return peaks, tl.sum(tl.exp(values - exponent_base(peaks)[None, :]), axis=0)
+    return peaks, exact_unit_sum(tl.exp(values - exponent_base(peaks)[None, :]), ENTRIES)

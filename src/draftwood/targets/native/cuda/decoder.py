@@ -121,7 +121,9 @@ class CudaDecoder(Decoder):
     pass_sizes = ROWS
     num_lanes = 2
 
-    def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache, *, exact: bool = False) -> None:
+        """``exact``: the logits of a node have the same bits in every pass."""
+        self.is_exact = exact
         device = weights.embed.device
         self._device = device
         self._cache = cache
@@ -133,6 +135,7 @@ class CudaDecoder(Decoder):
             build_rotation_table(config, cache.num_slots, weights.embed.dtype, device),
             describe_gpu(device),
             supports_pdl(device),
+            exact,
         )
         self._passes: OrderedDict[Shape, CapturedPass[Pass]] = OrderedDict()
         self._stream = new_stream(device)  # for graph capture
@@ -148,7 +151,9 @@ class CudaDecoder(Decoder):
         if lane in self._latest:
             self._latest.pop(lane).save()
         num_wanted = sum([segment.num_logits for segment in batch.segments])
-        shape = _choose_shape(batch, num_wanted, max(self.num_best, 1), tap_layers)._replace(lane=lane)
+        shape = _choose_shape(batch, num_wanted, max(self.num_best, 1), tap_layers)
+        is_single = self.is_exact and all(len(segment.parents) == 1 for segment in batch.segments)
+        shape = shape._replace(is_single=is_single, lane=lane)
         captured = self._passes.get(shape)
         with on_device(self._device):
             if captured is None:

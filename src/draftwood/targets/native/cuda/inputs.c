@@ -9,7 +9,7 @@
 /* Addresses and sizes of the parts of the buffer. */
 typedef struct {
     int32_t *moves; /* [1 + 2 * max_moves]: their number, sources, targets */
-    int32_t *ids, *positions, *slots, *wanted; /* [num_rows] */
+    int32_t *ids, *positions, *slots, *afters, *wanted; /* [num_rows] */
     int32_t *tiles; /* [num_tiles][TILE_FIELDS] */
     uint32_t *words; /* [num_rows][num_words] */
     int64_t num_rows, num_tiles, num_words, max_moves, nodes_per_tile;
@@ -80,6 +80,7 @@ static int32_t *write_segment(const Inputs *p, const Segment *s, int64_t start, 
         const int32_t node = after + (int32_t)row, parent = parents[node];
         positions[row] = parent >= after ? positions[parent - after] + 1 : s->prefix_len + depth_of(parents, node);
         slots[row] = s->base + s->prefix_len + node;
+        p->afters[start + row] = after;
         if (chain) continue;
         uint32_t *own = words + row * p->num_words;
         if (parent >= after && !p->window)
@@ -119,6 +120,7 @@ int draftwood_fill(Inputs *p, int64_t num_segments, const Segment *segments, con
     for (int64_t row = rows; row < p->filled; row++) {
         p->ids[row] = p->positions[row] = 0;
         p->slots[row] = NO_SLOT;
+        memset(p->words + row * p->num_words, 0, p->num_words * sizeof *p->words);
     }
     p->filled = rows;
     return 0;

@@ -47,7 +47,7 @@ class _InputsRecord(ctypes.Structure):
     """The struct ``Inputs`` of inputs.c."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("moves", "ids", "positions", "slots", "wanted", "tiles", "words")),
+        *((name, c_void_p) for name in ("moves", "ids", "positions", "slots", "afters", "wanted", "tiles", "words")),
         *((name, c_int64) for name in ("num_rows", "num_tiles", "num_words", "max_moves", "nodes_per_tile")),
         *((name, c_int64) for name in ("window", "filled")),
     )
@@ -59,7 +59,7 @@ class Inputs:
     ) -> None:
         num_words = words_per_row(num_rows)
         shapes = (
-            (1 + 2 * MAX_MOVES,), (num_rows,), (num_rows,), (num_rows,), (num_rows,),
+            (1 + 2 * MAX_MOVES,), (num_rows,), (num_rows,), (num_rows,), (num_rows,), (num_rows,),
             (num_tiles, TILE_FIELDS), (num_rows, num_words),
         )  # fmt: skip
         sizes = [int(np.prod(shape)) for shape in shapes]
@@ -68,11 +68,12 @@ class Inputs:
         self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device) if on_gpu else self._host
         ends = np.cumsum(sizes).tolist()
         bounds = [(end - size, end, shape) for end, size, shape in zip(ends, sizes, shapes, strict=True)]
-        # moves: their number, the sources, the targets
+        # moves: their number, the sources, the targets; afters: nodes of the row's tree written by earlier passes
         arrays = [self._host.numpy()[start:end].reshape(shape) for start, end, shape in bounds]
         tensors = [self._device[start:end].view(shape) for start, end, shape in bounds]
-        self._moves, self._ids, self._positions, self._slots, self._wanted, self._tiles, self._words = arrays
-        self.moves, self.ids, self.positions, self.slots, self.wanted, self.tiles, self.words = tensors
+        self._moves, self._ids, self._positions, self._slots, self._afters = arrays[:5]
+        self._wanted, self._tiles, self._words = arrays[5:]
+        self.moves, self.ids, self.positions, self.slots, self.afters, self.wanted, self.tiles, self.words = tensors
         counts = num_rows, num_tiles, num_words, MAX_MOVES, nodes_per_tile, window
         self._record = _InputsRecord(*[part.ctypes.data for part in arrays], *counts, filled=num_rows)
         self._record_address = ctypes.addressof(self._record)
@@ -104,10 +105,12 @@ class Inputs:
         self._positions[:size] = batch.positions()
         for segment in batch.segments:
             self._slots[segment.rows] = np.arange(segment.first_slot, segment.first_slot + segment.size)
+            self._afters[segment.rows] = segment.after
         if filled > size:  # clear the rows of an earlier pass
             self._ids[size:filled] = 0
             self._positions[size:filled] = 0
             self._slots[size:filled] = NO_SLOT
+            self._words[size:filled] = 0
         self._record.filled = size
         wanted = batch.logit_rows()
         self._wanted[: len(wanted)] = wanted

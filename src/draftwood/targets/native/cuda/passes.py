@@ -1,7 +1,8 @@
 """One forward pass of a fixed shape: all kernel launches in order, over buffers that never move.
 
 *Narrow* passes (up to 64 rows: trees, short chunks) are bound by weight bandwidth; a layer is five kernels. *Wide*
-passes (prompts, large batches) use the vendor's matrix products. Both end by finding the top entries of each row of
+passes (prompts, large batches) use the vendor's matrix products. *Exact* passes of all sizes are like narrow ones, in
+an order of sums that does not depend on the size. All end by finding the top entries of each row of
 logits, which are copied to the host in one transfer.
 """
 
@@ -14,7 +15,16 @@ import torch
 
 from draftwood.models import ModelConfig
 from draftwood.targets.cache import KVCache
-from draftwood.targets.native.cuda.attention import choose_config, max_tiles, scratch_size, tree_attention
+from draftwood.targets.native.cuda.attention import (
+    WORD_BITS,
+    choose_config,
+    choose_ordered_config,
+    max_tiles,
+    ordered_attention,
+    ordered_scratch_size,
+    scratch_size,
+    tree_attention,
+)
 from draftwood.targets.native.cuda.inputs import Inputs
 from draftwood.targets.native.cuda.kernels import block_size, launch_top_rows, new_scratch, new_words, rows
 from draftwood.targets.native.cuda.products import HEAD_BLOCK, MAX_ROWS, CacheWrite, Gpu, Heads, Kind, Product, Rotation
@@ -33,6 +43,7 @@ class Model(NamedTuple):
     rotation: tuple[torch.Tensor, torch.Tensor]  # cosines and sines [positions, D / 2]
     gpu: Gpu
     pdl: bool  # programmatic dependent launch: kernels may start before the previous one has finished
+    is_exact: bool = False  # a row has the same bits in every pass
 
 
 class Shape(NamedTuple):
@@ -43,6 +54,7 @@ class Shape(NamedTuple):
     num_logits: int  # rows whose logits are computed; a narrow pass computes all or none
     num_best: int  # top entries per row of logits, at least 1
     taps: tuple[int, ...] = ()
+    is_single: bool = False  # all sequences have one new node each: plain decoding. False if passes do not differ
     lane: int = 0  # passes of different lanes may be in flight together: each has its own inputs and outputs
 
 
@@ -59,19 +71,10 @@ class Pass(ABC):
         self._shape = shape
         self._workspace = workspace
         self._buffers = workspace.buffers(shape.num_rows)
-        self._attention = choose_config(
-            num_nodes=shape.num_rows,
-            num_sequences=shape.num_sequences,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_processors=model.gpu.num_processors,
-            shared_bytes=model.gpu.shared_bytes,
-        )
-        per_tile = self._attention.nodes_per_tile
+        per_tile = self._choose_attention()
         num_tiles = max_tiles(shape.num_rows, shape.num_sequences, per_tile)
         self.inputs = Inputs(shape.num_rows, num_tiles, per_tile, embed.device, config.sliding_window or 0)
-        for_attention = scratch_size(self._attention, num_tiles, config.num_kv_heads, config.head_dim)
+        for_attention = self._attention_scratch(num_tiles)
         self._parts, self._counters = workspace.scratch(*map(max, for_attention, self._prepare()))
         self.taps: torch.Tensor | None = None  # [N, T*H]
         if shape.taps:
@@ -87,7 +90,7 @@ class Pass(ABC):
         norms = [*(layer.input_norm for layer in weights.layers), weights.norm]
         self.inputs.send()
         rows.move_rows(cache.keys, cache.values, self.inputs.moves, pdl=False)  # a copy precedes it, not a kernel
-        rows.embed(self.inputs.ids, weights.embed, norms[0], self._buffers.hidden, pdl=pdl)
+        rows.embed(self.inputs.ids, weights.embed, norms[0], self._buffers.hidden, self._ancestors(), pdl=pdl)
         for index, layer in enumerate(weights.layers):
             self._tap(index)
             self._project(index, layer)
@@ -128,15 +131,43 @@ class Pass(ABC):
         """Compute logits from the normed hidden states. Returns whether it also wrote the peaks of their blocks."""
 
     def _attend(self, index: int, layer: LayerWeights) -> None:
-        model, config, buffers, inputs = self._model, self._model.config, self._buffers, self.inputs
+        model, config, buffers = self._model, self._model.config, self._buffers
         keys, values = model.cache.keys[index], model.cache.values[index]
         if self.rotates_separately:
             cache_write = self._cache_write(index, layer)
             rows.rotate_and_store(buffers.qkv, cache_write, num_heads=config.num_heads, pdl=model.pdl)
+        self._launch_attention(keys, values)
+
+    def _choose_attention(self) -> int:
+        """Choose the tiling of attention. Returns the number of nodes per tile."""
+        model, shape, config = self._model, self._shape, self._model.config
+        self._attention = choose_config(
+            num_nodes=shape.num_rows,
+            num_sequences=shape.num_sequences,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_processors=model.gpu.num_processors,
+            shared_bytes=model.gpu.shared_bytes,
+        )
+        return self._attention.nodes_per_tile
+
+    def _attention_scratch(self, num_tiles: int) -> tuple[int, int]:
+        """The float32 values and counters of scratch that attention needs."""
+        config = self._model.config
+        return scratch_size(self._attention, num_tiles, config.num_kv_heads, config.head_dim)
+
+    def _ancestors(self) -> rows.Ancestors | None:
+        """The trees of the rows, if attention reads paths."""
+        return None
+
+    def _launch_attention(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Launch the attention of a layer over its ``keys, values [kv_heads, slots, D]``."""
+        model, buffers, inputs = self._model, self._buffers, self.inputs
         tree_attention(
             buffers.qkv, keys, values, inputs.tiles, inputs.words, inputs.positions, buffers.mixed,
             self._parts, self._counters,
-            config=self._attention, window=config.sliding_window or 0, pdl=model.pdl,
+            config=self._attention, window=model.config.sliding_window or 0, pdl=model.pdl,
         )  # fmt: skip
 
     def _cache_write(self, index: int, layer: LayerWeights) -> CacheWrite:
@@ -183,7 +214,7 @@ class NarrowPass(Pass):
         hidden = self._buffers.hidden
         self._qkv.launch(
             hidden.scaled, layer.qkv, self._buffers.qkv,
-            squares=hidden.squares, num_squares=self._down.num_blocks if index else 1,  # the embedding writes one
+            squares=hidden.squares, num_squares=self._down.num_groups if index else 1,  # the embedding writes one
             bias=layer.qkv_bias, cache_write=self._cache_write(index, layer) if self._heads else None,
             parts=self._parts, counters=self._counters,
         )  # fmt: skip
@@ -197,7 +228,7 @@ class NarrowPass(Pass):
         )  # fmt: skip
         self._gate_up.launch(
             hidden.scaled, layer.gate_up, inner,
-            squares=hidden.squares, num_squares=self._o.num_blocks, parts=parts, counters=counters,
+            squares=hidden.squares, num_squares=self._o.num_groups, parts=parts, counters=counters,
         )  # fmt: skip
         self._down.launch(
             inner, layer.down, hidden.states, hidden=hidden, next_norm=next_norm, parts=parts, counters=counters
@@ -206,10 +237,14 @@ class NarrowPass(Pass):
     def _head(self) -> bool:
         hidden = self._buffers.hidden
         self._logits.launch(
-            hidden.scaled, self._model.weights.head, self.logits,
-            squares=hidden.squares, num_squares=self._down.num_blocks, peaks=self._head_peaks,
+            self._select(hidden.scaled), self._model.weights.head, self.logits,
+            squares=self._select(hidden.squares, dim=1), num_squares=self._down.num_groups, peaks=self._head_peaks,
         )  # fmt: skip
         return self._head_peaks is not None
+
+    def _select(self, states: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """The rows to compute logits for."""
+        return states
 
     @property
     def _head_peaks(self) -> torch.Tensor | None:
@@ -284,6 +319,60 @@ class WidePass(Pass):
         rows.norm_rows(buffers.hidden.states, weight, buffers.normed, self._model.config.norm_eps, pdl=False)
 
 
+class ExactPass(NarrowPass):
+    """Any number of rows. A row has the same bits in every pass: see ``products`` and ``attention/ordered.py``."""
+
+    def _prepare(self) -> tuple[int, int]:
+        self.selects_rows = self._shape.num_rows > MAX_ROWS
+        demand = super()._prepare()
+        if self.selects_rows:
+            self._logits = self._logits.with_rows(max(self._shape.num_logits, 1))
+        return demand
+
+    def _new_product(self, num_in: int, num_out: int, kind: Kind = Kind.PLAIN, **options: Any) -> Product:
+        return super()._new_product(num_in, num_out, kind, exact=True, **options)
+
+    def _choose_attention(self) -> int:
+        model, shape, config = self._model, self._shape, self._model.config
+        self._ordered = choose_ordered_config(
+            num_nodes=shape.num_rows,
+            num_sequences=shape.num_sequences,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_processors=model.gpu.num_processors,
+            shared_bytes=model.gpu.shared_bytes,
+            capacity=model.cache.num_slots,
+        )
+        return self._ordered.nodes_per_tile
+
+    def _attention_scratch(self, num_tiles: int) -> tuple[int, int]:
+        config = self._model.config
+        return ordered_scratch_size(self._ordered, num_tiles, config.num_kv_heads, config.head_dim)
+
+    def _ancestors(self) -> rows.Ancestors | None:
+        if self._shape.is_single:
+            return None
+        words = self.inputs.words
+        paths = self._workspace.paths(self._shape.num_rows, words.shape[1] * WORD_BITS)
+        return rows.Ancestors(words, self.inputs.afters, paths)
+
+    def _launch_attention(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        model, buffers, inputs, ancestors = self._model, self._buffers, self.inputs, self._ancestors()
+        ordered_attention(
+            buffers.qkv, keys, values, inputs.tiles, None if ancestors is None else ancestors.paths, inputs.positions,
+            buffers.mixed, self._parts, self._counters,
+            config=self._ordered, window=model.config.sliding_window or 0, pdl=model.pdl,
+        )  # fmt: skip
+
+    def _select(self, states: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        if not self.selects_rows:
+            return states
+        return torch.index_select(states, dim, self.inputs.wanted[: self._shape.num_logits])
+
+
 def new_pass(model: Model, shape: Shape, workspace: Workspace) -> Pass:
+    if model.is_exact:
+        return ExactPass(model, shape, workspace)
     kind = NarrowPass if shape.num_rows <= MAX_ROWS else WidePass
     return kind(model, shape, workspace)

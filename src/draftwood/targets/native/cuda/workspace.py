@@ -39,6 +39,7 @@ class Workspace:
         self._buffers: dict[int, Buffers] = {}
         self._logits: dict[tuple[int, int], torch.Tensor] = {}
         self._matrix = torch.zeros(0, dtype=dtype, device=device)
+        self._paths = torch.zeros(0, dtype=torch.int16, device=device)
         self._floats = torch.zeros(0, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
 
@@ -63,6 +64,12 @@ class Workspace:
         if len(self._matrix) < size:
             self._matrix = torch.zeros(size, dtype=self._dtype, device=self._device)
         return self._matrix
+
+    def paths(self, rows: int, length: int) -> torch.Tensor:
+        """[rows, length] the nodes above each row in its tree."""
+        if self._paths.numel() < rows * length:
+            self._paths = torch.zeros(rows * length, dtype=torch.int16, device=self._device)
+        return self._paths[: rows * length].view(rows, length)
 
     def scratch(self, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Memory for partial results, and counters that are zero and that kernels reset to zero."""

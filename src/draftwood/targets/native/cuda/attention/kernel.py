@@ -124,7 +124,7 @@ def _merge(
 
 
 @triton.jit
-def _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S: tl.constexpr, D: tl.constexpr):
+def prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S: tl.constexpr, D: tl.constexpr):
     """Prefetch the first blocks of a range. Only those in the prefix, which earlier passes have written."""
     whole = tl.minimum(high, prefix // BLOCK_S)
     if whole > low:
@@ -177,7 +177,7 @@ def _attend(
     keys += offset
     values += offset
     if PDL:
-        _prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S, D)
+        prefetch_keys(keys, values, low, high, prefix, slot_stride, BLOCK_S, D)
     if WINDOW > 0:
         place = tl.load(positions + row, mask=used, other=0)  # [BLOCK_M]
     lines = query + row.to(tl.int64)[:, None] * query_stride + head * (G * D) + column

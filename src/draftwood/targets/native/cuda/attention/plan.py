@@ -50,7 +50,7 @@ class AttentionConfig:
 
     def merge_rows(self, head_dim: int) -> int:
         """Query rows merged at a time, a power of two."""
-        return max(1, min(self.block_m, MERGE_REGISTERS // (self.splits * _power_of_two(head_dim)), 8))
+        return max(1, min(self.block_m, MERGE_REGISTERS // (self.splits * power_of_two(head_dim)), 8))
 
 
 def choose_config(
@@ -73,7 +73,7 @@ def choose_config(
     block_m = next((size for size in (16, 32) if rows <= size), 64)
     programs = max_tiles(num_nodes, num_sequences, block_m // group) * num_kv_heads
     busy = num_processors * (2 if block_m == 16 else 1)
-    splits = _power_of_two(busy // programs + 1) // 2  # rounded down
+    splits = power_of_two(busy // programs + 1) // 2  # rounded down
     min_splits = 2 if num_sequences > 1 and programs < 4 * num_processors else 1  # contexts differ in length
     splits = min(max(splits, min_splits), MAX_SPLITS if block_m == 16 else MAX_SPLITS // 2)
     in_place = splits * min(rows, block_m) * head_dim * 4 <= MERGE_IN_PLACE
@@ -93,7 +93,7 @@ def choose_config(
 
 def _choose_steps(block_m: int, head_dim: int, shared_bytes: int) -> tuple[int, int]:
     """Keys per step through the prefix, and stages: the best pair that fits into shared memory."""
-    dim = _power_of_two(head_dim)
+    dim = power_of_two(head_dim)
     preferred = [(BLOCK_S, 3)] if dim <= 128 else []
     if block_m == 16 and dim <= 128:
         preferred.insert(0, (2 * BLOCK_S, 3))
@@ -183,6 +183,6 @@ def _pack_ancestors(segments: Sequence[PackedSegment], chains: list[bool], num_b
     return b"".join(packed)
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
     """The smallest power of two that is at least ``number``."""
     return 1 << max(0, number - 1).bit_length()

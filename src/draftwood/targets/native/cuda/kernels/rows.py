@@ -7,10 +7,13 @@ vendor's library; narrow passes fuse them into their products.
 # ruff: noqa: N803 - compile-time values are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
+from draftwood.targets.native.cuda.attention import write_path
 from draftwood.targets.native.cuda.common import launch_options, rms_norm, wait_for_input
 from draftwood.targets.native.cuda.products import HALF_SCALE, CacheWrite, Hidden
 
@@ -19,13 +22,25 @@ GATE_BLOCK = 1024
 EXPAND_BLOCK = 2048
 
 
+class Ancestors(NamedTuple):
+    """The nodes above each row in its tree."""
+
+    words: torch.Tensor  # [N, W] as bits, see ``write_plan``
+    afters: torch.Tensor  # [N] nodes of its tree written by earlier passes
+    paths: torch.Tensor  # [N, PATH] as numbers, see ``write_path``
+
+
 @triton.jit
 def _embed(
-    ids, table, states, scaled, squares, norm,
-    SCALE: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    ids, table, states, scaled, squares, norm, words, afters, paths,
+    SCALE: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, W: tl.constexpr, BITS: tl.constexpr, PATH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    """One row: its hidden states, and its path in the tree if PATH > 0."""
     wait_for_input(PDL)
     row = tl.program_id(0).to(tl.int64)
+    if PATH > 0:
+        write_path(words, afters, paths, row, W, BITS, PATH)
     at = tl.arange(0, BLOCK)
     inside = at < H
     token = tl.load(ids + row).to(tl.int64)
@@ -128,13 +143,27 @@ def _expand(values, scales, out, IN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.
     tl.store(out + row * IN + at, wide.to(out.dtype.element_ty), mask=inside)
 
 
-def embed(ids: torch.Tensor, table: torch.Tensor, norm: torch.Tensor, hidden: Hidden, *, pdl: bool) -> None:
-    """Write the embeddings of ``ids`` as hidden states for a normed product; ``hidden.squares`` gets one block."""
+def embed(
+    ids: torch.Tensor,
+    table: torch.Tensor,
+    norm: torch.Tensor,
+    hidden: Hidden,
+    ancestors: Ancestors | None,
+    *,
+    pdl: bool,
+) -> None:
+    """Write the embeddings of ``ids`` as hidden states for a normed product; ``hidden.squares`` gets one group.
+
+    With ``ancestors``, also turn their words into paths.
+    """
     width = table.shape[1]
+    words, afters, paths = ancestors or (None, None, None)
+    num_words, path = (0, 0) if words is None or paths is None else (words.shape[1], paths.shape[1])
     scale = HALF_SCALE if table.dtype == torch.float16 else 1.0
     _embed[(len(ids),)](
-        ids, table, hidden.states, hidden.scaled, hidden.squares, norm,
-        SCALE=scale, H=width, BLOCK=triton.next_power_of_2(width), PDL=pdl, **launch_options(pdl),
+        ids, table, hidden.states, hidden.scaled, hidden.squares, norm, words, afters, paths,
+        SCALE=scale, H=width, BLOCK=triton.next_power_of_2(width),
+        W=num_words, BITS=triton.next_power_of_2(max(32 * num_words, 1)), PATH=path, PDL=pdl, **launch_options(pdl),
     )  # fmt: skip
 
 

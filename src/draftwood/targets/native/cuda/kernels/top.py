@@ -56,7 +56,7 @@ def _read_blocks(
     ids = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]  # [BLOCKS, BLOCK]
     wait_for_input(PDL)
     values = tl.load(logits + row * row_stride + ids, mask=ids < vocab_size, other=float("-inf"))
-    peaks, sums = block_peaks(tl.trans(values))  # [BLOCKS]
+    peaks, sums = block_peaks(tl.trans(values), BLOCK)  # [BLOCKS]
     out = scratch + row * (2 * num_blocks) + blocks
     tl.store(out, peaks, mask=blocks < num_blocks)
     tl.store(out + num_blocks, sums, mask=blocks < num_blocks)

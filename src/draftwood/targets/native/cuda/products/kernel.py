@@ -1,4 +1,9 @@
-"""The product kernel: a block of output features for a few rows, and what is fused in before it is written."""
+"""The product kernel: a block of output features for a tile of rows, and what is fused in before it is written.
+
+A row's result has the same bits in all tilings with the same parts of the input. The tensor cores add the products of a
+part in steps of 16 inputs, in order; parts are added in order. All other sums are exact, so they do not depend on how
+values are distributed over threads.
+"""
 
 # ruff: noqa: N803, N806 - compile-time values are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -6,7 +11,7 @@
 import triton
 import triton.language as tl
 
-from draftwood.targets.native.cuda.common import block_peaks, prefetch
+from draftwood.targets.native.cuda.common import block_peaks, exact_sum, prefetch
 
 # In a block of heads, SLAB dimensions of the first half are followed by their SLAB partners of the second half: one
 # thread then holds both dimensions of a pair.
@@ -56,14 +61,14 @@ def _store_heads(
     head, at = _pairs(block, BO, D)
     if QK_NORM:  # noqa: SIM102 - a compile-time condition
         if block < HEADS + KV:  # with QK_NORM a block is one head
-            scale = tl.rsqrt(tl.sum(low * low + high * high, axis=0) / D + eps)[None, :]
+            scale = tl.rsqrt(exact_sum(low * low + high * high, BO // 2) / D + eps)[None, :]
             low = ((low * scale).to(KIND).to(tl.float32) * low_norm.to(tl.float32)[:, None]).to(KIND).to(tl.float32)
             high = ((high * scale).to(KIND).to(tl.float32) * high_norm.to(tl.float32)[:, None]).to(KIND).to(tl.float32)
     c, s = own_cos.to(tl.float32), own_sin.to(tl.float32)
     is_query = head < HEADS
     base = tl.where(is_query, out, tl.where(head < HEADS + KV, keys, values))
     start = tl.where(is_query, head * D, ((head - HEADS) % KV).to(tl.int64) * head_stride) + at
-    along = tl.where(is_query[:, None], (rows * OUT)[None, :], (own_slots * D)[None, :])
+    along = tl.where(is_query[:, None], (rows.to(tl.int64) * OUT)[None, :], (own_slots * D)[None, :])
     where = base[:, None] + (start[:, None] + along)  # [BO / 2, BM]
     kept = (is_query[:, None] | (own_slots >= 0)[None, :]) & (head < OUT // D)[:, None] & (rows < num_rows)[None, :]
     tl.store(where, (low * c - high * s).to(KIND), mask=kept)
@@ -71,11 +76,30 @@ def _store_heads(
 
 
 @triton.jit
-def _squares(squares, rows, num_rows, BM: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr):
-    """The sums of squares over the COUNT blocks in which the rows were computed, [PAD, BM]."""
+def _load_squares(squares, stride, rows, num_rows, COUNT: tl.constexpr, PAD: tl.constexpr):
+    """The sums of squares over COUNT groups of features, [PAD, BM]."""
     parts = tl.arange(0, PAD)
     there = (parts[:, None] < COUNT) & (rows[None, :] < num_rows)
-    return tl.load(squares + parts[:, None] * BM + rows[None, :], mask=there, other=0.0)
+    return tl.load(squares + parts[:, None] * stride + rows[None, :], mask=there, other=0.0)
+
+
+@triton.jit
+def _load_hidden(states, rows, num_rows, features, OUT: tl.constexpr):
+    """The hidden states of a block, [BO, BM]."""
+    inside = (features[:, None] < OUT) & (rows[None, :] < num_rows)
+    return tl.load(states + rows.to(tl.int64)[None, :] * OUT + features[:, None], mask=inside, other=0.0)
+
+
+@triton.jit
+def _store_squares(
+    hidden, squares, stride, rows, num_rows, block,
+    OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of squares of ``hidden [BO, BM]`` over each GROUP features."""
+    sums = exact_sum(tl.reshape(hidden * hidden, (BO // GROUP, GROUP, BM)), GROUP, 1)  # [BO / GROUP, BM]
+    group = block * (BO // GROUP) + tl.arange(0, BO // GROUP)
+    there = (group < tl.cdiv(OUT, GROUP))[:, None] & (rows < num_rows)[None, :]
+    tl.store(squares + group[:, None] * stride + rows[None, :], sums, mask=there)
 
 
 @triton.jit
@@ -93,9 +117,9 @@ def _dot(weights, given, acc, ROW_SCALE: tl.constexpr):
 @triton.jit
 def _finish(
     acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, own_cos, own_sin, own_slots,
-    low_norm, high_norm, rows, block, features, num_rows, eps, out, scaled, block_squares, peaks,
+    low_norm, high_norm, rows, block, features, num_rows, eps, out, scaled, next_squares, square_stride, peaks,
     keys, values, head_stride, head_eps,
-    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, GROUP: tl.constexpr, PAD: tl.constexpr,
     SCALE: tl.constexpr, QUANTIZED: tl.constexpr, NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, PEAKS: tl.constexpr,
     D: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, QK_NORM: tl.constexpr,
@@ -108,7 +132,7 @@ def _finish(
         if GATED:
             more = more * more_scale[:, None]
     if NORMED:
-        norm_scale = tl.rsqrt(tl.sum(own_squares, axis=0) / IN + eps) / SCALE  # [BM]
+        norm_scale = tl.rsqrt(exact_sum(own_squares, PAD) / IN + eps) / SCALE  # [BM]
         acc = acc * norm_scale[None, :]
         more = more * norm_scale[None, :]
     if BIAS:
@@ -117,7 +141,7 @@ def _finish(
         acc = acc / (1.0 + tl.exp(-acc)) * more
     if RESIDUAL:
         acc = acc + own_hidden.to(tl.float32)
-    where = rows[None, :] * OUT + features[:, None]
+    where = rows.to(tl.int64)[None, :] * OUT + features[:, None]
     result = acc.to(out.dtype.element_ty)
     if D > 0:
         _store_heads(
@@ -131,101 +155,145 @@ def _finish(
         tl.store(
             scaled + where, (hidden * own_norm.to(tl.float32)[:, None] * SCALE).to(out.dtype.element_ty), mask=inside
         )
-        tl.store(block_squares + block * BM + rows, tl.sum(hidden * hidden, axis=0), mask=row_inside)
+        _store_squares(hidden, next_squares, square_stride, rows, num_rows, block, OUT, BM, BO, GROUP)
     if PEAKS:
-        peak, total = block_peaks(tl.where(features[:, None] < OUT, acc, float("-inf")))
-        here = peaks + rows * (2 * tl.cdiv(OUT, BO)) + block
+        peak, total = block_peaks(tl.where(features[:, None] < OUT, acc, float("-inf")), BO)
+        here = peaks + rows.to(tl.int64) * (2 * tl.cdiv(OUT, BO)) + block
         tl.store(here, peak, mask=row_inside)
         tl.store(here + tl.cdiv(OUT, BO), total, mask=row_inside)
 
 
 @triton.jit
+def _multiply(
+    x, weight, feature_rows, inputs, rows, num_rows, first_row, first_feature, start,
+    IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, PART: tl.constexpr,
+    ROW_SCALE: tl.constexpr, GATED: tl.constexpr, TENSOR_COPY: tl.constexpr,
+):  # fmt: skip
+    """The products with PART inputs from ``start`` on: of gate and up if GATED, otherwise the second is zero."""
+    acc = tl.zeros((BO, BM), tl.float32)
+    more = tl.zeros((BO, BM), tl.float32)
+    if TENSOR_COPY:
+        for step in range(start, start + PART, BI):
+            given = x.load([first_row, step]).T
+            acc = _dot(weight.load([first_feature, step]), given, acc, ROW_SCALE)
+            if GATED:
+                more = _dot(weight.load([OUT + first_feature, step]), given, more, ROW_SCALE)
+    else:
+        w = weight + feature_rows[:, None] + start + inputs[None, :]  # [BO, BI]
+        xs = x + rows[None, :] * IN + start + inputs[:, None]  # [BI, BM]
+        for step in range(0, PART, BI):
+            given = tl.load(xs + step, mask=rows[None, :] < num_rows, other=0.0)
+            acc = _dot(tl.load(w + step), given, acc, ROW_SCALE)
+            if GATED:
+                more = _dot(tl.load(w + OUT * IN + step), given, more, ROW_SCALE)
+    return acc, more
+
+
+@triton.jit
 def product_kernel(
-    x, weight, scales, out, squares, bias, scaled, next_norm, block_squares, peaks, parts, counters,
+    x, weight, scales, out, squares, bias, scaled, next_norm, next_squares, square_stride, peaks, parts, counters,
     cos, sin, positions, slots, keys, values, q_norm, k_norm, head_stride, eps, head_eps, num_rows,
     IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr, SPLITS: tl.constexpr,
-    COUNT: tl.constexpr, PAD: tl.constexpr, SCALE: tl.constexpr, ROW_SCALE: tl.constexpr, QUANTIZED: tl.constexpr,
+    SERIAL: tl.constexpr, GROUP: tl.constexpr, COUNT: tl.constexpr, PAD: tl.constexpr,
+    SCALE: tl.constexpr, ROW_SCALE: tl.constexpr, WEIGHT_SCALE: tl.constexpr, QUANTIZED: tl.constexpr,
     NORMED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PEAKS: tl.constexpr,
     D: tl.constexpr, HEADS: tl.constexpr, KV: tl.constexpr, QK_NORM: tl.constexpr,
-    AHEAD: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr, TENSOR_COPY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One block of output features, over one of SPLITS parts of the input."""
-    block, part = tl.program_id(0), tl.program_id(1)
-    rows = tl.arange(0, BM)
+    """One block of output features for one tile of rows, over one of SPLITS parts of the input; if SERIAL, over all.
+
+    With TENSOR_COPY, ``x`` and ``weight`` are tensor descriptors.
+    """
+    tile, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows = tile * BM + tl.arange(0, BM)
     inputs = tl.arange(0, BI)
     features = _features(block, BO, D)
     PART: tl.constexpr = IN // SPLITS
-    UP: tl.constexpr = OUT * IN  # offset from the weights of gate to those of up
     start = part * PART
     known = tl.minimum(features, OUT - 1)  # beyond the last feature: read that one again, write nothing
     feature_rows = known.to(tl.int64) * IN
-    w = weight + feature_rows[:, None] + start + inputs[None, :]  # [BO, BI]
-    # What the end needs is loaded here, so that it arrives together with the weights.
+    EARLY: tl.constexpr = BM <= 64  # load what the end needs together with the weights, if there are registers for it
     scale, more_scale = 1.0, 1.0
     own_squares, own_bias, own_hidden, own_norm = 0.0, 0.0, 0.0, 0.0
     own_cos, own_sin, own_slots, low_norm, high_norm = 0.0, 0.0, 0, 0.0, 0.0
     if QUANTIZED:
-        scale = tl.load(scales + known)
+        scale = tl.load(scales + known) / WEIGHT_SCALE
         if GATED:
-            more_scale = tl.load(scales + OUT + known)
-        if weight.dtype.element_ty == tl.float8e4nv:
-            scale /= ROW_SCALE
-            more_scale /= ROW_SCALE
+            more_scale = tl.load(scales + OUT + known) / WEIGHT_SCALE
     if BIAS:
         own_bias = tl.load(bias + known)  # [BO]
     if RESIDUAL:
         own_norm = tl.load(next_norm + known)  # [BO]
     if D > 0:
-        own_cos, own_sin = _angles(cos, sin, positions, rows, num_rows, block, BO, D, HEADS + KV)  # [BO / 2, BM]
         own_slots = tl.load(slots + rows, mask=rows < num_rows, other=-1).to(tl.int64)  # [BM]
+        if EARLY:
+            own_cos, own_sin = _angles(cos, sin, positions, rows, num_rows, block, BO, D, HEADS + KV)  # [BO / 2, BM]
     if QK_NORM:  # a block is one head; for heads of values this is loaded but not used
         norm = tl.where(block < HEADS, q_norm, k_norm) + tl.arange(0, BO // 2)
         low_norm, high_norm = tl.load(norm), tl.load(norm + BO // 2)  # [BO / 2]
     if PDL:
         if AHEAD > 0:
-            address = (weight + feature_rows + start).to(tl.int64)
-            prefetch(address, AHEAD)
+            prefetch((weight + feature_rows + start).to(tl.int64), AHEAD)
             if GATED:
-                prefetch((weight + UP + feature_rows + start).to(tl.int64), AHEAD)
+                prefetch((weight + OUT * IN + feature_rows + start).to(tl.int64), AHEAD)
         tl.extra.cuda.gdc_wait()
-    if NORMED:
-        own_squares = _squares(squares, rows, num_rows, BM, COUNT, PAD)
-    if RESIDUAL:
-        inside = (features[:, None] < OUT) & (rows[None, :] < num_rows)
-        own_hidden = tl.load(out + rows[None, :] * OUT + features[:, None], mask=inside, other=0.0)  # [BO, BM]
-    acc = tl.zeros((BO, BM), tl.float32)
-    more = tl.zeros((BO, BM), tl.float32)
-    xs = x + rows[None, :] * IN + start + inputs[:, None]  # [BI, BM]
-    for step in range(0, PART, BI):
-        given = tl.load(xs + step, mask=rows[None, :] < num_rows, other=0.0)
-        acc = _dot(tl.load(w + step), given, acc, ROW_SCALE)
-        if GATED:
-            more = _dot(tl.load(w + UP + step), given, more, ROW_SCALE)
+    if NORMED and EARLY:
+        own_squares = _load_squares(squares, square_stride, rows, num_rows, COUNT, PAD)
+    if RESIDUAL and EARLY:
+        own_hidden = _load_hidden(out, rows, num_rows, features, OUT)
+    if SERIAL:
+        acc = tl.zeros((BO, BM), tl.float32)
+        more = tl.zeros((BO, BM), tl.float32)
+        for index in range(SPLITS):
+            own, own_more = _multiply(
+                x, weight, feature_rows, inputs, rows, num_rows, tile * BM, block * BO, index * PART,
+                IN, OUT, BM, BO, BI, PART, ROW_SCALE, GATED, TENSOR_COPY,
+            )  # fmt: skip
+            acc += own
+            if GATED:
+                more += own_more
+    else:
+        acc, more = _multiply(
+            x, weight, feature_rows, inputs, rows, num_rows, tile * BM, block * BO, start,
+            IN, OUT, BM, BO, BI, PART, ROW_SCALE, GATED, TENSOR_COPY,
+        )  # fmt: skip
     if PDL:  # not earlier: programs of the next kernel would take resources that this one still needs
         tl.extra.cuda.gdc_launch_dependents()
     last = True
-    if SPLITS > 1:
+    if SPLITS > 1 and not SERIAL:
         SIZE: tl.constexpr = BO * BM * (2 if GATED else 1)
-        place = tl.arange(0, BO)[:, None] * BM + rows[None, :]  # [BO, BM]
-        mine = parts + (block * SPLITS + part) * SIZE + place
+        place = tl.arange(0, BO)[:, None] * BM + tl.arange(0, BM)[None, :]  # [BO, BM]
+        shared = tile * tl.num_programs(1) + block
+        mine = parts + (shared * SPLITS + part) * SIZE + place
         tl.store(mine, acc)
         if GATED:
             tl.store(mine + BO * BM, more)
         tl.debug_barrier()  # all warps have written their part before the arrival is counted
-        last = tl.atomic_add(counters + block, 1, sem="acq_rel") == SPLITS - 1
+        last = tl.atomic_add(counters + shared, 1, sem="acq_rel") == SPLITS - 1
         if last:
             acc = tl.zeros((BO, BM), tl.float32)
             more = tl.zeros((BO, BM), tl.float32)
             for other in tl.static_range(SPLITS):
-                theirs = parts + (block * SPLITS + other) * SIZE + place
+                theirs = parts + (shared * SPLITS + other) * SIZE + place
                 acc += tl.load(theirs, cache_modifier=".cg")
                 if GATED:
                     more += tl.load(theirs + BO * BM, cache_modifier=".cg")
-            tl.store(counters + block, 0)
+            tl.store(counters + shared, 0)
     if last:
+        if EARLY:
+            now_squares, now_hidden, now_cos, now_sin = own_squares, own_hidden, own_cos, own_sin
+        else:
+            now_squares, now_hidden, now_cos, now_sin = 0.0, 0.0, 0.0, 0.0
+            if NORMED:
+                now_squares = _load_squares(squares, square_stride, rows, num_rows, COUNT, PAD)
+            if RESIDUAL:
+                now_hidden = _load_hidden(out, rows, num_rows, features, OUT)
+            if D > 0:
+                now_cos, now_sin = _angles(cos, sin, positions, rows, num_rows, block, BO, D, HEADS + KV)
         _finish(
-            acc, more, scale, more_scale, own_squares, own_bias, own_hidden, own_norm, own_cos, own_sin, own_slots,
-            low_norm, high_norm, rows, block, features, num_rows, eps, out, scaled, block_squares, peaks,
+            acc, more, scale, more_scale, now_squares, own_bias, now_hidden, own_norm, now_cos, now_sin, own_slots,
+            low_norm, high_norm, rows, block, features, num_rows, eps, out, scaled, next_squares, square_stride, peaks,
             keys, values, head_stride, head_eps,
-            IN, OUT, BM, BO, SCALE, QUANTIZED, NORMED, GATED, BIAS, RESIDUAL, PEAKS, D, HEADS, KV, QK_NORM,
+            IN, OUT, BM, BO, GROUP, PAD, SCALE, QUANTIZED, NORMED, GATED, BIAS, RESIDUAL, PEAKS,
+            D, HEADS, KV, QK_NORM,
         )  # fmt: skip
