@@ -9,7 +9,17 @@ import pytest
 
 from draftwood.errors import ModelError
 from draftwood.heads import find_local_fingerprint, find_local_shape, load_target_shape
-from draftwood.models import add_model, catalog, fetch, find_local, list_models, model_path, remove_model, resolve
+from draftwood.models import (
+    add_model,
+    catalog,
+    fetch,
+    find_local,
+    list_models,
+    model_path,
+    remove_model,
+    resolve,
+    short_name,
+)
 from draftwood.models import find as find_module
 from draftwood.models.find import KnownModel
 from draftwood.models.look import read_configs
@@ -100,6 +110,16 @@ def test_a_name_stands_for_its_model(toy: Path, draftwood_command: Command) -> N
     assert remove_model("stone") == 0
     assert toy.exists()
     assert [entry.name for entry in list_models() if entry.name in ("stone", "pebbles")] == ["pebbles"]
+
+
+def test_a_given_name_comes_before_a_file_of_the_same_name(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading and serving agree on what a name stands for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stone.v2").write_text("not a model")
+    add_model("stone.v2", str(toy))
+    assert resolve("stone.v2").name == short_name("stone.v2") == "stone.v2"
 
 
 def test_a_name_can_be_given_again(toy: Path, tmp_path: Path) -> None:

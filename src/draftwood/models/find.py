@@ -86,7 +86,7 @@ def resolve(name: str, progress: Progress | None = None) -> ModelFolder:
 
 def short_name(model: str) -> str:
     """The name of a model for people and clients: never a path."""
-    path = existing_path(model) if model not in KNOWN else None
+    path = existing_path(model) if model not in KNOWN and model not in read_aliases() else None
     if path is None:
         return model
     return path.stem if path.is_file() else path.resolve().name or model
