@@ -96,16 +96,16 @@ def test_manifest_describes_the_run(tmp_path: Path) -> None:
 
 def test_warm_up_does_not_fill_memories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = DrafterEngine.generate
-    known: list[object] = []
+    known: list[dict[str, object]] = []
 
     def spied(self: DrafterEngine, prompts: Any, params: SamplingParams) -> Any:
-        known.append(self.llm._default.memory._shared)
+        known.append(dict(self.llm._default.memory._by_owner))
         return answer(self, prompts, params)
 
     monkeypatch.setattr(DrafterEngine, "generate", spied)
     bench(tmp_path / "a", drafters=("recycling:memory=process",), tasks=("code",))
-    assert known[0] is None
-    assert known[1] is not None
+    assert not known[0]
+    assert known[1]
 
 
 def test_samples_that_run_together_share_their_time(tmp_path: Path) -> None:
