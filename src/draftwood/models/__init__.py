@@ -8,9 +8,12 @@ from draftwood.models.find import (
     KNOWN,
     KnownModel,
     ModelFolder,
+    expand,
     is_entry_name,
     read_json_config,
     resolve,
     short_name,
+    stored_file,
 )
+from draftwood.models.gguf import GgufFile, StoredTensor, stored_tensors
 from draftwood.models.tensors import tensor_shapes

@@ -19,7 +19,9 @@ from draftwood.models.find import (
     read_json_config,
     read_record,
     resolve,
+    stored_file,
 )
+from draftwood.models.gguf import GgufFile
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors files
@@ -46,7 +48,7 @@ class ModelDescription:
     architecture: str
     native: bool  # whether a native decoder runs it
     num_parameters: int
-    storage_dtype: str  # of most weights
+    storage_dtype: str  # all that occur, the most frequent first
     num_layers: int
     hidden_size: int
     vocab_size: int
@@ -104,7 +106,7 @@ def describe(folder: Path) -> ModelDescription:
         architecture=architecture_of(config),
         native=is_native(config),
         num_parameters=sum(counts.values()),
-        storage_dtype=counts.most_common(1)[0][0] if counts else "unknown",
+        storage_dtype=", ".join(name for name, _ in counts.most_common()) if counts else "unknown",
         num_layers=sizes["layers"],
         hidden_size=sizes["hidden"],
         vocab_size=sizes["vocab"],
@@ -164,8 +166,14 @@ def _sizes(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, int]
 
 
 def _weights_by_dtype(folder: Path) -> Counter[str]:
-    """Counts the weights of each dtype, from the headers of the weight files alone."""
+    """Counts the weights of each dtype, from the headers of the weight files alone; those of a GGUF file come first."""
     counts: Counter[str] = Counter()
+    stored = stored_file(folder)
+    if stored is not None:
+        with GgufFile(stored) as file:
+            for entry in file.tensors.values():
+                counts[_DTYPE_NAMES.get(entry.format_name, entry.format_name)] += prod(entry.shape)
+        return counts
     for path in sorted(folder.glob("*.safetensors")):
         for dtype, num_weights in _read_header(path):
             counts[_DTYPE_NAMES.get(dtype, dtype)] += num_weights

@@ -1,7 +1,7 @@
 """Loads a model by name: the target that runs it, and its tokenizer."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -10,10 +10,20 @@ import torch
 
 from draftwood.config import ModelOptions
 from draftwood.errors import CapabilityError, ModelError, OptionError
-from draftwood.models import BUILT_IN, ModelConfig, ModelFolder, is_native, parse_config, read_json_config, resolve
+from draftwood.models import (
+    BUILT_IN,
+    ModelConfig,
+    ModelFolder,
+    expand,
+    is_native,
+    parse_config,
+    read_json_config,
+    resolve,
+    stored_file,
+)
 from draftwood.progress import Progress
 from draftwood.targets.base import Target
-from draftwood.targets.native import NativeTarget, cuda
+from draftwood.targets.native import NativeTarget, cuda, stored_formats
 from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.room import check_room, default_cache_tokens, out_of_memory
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
@@ -42,6 +52,7 @@ def load_target(options: ModelOptions, progress: Progress | None = None) -> Load
         return Loaded(_load_native(options, folder, parse_config(config, generation), place, progress), codec)
     if options.quantize is not None:
         _check_quantize(options, "transformers runs this model")
+    expand(folder.path, progress)
     from draftwood.targets.hf import HFTarget  # transformers is an extra and slow to import
 
     with _memory_explained(place):
@@ -102,6 +113,13 @@ def _load_native(
 ) -> NativeTarget:
     dtype = pick_dtype(options.dtype, place)
     slots = _checked_slots(options, shape, dtype, place)
+    stored = _find_stored(options, folder, shape, dtype, place)
+    if stored is not None:
+        with _memory_explained(place, slots * shape.cache_bytes_per_token(dtype.itemsize)):
+            return NativeTarget.from_stored(
+                stored, folder.name, shape, dtype=dtype, cache_tokens=slots, progress=_labelled(progress)
+            )
+    expand(folder.path, progress)
     with _memory_explained(place, slots * shape.cache_bytes_per_token(dtype.itemsize)):
         return NativeTarget.from_folder(
             folder.path,
@@ -111,8 +129,24 @@ def _load_native(
             quantize=options.quantize,
             device=place,
             cache_tokens=slots,
-            progress=None if progress is None else lambda done, total: progress("loading weights", done, total),
+            progress=_labelled(progress),
         )
+
+
+def _labelled(progress: Progress | None) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress("loading weights", done, total)
+
+
+def _find_stored(
+    options: ModelOptions, folder: ModelFolder, shape: ModelConfig, dtype: torch.dtype, place: torch.device
+) -> Path | None:
+    """Returns the GGUF file to run as it is stored. A dtype asks for weights in that dtype instead."""
+    path = stored_file(folder.path)
+    if path is None or options.dtype != "auto" or options.quantize is not None:
+        return None
+    if CpuDecoder.why_declined(shape, dtype, place) or CpuDecoder.why_not_stored(stored_formats(path, shape)):
+        return None
+    return path
 
 
 def _checked_slots(options: ModelOptions, shape: ModelConfig, dtype: torch.dtype, place: torch.device) -> int:

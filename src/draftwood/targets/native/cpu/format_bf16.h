@@ -28,7 +28,7 @@ INLINE long bf16_place(long column) {
     return panel + (c < VW ? 2 * c : 2 * (c - VW) + 1);
 }
 
-static void bf16_pack(const Matrix *m, const void *from, long group) {
+static int bf16_pack(const Matrix *m, const void *from, long group) {
     bf16 *to = bf16_group(m, group);
     memset(to, 0, (size_t)bf16_group_bytes(round_up(m->inputs, 4)));
     for (long column = 0; column < GROUP_COLUMNS; column++) {
@@ -37,6 +37,7 @@ static void bf16_pack(const Matrix *m, const void *from, long group) {
         const bf16 *weights = (const bf16 *)from + row * m->inputs;
         for (long k = 0; k < m->inputs; k++) to[k * GROUP_COLUMNS + place] = weights[k];
     }
+    return 1;
 }
 
 static void bf16_unpack_row(const Matrix *m, long row, float *to) {
@@ -73,7 +74,7 @@ INLINE bf16 *tiles_group(const Matrix *m, long group) {
     return (bf16 *)m->data + group * round_up(m->inputs, TILE_INPUTS) * GROUP_COLUMNS;
 }
 
-static void tiles_pack(const Matrix *m, const void *from, long group) {
+static int tiles_pack(const Matrix *m, const void *from, long group) {
     bf16 *to = tiles_group(m, group);
     memset(to, 0, (size_t)bf16_group_bytes(round_up(m->inputs, TILE_INPUTS)));
     for (long column = 0; column < GROUP_COLUMNS; column++) {
@@ -82,6 +83,7 @@ static void tiles_pack(const Matrix *m, const void *from, long group) {
         const bf16 *weights = (const bf16 *)from + row * m->inputs;
         for (long k = 0; k < m->inputs; k++) to[place_in_tiles(k, column)] = weights[k];
     }
+    return 1;
 }
 
 static void tiles_unpack_row(const Matrix *m, long row, float *to) {
