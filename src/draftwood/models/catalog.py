@@ -48,7 +48,7 @@ class ModelDescription:
     architecture: str
     native: bool  # whether a native decoder runs it
     num_parameters: int
-    storage_dtype: str  # all that occur, the most frequent first
+    storage_dtype: str  # of more than a hundredth of the weights, the most frequent first
     num_layers: int
     hidden_size: int
     vocab_size: int
@@ -106,7 +106,7 @@ def describe(folder: Path) -> ModelDescription:
         architecture=architecture_of(config),
         native=is_native(config),
         num_parameters=sum(counts.values()),
-        storage_dtype=", ".join(name for name, _ in counts.most_common()) if counts else "unknown",
+        storage_dtype=", ".join(n for n, count in counts.most_common() if count > counts.total() / 100) or "unknown",
         num_layers=sizes["layers"],
         hidden_size=sizes["hidden"],
         vocab_size=sizes["vocab"],

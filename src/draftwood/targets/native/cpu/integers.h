@@ -207,22 +207,7 @@ INLINE vu look_up(const int8_t *table, vu v) {
 #endif
 }
 
-/* VW numbers of 16 or 8 bits, as float32. */
-INLINE vf load_halves(const uint16_t *p) {
-#if VW == 16 && defined(__AVX512F__)
-    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-#elif VW == 8 && defined(__F16C__)
-    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
-#elif VW == 4 && defined(__aarch64__)
-    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
-#else /* finite numbers only: the exponent is moved, which is exact for small ones too */
-    vu bits;
-    for (int i = 0; i < VW; i++) bits[i] = p[i];
-    const vf magnitude = (vf)((bits & 0x7fff) << 13) * splat(0x1p112f);
-    return (vf)((vu)magnitude | (bits & 0x8000) << 16);
-#endif
-}
-
+/* VW numbers of 8 bits, as float32. */
 INLINE vf load_unsigned_bytes(const uint8_t *p) {
     typedef uint8_t bytes __attribute__((vector_size(VW)));
     bytes v;

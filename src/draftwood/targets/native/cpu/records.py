@@ -9,7 +9,7 @@ import torch
 
 # As in FORMATS of formats.h: by name in GGUF files.
 _FORMAT_NAMES = (
-    "F32", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"
+    "F32", "BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"
 )  # fmt: skip
 FORMATS = {name: index for index, name in enumerate(_FORMAT_NAMES)}
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
