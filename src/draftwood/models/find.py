@@ -1,9 +1,9 @@
 """Finds the folder of a model on this disk, by name.
 
 A name is a known one (``smollm2``), a folder in Hugging Face layout, a GGUF file, or a hub id (``org/name``).
-Models that were fetched are kept in the cache, with a record of their origin. A GGUF file stays as it is: its entry holds
-the file, or a link to it, and what other programs expect beside weights. The weights are converted to safetensors only
-when something asks for that.
+Models that were fetched are kept in the cache, with a record of their origin. A GGUF file stays as it is: its entry
+holds the file, or a link to it, and what other programs expect beside weights. The weights are converted to safetensors
+only when something asks for that.
 """
 
 import hashlib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -80,7 +81,7 @@ class Packer:
         split = []
         for name, group in groupby(weight.parts, lambda part: part.format):
             parts = Stored(tuple(group))
-            split.append(Rows(name, parts.num_rows, parts.num_columns, lambda parts=parts: _read_blocks(parts)))
+            split.append(Rows(name, parts.num_rows, parts.num_columns, partial(_read_blocks, parts)))
         if any(rows.outputs % PART_STEP for rows in split[:-1]):
             return [Rows("F32", weight.num_rows, weight.num_columns, lambda: to_dense(weight, torch.float32))]
         return split
