@@ -1,7 +1,5 @@
 """Weights in the blocks of GGUF files: true to their values, the same bits in any batch, on every instruction set."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess
@@ -136,6 +134,8 @@ def test_agrees_with_float32(name: str, tied: bool) -> None:
         {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q8_0"},
         {"k_proj": "Q5_0", "up_proj": "Q8_0"},
         {"q_proj": "BF16", "gate_proj": "F32", "embed": "F16", "o_proj": "F16"},
+        {"embed": "BF16"},
+        {"embed": "F32"},
         {"proj": "F16"},
     ],
 )

@@ -1,7 +1,5 @@
 """Random weights in the block formats of GGUF files."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from draftwood.models.gguf.dequantize import FORMATS, dequantize

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.config import ModelOptions
+from draftwood.config import CPU_FORMATS, GPU_FORMATS, ModelOptions
 from draftwood.errors import CapabilityError, ModelError, OptionError
 from draftwood.models import (
     BUILT_IN,
@@ -41,8 +41,7 @@ def load_target(options: ModelOptions, progress: Progress | None = None) -> Load
     """Finds, loads and places a model. ``tiny`` is the built-in random one."""
     name = _name_of(options.model)
     place = pick_device(options.device)
-    if options.quantize is not None:
-        _check_quantize(options, cuda.why_not_on(place, options.quantize))  # before anything is fetched
+    _check_quantize(options, _why_not_quantized_on(options.quantize, place))  # before anything is fetched
     if name == BUILT_IN:
         return _load_tiny(options, place)
     folder = resolve(name, progress)
@@ -50,8 +49,7 @@ def load_target(options: ModelOptions, progress: Progress | None = None) -> Load
     codec = Tokenizer.from_folder(folder.path)
     if options.target == "native" or (options.target == "auto" and is_native(config)):
         return Loaded(_load_native(options, folder, parse_config(config, generation), place, progress), codec)
-    if options.quantize is not None:
-        _check_quantize(options, "transformers runs this model")
+    _check_quantize(options, "transformers runs this model")
     expand(folder.path, progress)
     from draftwood.targets.hf import HFTarget  # transformers is an extra and slow to import
 
@@ -84,14 +82,26 @@ def _name_of(model: object) -> str:
 
 
 def _check_quantize(options: ModelOptions, why: str) -> None:
-    """Raises CapabilityError if there is a reason why 8-bit weights cannot run."""
-    if options.quantize is not None and why:
-        raise CapabilityError(
-            "8-bit weights need the fused GPU decoder",
-            got=f"quantize {options.quantize}: {why}",
-            allowed="native models in bfloat16 or float16 on a CUDA GPU, fp8 from compute capability 8.9 on",
-            next_step="Leave quantize out, or use another device, dtype or target.",
-        )
+    """Raises CapabilityError if there is a reason why weights cannot be quantised as asked."""
+    if options.quantize is None or not why:
+        return
+    on_cpu = options.quantize in CPU_FORMATS
+    raise CapabilityError(
+        f"Weights in {options.quantize} need the fused {'CPU' if on_cpu else 'GPU'} decoder",
+        got=f"quantize {options.quantize}: {why}",
+        allowed=f"native models on a CPU, or quantize {' or '.join(GPU_FORMATS)} on a GPU"
+        if on_cpu
+        else "native models in bfloat16 or float16 on a CUDA GPU, fp8 from compute capability 8.9 on; "
+        f"quantize {' or '.join(CPU_FORMATS)} on a CPU",
+        next_step="Leave quantize out, or use another device, dtype or target.",
+    )
+
+
+def _why_not_quantized_on(quantize: str | None, place: torch.device) -> str:
+    """Why no model can run with such weights on a device; empty if one can."""
+    if quantize in CPU_FORMATS:
+        return "not a CPU" if place.type != "cpu" else CpuDecoder.why_unavailable()
+    return cuda.why_not_on(place, quantize)
 
 
 def _load_tiny(options: ModelOptions, place: torch.device) -> Loaded:
@@ -151,7 +161,9 @@ def _find_stored(
 
 def _checked_slots(options: ModelOptions, shape: ModelConfig, dtype: torch.dtype, place: torch.device) -> int:
     """Positions of the cache, after a check that the model can run with these options and that the cache fits."""
-    if options.quantize is not None:
+    if options.quantize in CPU_FORMATS:
+        _check_quantize(options, CpuDecoder.why_declined(shape, dtype, place))
+    else:
         _check_quantize(options, cuda.why_unavailable(shape, dtype, place, options.quantize))
     slots = options.cache_tokens or default_cache_tokens(options.max_batch, shape.context_length)
     check_room(slots, shape.cache_bytes_per_token(dtype.itemsize), place)

@@ -1,7 +1,5 @@
 """Names and places of tensors: GGUF on one side, Hugging Face on the other."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The tensors of a GGUF file in the blocks they are stored in, under their Hugging Face names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple

@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 
+from draftwood.config import CPU_FORMATS
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.models import GgufFile, ModelConfig, stored_tensors
 from draftwood.progress import Progress, report
@@ -32,8 +33,8 @@ from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.native.decoder import Decoder, pack
 from draftwood.targets.native.eager import EagerDecoder, EagerLayers
 from draftwood.targets.native.quantize import Matrix, format_of, to_dense
-from draftwood.targets.native.stored import assemble_stored, load_stored_parts, stored_formats
-from draftwood.targets.native.weights import LoadProgress, Weights, load_parts, load_weights
+from draftwood.targets.native.stored import assemble_stored, load_stored_parts, quantized_tensors, stored_formats
+from draftwood.targets.native.weights import LoadProgress, Weights, load_dense_parts, load_weights, open_weights
 from draftwood.targets.slots import SlotTarget
 from draftwood.targets.toprows import MAX_TOP_K
 
@@ -58,7 +59,8 @@ class NativeTarget(SlotTarget):
         dtype, device = weights.embed.dtype, weights.embed.device
         num_parameters, quantize = weights.num_parameters(), quantize or format_of(weights.head)
         # For draft heads. A decoder may consume the weights, so the parts are held here, or read again when needed.
-        self._parts = read_parts or partial(_make_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
+        embed = weights.embed if weights.stored_embed is None else weights.stored_embed
+        self._parts = read_parts or partial(_make_parts, embed, weights.norm, weights.head, config.norm_eps, dtype)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
         self._decoder = _new_decoder(config, weights, self._cache, backend, progress)
         self._layers = _share_layers(config, weights, self._decoder)
@@ -96,10 +98,17 @@ class NativeTarget(SlotTarget):
         progress: LoadProgress | None = None,
         quantize: str | None = None,
     ) -> Self:
-        weights = load_weights(folder, config, dtype, device, progress, quantize)
         read_parts = None
         if device.type == "cpu":  # its decoder packs the weights
-            read_parts = partial(load_parts, folder, config, dtype, device)
+            read_parts = partial(load_dense_parts, folder, config, dtype, device)
+        if quantize in CPU_FORMATS:
+            with open_weights(folder, config) as lookup:
+                weights = assemble_stored(config, quantized_tensors(config, lookup, quantize), dtype)
+                return cls(
+                    name, config, weights, cache_tokens, backend="fused-cpu", read_parts=read_parts, quantize=quantize,
+                    progress=progress,
+                )  # fmt: skip
+        weights = load_weights(folder, config, dtype, device, progress, quantize)
         return cls(name, config, weights, cache_tokens, backend=backend, read_parts=read_parts)
 
     @classmethod
@@ -112,7 +121,7 @@ class NativeTarget(SlotTarget):
         dtype: torch.dtype,
         cache_tokens: int,
         progress: LoadProgress | None = None,
-    ) -> NativeTarget:
+    ) -> Self:
         """Runs the weights of a GGUF file as they are stored; ``dtype`` is that of the cache and of hidden states."""
         quantize = ", ".join(stored_formats(path, config))
         with GgufFile(path) as file:
@@ -174,8 +183,8 @@ class NativeTarget(SlotTarget):
         report(progress, "preparing the GPU", len(sizes), len(sizes))
 
 
-def _make_parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps: float) -> TargetParts:
-    return TargetParts(embed, norm, to_dense(head, embed.dtype), norm_eps)
+def _make_parts(embed: Matrix, norm: torch.Tensor, head: Matrix, norm_eps: float, dtype: torch.dtype) -> TargetParts:
+    return TargetParts(to_dense(embed, dtype), norm, to_dense(head, dtype), norm_eps)
 
 
 def _new_decoder(

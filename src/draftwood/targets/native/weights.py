@@ -6,7 +6,7 @@ Matrices can be quantised to 8 bits as they are read; embeddings, norms and bias
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,18 +65,25 @@ def load_weights(
     quantize: str | None = None,
 ) -> Weights:
     """Reads every tensor of the configuration; raises an error that names missing, extra or misshapen ones."""
-    with ExitStack() as stack:
-        lookup, names = _open(folder, stack)
-        _check_names(names, config, folder)
+    with open_weights(folder, config) as lookup:
         return assemble(config, lambda name: lookup(name).to(device=device, dtype=dtype), progress, quantize)
 
 
-def has_weights(folder: Path) -> bool:
+@contextmanager
+def open_weights(folder: Path, config: ModelConfig) -> Iterator[Lookup]:
+    """Opens the weight files; raises an error that names missing and extra tensors."""
+    with ExitStack() as stack:
+        lookup, names = _open(folder, stack)
+        _check_names(names, config, folder)
+        yield lookup
+
+
+def has_dense_weights(folder: Path) -> bool:
     """Whether the folder has weight files; they are not checked."""
     return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 
-def load_parts(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetParts:
+def load_dense_parts(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetParts:
     """Reads the parts that draft heads use; needed if the decoder has packed the weights."""
     with ExitStack() as stack:
         lookup, found = _open(folder, stack)
@@ -95,7 +102,7 @@ def assemble(
     def store(tensor: torch.Tensor) -> Matrix:
         return tensor if quantize is None else quantize_matrix(tensor, quantize)
 
-    checked = _check_shapes(config, get)
+    checked = check_shapes(config, get)
     embed = checked("model.embed_tokens.weight")
     layers = []
     for index in range(config.num_layers):
@@ -156,7 +163,7 @@ def _read_layer(config: ModelConfig, get: Lookup, store: Store, index: int) -> L
     )
 
 
-def _check_shapes(config: ModelConfig, get: Lookup) -> Lookup:
+def check_shapes(config: ModelConfig, get: Lookup) -> Lookup:
     shapes = tensor_shapes(config)
 
     def checked(name: str) -> torch.Tensor:

@@ -173,6 +173,7 @@ class CpuDecoder(Decoder):
             norm=self._pad_vector(weights.norm),
             inverse_frequencies=self._pad_vector(inverse_frequencies(config.rope, config.head_dim)),
             embed=embed,
+            embed_packed=int(weights.stored_embed is not None),
             head=self._packer.pack(head),
             keys=cache.keys.data_ptr(),
             values=cache.values.data_ptr(),

@@ -108,7 +108,6 @@ INLINE vi four_inputs(const int8_t *x) {
 }
 
 #if UNSIGNED_WEIGHTS
-#define INTEGER_NAME "VNNI"
 #if VW == 16
 #define DOT(sum, w, x) ((vi)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(w), (__m512i)(x)))
 #elif defined(__AVXVNNI__)
@@ -126,7 +125,6 @@ INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], in
         }
 }
 #elif (VW == 16 && defined(__AVX512BW__)) || (VW == 8 && defined(__AVX2__))
-#define INTEGER_NAME "16-bit sums"
 #if VW == 16
 typedef __m512i Bytes;
 #define PAIRS(w, x) _mm512_maddubs_epi16(w, x)
@@ -162,7 +160,6 @@ INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], in
         }
 }
 #elif VW == 4 && defined(__ARM_FEATURE_DOTPROD)
-#define INTEGER_NAME "dot products"
 #define DOT(sum, w, x, LANE) ((vi)vdotq_laneq_s32((int32x4_t)(sum), (int8x16_t)(w), x, LANE))
 INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,
                          const int8_t *const *x, int largest) {
@@ -177,7 +174,6 @@ INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], in
         }
 }
 #else
-#define INTEGER_NAME "portable"
 INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,
                          const int8_t *const *x, int largest) {
     (void)largest;

@@ -242,10 +242,16 @@ void draftwood_top_rows(const float *logits, const int64_t *chosen, int64_t rows
 
 const char *draftwood_describe(void) {
     if (amx_granted()) return "AMX";
-#if defined(__AVX512F__)
+#if VW == 16 && UNSIGNED_WEIGHTS
+    return "AVX-512-VNNI";
+#elif defined(__AVX512F__)
     return "AVX-512";
+#elif UNSIGNED_WEIGHTS
+    return "AVX-VNNI";
 #elif defined(__AVX__)
     return "AVX2";
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return "NEON with dot products";
 #elif defined(__aarch64__)
     return "NEON";
 #else

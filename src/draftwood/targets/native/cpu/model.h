@@ -37,7 +37,8 @@ typedef struct {
     const Layer *layer; /* [layers] */
     const float *norm;
     const float *inverse_frequencies; /* [head_dim / 2] */
-    Matrix embed; /* as loaded if its format can read that; data is NULL if tied: rows are then read from the head */
+    Matrix embed; /* data is NULL if embeddings are tied: rows are then read from the head */
+    int64_t embed_packed; /* else its rows are as loaded */
     Matrix head;
     void *keys, *values; /* [layers, kv_heads, slots, head_dim] */
 } Model;

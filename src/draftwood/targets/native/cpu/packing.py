@@ -1,7 +1,5 @@
 """Packs the matrices of a model into one piece of memory, in the layouts of the kernel."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -114,7 +112,7 @@ def _record(rows: Rows, data: int | None = None, *, joined: bool = False) -> Mat
     return Matrix(data, rows.outputs // 2 if joined else rows.outputs, rows.inputs, int(joined), FORMATS[rows.format])
 
 
-def _read_blocks(weight: Stored) -> np.ndarray:
+def _read_blocks(weight: Stored) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
     parts = [part.read() for part in weight.parts]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

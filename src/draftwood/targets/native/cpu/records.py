@@ -46,6 +46,7 @@ class Model(Structure):
         ("norm_eps", c_double),
         *_pointers("layer", "norm", "inverse_frequencies"),
         ("embed", Matrix),
+        *_numbers("embed_packed"),
         ("head", Matrix),
         *_pointers("keys", "values"),
     )

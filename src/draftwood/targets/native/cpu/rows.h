@@ -49,7 +49,7 @@ static void embed_row(Run *run, long row) {
     float *to = run->hidden + row * run->hidden_stride;
     const Matrix *table = m->embed.data ? &m->embed : &m->head;
     const Format *format = format_of(table);
-    (m->embed.data && format->load_row ? format->load_row : format->unpack_row)(table, token, to);
+    (table == &m->head || m->embed_packed ? format->unpack_row : format->load_row)(table, token, to);
     /* The padding columns are multiplied by padded weights, which are zero: they must be finite. */
     memset(to + m->hidden, 0, (size_t)(run->hidden_stride - m->hidden) * sizeof(float));
     memset(run->normed + row * run->hidden_stride, 0, (size_t)run->hidden_stride * sizeof(float));
