@@ -16,7 +16,9 @@ DEFAULT_MODEL = "smollm2"
 DEFAULT_MEMORY = "prompt"  # the samples of one prompt share what the drafter learns
 DEFAULT_DRAFTER = "goose"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZE = ("fp8", "int8")  # 8-bit formats of the weights
+GPU_FORMATS = ("fp8", "int8")  # weights in 8 bits with one scale per output
+CPU_FORMATS = ("q8_0", "q4_0", "q4_k")  # weights in the blocks of GGUF files
+QUANTIZE = (*GPU_FORMATS, *CPU_FORMATS)
 TARGETS = ("auto", "native", "hf", "hf-plain")
 MAX_BUDGET = 1024
 PREFILL_CHUNK = 512
@@ -77,7 +79,7 @@ class ModelOptions:
 
     model: str | os.PathLike[str] = DEFAULT_MODEL  # a known name, a folder, a GGUF file or a hub id
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
-    quantize: str | None = None  # fp8 or int8: weights in 8 bits on a GPU, at half the memory; a different model
+    quantize: str | None = None  # fp8, int8 on a GPU; q8_0, q4_0, q4_k on a CPU: smaller weights, a different model
     exact: bool = False  # on a GPU: the same bits for a token in every pass, so outputs equal plain decoding; slower
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
     target: str = "auto"  # native: own decoders; hf: transformers; hf-plain: also models that cannot run trees

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from draftwood.errors import ModelError
 from draftwood.models.config import parse_config
-from draftwood.models.find import ModelFolder, read_json_config
+from draftwood.models.find import ModelFolder, expand, read_json_config
 from draftwood.models.gguf.conversion import convert, converted_size
 from draftwood.models.gguf.reader import GgufFile
 from draftwood.models.gguf.safetensors_file import SafetensorsWriter
@@ -176,6 +176,7 @@ def test_transformers_reads_the_folder(tmp_path: Path, architecture: str) -> Non
 def test_the_default_model(smollm2: ModelFolder) -> None:
     config = parse_config(*read_json_config(smollm2.path))
     assert (config.num_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
+    expand(smollm2.path)
     weights = load_weights(smollm2.path, config, torch.float32, torch.device("cpu"))
     assert weights.num_parameters() == 134_515_008
     assert json.loads((smollm2.path / "draftwood.json").read_text())["source"] == smollm2.origin

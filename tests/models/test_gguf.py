@@ -101,7 +101,7 @@ def test_corrupt_headers_are_named(tmp_path: Path, content: bytes, words: str) -
 @pytest.mark.parametrize(
     ("tensor", "words"),
     [
-        (Raw((32,), 23, bytes(64)), "w has an unsupported quantisation format.*\n.*IQ4_XS"),
+        (Raw((32,), 21, bytes(64)), "w has an unsupported quantisation format.*\n.*IQ3_S"),
         (Raw((32,), 99, bytes(64)), "format number 99"),
         (Raw((31,), Q4_0, bytes(64)), "shape"),
         (Raw((0,), F32, b""), "shape"),

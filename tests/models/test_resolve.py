@@ -17,7 +17,8 @@ import pytest
 from draftwood.disk import store
 from draftwood.errors import ModelError
 from draftwood.models import catalog
-from draftwood.models.find import ModelFolder, read_json_config, resolve
+from draftwood.models.find import ModelFolder, expand, read_json_config, resolve
+from draftwood.models.gguf.reader import GgufFile
 from draftwood.models.gguf.safetensors_file import SafetensorsWriter
 from tests.tools.model_cache import contents, heard, home, toy  # noqa: F401 - home and toy are fixtures
 
@@ -73,6 +74,7 @@ def test_invalid_configuration_cannot_be_described(toy: Path, change: dict[str, 
 @pytest.mark.parametrize("header", [b"[]", b'{"w": 5}', b'{"w": {"dtype": "F32"}}', b'{"w": {"dtype": 1, "shape": 2}}'])
 def test_invalid_weights_cannot_be_described(toy: Path, header: bytes) -> None:
     folder = resolve(str(toy)).path
+    (folder / "model.gguf").unlink()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
         catalog.describe(folder)
@@ -88,7 +90,7 @@ def test_a_folder(tmp_path: Path, toy: Path) -> None:
     assert resolve(str(made)) == ModelFolder(made, made.name, "gguf:toy.gguf")
     (made / "draftwood.json").unlink()
     assert resolve(str(made)).origin == f"folder:{made.name}"
-    (made / "model.safetensors").unlink()
+    (made / "model.gguf").unlink()
     with pytest.raises(ModelError, match="no weights"):
         resolve(str(made))
 
@@ -112,13 +114,15 @@ def test_broken_configurations_are_named(tmp_path: Path, content: str, words: st
         read_json_config(tmp_path)
 
 
-# Conversion into the cache
+# GGUF files in the cache
 
 
-def test_a_gguf_file_is_converted_once(toy: Path, home: Path) -> None:
+def test_a_gguf_file_stays_as_it_is(toy: Path, home: Path) -> None:
     labels, progress = heard()
     first = resolve(str(toy), progress)
-    assert any(label.startswith("converting the model") for label in labels)
+    assert labels == {"checking toy.gguf"}
+    assert (first.path / "model.gguf").readlink() == toy
+    assert not (first.path / "model.safetensors").exists()
     assert first.path.parent == home / "models"
     assert first.name.startswith("toy-")
     record = json.loads((first.path / "draftwood.json").read_text())
@@ -129,6 +133,38 @@ def test_a_gguf_file_is_converted_once(toy: Path, home: Path) -> None:
     assert not labels
     os.utime(toy, (1, 1))  # another file under the same name
     assert resolve(str(toy)).path != first.path
+
+
+def test_the_weights_are_converted_once_if_asked(toy: Path) -> None:
+    folder = resolve(str(toy)).path
+    for expected in ({"converting the model"}, set()):
+        labels, progress = heard()
+        expand(folder, progress)
+        assert labels == expected
+    assert (folder / "model.safetensors").stat().st_size > toy.stat().st_size
+    assert resolve(str(toy)).path == folder
+
+
+def test_an_entry_whose_file_is_gone_or_changed(toy: Path) -> None:
+    name, content = resolve(str(toy)).name, toy.read_bytes()
+    toy.unlink()
+    with pytest.raises(ModelError, match=rf"of {name} was moved or removed\n.*toy\.gguf(.*\n)*.*models remove {name}"):
+        resolve(name)
+    toy.write_bytes(content + b"more")
+    with pytest.raises(ModelError, match=f"of {name} was changed"):
+        resolve(name)
+
+
+def test_a_file_that_changes_while_it_is_read(toy: Path, tmp_path: Path) -> None:
+    with GgufFile(toy) as file:
+        tensors = list(file.tensors.values())
+        file.read(tensors[0])
+        with toy.open("r+b") as handle:
+            handle.truncate(tensors[-1].offset + 1)
+        with pytest.raises(ModelError, match="changed while it was read"):
+            file.read(tensors[-1])
+        with pytest.raises(ModelError, match="changed while it was read"):
+            file.check_unchanged()
 
 
 def test_files_with_equal_name_size_and_date_are_distinguished(toy: Path, tmp_path: Path) -> None:
@@ -162,9 +198,7 @@ def test_outdated_conversion_is_repeated(toy: Path) -> None:
     record = json.loads((folder / "draftwood.json").read_text())
     (folder / "draftwood.json").write_text(json.dumps(record | {"converter": 0}))
     (folder / "old").touch()
-    labels, progress = heard()
-    assert resolve(str(toy), progress).path == folder
-    assert any(label.startswith("converting the model") for label in labels)
+    assert resolve(str(toy)).path == folder
     assert not (folder / "old").exists()
     assert contents(folder.parent) == [folder.name]
 
@@ -172,13 +206,19 @@ def test_outdated_conversion_is_repeated(toy: Path) -> None:
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit, RuntimeError])
 def test_interrupted_conversion_leaves_no_files(toy: Path, home: Path, failure: type[BaseException]) -> None:
     def interrupt(label: str, done: int, total: int) -> None:
-        if label.startswith("converting the model") and done > total // 2:
+        if label.startswith(interrupted) and done > total // 2:
             raise failure
 
+    interrupted = "checking toy.gguf"
     with pytest.raises(failure):
         resolve(str(toy), interrupt)
     assert contents(home / "models") == []
-    assert resolve(str(toy)).path.is_dir()  # and the lock is released
+    folder = resolve(str(toy)).path  # and the lock is released
+    before = contents(folder)
+    interrupted = "converting the model"
+    with pytest.raises(failure):
+        expand(folder, interrupt)
+    assert contents(folder) == before
 
 
 def test_full_disk_leaves_no_files(toy: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +226,11 @@ def test_full_disk_leaves_no_files(toy: Path, home: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(SafetensorsWriter, "write", full)
+    folder = resolve(str(toy)).path
+    before = contents(folder)
     with pytest.raises(ModelError, match=r"too full.*\n.*\n.*at least \d+ MB"):
-        resolve(str(toy))
-    assert contents(home / "models") == []
+        expand(folder)
+    assert contents(folder) == before
 
 
 def test_full_disk_is_detected_before_conversion(toy: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +264,7 @@ def test_two_processes_convert_once(toy: Path, home: Path, tmp_path: Path) -> No
     script = (
         "import sys; from draftwood.models.find import resolve; labels = set()\n"
         "folder = resolve(sys.argv[1], lambda label, done, total: labels.add(label))\n"
-        "print(folder.path, any(label.startswith('converting the model') for label in labels))"
+        "print(folder.path, 'checking toy.gguf' in labels)"
     )
     command = [sys.executable, "-c", script, str(toy)]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

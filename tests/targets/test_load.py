@@ -12,12 +12,15 @@ import torch
 from draftwood import LLM
 from draftwood.config import ModelOptions
 from draftwood.errors import CapabilityError, DraftwoodError, ModelError, OptionError, PromptError
+from draftwood.models.catalog import describe
 from draftwood.models.find import resolve
 from draftwood.sizing.costs import LARGEST_TREE
 from draftwood.targets.load import COMPILING, load_target, pick_device
 from draftwood.targets.native.cpu import CpuDecoder
+from draftwood.targets.native.cpu.records import FORMATS
 from draftwood.targets.room import MAX_CACHE_TOKENS, check_room, default_cache_tokens, out_of_memory
 from draftwood.text.bytes import ByteTokenizer
+from tests.conftest import logits_after
 from tests.tools.model_cache import home, toy  # noqa: F401 - fixtures
 
 
@@ -76,7 +79,7 @@ def test_running_out_of_memory_while_loading(toy: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("draftwood.targets.native.target.load_weights", full)
     with pytest.raises(CapabilityError, match="do not fit into the memory"):
-        load_target(ModelOptions(model=toy, device="cpu"))
+        load_target(ModelOptions(model=toy, device="cpu", dtype="bfloat16"))
     assert "cache alone" not in str(out_of_memory(torch.device("cuda"), None))
 
 
@@ -116,3 +119,67 @@ def test_compiling_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(CpuDecoder, "needs_build", lambda needed=needed: needed)
         load_target(ModelOptions(model="tiny", device="cpu"), lambda label, *_: told.append(label))
     assert told == [COMPILING, COMPILING]  # start and end, once
+
+
+@pytest.mark.skipif(not CpuDecoder.is_available(), reason="no kernel")
+class TestStored:
+    def test_gguf_file_runs_as_stored(self, toy: Path) -> None:
+        labels: list[str] = []
+        target = load_target(
+            ModelOptions(model=toy, device="cpu"), lambda label, done, total: labels.append(label)
+        ).target
+        folder = resolve(str(toy)).path
+        assert (target.info.quantize, target.info.backend) == ("Q8_0", "fused-cpu")
+        assert target.info.name.endswith(" (Q8_0)")
+        assert labels.count("loading weights") == target.info.num_layers
+        assert not (folder / "model.safetensors").exists()
+        assert target.info.num_parameters == describe(folder).num_parameters
+        ids = list(range(40))
+        stored = logits_after(target, ids)
+        dense = load_target(ModelOptions(model=toy, device="cpu", dtype="float32")).target
+        assert (dense.info.quantize, dense.info.dtype) == (None, torch.float32)
+        assert (folder / "model.safetensors").exists()
+        exact = logits_after(dense, ids)
+        assert (stored - exact).norm() / exact.norm() < 0.1
+        for ours, theirs in zip(target.parts()[:3], dense.parts()[:3], strict=True):
+            torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.01, atol=0.01)
+
+    def test_file_that_changes_while_it_is_loaded_is_refused(self, toy: Path) -> None:
+        def touch(label: str, done: int, total: int) -> None:
+            if label == "loading weights":
+                os.utime(toy, (done, done))
+
+        with pytest.raises(ModelError, match="changed while it was read"):
+            load_target(ModelOptions(model=toy, device="cpu"), touch)
+
+    def test_files_without_a_kernel_are_expanded(self, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delitem(FORMATS, "Q8_0")
+        target = load_target(ModelOptions(model=toy, device="cpu")).target
+        assert (target.info.quantize, target.info.dtype) == (None, torch.bfloat16)
+
+    @pytest.mark.parametrize("quantize", ["q8_0", "q4_0", "q4_k"])
+    def test_folders_are_quantized_on_the_way_in(self, toy: Path, quantize: str) -> None:
+        exact = load_target(ModelOptions(model=toy, device="cpu", dtype="float32")).target
+        folder = resolve(str(toy)).path
+        (folder / "model.gguf").unlink()  # an ordinary folder
+        target = load_target(ModelOptions(model=folder, device="cpu", quantize=quantize)).target
+        assert (target.info.quantize, target.info.name) == (quantize, f"{folder.name} ({quantize})")
+        logits, wanted = (logits_after(each, list(range(40))) for each in (target, exact))
+        assert (logits - wanted).norm() / wanted.norm() < (0.1 if quantize == "q8_0" else 0.7)
+
+    def test_block_formats_need_a_cpu(self, toy: Path) -> None:
+        with pytest.raises(
+            CapabilityError, match=r"q4_0 need the fused CPU decoder(.*\n)*.*transformers runs this model"
+        ):
+            load_target(ModelOptions(model=toy, device="cpu", target="hf", quantize="q4_0"))
+        with pytest.raises(CapabilityError, match=r"float16(.*\n)*.*Leave quantize out"):
+            load_target(ModelOptions(model="tiny", device="cpu", dtype="float16", quantize="q4_0"))
+
+
+@pytest.mark.parametrize("quantize", ["q8_0", "q4_0", "q4_k"])
+def test_tiny_model_in_blocks(quantize: str) -> None:
+    target = load_target(ModelOptions(model="tiny", device="cpu", quantize=quantize)).target
+    exact = load_target(ModelOptions(model="tiny", device="cpu")).target
+    logits, wanted = (logits_after(each, list(range(40))) for each in (target, exact))
+    assert 0 < (logits - wanted).norm() / wanted.norm() < 0.3
+    assert target.parts().embed.shape == exact.parts().embed.shape

@@ -262,6 +262,6 @@ def test_commands_pass_quantize_option(
 
 def test_help_mentions_quantize(draftwood_command: Command) -> None:
     text = draftwood_command("generate", "--help").out
-    assert "--quantize {fp8,int8}" in text
+    assert "--quantize {fp8,int8,q8_0,q4_0,q4_k}" in " ".join(text.split())
     assert "--device cuda --quantize fp8" in " ".join(text.split())
     assert draftwood_command("generate", "abc", "--quantize", "fp4").code == 2

@@ -137,8 +137,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> Group:
     group.add_argument(
         "--quantize",
         choices=QUANTIZE,
-        help="quantize the weights to 8 bits: half the memory, different outputs; GPUs only, as in --device cuda "
-        "--quantize fp8",
+        help="quantize the weights: less memory, different outputs; fp8 and int8 on GPUs, as in --device cuda "
+        "--quantize fp8, the others on CPUs",
     )
     group.add_argument(
         "--exact",

@@ -7,6 +7,7 @@ from draftwood.disk.store import (
     cache_home,
     lock_entry,
     models_home,
+    new_entry_file,
     new_folder,
     remove_folder,
     sha256_of,

@@ -19,16 +19,22 @@ NATIVE_FLAGS = (("-march=native",), ("-mcpu=native",), ())
 LIBRARIES = ("-lm", "-pthread")
 TIMEOUT_S = 300
 
-_AVX512 = ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 # CPU features, by their names in /proc/cpuinfo, that each prebuilt variant needs: fastest variant first. These are the
-# features that vec.h and amx.h test for, so the first variant that fits computes the same bits as a native build.
+# features that vec.h, integers.h and amx.h test for, so the first variant that fits computes the same bits as a native
+# build.
 _X86_64 = {
-    "amx": (*_AVX512, "avx512_bf16", "amx_tile", "amx_bf16"),
+    "amx": (*_AVX512, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"),
+    "avx512vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
-    "avx2": ("avx2", "fma"),
+    "avx2vnni": (*_AVX2, "avx_vnni"),
+    "avx2": _AVX2,
     "baseline": (),
 }
-VARIANTS = _X86_64 if platform.machine() == "x86_64" else {"baseline": ()}
+_AARCH64: dict[str, tuple[str, ...]] = {"dotprod": ("asimddp",), "baseline": ()}
+_ALL_VARIANTS = {"x86_64": _X86_64, "aarch64": _AARCH64}
+VARIANTS: dict[str, tuple[str, ...]] = _ALL_VARIANTS.get(platform.machine(), {"baseline": ()})
 
 
 class CompileError(Exception):
@@ -42,8 +48,14 @@ def find_compiler() -> str | None:
 
 
 def compile_variant(compiler: str, source: Path, to: Path, variant: str) -> None:
-    features = (name.replace("amx_", "amx-").replace("_", "") for name in VARIANTS[variant])
-    compile_library(compiler, source, to, [[f"-m{feature}" for feature in features]])
+    compile_library(compiler, source, to, [list(map(_flag, VARIANTS[variant]))])
+
+
+def _flag(feature: str) -> str:
+    """The compiler flag for a CPU feature."""
+    if feature == "asimddp":
+        return "-march=armv8.2-a+dotprod"
+    return f"-m{feature.replace('amx_', 'amx-').replace('_', '')}"
 
 
 def compile_library(

@@ -74,6 +74,21 @@ def new_folder(final: Path, needed: int) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def new_entry_file(final: Path, needed: int) -> Iterator[Path]:
+    """Like ``new_folder``, for a large file in an entry."""
+    temporary = temporary_path(final)
+    with _explain_disk_errors(final, needed):
+        for leftover in final.parent.glob(f".{final.name}.partial-*"):
+            leftover.unlink()
+        _check_space(final, needed)
+        try:
+            yield temporary
+            temporary.replace(final)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def remove_folder(folder: Path) -> None:
     """Remove a cache entry. It is renamed first, so that no process finds half of it."""
     doomed = temporary_path(folder)

@@ -8,10 +8,13 @@ from draftwood.models.find import (
     KNOWN,
     KnownModel,
     ModelFolder,
+    expand,
     is_entry_name,
     read_json_config,
     resolve,
     short_name,
+    stored_file,
 )
+from draftwood.models.gguf import GgufFile, StoredTensor, stored_tensors
 from draftwood.models.look import find_local, is_gguf, read_configs, read_configs_of, read_final_norm
 from draftwood.models.tensors import tensor_shapes

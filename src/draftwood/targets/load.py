@@ -1,19 +1,29 @@
 """Loads a model by name: the target that runs it, and its tokenizer."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from draftwood.config import ModelOptions
+from draftwood.config import CPU_FORMATS, GPU_FORMATS, ModelOptions
 from draftwood.errors import CapabilityError, ModelError, OptionError
-from draftwood.models import BUILT_IN, ModelConfig, ModelFolder, is_native, parse_config, read_json_config, resolve
+from draftwood.models import (
+    BUILT_IN,
+    ModelConfig,
+    ModelFolder,
+    expand,
+    is_native,
+    parse_config,
+    read_json_config,
+    resolve,
+    stored_file,
+)
 from draftwood.progress import Progress, report
 from draftwood.targets.base import Target
-from draftwood.targets.native import NativeTarget, cuda
+from draftwood.targets.native import NativeTarget, cuda, stored_formats
 from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.room import check_room, default_cache_tokens, out_of_memory
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
@@ -32,8 +42,7 @@ def load_target(options: ModelOptions, progress: Progress | None = None) -> Load
     """Finds, loads and places a model. ``tiny`` is the built-in random one."""
     name = _name_of(options.model)
     place = pick_device(options.device)
-    if options.quantize is not None:
-        _check_quantize(options, cuda.why_not_on(place, options.quantize))  # before anything is fetched
+    _check_quantize(options, _why_not_quantized_on(options.quantize, place))  # before anything is fetched
     if place.type == "cpu" and CpuDecoder.needs_build():
         report(progress, COMPILING, 0, 1)
         CpuDecoder.is_available()
@@ -45,8 +54,7 @@ def load_target(options: ModelOptions, progress: Progress | None = None) -> Load
     codec = Tokenizer.from_folder(folder.path)
     if options.target == "native" or (options.target == "auto" and is_native(config)):
         return Loaded(_load_native(options, folder, parse_config(config, generation), place, progress), codec)
-    if options.quantize is not None:
-        _check_quantize(options, "transformers runs this model")
+    _check_quantize(options, "transformers runs this model")
     if options.exact:
         raise CapabilityError(
             "Exact passes need a fused decoder",
@@ -54,6 +62,7 @@ def load_target(options: ModelOptions, progress: Progress | None = None) -> Load
             allowed="native models on a CPU with a C compiler, or in bfloat16 or float16 on a CUDA GPU",
             next_step="Leave exact out, or use another model.",
         )
+    expand(folder.path, progress)
     from draftwood.targets.hf import HFTarget  # transformers is an extra and slow to import
 
     with _memory_explained(place):
@@ -85,14 +94,26 @@ def _name_of(model: object) -> str:
 
 
 def _check_quantize(options: ModelOptions, why: str) -> None:
-    """Raises CapabilityError if there is a reason why 8-bit weights cannot run."""
-    if options.quantize is not None and why:
-        raise CapabilityError(
-            "8-bit weights need the fused GPU decoder",
-            got=f"quantize {options.quantize}: {why}",
-            allowed="native models in bfloat16 or float16 on a CUDA GPU, fp8 from compute capability 8.9 on",
-            next_step="Leave quantize out, or use another device, dtype or target.",
-        )
+    """Raises CapabilityError if there is a reason why weights cannot be quantised as asked."""
+    if options.quantize is None or not why:
+        return
+    on_cpu = options.quantize in CPU_FORMATS
+    raise CapabilityError(
+        f"Weights in {options.quantize} need the fused {'CPU' if on_cpu else 'GPU'} decoder",
+        got=f"quantize {options.quantize}: {why}",
+        allowed=f"native models on a CPU, or quantize {' or '.join(GPU_FORMATS)} on a GPU"
+        if on_cpu
+        else "native models in bfloat16 or float16 on a CUDA GPU, fp8 from compute capability 8.9 on; "
+        f"quantize {' or '.join(CPU_FORMATS)} on a CPU",
+        next_step="Leave quantize out, or use another device, dtype or target.",
+    )
+
+
+def _why_not_quantized_on(quantize: str | None, place: torch.device) -> str:
+    """Why no model can run with such weights on a device; empty if one can."""
+    if quantize in CPU_FORMATS:
+        return "not a CPU" if place.type != "cpu" else CpuDecoder.why_unavailable()
+    return cuda.why_not_on(place, quantize)
 
 
 def _load_tiny(options: ModelOptions, place: torch.device) -> Loaded:
@@ -115,6 +136,13 @@ def _load_native(
 ) -> NativeTarget:
     dtype = pick_dtype(options.dtype, place)
     slots = _checked_slots(options, shape, dtype, place)
+    stored = _find_stored(options, folder, shape, dtype, place)
+    if stored is not None:
+        with _memory_explained(place, slots * shape.cache_bytes_per_token(dtype.itemsize)):
+            return NativeTarget.from_stored(
+                stored, folder.name, shape, dtype=dtype, cache_tokens=slots, progress=_labelled(progress)
+            )
+    expand(folder.path, progress)
     with _memory_explained(place, slots * shape.cache_bytes_per_token(dtype.itemsize)):
         return NativeTarget.from_folder(
             folder.path,
@@ -125,13 +153,31 @@ def _load_native(
             exact=options.exact,
             device=place,
             cache_tokens=slots,
-            progress=None if progress is None else lambda done, total: progress("loading weights", done, total),
+            progress=_labelled(progress),
         )
+
+
+def _labelled(progress: Progress | None) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress("loading weights", done, total)
+
+
+def _find_stored(
+    options: ModelOptions, folder: ModelFolder, shape: ModelConfig, dtype: torch.dtype, place: torch.device
+) -> Path | None:
+    """Returns the GGUF file to run as it is stored. A dtype asks for weights in that dtype instead."""
+    path = stored_file(folder.path)
+    if path is None or options.dtype != "auto" or options.quantize is not None:
+        return None
+    if CpuDecoder.why_declined(shape, dtype, place) or CpuDecoder.why_not_stored(stored_formats(path, shape)):
+        return None
+    return path
 
 
 def _checked_slots(options: ModelOptions, shape: ModelConfig, dtype: torch.dtype, place: torch.device) -> int:
     """Positions of the cache, after a check that the model can run with these options and that the cache fits."""
-    if options.quantize is not None:
+    if options.quantize in CPU_FORMATS:
+        _check_quantize(options, CpuDecoder.why_declined(shape, dtype, place))
+    else:
         _check_quantize(options, cuda.why_unavailable(shape, dtype, place, options.quantize))
     slots = options.cache_tokens or default_cache_tokens(options.max_batch, shape.context_length)
     check_room(slots, shape.cache_bytes_per_token(dtype.itemsize), place)

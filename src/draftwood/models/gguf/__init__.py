@@ -1,5 +1,13 @@
-"""Reads GGUF files and converts them to folders in Hugging Face layout."""
+"""Reads GGUF files, as they are or converted to folders in Hugging Face layout."""
 
 from draftwood.models.gguf.config import config_of, generation_config_of
-from draftwood.models.gguf.conversion import CONVERTER_VERSION, convert, converted_size, describe_conversion
+from draftwood.models.gguf.conversion import (
+    CONVERTER_VERSION,
+    converted_size,
+    describe_conversion,
+    description_size,
+    write_description,
+    write_weights,
+)
 from draftwood.models.gguf.reader import MAGIC, GgufFile
+from draftwood.models.gguf.stored import StoredTensor, stored_tensors

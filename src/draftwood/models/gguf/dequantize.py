@@ -169,6 +169,35 @@ def _q6_k(blocks: Bytes) -> Array:
     return (_half(blocks, 208) * scales)[:, :, None] * quants
 
 
+def _look_up(codes: Array, table: tuple[int, ...]) -> Floats:
+    return np.array(table, dtype=np.float32)[codes]
+
+
+def _iq4_nl(blocks: Bytes) -> Array:
+    return _half(blocks, 0) * _look_up(_nibbles(blocks[:, 2:]), _IQ4_VALUES)
+
+
+def _iq4_xs(blocks: Bytes) -> Array:
+    count = len(blocks)
+    high = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    low = (blocks[:, 4:8, None] >> np.array([0, 4], dtype=np.uint8) & 15).reshape(count, 8)
+    scale = _half(blocks, 0) * ((low | high << 4).astype(np.float32) - 32)
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 16)).reshape(count, 8, 32)
+    values: Array = scale[:, :, None] * _look_up(codes, _IQ4_VALUES)
+    return values
+
+
+def _mxfp4(blocks: Bytes) -> Array:
+    # The exponent of float32, but halved, because the table holds twice the values.
+    scale = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
+    scale[blocks[:, :1] == 255] = np.nan
+    values: Array = scale * _look_up(_nibbles(blocks[:, 1:]), _FP4_VALUES)
+    return values
+
+
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
 FORMATS: dict[int, BlockFormat] = {
     0: BlockFormat("F32", 1, 4, _f32),
     1: BlockFormat("F16", 1, 2, _f16),
@@ -182,10 +211,13 @@ FORMATS: dict[int, BlockFormat] = {
     12: BlockFormat("Q4_K", 256, 144, _q4_k),
     13: BlockFormat("Q5_K", 256, 176, _q5_k),
     14: BlockFormat("Q6_K", 256, 210, _q6_k),
+    20: BlockFormat("IQ4_NL", 32, 18, _iq4_nl),
+    23: BlockFormat("IQ4_XS", 256, 136, _iq4_xs),
     30: BlockFormat("BF16", 1, 2, _bf16),
+    39: BlockFormat("MXFP4", 32, 17, _mxfp4),
 }
 
 # Formats that are not supported: their names make the error message readable.
 _IQ_NAMES = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S", "IQ4_XS")
 _OTHER_NAMES = dict(enumerate((*_IQ_NAMES, "I8", "I16", "I32", "I64", "F64", "IQ1_M"), 16))
-_OTHER_NAMES |= {9: "Q8_1", 15: "Q8_K", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
+_OTHER_NAMES |= {9: "Q8_1", 15: "Q8_K", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4"}

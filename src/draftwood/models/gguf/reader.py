@@ -1,11 +1,13 @@
 """Reads GGUF files (versions 2 and 3): the metadata and the table of tensors, whose data is read on demand.
 
-A truncated or damaged file is refused before any tensor is read, with a message that says where it is damaged.
+A truncated or damaged file is refused before any tensor is read, with a message that says where it is damaged. Data is
+read rather than mapped: a file that is cut while it is mapped would end the process.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from pathlib import Path
 from types import TracebackType
@@ -38,24 +40,28 @@ class TensorEntry(NamedTuple):
 
 
 class GgufFile:
-    """An open GGUF file. Use it in a ``with`` block: tensors are views of the mapped file."""
+    """An open GGUF file. Use it in a ``with`` block."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as handle:
-                self.size = handle.seek(0, 2)
-                if self.size == 0:
-                    raise _damaged(path, "it is empty")
-                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+            self._file = path.open("rb")
         except OSError as error:
             raise ModelError(f"{path} cannot be read", got=error) from error
         try:
-            cursor = _Cursor(path, self._map)
-            num_tensors = self._read_header(cursor)
-            self.tensors = self._read_table(cursor, num_tensors)
+            self._state = self._read_state()
+            self.size = self._state[0]
+            if self.size == 0:
+                raise _damaged(path, "it is empty")
+            with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as header:
+                cursor = _Cursor(path, header)
+                num_tensors = self._read_header(cursor)
+                self.tensors = self._read_table(cursor, num_tensors)
+        except OSError as error:
+            self._file.close()
+            raise ModelError(f"{path} cannot be read", got=error) from error
         except BaseException:
-            self._map.close()
+            self._file.close()
             raise
 
     def __enter__(self) -> GgufFile:
@@ -64,7 +70,29 @@ class GgufFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._map.close()
+        self._file.close()
+
+    def check_unchanged(self) -> None:
+        """Raises an error if the file was written to since it was opened."""
+        if self._read_state() != self._state:
+            raise ModelError(
+                f"{self.path} changed while it was read", next_step="Wait until it is complete, then load it again."
+            )
+
+    def _read_state(self) -> tuple[int, int]:
+        stat = os.fstat(self._file.fileno())
+        return stat.st_size, stat.st_mtime_ns
+
+    def read(self, tensor: TensorEntry) -> Bytes:
+        """Reads the blocks of a matrix: [rows, bytes of a row]."""
+        return self._copy(tensor.offset, tensor.num_bytes).reshape(tensor.shape[0], -1)
+
+    def finite_floats(self, tensor: TensorEntry, first_row: int = 0, num_rows: int | None = None) -> Floats:
+        """Like ``floats``, with a check of the values."""
+        values = self.floats(tensor, first_row, num_rows)
+        if not np.isfinite(values).all():
+            raise not_finite(self.path, tensor.name)
+        return values
 
     def floats(self, tensor: TensorEntry, first_row: int = 0, num_rows: int | None = None) -> Floats:
         """Reads the tensor, or some of its outermost rows, as float32."""
@@ -75,8 +103,12 @@ class GgufFile:
         ).reshape(rows, *tensor.shape[1:])
 
     def _copy(self, start: int, length: int) -> Bytes:
-        # A copy: a view would keep the file mapped after the reader is closed.
-        return np.frombuffer(self._map[start : start + length], dtype=np.uint8)
+        self._file.seek(start)
+        content = np.fromfile(self._file, dtype=np.uint8, count=length)
+        if content.size != length:
+            self.check_unchanged()
+            raise _cut_short(self.path, f"{length:,} bytes from byte {start:,} are needed", self.size)
+        return content
 
     def _read_header(self, cursor: _Cursor) -> int:
         if cursor.take(4) != MAGIC:
@@ -191,6 +223,13 @@ class _Cursor:
         if kind not in _SCALARS:
             raise _damaged(self.path, f"value type {kind} before byte {self.position:,} does not exist")
         return _SCALARS[kind]
+
+
+def not_finite(path: Path, tensor_name: str) -> ModelError:
+    return ModelError(
+        f"{path}: the tensor {tensor_name} contains values that are not finite",
+        next_step="The file is damaged. Fetch it again.",
+    )
 
 
 def _damaged(path: Path, how: str) -> ModelError:

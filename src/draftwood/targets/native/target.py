@@ -13,8 +13,9 @@ from typing import Self
 
 import torch
 
+from draftwood.config import CPU_FORMATS
 from draftwood.errors import CapabilityError, OptionError
-from draftwood.models import ModelConfig
+from draftwood.models import GgufFile, ModelConfig, stored_tensors
 from draftwood.progress import Progress, report
 from draftwood.targets.base import (
     DEFAULT_TOP_K,
@@ -32,7 +33,8 @@ from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.native.decoder import Decoder, pack
 from draftwood.targets.native.eager import EagerDecoder, EagerLayers
 from draftwood.targets.native.quantize import Matrix, format_of, to_dense
-from draftwood.targets.native.weights import LoadProgress, Weights, load_parts, load_weights
+from draftwood.targets.native.stored import assemble_stored, load_stored_parts, quantized_tensors, stored_formats
+from draftwood.targets.native.weights import LoadProgress, Weights, load_dense_parts, load_weights, open_weights
 from draftwood.targets.slots import SlotTarget
 from draftwood.targets.toprows import MAX_TOP_K
 
@@ -50,17 +52,21 @@ class NativeTarget(SlotTarget):
         backend: str = "auto",
         exact: bool = False,
         read_parts: Callable[[], TargetParts] | None = None,
+        quantize: str | None = None,
+        progress: LoadProgress | None = None,
     ) -> None:
         """``exact``: require that the logits of a node have the same bits in every pass.
 
-        ``read_parts``: reads embeddings and head again, so that they need not be kept in memory.
+        ``read_parts``: reads embeddings and head again, so that they need not be kept in memory. ``quantize``: what
+        the weights are called if they are quantised; ``progress``: of weights that are read as they are packed.
         """
         dtype, device = weights.embed.dtype, weights.embed.device
-        num_parameters, quantize = weights.num_parameters(), format_of(weights.head)
+        num_parameters, quantize = weights.num_parameters(), quantize or format_of(weights.head)
         # For draft heads. A decoder may consume the weights, so the parts are held here, or read again when needed.
-        self._parts = read_parts or partial(_make_parts, weights.embed, weights.norm, weights.head, config.norm_eps)
+        embed = weights.embed if weights.stored_embed is None else weights.stored_embed
+        self._parts = read_parts or partial(_make_parts, embed, weights.norm, weights.head, config.norm_eps, dtype)
         self._cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, cache_tokens, dtype, device)
-        self._decoder = _new_decoder(config, weights, self._cache, backend, exact)
+        self._decoder = _new_decoder(config, weights, self._cache, backend, exact, progress)
         self._layers = _share_layers(config, weights, self._decoder)
         self._taps: tuple[int, ...] = ()
         self.num_lanes = self._decoder.num_lanes
@@ -98,11 +104,47 @@ class NativeTarget(SlotTarget):
         quantize: str | None = None,
         exact: bool = False,
     ) -> Self:
-        weights = load_weights(folder, config, dtype, device, progress, quantize)
         read_parts = None
         if device.type == "cpu":  # its decoder packs the weights
-            read_parts = partial(load_parts, folder, config, dtype, device)
+            read_parts = partial(load_dense_parts, folder, config, dtype, device)
+        if quantize in CPU_FORMATS:
+            with open_weights(folder, config) as lookup:
+                weights = assemble_stored(config, quantized_tensors(config, lookup, quantize), dtype)
+                return cls(
+                    name,
+                    config,
+                    weights,
+                    cache_tokens,
+                    backend="fused-cpu",
+                    read_parts=read_parts,
+                    quantize=quantize,
+                    progress=progress,
+                )
+        weights = load_weights(folder, config, dtype, device, progress, quantize)
         return cls(name, config, weights, cache_tokens, backend=backend, exact=exact, read_parts=read_parts)
+
+    @classmethod
+    def from_stored(
+        cls,
+        path: Path,
+        name: str,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        cache_tokens: int,
+        progress: LoadProgress | None = None,
+    ) -> Self:
+        """Runs the weights of a GGUF file as they are stored; ``dtype`` is that of the cache and of hidden states."""
+        quantize = ", ".join(stored_formats(path, config))
+        with GgufFile(path) as file:
+            weights = assemble_stored(config, stored_tensors(file, config), dtype)
+            read_parts = partial(load_stored_parts, path, config, dtype)
+            target = cls(
+                name, config, weights, cache_tokens, backend="fused-cpu", read_parts=read_parts, quantize=quantize,
+                progress=progress,
+            )  # fmt: skip
+            file.check_unchanged()
+        return target
 
     @property
     def cache(self) -> KVCache:
@@ -153,17 +195,19 @@ class NativeTarget(SlotTarget):
         report(progress, "preparing the GPU", len(sizes), len(sizes))
 
 
-def _make_parts(embed: torch.Tensor, norm: torch.Tensor, head: Matrix, norm_eps: float) -> TargetParts:
-    return TargetParts(embed, norm, to_dense(head, embed.dtype), norm_eps)
+def _make_parts(embed: Matrix, norm: torch.Tensor, head: Matrix, norm_eps: float, dtype: torch.dtype) -> TargetParts:
+    return TargetParts(to_dense(embed, dtype), norm, to_dense(head, dtype), norm_eps)
 
 
-def _new_decoder(config: ModelConfig, weights: Weights, cache: KVCache, backend: str, exact: bool) -> Decoder:
+def _new_decoder(
+    config: ModelConfig, weights: Weights, cache: KVCache, backend: str, exact: bool, progress: LoadProgress | None
+) -> Decoder:
     """Builds the fastest decoder that does not decline the model, or the one that was asked for."""
     device, dtype = weights.embed.device, weights.embed.dtype
     candidates: dict[str, tuple[Callable[[], str], Callable[[], Decoder]]] = {
         "fused-cpu": (
             lambda: CpuDecoder.why_declined(config, dtype, device),
-            lambda: CpuDecoder(config, weights, cache),
+            lambda: CpuDecoder(config, weights, cache, progress),
         ),
         "fused-cuda": (
             lambda: cuda.why_unavailable(config, dtype, device, format_of(weights.head)),

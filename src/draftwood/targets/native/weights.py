@@ -6,10 +6,10 @@ Matrices can be quantised to 8 bits as they are read; embeddings, norms and bias
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from draftwood.errors import ModelError
 from draftwood.models import ModelConfig, tensor_shapes
 from draftwood.targets.base import TargetParts
-from draftwood.targets.native.quantize import Matrix, quantize_matrix, storage_of
+from draftwood.targets.native.quantize import Matrix, Stored, num_weights, quantize_matrix
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LoadProgress = Callable[[int, int], None]  # layers read, layers in total
@@ -46,12 +46,14 @@ class Weights:
     norm: torch.Tensor  # [H]
     head: Matrix  # [V, H]; if tied, the same tensor as embed, or an 8-bit copy of it
     tied: bool  # the head shares the parameters of embed
+    stored_embed: Stored | None = None  # instead of embed, which then has no rows
 
     def num_parameters(self) -> int:
-        matrices = [self.embed, self.norm, *(m for layer in self.layers for m in _matrices(layer))]
+        embed = self.embed if self.stored_embed is None else self.stored_embed
+        matrices = [embed, self.norm, *(m for layer in self.layers for m in _matrices(layer))]
         if not self.tied:
             matrices.append(self.head)
-        return sum(storage_of(matrix)[0].numel() for matrix in matrices)
+        return sum(map(num_weights, matrices))
 
 
 def load_weights(
@@ -63,18 +65,25 @@ def load_weights(
     quantize: str | None = None,
 ) -> Weights:
     """Reads every tensor of the configuration; raises an error that names missing, extra or misshapen ones."""
-    with ExitStack() as stack:
-        lookup, names = _open(folder, stack)
-        _check_names(names, config, folder)
+    with open_weights(folder, config) as lookup:
         return assemble(config, lambda name: lookup(name).to(device=device, dtype=dtype), progress, quantize)
 
 
-def has_weights(folder: Path) -> bool:
+@contextmanager
+def open_weights(folder: Path, config: ModelConfig) -> Iterator[Lookup]:
+    """Opens the weight files; raises an error that names missing and extra tensors."""
+    with ExitStack() as stack:
+        lookup, names = _open(folder, stack)
+        _check_names(names, config, folder)
+        yield lookup
+
+
+def has_dense_weights(folder: Path) -> bool:
     """Whether the folder has weight files; they are not checked."""
     return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 
-def load_parts(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetParts:
+def load_dense_parts(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetParts:
     """Reads the parts that draft heads use; needed if the decoder has packed the weights."""
     with ExitStack() as stack:
         lookup, found = _open(folder, stack)
@@ -93,39 +102,68 @@ def assemble(
     def store(tensor: torch.Tensor) -> Matrix:
         return tensor if quantize is None else quantize_matrix(tensor, quantize)
 
-    checked = _check_shapes(config, get)
+    checked = check_shapes(config, get)
     embed = checked("model.embed_tokens.weight")
     layers = []
     for index in range(config.num_layers):
-        layers.append(_read_layer(config, checked, store, f"model.layers.{index}."))
+        layers.append(_read_layer(config, checked, store, index))
         if progress is not None:
             progress(index + 1, config.num_layers)
     head = embed if config.tied_embeddings else checked("lm_head.weight")
     return Weights(embed, layers, checked("model.norm.weight"), store(head), config.tied_embeddings)
 
 
-def _read_layer(config: ModelConfig, get: Lookup, store: Store, prefix: str) -> LayerWeights:
-    def join(template: str, *parts: str) -> torch.Tensor:
-        return torch.cat([get(prefix + template.format(part)) for part in parts])
+class LayerNames(NamedTuple):
+    """The Hugging Face names of the tensors of a layer, as :class:`LayerWeights` joins them."""
 
-    def get_if(wanted: bool, name: str) -> torch.Tensor | None:
-        return get(prefix + name) if wanted else None
+    input_norm: str
+    qkv: list[str]
+    qkv_biases: list[str]
+    q_norm: str
+    k_norm: str
+    o: str
+    o_bias: str
+    post_norm: str
+    gate_up: list[str]
+    down: str
 
-    return LayerWeights(
-        input_norm=get(prefix + "input_layernorm.weight"),
-        qkv=store(join("self_attn.{}_proj.weight", "q", "k", "v")),
-        qkv_bias=join("self_attn.{}_proj.bias", "q", "k", "v") if config.qkv_bias else None,
-        q_norm=get_if(config.qk_norm, "self_attn.q_norm.weight"),
-        k_norm=get_if(config.qk_norm, "self_attn.k_norm.weight"),
-        o=store(get(prefix + "self_attn.o_proj.weight")),
-        o_bias=get_if(config.o_bias, "self_attn.o_proj.bias"),
-        post_norm=get(prefix + "post_attention_layernorm.weight"),
-        gate_up=store(join("mlp.{}_proj.weight", "gate", "up")),
-        down=store(get(prefix + "mlp.down_proj.weight")),
+
+def tensor_names(layer: int) -> LayerNames:
+    prefix = f"model.layers.{layer}."
+    return LayerNames(
+        input_norm=f"{prefix}input_layernorm.weight",
+        qkv=[f"{prefix}self_attn.{part}_proj.weight" for part in "qkv"],
+        qkv_biases=[f"{prefix}self_attn.{part}_proj.bias" for part in "qkv"],
+        q_norm=f"{prefix}self_attn.q_norm.weight",
+        k_norm=f"{prefix}self_attn.k_norm.weight",
+        o=f"{prefix}self_attn.o_proj.weight",
+        o_bias=f"{prefix}self_attn.o_proj.bias",
+        post_norm=f"{prefix}post_attention_layernorm.weight",
+        gate_up=[f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up")],
+        down=f"{prefix}mlp.down_proj.weight",
     )
 
 
-def _check_shapes(config: ModelConfig, get: Lookup) -> Lookup:
+def _read_layer(config: ModelConfig, get: Lookup, store: Store, index: int) -> LayerWeights:
+    def join(parts: list[str]) -> torch.Tensor:
+        return torch.cat([get(part) for part in parts])
+
+    names = tensor_names(index)
+    return LayerWeights(
+        input_norm=get(names.input_norm),
+        qkv=store(join(names.qkv)),
+        qkv_bias=join(names.qkv_biases) if config.qkv_bias else None,
+        q_norm=get(names.q_norm) if config.qk_norm else None,
+        k_norm=get(names.k_norm) if config.qk_norm else None,
+        o=store(get(names.o)),
+        o_bias=get(names.o_bias) if config.o_bias else None,
+        post_norm=get(names.post_norm),
+        gate_up=store(join(names.gate_up)),
+        down=store(get(names.down)),
+    )
+
+
+def check_shapes(config: ModelConfig, get: Lookup) -> Lookup:
     shapes = tensor_shapes(config)
 
     def checked(name: str) -> torch.Tensor:

@@ -6,7 +6,7 @@ exactly what plain decoding emits, in every dtype.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import accumulate, chain
 
 import numpy as np
@@ -17,24 +17,23 @@ from draftwood.models import ModelConfig
 from draftwood.targets.base import ForwardOutput
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cpu import build
-from draftwood.targets.native.cpu.records import CACHE_TYPES, FORMATS, Batch, Layer, Matrix, Model, Segment
+from draftwood.targets.native.cpu.packing import Packer
+from draftwood.targets.native.cpu.records import CACHE_TYPES, DTYPES, FORMATS, Batch, Layer, Matrix, Model, Segment
 from draftwood.targets.native.decoder import Decoder, PackedBatch
-from draftwood.targets.native.quantize import Matrix as Weight
-from draftwood.targets.native.quantize import storage_of, to_dense
 from draftwood.targets.native.rope import inverse_frequencies
-from draftwood.targets.native.weights import LayerWeights, Weights
+from draftwood.targets.native.weights import LayerWeights, LoadProgress, Weights
 
 VECTOR_PADDING = 64  # norms and biases are padded with zeros to a multiple of this
-ALIGNMENT = 64
 KEPT_LOGITS = 64  # rows of logits whose memory is reused: as many as a tree usually has
-OVERREAD = 256  # bytes read past the end: a product loads one row of weights ahead
 
 
 class CpuDecoder(Decoder):
     name = "fused-cpu"
     is_exact = True
 
-    def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, cache: KVCache, progress: LoadProgress | None = None
+    ) -> None:
         """Packs the weights and empties ``weights`` at the same time, so that memory does not double."""
         kernel = build.load_kernel()
         assert kernel is not None, "why_declined() comes first"
@@ -43,13 +42,12 @@ class CpuDecoder(Decoder):
         self._dtype = weights.embed.dtype
         self._cache = cache  # keep alive what the model record points to: this and the next
         self._vectors: list[torch.Tensor] = []
-        self._embed: torch.Tensor | None = None if config.tied_embeddings else weights.embed.contiguous()
-        self._arena = self._allocate_arena(weights)
-        self._used = 0
+        self._embed = weights.embed.contiguous()
+        self._packer = Packer(kernel, weights, self._dtype)
         # Allocating logits in every forward would cost more than all other work between two forwards.
         self._logits = torch.empty(KEPT_LOGITS, config.vocab_size)
         self._layers = (Layer * config.num_layers)()
-        self._model = self._pack_model(weights)
+        self._model = self._pack_model(weights, progress)
 
     @staticmethod
     def is_available() -> bool:
@@ -80,11 +78,17 @@ class CpuDecoder(Decoder):
         """Returns why this decoder cannot run a model; empty if it can."""
         if device.type != "cpu":
             return "it runs on CPUs only"
-        if dtype not in FORMATS:
-            return f"it computes in {' or '.join(map(_dtype_name, FORMATS))}, not in {_dtype_name(dtype)}"
+        if dtype not in DTYPES:
+            return f"it computes in {' or '.join(map(_dtype_name, DTYPES))}, not in {_dtype_name(dtype)}"
         if extras := config.list_extras():
             return f"the model has {' and '.join(extras)}"
         return config.why_not_native() or build.why_unavailable()
+
+    @staticmethod
+    def why_not_stored(formats: Sequence[str]) -> str:
+        """Returns why matrices in these formats of GGUF files cannot run as they are stored; empty if they can."""
+        unknown = [name for name in formats if name not in FORMATS]
+        return f"it has no kernel for {' and '.join(unknown)}" if unknown else ""
 
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         config = self._config
@@ -145,12 +149,20 @@ class CpuDecoder(Decoder):
                 ctypes.c_int64(len(sources)),
             )
 
-    def _pack_model(self, weights: Weights) -> Model:
+    def _pack_model(self, weights: Weights, progress: LoadProgress | None) -> Model:
         config, cache = self._config, self._cache
         for index in range(config.num_layers):
             self._layers[index] = self._pack_layer(weights.layers.pop(0))
+            if progress is not None and weights.stored_embed is not None:  # others were read before
+                progress(index + 1, config.num_layers)
         head, weights.head = weights.head, torch.empty(0, dtype=self._dtype)
         weights.embed = torch.empty(0, dtype=self._dtype)
+        if config.tied_embeddings:
+            embed, self._embed = Matrix(), weights.embed
+        elif weights.stored_embed is not None:
+            embed = self._packer.pack(weights.stored_embed)
+        else:
+            embed = self._packer.describe(self._embed)
         return Model(
             hidden=config.hidden_size,
             inner=config.intermediate_size,
@@ -166,8 +178,9 @@ class CpuDecoder(Decoder):
             layer=ctypes.addressof(self._layers),
             norm=self._pad_vector(weights.norm),
             inverse_frequencies=self._pad_vector(inverse_frequencies(config.rope, config.head_dim)),
-            embed=Matrix() if self._embed is None else self._record(self._embed, self._embed.data_ptr()),
-            head=self._pack(head),
+            embed=embed,
+            embed_packed=int(weights.stored_embed is not None),
+            head=self._packer.pack(head),
             keys=cache.keys.data_ptr(),
             values=cache.values.data_ptr(),
         )
@@ -180,10 +193,10 @@ class CpuDecoder(Decoder):
             o_bias=self._pad_vector(layer.o_bias),
             q_norm=self._pad_vector(layer.q_norm),
             k_norm=self._pad_vector(layer.k_norm),
-            qkv=self._pack(layer.qkv),
-            o=self._pack(layer.o),
-            gate_up=self._pack(layer.gate_up, joined=True),
-            down=self._pack(layer.down),
+            qkv=self._packer.pack_parts(layer.qkv),
+            o=self._packer.pack(layer.o),
+            gate_up=self._packer.pack_gate_up(layer.gate_up),
+            down=self._packer.pack(layer.down),
         )
 
     def _pad_vector(self, values: torch.Tensor | None) -> int | None:
@@ -194,50 +207,6 @@ class CpuDecoder(Decoder):
         self._vectors.append(padded)
         return padded.data_ptr()
 
-    def _allocate_arena(self, weights: Weights) -> torch.Tensor:
-        """Allocates all packed matrices in one piece, so that huge pages fit. Untouched pages cost nothing yet."""
-        size = self._packed_bytes(self._record(weights.head))
-        for layer in weights.layers:
-            matrices = [self._record(matrix) for matrix in (layer.qkv, layer.o, layer.down)]
-            size += sum(map(self._packed_bytes, [*matrices, self._record(layer.gate_up, joined=True)]))
-        arena = torch.empty(size + ALIGNMENT + OVERREAD, dtype=torch.uint8)
-        self._function("draftwood_advise", None)(arena.data_ptr(), arena.numel())
-        return arena
-
-    def _record(self, weight: Weight, data: int | None = None, *, joined: bool = False) -> Matrix:
-        """Describes ``weight [outputs, inputs]``; ``joined``: its rows are the gates, then as many ups."""
-        values, scales = storage_of(weight)
-        outputs, inputs = values.shape
-        dtype = values.dtype if scales is None else self._dtype  # 8-bit weights are expanded before they are packed
-        return Matrix(data, outputs // 2 if joined else outputs, inputs, int(joined), FORMATS[dtype])
-
-    def _packed_bytes(self, matrix: Matrix) -> int:
-        size = self._function("draftwood_packed_bytes", ctypes.c_int64)(ctypes.byref(matrix))
-        return -(-int(size) // ALIGNMENT) * ALIGNMENT
-
-    def _pack(self, weight: Weight, *, joined: bool = False) -> Matrix:
-        """Packs ``weight`` into the arena."""
-        start = -(-self._arena.data_ptr() // ALIGNMENT) * ALIGNMENT + self._used
-        matrix = self._record(weight, start, joined=joined)
-        self._used += self._packed_bytes(matrix)
-        rows = to_dense(weight, self._dtype).contiguous()
-        self._function("draftwood_pack", None)(ctypes.byref(matrix), rows.data_ptr(), torch.get_num_threads())
-        return matrix
-
-    def _function(self, name: str, result: type[ctypes.c_int64] | None) -> Callable[..., int]:
-        function = getattr(self._kernel, name)
-        function.restype = result
-        function.argtypes = _ARGUMENTS[name]
-        return function  # type: ignore[no-any-return]
-
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS = {
-    "draftwood_advise": (_POINTER, _INT64),
-    "draftwood_packed_bytes": (_POINTER,),
-    "draftwood_pack": (_POINTER, _POINTER, ctypes.c_int),
-}

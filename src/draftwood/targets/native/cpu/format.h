@@ -25,10 +25,11 @@ typedef struct Format {
     long streamed_rows; /* up to this many rows a product is bound by memory, which is read fastest in long runs */
     long (*group_bytes)(long inputs); /* of a packed group; inputs are padded, here and below */
     long (*scratch_floats)(long inputs); /* or NULL: none */
-    /* Packs one group of m from rows [outputs (gates, then ups, if joined)][inputs] as loaded. */
-    void (*pack)(const Matrix *m, const void *from, long group);
+    /* Packs one group of m from rows [outputs (gates, then ups, if joined)][inputs] as loaded. Returns 0 if a scale is
+     * not finite. */
+    int (*pack)(const Matrix *m, const void *from, long group);
     void (*unpack_row)(const Matrix *m, long row, float *to); /* one row of a packed matrix, as float32 */
-    void (*load_row)(const Matrix *m, long row, float *to); /* one row of a matrix as loaded, as float32 */
+    void (*load_row)(const Matrix *m, long row, float *to); /* one row of a matrix as loaded, as float32; or NULL */
     long (*prepared_bytes)(long inputs); /* of an input row as `multiply` reads it, or NULL: it reads float32 */
     void (*prepare)(const float *row, long inputs, void *to); /* NULL if prepared_bytes is; inputs are not padded */
     void (*begin)(void); /* called on a thread before it multiplies, or NULL */

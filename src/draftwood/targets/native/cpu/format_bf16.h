@@ -5,19 +5,12 @@
 #define DRAFTWOOD_FORMAT_BF16_H
 
 #include "format.h"
-#include "micro.h"
-
-#define PREFETCH_BYTES 1024 /* distance for a single row, whose product is bound by memory alone */
+#include "half_products.h"
 
 static void bf16_load_row(const Matrix *m, long row, float *to) {
     const bf16 *from = (const bf16 *)m->data + row * m->inputs;
     for (long k = 0; k < m->inputs; k++) to[k] = from_bf16(from[k]);
 }
-
-static long bf16_group_bytes(long inputs) { return inputs * GROUP_COLUMNS * (long)sizeof(bf16); }
-
-/* One panel expanded to float32; products load one input ahead. */
-static long bf16_scratch_floats(long inputs) { return (inputs + 1) * PANEL; }
 
 INLINE bf16 *bf16_group(const Matrix *m, long group) {
     return (bf16 *)m->data + group * round_up(m->inputs, 4) * GROUP_COLUMNS;
@@ -28,15 +21,16 @@ INLINE long bf16_place(long column) {
     return panel + (c < VW ? 2 * c : 2 * (c - VW) + 1);
 }
 
-static void bf16_pack(const Matrix *m, const void *from, long group) {
+static int bf16_pack(const Matrix *m, const void *from, long group) {
     bf16 *to = bf16_group(m, group);
-    memset(to, 0, (size_t)bf16_group_bytes(round_up(m->inputs, 4)));
+    memset(to, 0, (size_t)group_bytes_16_bits(round_up(m->inputs, 4)));
     for (long column = 0; column < GROUP_COLUMNS; column++) {
         const long row = source_row(m, group, column), place = bf16_place(column);
         if (row < 0) continue;
         const bf16 *weights = (const bf16 *)from + row * m->inputs;
         for (long k = 0; k < m->inputs; k++) to[k * GROUP_COLUMNS + place] = weights[k];
     }
+    return 1;
 }
 
 static void bf16_unpack_row(const Matrix *m, long row, float *to) {
@@ -44,44 +38,23 @@ static void bf16_unpack_row(const Matrix *m, long row, float *to) {
     for (long k = 0; k < m->inputs; k++) to[k] = from_bf16(from[k * GROUP_COLUMNS]);
 }
 
-static void bf16_multiply(const GroupProduct *p) {
-    const float *input = (const float *)p->input;
-    const long stride = p->input_bytes / (long)sizeof(float), first = next_block(p->rows), wide = WIDE_PANELS(first);
-    const long row_bytes = GROUP_COLUMNS * sizeof(bf16), panel_bytes = PANEL * sizeof(bf16);
-    const char *ahead = wide == GROUP ? p->weights + PREFETCH_BYTES : p->next;
-    if (p->rows <= MAX_ROWS) {
-        for (long panel = 0; panel < GROUP; panel += wide)
-            bf16_wide[p->rows - 1](input, stride, p->weights + panel * panel_bytes, row_bytes, panel_bytes, p->inputs,
-                                   p->out + panel * PANEL, GROUP_COLUMNS,
-                                   ahead + panel / wide * (4 * wide / GROUP) * row_bytes, NULL);
-        return;
-    }
-    for (long panel = 0; panel < GROUP; panel++) {
-        float *out = p->out + panel * PANEL;
-        bf16_spill[first - 1](input, stride, p->weights + panel * panel_bytes, row_bytes, panel_bytes, p->inputs, out,
-                              GROUP_COLUMNS, ahead + panel * (4 / GROUP) * row_bytes, p->scratch);
-        for (long row = first, block; row < p->rows; row += block) {
-            block = next_block(p->rows - row);
-            f32_one[block - 1](input + row * stride, stride, (const char *)p->scratch, PANEL * sizeof(float), 0,
-                               p->inputs, out + row * GROUP_COLUMNS, GROUP_COLUMNS, NULL, NULL);
-        }
-    }
-}
+static void bf16_multiply(const GroupProduct *p) { multiply_16_bits(p, bf16_wide, bf16_spill); }
 
 /* The same weights for CPUs with AMX: a packed group is one right-hand side of amx.h. */
 INLINE bf16 *tiles_group(const Matrix *m, long group) {
     return (bf16 *)m->data + group * round_up(m->inputs, TILE_INPUTS) * GROUP_COLUMNS;
 }
 
-static void tiles_pack(const Matrix *m, const void *from, long group) {
+static int tiles_pack(const Matrix *m, const void *from, long group) {
     bf16 *to = tiles_group(m, group);
-    memset(to, 0, (size_t)bf16_group_bytes(round_up(m->inputs, TILE_INPUTS)));
+    memset(to, 0, (size_t)group_bytes_16_bits(round_up(m->inputs, TILE_INPUTS)));
     for (long column = 0; column < GROUP_COLUMNS; column++) {
         const long row = source_row(m, group, column);
         if (row < 0) continue;
         const bf16 *weights = (const bf16 *)from + row * m->inputs;
         for (long k = 0; k < m->inputs; k++) to[place_in_tiles(k, column)] = weights[k];
     }
+    return 1;
 }
 
 static void tiles_unpack_row(const Matrix *m, long row, float *to) {
@@ -115,13 +88,13 @@ static void tiles_multiply(const GroupProduct *p) {
 }
 
 static const Format BF16_TILES = {.input_step = TILE_INPUTS, .streamed_rows = MAX_CHUNK,
-                                  .group_bytes = bf16_group_bytes, .pack = tiles_pack,
+                                  .group_bytes = group_bytes_16_bits, .pack = tiles_pack,
                                   .unpack_row = tiles_unpack_row, .load_row = bf16_load_row,
                                   .prepared_bytes = tiles_prepared_bytes, .prepare = tiles_prepare,
                                   .begin = amx_configure, .multiply = tiles_multiply};
 
-static const Format BF16 = {.input_step = 4, .streamed_rows = 2, .group_bytes = bf16_group_bytes,
-                            .scratch_floats = bf16_scratch_floats, .pack = bf16_pack, .unpack_row = bf16_unpack_row,
+static const Format BF16 = {.input_step = 4, .streamed_rows = 2, .group_bytes = group_bytes_16_bits,
+                            .scratch_floats = panel_floats, .pack = bf16_pack, .unpack_row = bf16_unpack_row,
                             .load_row = bf16_load_row, .multiply = bf16_multiply, .tiled = &BF16_TILES};
 
 #endif

@@ -11,7 +11,7 @@ INLINE float *f32_group(const Matrix *m, long group) {
     return (float *)m->data + group * round_up(m->inputs, 4) * GROUP_COLUMNS;
 }
 
-static void f32_pack(const Matrix *m, const void *from, long group) {
+static int f32_pack(const Matrix *m, const void *from, long group) {
     float *to = f32_group(m, group);
     memset(to, 0, (size_t)f32_group_bytes(round_up(m->inputs, 4)));
     for (long column = 0; column < GROUP_COLUMNS; column++) {
@@ -20,6 +20,7 @@ static void f32_pack(const Matrix *m, const void *from, long group) {
         const float *weights = (const float *)from + row * m->inputs;
         for (long k = 0; k < m->inputs; k++) to[k * GROUP_COLUMNS + column] = weights[k];
     }
+    return 1;
 }
 
 static void f32_unpack_row(const Matrix *m, long row, float *to) {

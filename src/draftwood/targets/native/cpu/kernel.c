@@ -1,7 +1,7 @@
 /* One forward of a Llama-family model on CPU threads: the packed batch through all layers, the head and argmax.
  *
  * vec.h: vectors. amx.h: tiles. pool.h: threads. model.h: records. run.h: state of a forward. formats.h: weights.
- * micro.h, matmul.h: products. contexts.h: what each node attends to. attention.h: attention. rows.h: norms, rotation,
+ * micro.h, integers.h, matmul.h: products. contexts.h: what each node attends to. attention.h: attention. rows.h: norms, rotation,
  * cache writes. toprows.h: top k.
  *
  * The order of operations for a node depends only on its own context: see micro.h and attention.h. */
@@ -23,13 +23,36 @@
 
 /* ---- the forward ---- */
 
+static Product new_product(const Run *run, const Matrix *matrix, const float *input, long input_stride, long rows,
+                           int ending, const float *bias, float *out, long out_stride) {
+    return (Product){.matrix = matrix, .input = input, .input_stride = input_stride,
+                     .rows = rows, .ending = ending, .bias = bias, .out = out, .out_stride = out_stride,
+                     .scratch = run->scratch, .scratch_stride = run->scratch_stride, .best = run->best,
+                     .prepared = run->prepared};
+}
+
 static void multiply(Run *run, const Matrix *matrix, const float *input, long input_stride, long rows, int ending,
                      const float *bias, float *out, long out_stride) {
-    Product job = {.matrix = matrix, .input = input, .input_stride = input_stride,
-                   .rows = rows, .ending = ending, .bias = bias, .out = out, .out_stride = out_stride,
-                   .scratch = run->scratch, .scratch_stride = run->scratch_stride, .best = run->best,
-                   .prepared = run->prepared};
-    run_product(&job);
+    Product job = new_product(run, matrix, input, input_stride, rows, ending, bias, out, out_stride);
+    run_products(&job, 1);
+}
+
+static void multiply_qkv(Run *run, const Layer *layer) {
+    const Model *m = run->model;
+    const long rows = run->batch->rows, stride = row_stride((m->heads + 2 * m->kv_heads) * m->head_dim);
+    Product jobs[3];
+    int count = 0;
+    for (long column = 0; count < 3 && layer->qkv[count].outputs; column += layer->qkv[count++].outputs)
+        jobs[count] = new_product(run, layer->qkv + count, run->normed, run->hidden_stride, rows, STORE,
+                                  layer->qkv_bias ? layer->qkv_bias + column : NULL, run->qkv + column, stride);
+    run_products(jobs, count);
+}
+
+static void multiply_gate_up(Run *run, const Layer *layer) {
+    const Matrix *gate = layer->gate_up, *up = gate + 1;
+    const long rows = run->batch->rows, stride = row_stride(run->model->inner);
+    multiply(run, gate, run->normed, run->hidden_stride, rows, gate->joined ? GATED : STORE, NULL, run->gated, stride);
+    if (up->outputs) multiply(run, up, run->normed, run->hidden_stride, rows, GATE, NULL, run->gated, stride);
 }
 
 static void attend(Run *run) {
@@ -49,11 +72,10 @@ static int run_layer(Run *run, long index, int only_cache) {
     const Model *m = run->model;
     const Layer *layer = m->layer + index;
     const long rows = run->batch->rows, mixed_size = m->heads * m->head_dim;
-    const long qkv_stride = row_stride(mixed_size + 2 * m->kv_heads * m->head_dim);
     run->layer = index;
     run->norm_weight = layer->input_norm;
     for_rows(run, tap_and_norm_row, rows);
-    multiply(run, &layer->qkv, run->normed, run->hidden_stride, rows, STORE, layer->qkv_bias, run->qkv, qkv_stride);
+    multiply_qkv(run, layer);
     for_rows(run, rotate_row, rows);
     if (only_cache) return 0;
     attend(run);
@@ -61,8 +83,7 @@ static int run_layer(Run *run, long index, int only_cache) {
              run->hidden_stride);
     run->norm_weight = layer->post_norm;
     for_rows(run, norm_row, rows);
-    multiply(run, &layer->gate_up, run->normed, run->hidden_stride, rows, GATED, NULL, run->gated,
-             row_stride(m->inner));
+    multiply_gate_up(run, layer);
     multiply(run, &layer->down, run->gated, row_stride(m->inner), rows, ADD, NULL, run->hidden, run->hidden_stride);
     return 1;
 }
@@ -88,6 +109,7 @@ static void run_head(Run *run) {
 }
 
 static void fit_product(Run *run, const Matrix *matrix) {
+    if (!matrix->outputs) return;
     run->scratch_stride = max_long(run->scratch_stride, product_scratch(matrix));
     run->prepared_bytes = max_long(run->prepared_bytes, prepared_bytes(matrix));
 }
@@ -103,8 +125,11 @@ static int prepare(Run *run) {
     run->prepared_bytes = 0;
     fit_product(run, &m->head);
     for (long i = 0; i < m->layers; i++) {
-        const Matrix *const matrices[] = {&m->layer[i].qkv, &m->layer[i].o, &m->layer[i].gate_up, &m->layer[i].down};
-        for (int j = 0; j < 4; j++) fit_product(run, matrices[j]);
+        const Layer *layer = m->layer + i;
+        for (int j = 0; j < 3; j++) fit_product(run, layer->qkv + j);
+        for (int j = 0; j < 2; j++) fit_product(run, layer->gate_up + j);
+        fit_product(run, &layer->o);
+        fit_product(run, &layer->down);
     }
     run->scratch_stride = round_up(run->scratch_stride, ALIGN_FLOATS);
     lay_out(run, &cursor); /* only measures */
@@ -136,12 +161,13 @@ static void run_all(Run *run) {
 typedef struct {
     const Matrix *to;
     const void *from;
+    _Atomic int damaged;
 } Packing;
 
 static void pack_item(void *context, long group, int thread) {
     (void)thread;
-    const Packing *job = context;
-    format_of(job->to)->pack(job->to, job->from, group);
+    Packing *job = context;
+    if (!format_of(job->to)->pack(job->to, job->from, group)) job->damaged = 1;
 }
 
 /* ---- what Python calls ---- */
@@ -175,11 +201,13 @@ void draftwood_advise(void *memory, int64_t bytes) {
 #endif
 }
 
-void draftwood_pack(const Matrix *to, const void *from, int threads) {
-    Packing job = {to, from};
+/* Returns 0, or 1 if a scale of the weights is not finite. */
+int draftwood_pack(const Matrix *to, const void *from, int threads) {
+    Packing job = {to, from, 0};
     pool_begin(threads);
     pool_run(pack_item, &job, num_groups(to));
     pool_end();
+    return job.damaged;
 }
 
 /* Moves rows of a cache [planes][slots][row]: the rows `from` (ascending) of every plane to first, first + 1, ... The
@@ -214,10 +242,16 @@ void draftwood_top_rows(const float *logits, const int64_t *chosen, int64_t rows
 
 const char *draftwood_describe(void) {
     if (amx_granted()) return "AMX";
-#if defined(__AVX512F__)
+#if VW == 16 && UNSIGNED_WEIGHTS
+    return "AVX-512-VNNI";
+#elif defined(__AVX512F__)
     return "AVX-512";
+#elif UNSIGNED_WEIGHTS
+    return "AVX-VNNI";
 #elif defined(__AVX__)
     return "AVX2";
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return "NEON with dot products";
 #elif defined(__aarch64__)
     return "NEON";
 #else

@@ -12,7 +12,8 @@
 #define RUNS_PER_THREAD 3
 #define PREPARED_ROWS 8 /* rows that one item prepares */
 
-enum { STORE, ADD, GATED, LOGITS }; /* out = y; out += y; out = silu(gate) * up; out = y and its argmax */
+/* out = y; out += y; out = silu(gate) * up; out = silu(out) * y; out = y and its argmax */
+enum { STORE, ADD, GATED, GATE, LOGITS };
 
 typedef struct {
     float value;
@@ -62,12 +63,17 @@ INLINE void note_best(Best *best, const float *tile, long count, long first_id) 
     }
 }
 
+INLINE vf silu_vec(vf x) { return x / (splat(1.0f) + exp_vec(-x)); }
+
 INLINE void finish_gated(const float *tile, float *out, long count) {
     for (long c = 0; c < count; c += VW) {
         const float *pair = tile + c / PANEL * 2 * PANEL + c % PANEL; /* gate and up panels alternate */
-        vf gate = load(pair), up = load(pair + PANEL);
-        store(out + c, gate / (splat(1.0f) + exp_vec(-gate)) * up);
+        store(out + c, silu_vec(load(pair)) * load(pair + PANEL));
     }
+}
+
+INLINE void finish_gate(const float *tile, float *out, long count) {
+    for (long c = 0; c < count; c += VW) store(out + c, silu_vec(load(out + c)) * load(tile + c));
 }
 
 INLINE void finish_linear(const float *tile, float *out, const float *bias, long count, int add) {
@@ -88,6 +94,8 @@ static void finish(const Product *job, const float *tile, long row, long rows, l
         float *out = job->out + (row + r) * job->out_stride + column;
         if (job->ending == GATED) {
             finish_gated(tile, out, padded);
+        } else if (job->ending == GATE) {
+            finish_gate(tile, out, padded);
         } else if (job->ending == LOGITS) {
             memcpy(out, tile, (size_t)real * sizeof(float));
             note_best(job->best + thread * job->rows + row + r, tile, real, column);
@@ -112,9 +120,21 @@ static void product_group(const Product *job, long row, long rows, long group, i
     finish(job, tile, row, rows, group, thread);
 }
 
+typedef struct {
+    Product *job;
+    int count;
+} Products;
+
+INLINE long product_runs(const Product *job) { return (num_groups(job->matrix) + job->run - 1) / job->run; }
+
+INLINE long product_items(const Product *job) {
+    return product_runs(job) * ((job->rows + job->chunk - 1) / job->chunk);
+}
+
 static void product_item(void *context, long item, int thread) {
-    const Product *job = context;
-    const long groups = num_groups(job->matrix), runs = (groups + job->run - 1) / job->run;
+    const Product *job = ((const Products *)context)->job;
+    for (; item >= product_items(job); job++) item -= product_items(job);
+    const long groups = num_groups(job->matrix), runs = product_runs(job);
     const long row = item / runs * job->chunk, rows = min_long(job->chunk, job->rows - row);
     const long first = item % runs * job->run, end = min_long(groups, first + job->run);
     if (job->format->begin) job->format->begin();
@@ -131,19 +151,32 @@ static void prepare_item(void *context, long item, int thread) {
 }
 
 /* Few rows are bound by memory and take long runs of groups; many rows are split finely. */
-static void run_product(Product *job) {
-    const Format *format = job->format = format_of(job->matrix);
-    const long groups = num_groups(job->matrix);
+static void plan_product(Product *job, long groups) {
     const long most = max_long(16, min_long(MAX_CHUNK, CHUNK_BYTES / (job->matrix->inputs * 4)));
     const long chunks = (job->rows + most - 1) / most;
-    if (!chunks) return;
-    job->chunk = (job->rows + chunks - 1) / chunks;
-    job->prepared_bytes = prepared_bytes(job->matrix);
-    if (job->prepared_bytes) pool_run(prepare_item, job, (job->rows + PREPARED_ROWS - 1) / PREPARED_ROWS);
     const long longest = max_long(1, min_long(MAX_RUN, groups / (RUNS_PER_THREAD * pool.threads)));
-    job->run = job->rows > format->streamed_rows ? 1 : longest;
-    const long runs = (groups + job->run - 1) / job->run;
-    pool_run(product_item, job, runs * ((job->rows + job->chunk - 1) / job->chunk));
+    job->chunk = (job->rows + chunks - 1) / chunks;
+    job->run = job->rows > job->format->streamed_rows ? 1 : longest;
+    job->prepared_bytes = prepared_bytes(job->matrix);
+}
+
+/* Runs products of the same inputs: together, if their formats prepare inputs in the same way. */
+static void run_products(Product *job, int count) {
+    if (!job->rows) return;
+    for (int i = 0; i < count; i++) job[i].format = format_of(job[i].matrix);
+    for (int first = 0, end; first < count; first = end) {
+        long groups = 0, items = 0;
+        for (end = first; end < count && job[end].format->prepare == job[first].format->prepare; end++)
+            groups += num_groups(job[end].matrix);
+        for (int i = first; i < end; i++) {
+            plan_product(job + i, groups);
+            items += product_items(job + i);
+        }
+        Products products = {job + first, end - first};
+        if (job[first].format->prepare)
+            pool_run(prepare_item, job + first, (job->rows + PREPARED_ROWS - 1) / PREPARED_ROWS);
+        pool_run(product_item, &products, items);
+    }
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* Micro-kernels: a few rows of float32 inputs times panels of float32 or bfloat16 weights.
+/* Micro-kernels: a few rows of float32 inputs times panels of float32, bfloat16 or float16 weights.
  *
  * Every output element is one chain of fused multiply-adds over the inputs in ascending order, for any number of rows
  * and in every micro-kernel. A row's result therefore does not depend on the batch it is computed in. */
@@ -7,8 +7,8 @@
 
 #include "vec.h"
 
-/* Source of the weights. SPILL: bfloat16, and the panel expanded to float32 is stored for the next rows. */
-enum { FROM_F32, FROM_BF16, FROM_BF16_SPILL };
+/* Source of the weights. SPILL: the panel expanded to float32 is stored for the next rows. */
+enum { FROM_F32, FROM_BF16, FROM_BF16_SPILL, FROM_F16, FROM_F16_SPILL };
 
 /* Four inputs of one row, and acc += weights * input[LANE]. */
 #if VW == 4 && defined(__aarch64__)
@@ -27,6 +27,9 @@ typedef const float *Inputs;
         if (source == FROM_F32) {                                                              \
             low[p] = load((const float *)at);                                                  \
             high[p] = load((const float *)at + VW);                                            \
+        } else if (source == FROM_F16 || source == FROM_F16_SPILL) {                           \
+            low[p] = load_halves((const uint16_t *)at);                                        \
+            high[p] = load_halves((const uint16_t *)at + VW);                                  \
         } else {                                                                               \
             load_bf16_pair((const bf16 *)at, &low[p], &high[p]);                               \
         }                                                                                      \
@@ -36,7 +39,7 @@ typedef const float *Inputs;
 #define STEP(LANE, low, high, next_low, next_high)                                             \
     LOAD_WEIGHTS(next_low, next_high, k + LANE + 1)                                            \
     UNROLL for (int p = 0; p < panels; p++) {                                                  \
-        if (source == FROM_BF16_SPILL) {                                                       \
+        if (source == FROM_BF16_SPILL || source == FROM_F16_SPILL) {                           \
             store(spill + (k + LANE) * PANEL, low[p]);                                         \
             store(spill + (k + LANE) * PANEL + VW, high[p]);                                   \
         }                                                                                      \
@@ -96,7 +99,9 @@ typedef void Micro(const float *input, long input_stride, const char *weights, l
     MICRO(f32_wide_##rows, rows, WIDE_PANELS(rows), FROM_F32)  \
     MICRO(f32_one_##rows, rows, 1, FROM_F32)                   \
     MICRO(bf16_wide_##rows, rows, WIDE_PANELS(rows), FROM_BF16) \
-    MICRO(bf16_spill_##rows, rows, 1, FROM_BF16_SPILL)
+    MICRO(bf16_spill_##rows, rows, 1, FROM_BF16_SPILL)         \
+    MICRO(f16_wide_##rows, rows, WIDE_PANELS(rows), FROM_F16)  \
+    MICRO(f16_spill_##rows, rows, 1, FROM_F16_SPILL)
 MICROS(1) MICROS(2) MICROS(3) MICROS(4) MICROS(5) MICROS(6)
 #if MAX_ROWS == 8
 MICROS(7) MICROS(8)
@@ -108,6 +113,8 @@ static Micro *const f32_wide[MAX_ROWS] = FOR_ROWS(f32_wide);
 static Micro *const f32_one[MAX_ROWS] = FOR_ROWS(f32_one);
 static Micro *const bf16_wide[MAX_ROWS] = FOR_ROWS(bf16_wide);
 static Micro *const bf16_spill[MAX_ROWS] = FOR_ROWS(bf16_spill);
+static Micro *const f16_wide[MAX_ROWS] = FOR_ROWS(f16_wide);
+static Micro *const f16_spill[MAX_ROWS] = FOR_ROWS(f16_spill);
 
 /* Size of the first block if `rows` rows are split into blocks of nearly equal size. */
 INLINE long next_block(long rows) {

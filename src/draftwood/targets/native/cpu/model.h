@@ -22,7 +22,10 @@ typedef struct {
     const float *o_bias;
     const float *q_norm;
     const float *k_norm;
-    Matrix qkv, o, gate_up, down;
+    Matrix qkv[3]; /* one matrix, or one each if their formats differ; those not used have no outputs */
+    Matrix o;
+    Matrix gate_up[2]; /* one joined matrix, or one each */
+    Matrix down;
 } Layer;
 
 typedef struct {
@@ -34,7 +37,8 @@ typedef struct {
     const Layer *layer; /* [layers] */
     const float *norm;
     const float *inverse_frequencies; /* [head_dim / 2] */
-    Matrix embed; /* not packed; data is NULL if embeddings are tied: rows are then read from the head */
+    Matrix embed; /* data is NULL if embeddings are tied: rows are then read from the head */
+    int64_t embed_packed; /* else its rows are as loaded */
     Matrix head;
     void *keys, *values; /* [layers, kv_heads, slots, head_dim] */
 } Model;

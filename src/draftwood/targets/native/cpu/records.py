@@ -7,7 +7,12 @@ from ctypes import Structure, c_double, c_int64, c_void_p
 
 import torch
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1}  # storage of a matrix -> index into FORMATS of formats.h
+# As in FORMATS of formats.h: by name in GGUF files.
+_FORMAT_NAMES = (
+    "F32", "BF16", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"
+)  # fmt: skip
+FORMATS = {name: index for index, name in enumerate(_FORMAT_NAMES)}
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as in model.h
 
 
@@ -26,7 +31,10 @@ class Matrix(Structure):
 class Layer(Structure):
     _fields_ = (
         *_pointers("input_norm", "post_norm", "qkv_bias", "o_bias", "q_norm", "k_norm"),
-        *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
+        ("qkv", Matrix * 3),
+        ("o", Matrix),
+        ("gate_up", Matrix * 2),
+        ("down", Matrix),
     )
 
 
@@ -38,6 +46,7 @@ class Model(Structure):
         ("norm_eps", c_double),
         *_pointers("layer", "norm", "inverse_frequencies"),
         ("embed", Matrix),
+        *_numbers("embed_packed"),
         ("head", Matrix),
         *_pointers("keys", "values"),
     )

@@ -47,10 +47,9 @@ static void embed_row(Run *run, long row) {
     const Model *m = run->model;
     const long token = run->batch->token_ids[row];
     float *to = run->hidden + row * run->hidden_stride;
-    if (m->embed.data)
-        format_of(&m->embed)->load_row(&m->embed, token, to);
-    else
-        format_of(&m->head)->unpack_row(&m->head, token, to);
+    const Matrix *table = m->embed.data ? &m->embed : &m->head;
+    const Format *format = format_of(table);
+    (table == &m->head || m->embed_packed ? format->unpack_row : format->load_row)(table, token, to);
     /* The padding columns are multiplied by padded weights, which are zero: they must be finite. */
     memset(to + m->hidden, 0, (size_t)(run->hidden_stride - m->hidden) * sizeof(float));
     memset(run->normed + row * run->hidden_stride, 0, (size_t)run->hidden_stride * sizeof(float));

@@ -196,6 +196,22 @@ INLINE void load_bf16_pair(const bf16 *p, vf *even, vf *odd) {
     *odd = (vf)(both & 0xffff0000u);
 }
 
+/* VW numbers of 16 bits (float16), as float32. */
+INLINE vf load_halves(const uint16_t *p) {
+#if VW == 16 && defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif VW == 8 && defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif VW == 4 && defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+#else /* finite numbers only: the exponent is moved, which is exact for small ones too */
+    vu bits;
+    for (int i = 0; i < VW; i++) bits[i] = p[i];
+    const vf magnitude = (vf)((bits & 0x7fff) << 13) * splat(0x1p112f);
+    return (vf)((vu)magnitude | (bits & 0x8000) << 16);
+#endif
+}
+
 INLINE long round_up(long n, long step) { return (n + step - 1) / step * step; }
 INLINE long min_long(long a, long b) { return a < b ? a : b; }
 INLINE long max_long(long a, long b) { return a > b ? a : b; }

@@ -295,6 +295,7 @@ class WidePass(Pass):
         """The matrix in the dtype of the rows. An expanded matrix is valid until the next one is expanded."""
         if isinstance(matrix, torch.Tensor):
             return matrix
+        assert isinstance(matrix, Quantized)
         expanded = self._room[: matrix.values.numel()].view(matrix.values.shape)
         rows.expand(matrix.values, matrix.scales, expanded, pdl=False)
         return expanded

@@ -1,0 +1,227 @@
+/* Activations in 8 bits, and their exact products with small integers.
+ *
+ * A row is cut into blocks of 32 inputs, each with a scale of its own. A product over a block is a sum of integers,
+ * which is exact: every instruction set gives the same number. Only then are the scales applied, in float32. */
+#ifndef DRAFTWOOD_INTEGERS_H
+#define DRAFTWOOD_INTEGERS_H
+
+#include "vec.h"
+
+#define QBLOCK 32 /* inputs of a block */
+#define STEPS 8 /* of four inputs, in a block */
+
+typedef struct {
+    int8_t values[QBLOCK]; /* -127 to 127 */
+    float scale;
+    float scaled_sum; /* scale times the sum of the values */
+    int32_t minus_sum[2]; /* of the first and of the second half of the values, negated */
+} InputBlock;
+
+INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
+
+INLINE int32_t max_lanes_int(vi v) {
+#if VW == 16 && defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)v);
+#elif VW == 4 && defined(__aarch64__)
+    return vmaxvq_s32((int32x4_t)v);
+#else
+    int32_t best = v[0];
+    for (int i = 1; i < VW; i++) best = v[i] > best ? v[i] : best;
+    return best;
+#endif
+}
+
+INLINE int32_t sum_lanes_int(vi v) {
+#if VW == 16 && defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#elif VW == 4 && defined(__aarch64__)
+    return vaddvq_s32((int32x4_t)v);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < VW; i++) total += v[i];
+    return total;
+#endif
+}
+
+INLINE void store_bytes(vi v, int8_t *to) {
+#if VW == 16 && defined(__AVX512F__)
+    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    for (int i = 0; i < VW; i++) to[i] = (int8_t)v[i];
+#endif
+}
+
+/* Rounds 32 inputs to nearest, ties to even. The largest becomes 127 or -127. A value that is not finite makes the
+ * scale so, and with it all products: comparing magnitudes as integers puts NaN above all numbers. */
+INLINE void quantize_block(const float *from, InputBlock *to) {
+    const vf magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    vi largest = {0};
+    for (int i = 0; i < QBLOCK; i += VW) {
+        const vi magnitude = (vi)load(from + i) & 0x7fffffff;
+        const vi greater = magnitude > largest;
+        largest = (magnitude & greater) | (largest & ~greater);
+    }
+    const int32_t bits = max_lanes_int(largest);
+    float top;
+    memcpy(&top, &bits, 4);
+    const vf inverse = splat(bits ? 127.0f / top : 0.0f);
+    vi sums[2] = {{0}, {0}};
+    for (int i = 0; i < QBLOCK; i += VW) {
+        const vi rounded = (vi)(load(from + i) * inverse + magic) - (vi)magic;
+        sums[i >= QBLOCK / 2] += rounded;
+        store_bytes(rounded, to->values + i);
+    }
+    const int32_t first = sum_lanes_int(sums[0]), second = sum_lanes_int(sums[1]);
+    to->scale = top / 127.0f;
+    to->scaled_sum = to->scale * (float)(first + second);
+    to->minus_sum[0] = -first;
+    to->minus_sum[1] = -second;
+}
+
+/* add_products(rows, sum, w, first, steps, x, largest): adds to the lanes of sum[r][s] the products of the weights in the
+ * bytes of w[s][first ...], four per lane and step, with as many inputs of row x[r]. `largest` is a bound on the weights.
+ * Below 128 they are not negative. Otherwise they are signed bytes, or, with UNSIGNED_WEIGHTS, signed bytes plus 128.
+ *
+ * SUBS vectors of columns share a load of inputs, and up to MAX_TOGETHER rows a register of weights. Together they are
+ * enough independent sums to hide the latency of a product, and few enough to stay in registers. */
+#if (VW == 16 && defined(__AVX512VNNI__)) || \
+    (VW == 8 && (defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))))
+#define UNSIGNED_WEIGHTS 1
+#else
+#define UNSIGNED_WEIGHTS 0
+#endif
+#if VW == 16
+#define SUBS 2
+#define MAX_TOGETHER 4
+#elif VW == 8
+#define SUBS 1
+#define MAX_TOGETHER 4
+#else
+#define SUBS 2
+#define MAX_TOGETHER 2
+#endif
+
+INLINE vi four_inputs(const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, 4);
+    return splat_int(four);
+}
+
+#if UNSIGNED_WEIGHTS
+#if VW == 16
+#define DOT(sum, w, x) ((vi)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(w), (__m512i)(x)))
+#elif defined(__AVXVNNI__)
+#define DOT(sum, w, x) ((vi)_mm256_dpbusd_avx_epi32((__m256i)(sum), (__m256i)(w), (__m256i)(x)))
+#else
+#define DOT(sum, w, x) ((vi)_mm256_dpbusd_epi32((__m256i)(sum), (__m256i)(w), (__m256i)(x)))
+#endif
+INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,
+                         const int8_t *const *x, int largest) {
+    (void)largest;
+    UNROLL for (int j = first; j < first + steps; j++)
+        UNROLL for (int r = 0; r < rows; r++) {
+            const vi inputs = four_inputs(x[r] + 4 * j);
+            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = DOT(sum[r][s], w[s][j], inputs);
+        }
+}
+#elif (VW == 16 && defined(__AVX512BW__)) || (VW == 8 && defined(__AVX2__))
+#if VW == 16
+typedef __m512i Bytes;
+#define PAIRS(w, x) _mm512_maddubs_epi16(w, x)
+#define ADD_16(a, b) _mm512_add_epi16(a, b)
+#define WIDEN(a) _mm512_madd_epi16(a, _mm512_set1_epi16(1))
+#define MAGNITUDE(w) _mm512_abs_epi8(w)
+#define WITH_SIGN(x, w) _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x)
+#else
+typedef __m256i Bytes;
+#define PAIRS(w, x) _mm256_maddubs_epi16(w, x)
+#define ADD_16(a, b) _mm256_add_epi16(a, b)
+#define WIDEN(a) _mm256_madd_epi16(a, _mm256_set1_epi16(1))
+#define MAGNITUDE(w) _mm256_abs_epi8(w)
+#define WITH_SIGN(x, w) _mm256_sign_epi8(x, w)
+#endif
+/* A sum of two products fits in 16 bits with a sign: 2 * 128 * 127 < 32768. Smaller weights leave room for more. */
+INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,
+                         const int8_t *const *x, int largest) {
+    const int span = largest <= 15 ? 8 : largest <= 31 ? 4 : largest <= 63 ? 2 : 1;
+    UNROLL for (int j = first; j < first + steps; j += span)
+        UNROLL for (int r = 0; r < rows; r++) {
+            Bytes partial[SUBS];
+            UNROLL for (int i = j; i < j + span && i < first + steps; i++) {
+                const Bytes inputs = (Bytes)four_inputs(x[r] + 4 * i);
+                UNROLL for (int s = 0; s < SUBS; s++) {
+                    const Bytes weights = (Bytes)w[s][i];
+                    const Bytes pairs = largest < 128 ? PAIRS(weights, inputs)
+                                                      : PAIRS(MAGNITUDE(weights), WITH_SIGN(inputs, weights));
+                    partial[s] = i == j ? pairs : ADD_16(partial[s], pairs);
+                }
+            }
+            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] += (vi)WIDEN(partial[s]);
+        }
+}
+#elif VW == 4 && defined(__ARM_FEATURE_DOTPROD)
+#define DOT(sum, w, x, LANE) ((vi)vdotq_laneq_s32((int32x4_t)(sum), (int8x16_t)(w), x, LANE))
+INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,
+                         const int8_t *const *x, int largest) {
+    (void)largest;
+    UNROLL for (int j = first; j < first + steps; j += 4)
+        UNROLL for (int r = 0; r < rows; r++) {
+            const int8x16_t inputs = vld1q_s8(x[r] + 4 * j);
+            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = DOT(sum[r][s], w[s][j], inputs, 0);
+            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = DOT(sum[r][s], w[s][j + 1], inputs, 1);
+            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = DOT(sum[r][s], w[s][j + 2], inputs, 2);
+            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = DOT(sum[r][s], w[s][j + 3], inputs, 3);
+        }
+}
+#else
+INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,
+                         const int8_t *const *x, int largest) {
+    (void)largest;
+    for (int r = 0; r < rows; r++)
+        for (int k = 4 * first; k < 4 * (first + steps); k++)
+            for (int s = 0; s < SUBS; s++)
+                sum[r][s] += ((vi)(w[s][k / 4] << (24 - k % 4 * 8)) >> 24) * splat_int(x[r][k]);
+}
+#endif
+
+/* table[code] for the codes 0 to 15 in the bytes of v. */
+INLINE vu look_up(const int8_t *table, vu v) {
+#if VW == 16 && defined(__AVX512BW__)
+    const __m128i entries = _mm_loadu_si128((const __m128i *)table);
+    return (vu)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(entries), (__m512i)v);
+#elif VW == 8 && defined(__AVX2__)
+    const __m128i entries = _mm_loadu_si128((const __m128i *)table);
+    return (vu)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(entries), (__m256i)v);
+#elif VW == 4 && defined(__aarch64__)
+    return (vu)vqtbl1q_s8(vld1q_s8(table), (uint8x16_t)v);
+#else
+    uint8_t bytes[4 * VW];
+    memcpy(bytes, &v, sizeof(bytes));
+    for (int i = 0; i < 4 * VW; i++) bytes[i] = (uint8_t)table[bytes[i]];
+    memcpy(&v, bytes, sizeof(bytes));
+    return v;
+#endif
+}
+
+/* VW numbers of 8 bits, as float32. */
+INLINE vf load_unsigned_bytes(const uint8_t *p) {
+    typedef uint8_t bytes __attribute__((vector_size(VW)));
+    bytes v;
+    memcpy(&v, p, VW);
+    return __builtin_convertvector(__builtin_convertvector(v, vi), vf);
+}
+
+/* 2^(e - 128) for VW bytes e. */
+INLINE vf load_exponents(const uint8_t *p) {
+    const vi e = __builtin_convertvector(load_unsigned_bytes(p), vi), normal = e >= 2;
+    return (vf)((normal & (e - 1) << 23) | (~normal & 0x00200000 << (e & 1)));
+}
+
+INLINE vf load_signed_bytes(const int8_t *p) {
+    typedef int8_t bytes __attribute__((vector_size(VW)));
+    bytes v;
+    memcpy(&v, p, VW);
+    return __builtin_convertvector(__builtin_convertvector(v, vi), vf);
+}
+
+#endif
