@@ -66,12 +66,13 @@ def new_target(
     *,
     tensors: dict[str, torch.Tensor] | None = None,
     wide: bool = False,
+    exact: bool = False,
 ) -> NativeTarget:
-    """``wide``: the same rounded numbers in float32."""
+    """``wide``: the same rounded numbers in float32. ``exact``: passes that give a row the same bits."""
     named = tensors or named_tensors(config)
     used = torch.float32 if wide else dtype
     weights = assemble(config, lambda name: named[name].to(dtype).to(device=DEVICE, dtype=used))
-    return NativeTarget(backend, config, weights, CACHE_TOKENS, backend=backend)
+    return NativeTarget(backend, config, weights, CACHE_TOKENS, backend=backend, exact=exact)
 
 
 @dataclass(frozen=True, kw_only=True)

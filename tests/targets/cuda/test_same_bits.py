@@ -18,7 +18,17 @@ from draftwood.targets.native.decoder import PackedSegment
 from draftwood.targets.native.target import NativeTarget
 from tests.conftest import path_to, prefill, random_parents
 from tests.tools.attention import Case
-from tests.tools.cuda import LARGE, copied, ids_of, named_tensors
+from tests.tools.cuda import (
+    BASE,
+    LARGE,
+    Question,
+    assert_as_accurate,
+    assert_choices_follow,
+    copied,
+    ids_of,
+    named_tensors,
+    new_target,
+)
 from tests.tools.ordered import OrderedLaunch
 from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, run_interpreted, runs_kernels
 
@@ -202,6 +212,13 @@ def test_attention(head_dim: int, group: int, dtype: str, window: int) -> None:
                 assert torch.equal(launch.run()[length - len(path) : length], results[0][path]), (prefix, read, node)
 
 
+# A tree, a chain whose logits are not wanted, a single node without a prompt.
+FEW = Question(prompts=(5, 3, 0), trees=(4, 2, 1), num_logits=(4, 0, 1))
+MANY = Question(prompts=(150, 40, 7, 0), trees=(20, 9, 3, 1), num_logits=(20, 0, 2, 1))
+EVERYTHING: dict[str, Any] = {
+    "num_heads": 3 * BASE.num_kv_heads, "head_dim": 96, "qk_norm": True, "qkv_bias": True, "o_bias": True,
+    "sliding_window": 6, "tied_embeddings": False,
+}  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "everything": {
@@ -251,6 +268,18 @@ def test_models(variant: str, quantize: str | None) -> None:
             assert torch.equal(plain_logits(target, text, len(path), rng), own[path]), (cycle, index)
             target.keep(segment.sequence, path)
             texts[index] = [*text, ids_of(target, rng, 1)[0]]
+
+
+@runs_kernels
+@pytest.mark.parametrize("variant", ["plain", "everything"])
+def test_exact_models_are_as_good_as_the_eager_decoder(variant: str) -> None:
+    """Trees and a chain after prompts of different lengths, and a pass over more rows than a narrow one has."""
+    config = replace(BASE, **(EVERYTHING if variant == "everything" else {}))
+    for question in (FEW if INTERPRETED else MANY, Question(prompts=(0, 0), trees=(62, 3), num_logits=(1, 2))):
+        fused = question.ask(new_target(config, exact=True))
+        eager, right = (question.ask(new_target(config, backend="eager", wide=wide)) for wide in (False, True))
+        assert_as_accurate(fused.logits, eager.logits, right.logits)
+        assert_choices_follow(fused, question.num_best)
 
 
 def plain_logits(target: NativeTarget, text: list[int], count: int, rng: random.Random) -> torch.Tensor:
