@@ -26,7 +26,8 @@ from draftwood.bench.replay import (
 )
 from draftwood.bench.replay.rows import ON_TEXT
 from draftwood.bench.replay.studies import ContextFiller
-from draftwood.cli.main import build_parser, load_command
+from draftwood.cli.main import build_parser
+from draftwood.cli.options import load_function
 from draftwood.drafters import Drafter, DraftRequest, PromptRows, VerifiedTree
 from draftwood.errors import OptionError
 from draftwood.targets.native.target import NativeTarget
@@ -170,7 +171,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "a.recording"
     options = ["--model", "tiny", "--data", str(folder), "--tasks", "letters", "--limit", "2", "--max-tokens", "16"]
     args = command("record", "--drafters", "goose,recycling:top_k=4", "--budget", "12", *options, "--out", str(path))
-    assert load_command(args.run)(args) == 0
+    assert load_function(args.run)(args) == 0
     return path
 
 
@@ -181,7 +182,7 @@ def test_record_and_replay_from_the_command_line(
     args = command(
         "replay", str(file), "--drafters", "goose,recycling:top_k=4,pld", "--budget", "12", "--json", "--out", str(out)
     )
-    assert load_command(args.run)(args) == 0
+    assert load_function(args.run)(args) == 0
     content = json.loads(capsys.readouterr().out)
     assert content == json.loads(out.read_text())
     goose, recycling, pld = content["figures"]
@@ -190,7 +191,7 @@ def test_record_and_replay_from_the_command_line(
     assert recycling["tau"] == recycling["recorded_tau"]
     assert pld["recorded_tau"] is None
     args = command("replay", str(file), "--drafters", "goose", "--budget", "8,12", "--context", "64,200")
-    assert load_command(args.run)(args) == 0
+    assert load_function(args.run)(args) == 0
     table = capsys.readouterr().out.splitlines()
     assert len(table) == 1 + 4
     assert table[1].split()[:4] == ["goose", "@8", "8", "64"]
@@ -211,7 +212,7 @@ def test_an_interrupted_recording_is_kept(
     path = tmp_path / "part.recording"
     args = command("record", "--model", "tiny", "--data", str(file.parent), "--max-tokens", "8", "--out", str(path))
     with pytest.raises(KeyboardInterrupt):
-        load_command(args.run)(args)
+        load_function(args.run)(args)
     assert len(load_recording(path).requests) == 1
     assert "was interrupted" in capsys.readouterr().err
 
@@ -219,7 +220,7 @@ def test_an_interrupted_recording_is_kept(
 def test_a_recording_does_not_replace_a_folder(tmp_path: Path) -> None:
     args = command("record", "--model", "tiny", "--out", str(tmp_path))
     with pytest.raises(OptionError, match="not a folder"):
-        load_command(args.run)(args)
+        load_function(args.run)(args)
 
 
 def test_unwritable_output_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,4 +228,4 @@ def test_unwritable_output_is_refused_before_the_run(tmp_path: Path, monkeypatch
     (tmp_path / "file").touch()
     args = command("record", "--model", "tiny", "--out", str(tmp_path / "file" / "a.recording"))
     with pytest.raises(OptionError, match=r"a\.recording cannot be written"):
-        load_command(args.run)(args)
+        load_function(args.run)(args)
