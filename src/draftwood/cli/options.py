@@ -223,7 +223,11 @@ def name_flags(text: str, param: str | None, args: argparse.Namespace | None) ->
     if param in names and text.startswith(f"{param} "):
         text = f"{_flag(param)}{text.removeprefix(param)}"
     options = "|".join(sorted(names)) or "(?!)"
-    text = re.sub(rf"(?<![\w.-])(?<!--drafter-option )({options})=('?)([\w-]+)\2", lambda found: f"{_flag(found[1])} {found[3]}", text)
+    text = re.sub(
+        rf"(?<![\w.-])(?<!--drafter-option )({options})=('?)([\w-]+)\2",
+        lambda found: f"{_flag(found[1])} {found[3]}",
+        text,
+    )
     composed = "|".join(sorted(name for name in names if "_" in name)) or "(?!)"
     return re.sub(rf"(?<![\w.'-])({composed})(?![\w='])", lambda found: _flag(found[1]), text)
 
