@@ -111,14 +111,16 @@ def forward(target: NativeTarget, sequence: int, count: int) -> Callable[[], obj
     return lambda: target.forward([segment])
 
 
-def interleaved(runs: dict[str, Callable[[], object]], repeats: int, statistic: str) -> dict[str, float]:
+def interleaved(
+    runs: dict[str, Callable[[], object]], repeats: int, statistic: str, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
             if repeat:  # the first one is a warm-up
-                times[name].append(1000 * (time.perf_counter() - start))
+                times[name].append(1000 * (clock() - start))
     summary = statistics.median if statistic == "median" else min
     return {name: summary(values) for name, values in times.items()}
 

@@ -23,7 +23,7 @@ from draftwood.models import (
 )
 from draftwood.progress import Progress, report
 from draftwood.targets.base import Target
-from draftwood.targets.native import NativeTarget, cuda, stored_formats
+from draftwood.targets.native import NativeTarget, cuda
 from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.room import check_room, default_cache_tokens, out_of_memory
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
@@ -136,14 +136,20 @@ def _load_native(
 ) -> NativeTarget:
     dtype = pick_dtype(options.dtype, place)
     slots = _checked_slots(options, shape, dtype, place)
-    stored = _find_stored(options, folder, shape, dtype, place)
-    if stored is not None:
-        with _memory_explained(place, slots * shape.cache_bytes_per_token(dtype.itemsize)):
-            return NativeTarget.from_stored(
+    stored = stored_file(folder.path)
+    # A dtype asks for weights in that dtype, quantize for other ones than those stored.
+    as_stored = (
+        options.dtype == "auto" and options.quantize is None and not CpuDecoder.why_declined(shape, dtype, place)
+    )
+    with _memory_explained(place, slots * shape.cache_bytes_per_token(dtype.itemsize)):
+        target = None
+        if stored is not None and as_stored:
+            target = NativeTarget.from_stored(
                 stored, folder.name, shape, dtype=dtype, cache_tokens=slots, progress=_labelled(progress)
             )
-    expand(folder.path, progress)
-    with _memory_explained(place, slots * shape.cache_bytes_per_token(dtype.itemsize)):
+        if target is not None:
+            return target
+        expand(folder.path, progress)
         return NativeTarget.from_folder(
             folder.path,
             folder.name,
@@ -159,18 +165,6 @@ def _load_native(
 
 def _labelled(progress: Progress | None) -> Callable[[int, int], None] | None:
     return None if progress is None else lambda done, total: progress("loading weights", done, total)
-
-
-def _find_stored(
-    options: ModelOptions, folder: ModelFolder, shape: ModelConfig, dtype: torch.dtype, place: torch.device
-) -> Path | None:
-    """Returns the GGUF file to run as it is stored. A dtype asks for weights in that dtype instead."""
-    path = stored_file(folder.path)
-    if path is None or options.dtype != "auto" or options.quantize is not None:
-        return None
-    if CpuDecoder.why_declined(shape, dtype, place) or CpuDecoder.why_not_stored(stored_formats(path, shape)):
-        return None
-    return path
 
 
 def _checked_slots(options: ModelOptions, shape: ModelConfig, dtype: torch.dtype, place: torch.device) -> int:

@@ -4,6 +4,7 @@ Nothing is read before it is packed: a matrix here is the place of its values in
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -83,13 +84,12 @@ def quantized_tensors(config: ModelConfig, get: Lookup, quantize: str) -> dict[s
     return tensors
 
 
-def stored_formats(path: Path, config: ModelConfig) -> list[str]:
-    """Returns the formats of the matrices in a GGUF file, that of most weights first."""
+def stored_formats(tensors: Mapping[str, StoredTensor]) -> list[str]:
+    """Returns the formats of the matrices, that of most weights first."""
     counts: Counter[str] = Counter()
-    with GgufFile(path) as file:
-        for tensor in stored_tensors(file, config).values():
-            if len(tensor.shape) == 2:
-                counts[tensor.format] += prod(tensor.shape)
+    for tensor in tensors.values():
+        if len(tensor.shape) == 2:
+            counts[tensor.format] += prod(tensor.shape)
     return [name for name, _ in counts.most_common()]
 
 

@@ -133,15 +133,21 @@ class NativeTarget(SlotTarget):
         dtype: torch.dtype,
         cache_tokens: int,
         progress: LoadProgress | None = None,
-    ) -> Self:
-        """Runs the weights of a GGUF file as they are stored; ``dtype`` is that of the cache and of hidden states."""
-        quantize = ", ".join(stored_formats(path, config))
+    ) -> Self | None:
+        """Runs the weights of a GGUF file as they are stored; ``dtype`` is that of the cache and of hidden states.
+
+        None if the decoder has no kernel for a format in the file.
+        """
         with GgufFile(path) as file:
-            weights = assemble_stored(config, stored_tensors(file, config), dtype)
+            tensors = stored_tensors(file, config)
+            formats = stored_formats(tensors)
+            if CpuDecoder.why_not_stored(formats):
+                return None
+            weights = assemble_stored(config, tensors, dtype)
             read_parts = partial(load_stored_parts, path, config, dtype)
             target = cls(
-                name, config, weights, cache_tokens, backend="fused-cpu", read_parts=read_parts, quantize=quantize,
-                progress=progress,
+                name, config, weights, cache_tokens, backend="fused-cpu", read_parts=read_parts,
+                quantize=", ".join(formats), progress=progress,
             )  # fmt: skip
             file.check_unchanged()
         return target
