@@ -212,7 +212,9 @@ def product_kernel(
     start = part * PART
     known = tl.minimum(features, OUT - 1)  # beyond the last feature: read that one again, write nothing
     feature_rows = known.to(tl.int64) * IN
-    EARLY: tl.constexpr = BM <= 64  # load what the end needs together with the weights, if there are registers for it
+    # Load what the end needs together with the weights, if there are registers for it.
+    EARLY: tl.constexpr = BM <= 64
+    EARLY_ANGLES: tl.constexpr = BM * BO <= 4096
     scale, more_scale = 1.0, 1.0
     own_squares, own_bias, own_hidden, own_norm = 0.0, 0.0, 0.0, 0.0
     own_cos, own_sin, own_slots, low_norm, high_norm = 0.0, 0.0, 0, 0.0, 0.0
@@ -226,7 +228,7 @@ def product_kernel(
         own_norm = tl.load(next_norm + known)  # [BO]
     if D > 0:
         own_slots = tl.load(slots + rows, mask=rows < num_rows, other=-1).to(tl.int64)  # [BM]
-        if EARLY:
+        if EARLY_ANGLES:
             own_cos, own_sin = _angles(cos, sin, positions, rows, num_rows, block, BO, D, HEADS + KV)  # [BO / 2, BM]
     if QK_NORM:  # a block is one head; for heads of values this is loaded but not used
         norm = tl.where(block < HEADS, q_norm, k_norm) + tl.arange(0, BO // 2)
@@ -280,16 +282,13 @@ def product_kernel(
                     more += tl.load(theirs + BO * BM, cache_modifier=".cg")
             tl.store(counters + shared, 0)
     if last:
-        if EARLY:
-            now_squares, now_hidden, now_cos, now_sin = own_squares, own_hidden, own_cos, own_sin
-        else:
-            now_squares, now_hidden, now_cos, now_sin = 0.0, 0.0, 0.0, 0.0
-            if NORMED:
-                now_squares = _load_squares(squares, square_stride, rows, num_rows, COUNT, PAD)
-            if RESIDUAL:
-                now_hidden = _load_hidden(out, rows, num_rows, features, OUT)
-            if D > 0:
-                now_cos, now_sin = _angles(cos, sin, positions, rows, num_rows, block, BO, D, HEADS + KV)
+        now_squares, now_hidden, now_cos, now_sin = own_squares, own_hidden, own_cos, own_sin
+        if NORMED and not EARLY:
+            now_squares = _load_squares(squares, square_stride, rows, num_rows, COUNT, PAD)
+        if RESIDUAL and not EARLY:
+            now_hidden = _load_hidden(out, rows, num_rows, features, OUT)
+        if D > 0 and not EARLY_ANGLES:
+            now_cos, now_sin = _angles(cos, sin, positions, rows, num_rows, block, BO, D, HEADS + KV)
         _finish(
             acc, more, scale, more_scale, now_squares, own_bias, now_hidden, own_norm, now_cos, now_sin, own_slots,
             low_norm, high_norm, rows, block, features, num_rows, eps, out, scaled, next_squares, square_stride, peaks,
