@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from prometheus_client import generate_latest  # noqa: E402
 
-from draftwood import LLM, SamplingParams  # noqa: E402
+from draftwood import LLM, SamplingParams, Structured  # noqa: E402
 from draftwood.cli.main import build_parser  # noqa: E402
 from draftwood.config import DEFAULT_DRAFTER, EngineOptions, ModelOptions, field_meanings  # noqa: E402
 from draftwood.drafters import Drafter, drafter_class  # noqa: E402
@@ -259,6 +259,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "llm-arguments": llm_table,
     "metrics": metrics_table,
     "sampling-params": lambda: record_table(SamplingParams, "field"),
+    "structured-options": lambda: record_table(Structured, "field"),
 }
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tests.tools.paths import ROOT
 SOURCE = Path(draftwood.__file__).parent
 MAX_LINES = 400
 # The core has no further requirements; these come with an extra and are imported where they are used.
-EXTRAS = {"transformers", "huggingface_hub", "xllamacpp", "vllm", "pyarrow", "tensorboard"}
+EXTRAS = {"transformers", "huggingface_hub", "xllamacpp", "vllm", "pyarrow", "tensorboard", "llguidance"}
 # Packages that exist only with their extra: they import it at the top, and others import them where they are used.
 OWN_EXTRAS = {"serve": {"uvicorn", "starlette", "prometheus_client"}}
 

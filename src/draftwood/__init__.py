@@ -5,13 +5,13 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from draftwood.config import SamplingParams
+    from draftwood.config import SamplingParams, Structured
     from draftwood.errors import DraftwoodError
     from draftwood.llm import LLM, Completion
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "Completion", "DraftwoodError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "DraftwoodError", "SamplingParams", "Structured", "__version__"]
 
 # Threads of torch wait for each other after every operation, by default for milliseconds of busy waiting. If another
 # process needs a core, they then wait for a thread that is not running: eager decoding becomes ten times slower. These
@@ -21,7 +21,13 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # Intel and LLVM, milliseconds
 
 # Torch takes a second to import: a help text should not wait for it.
-_HOMES = {"LLM": "llm", "Completion": "llm", "SamplingParams": "config", "DraftwoodError": "errors"}  # modules
+_HOMES = {  # modules
+    "LLM": "llm",
+    "Completion": "llm",
+    "SamplingParams": "config",
+    "Structured": "config",
+    "DraftwoodError": "errors",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -1,6 +1,7 @@
 """Public options: frozen, keyword-only, checked when they are created. The one place with defaults."""
 
 import inspect
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -25,7 +26,43 @@ PREFILL_CHUNK = 512
 # Far beyond all that makes sense, and far from what would overflow float32.
 MAX_TEMPERATURE = 1000.0
 MAX_PENALTY = 1000.0
+MAX_STRUCTURED = 1 << 18  # characters of a schema, a regular expression or a grammar
 _WORDS = {"none": None, "true": True, "false": False}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Structured:
+    """What the output must match: one of a JSON schema, a regular expression and a grammar."""
+
+    json_schema: str | Mapping[str, Any] | type | None = None  # JSON text, an object, or a class of pydantic
+    regex: str | None = None  # syntax of Rust's regular expressions; matches the whole output
+    grammar: str | None = None  # syntax of Lark, as llguidance extends it
+    strict: bool = True  # False: ignore keywords of a schema that are not supported, instead of refusing it
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in ("json_schema", "regex", "grammar")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) != 1:
+            got = ", ".join(given) or "nothing"
+            allowed = "one of json_schema, regex and grammar"
+            raise OptionError("structured must say what to match, once", got=got, allowed=allowed, param="structured")
+        ((name, value),) = given.items()
+        text = _schema_text(value) if name == "json_schema" else value
+        if not isinstance(text, str):
+            raise OptionError(f"{name} must be text", got=type(value).__name__, param="structured")
+        if len(text) > MAX_STRUCTURED:
+            got, allowed = f"{len(text)} characters", f"at most {MAX_STRUCTURED}"
+            raise OptionError(f"{name} is too long", got=got, allowed=allowed, param="structured")
+        object.__setattr__(self, name, text)
+
+    @property
+    def kind(self) -> str:
+        return "json_schema" if self.json_schema is not None else "regex" if self.regex is not None else "grammar"
+
+    @property
+    def text(self) -> str:
+        """The schema as JSON, the regular expression or the grammar."""
+        return str(getattr(self, self.kind))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +83,7 @@ class SamplingParams:
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None  # alternatives per token; 0: only the token's own
+    structured: Structured | None = None  # what the output must match
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
@@ -63,6 +101,13 @@ class SamplingParams:
             whole("seed", self.seed, 0)
         if self.logprobs is not None:
             whole("logprobs", self.logprobs, 0)
+        if self.structured is not None and not isinstance(self.structured, Structured):
+            raise OptionError(
+                "structured must say what the output must match",
+                got=type(self.structured).__name__,
+                allowed="Structured(json_schema=...), Structured(regex=...) or Structured(grammar=...)",
+                param="structured",
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -185,6 +230,18 @@ def _budget(budget: object) -> None:
         raise OptionError(
             "budget must be a number of positions or 'auto'", got=repr(budget), allowed=allowed, param="budget"
         )
+
+
+def _schema_text(schema: object) -> object:
+    """A schema as JSON, with its keys in order: it is the order of the output's properties."""
+    if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if not isinstance(schema, Mapping):
+        return schema
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError("json_schema cannot be written as JSON", got=error, param="structured") from error
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from draftwood.drafters import Drafter, DrafterFactory, check_drafter, make_fact
 from draftwood.engine import Engine, GenerationRequest, RequestStats, TokenEvent, TokenLogprobs
 from draftwood.errors import OptionError, PromptError
 from draftwood.progress import Progress
+from draftwood.structured import Structure, StructureCompiler
 from draftwood.targets import Loaded, Target, TargetInfo, load_target
 from draftwood.text import TextCodec
 
@@ -105,6 +106,7 @@ class LLM:
         target, self.tokenizer = loaded
         self._scope = parse_memory(memory).scope  # a memory file belongs to one drafter, its scope to all
         self._engine = Engine(target, self.tokenizer, options, progress)
+        self._structures = StructureCompiler(self.tokenizer, target.info.vocab_size, target.info.eos_token_ids)
         self._default = make_factory(drafter, drafter_options, target, memory, self.tokenizer)
         self._factories: dict[DrafterLike, DrafterFactory] = {drafter: self._default}
 
@@ -222,7 +224,12 @@ class LLM:
             reuse=reuse,
             owner=owner,
             prediction=tuple(self.predicted_ids(prediction) if isinstance(prediction, str) else prediction or ()),
+            structure=None if params is None else self.compile_structure(params),
         )
+
+    def compile_structure(self, params: SamplingParams) -> Structure | None:
+        """What the output must match. Compiled once: later requests with the same one find it."""
+        return None if params.structured is None else self._structures.compile(params.structured)
 
     def predicted_ids(self, prediction: str | None) -> list[int]:
         """Token ids of a predicted output."""

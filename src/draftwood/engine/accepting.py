@@ -10,12 +10,15 @@ from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
 from draftwood.engine.output import Block
 from draftwood.engine.passes import Answer
 from draftwood.engine.session import Session
+from draftwood.structured import StructureMatcher
 from draftwood.verify import AcceptedPath, accept_greedy, accept_predrawn, accept_sampled
 
 
 def accept(session: Session, answer: Answer) -> AcceptedPath:
     """The longest path of the session's tree that the target agrees with, and the target's own next token."""
     tree, warper, logits = session.tree, session.warper, answer.output.logits
+    if session.matcher is not None:
+        return _accept_matching(session, answer, session.matcher)
     if answer.drawn is not None:
         return accept_predrawn(tree, answer.drawn, session.randomness)
     if session.takes_choices:
@@ -25,9 +28,41 @@ def accept(session: Session, answer: Answer) -> AcceptedPath:
     return accept_sampled(tree, lambda node: warper.probs(logits[node], tree.path_tokens(node)), session.randomness)
 
 
+def _accept_matching(session: Session, answer: Answer, matcher: StructureMatcher) -> AcceptedPath:
+    """As ``accept``, with the logits of tokens that the structure forbids at -inf. Only nodes on the accepted path are
+    looked at, and their masks only computed if the target's own choice is not enough."""
+    tree, warper, logits = session.tree, session.warper, answer.output.logits
+    takes_choices = session.params.is_greedy and not session.params.has_penalties
+
+    def choose(node: int) -> int:
+        matcher.take(tree.tokens[node : node + 1] if node else ())
+        choice = answer.choices[node]
+        if matcher.is_complete or (takes_choices and matcher.allows(choice)):  # what follows the end is not emitted
+            return choice
+        return warper.choice(_mask(logits[node], matcher), tree.path_tokens(node))
+
+    def probs_of(node: int) -> torch.Tensor:
+        matcher.take(tree.tokens[node : node + 1] if node else ())
+        if matcher.is_complete:
+            return torch.ones_like(logits[node])
+        return warper.probs(_mask(logits[node], matcher), tree.path_tokens(node))
+
+    is_greedy = session.params.is_greedy
+    accepted = accept_greedy(tree, choose) if is_greedy else accept_sampled(tree, probs_of, session.randomness)
+    matcher.go_back(len(accepted.path) - 1)
+    return accepted
+
+
+def _mask(logits: torch.Tensor, matcher: StructureMatcher) -> torch.Tensor:
+    return logits.masked_fill(~matcher.allowed().to(logits.device), -torch.inf)
+
+
 def emit(session: Session, accepted: AcceptedPath) -> Block:
     """Appends the accepted tokens to the output, up to a stop condition, and counts the cycle."""
-    block = session.writer.write(accepted.token_ids(session.tree))
+    token_ids, matcher = accepted.token_ids(session.tree), session.matcher
+    if matcher is not None:
+        token_ids = token_ids[: matcher.take_output(token_ids)]
+    block = session.writer.write(token_ids, is_complete=matcher is not None and matcher.is_complete)
     num_emitted = len(block.token_ids)
     session.tokens += block.token_ids
     session.finish_reason = block.finish_reason

@@ -1,8 +1,8 @@
 """Sampled tokens of many requests, drawn at once: few launches, and only tokens travel to the host.
 
 A request can take part if the token after a node is one draw from the target's distribution there. With penalties that
-distribution depends on the path to the node, and drawn children are accepted by another rule: such requests read their
-rows themselves.
+distribution depends on the path to the node, as with a structure that the output must match, and drawn children are
+accepted by another rule: such requests read their rows themselves.
 """
 
 from collections import defaultdict
@@ -63,7 +63,9 @@ def draw_sampled(
 
 def _draws_at_once(session: Session) -> bool:
     params = session.params
-    return not (params.is_greedy or params.has_penalties or session.is_prefilling or session.tree.proposals)
+    if params.is_greedy or params.has_penalties or session.matcher is not None:
+        return False
+    return not (session.is_prefilling or session.tree.proposals)
 
 
 def _gather(logits: torch.Tensor, some: Sequence[Rows]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Between drafting and verification: each draft is checked and cut to what pays, what fits and what can be emitted."""
+"""Between drafting and verification: each draft is checked and cut to what may, pays, fits and can be emitted."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -8,6 +8,7 @@ from draftwood.engine.drafting import Draft
 from draftwood.engine.session import Session
 from draftwood.errors import TreeError
 from draftwood.sizing import NO_LOAD, Load, loads_of_others
+from draftwood.structured import constrain
 from draftwood.tree import DraftTree
 
 
@@ -33,12 +34,17 @@ def _fit(session: Session, made: Draft, load: Load) -> DraftTree:
     tree, budget, seconds = made
     if isinstance(tree, Exception):
         raise tree
-    session.offered = tree
-    if len(tree.tokens) == 1 and tree.tokens[0] == session.tokens[-1]:  # plain decoding: nothing to check or cut
-        session.stats.draft_seconds += seconds
-        return tree
     started = time.perf_counter() - seconds  # checking and cutting count as drafting
-    _check(session, tree, budget)
+    is_plain = len(tree.tokens) == 1 and tree.tokens[0] == session.tokens[-1]
+    if not is_plain:
+        _check(session, tree, budget)
+    if session.matcher is not None and session.drafts:
+        tree = constrain(tree, session.matcher, session.sample.budget if session.num_left > 1 else 1)
+        is_plain = len(tree.tokens) == 1
+    session.offered = tree
+    if is_plain:  # nothing to cut
+        session.stats.draft_seconds += time.perf_counter() - started
+        return tree
     context = len(session.tokens) - 1
     if session.sizer is not None:
         tree = session.sizer.cut(tree, context, time.perf_counter() - started, load)

@@ -8,6 +8,7 @@ from draftwood.engine.stopping import StopStrings, StopTokens
 from draftwood.text import IncrementalDecoder, TextCodec
 
 NO_TEXT = ("", False)
+COMPLETE = "complete"  # reason of a token that ends the output and is shown
 
 
 class Block(NamedTuple):
@@ -36,15 +37,19 @@ class OutputWriter:
         self._stop_strings = StopStrings(params.stop)
         self._decoder = IncrementalDecoder(codec)
 
-    def write(self, candidates: list[int]) -> Block:
+    def write(self, candidates: list[int], *, is_complete: bool = False) -> Block:
+        """``is_complete``: the output ends with the last candidate, which is a part of it."""
         texts: tuple[str, ...] = ()
         for token_id in candidates:
             self._num_output += 1
             reason = self._stop_tokens.reason(token_id, self._num_output)
+            if is_complete and reason != "stop" and len(texts) == len(candidates) - 1:
+                reason = COMPLETE
             text, stopped = self._decode(token_id, reason) if self._decodes else NO_TEXT
             texts += (text,)
             if stopped or reason is not None:
-                return Block(candidates[: len(texts)], texts, "stop" if stopped else reason)
+                reason = "length" if reason == "length" and not stopped else "stop"
+                return Block(candidates[: len(texts)], texts, reason)
         return Block(candidates, texts, None)
 
     def _decode(self, token_id: int, reason: str | None) -> tuple[str, bool]:

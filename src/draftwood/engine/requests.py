@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from draftwood.config import SamplingParams
 from draftwood.drafters import DrafterFactory
+from draftwood.structured import Structure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,6 +18,7 @@ class GenerationRequest:
     owner: str = ""  # whose prefixes and memory those are
     with_text: bool = True  # False: events carry empty texts, unless stop strings have to be searched for
     prediction: tuple[int, ...] = ()  # token ids of the predicted output; drafters that copy text copy from it
+    structure: Structure | None = None  # what the output must match: ``params.structured``, compiled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

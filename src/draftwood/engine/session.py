@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from draftwood.drafters import Drafter, DraftRequest
+from draftwood.drafters import Drafter, DraftRequest, PlainDrafter
 from draftwood.engine.output import OutputWriter
 from draftwood.engine.requests import Sample
 from draftwood.engine.stats import RequestStats
@@ -33,6 +33,7 @@ class Session:
         self.sample = sample
         self.params = request.params
         self.drafter = drafter
+        self.drafts = sample.budget > 1 and not isinstance(drafter, PlainDrafter)
         self.sizer = sizer
         self.vocab_size = info.vocab_size
         self.sequence = -1  # set on admission
@@ -41,6 +42,7 @@ class Session:
         self.num_committed = 0  # prompt positions in the target's cache; not updated after prefill
         self.tree = DraftTree.root_only(self.tokens[-1])  # under verification
         self.offered = self.tree  # what the drafter proposed, before it was cut
+        self.matcher = None if request.structure is None else request.structure.start()
         self.warper = Warper(self.params, request.prompt_ids)
         self.randomness = SeededRandomness(self.params.seed, sample.index)
         self.writer = OutputWriter(
@@ -50,8 +52,8 @@ class Session:
         self.admitted = 0.0  # by the clock of ``time.perf_counter``
         self.finish_reason: str | None = None
         self.error: Exception | None = None
-        # Whether the target's greedy choices are the output: no sampling, no penalties.
-        self.takes_choices = self.params.is_greedy and not self.params.has_penalties
+        # Whether the target's greedy choices are the output: no sampling, no penalties, no structure.
+        self.takes_choices = self.params.is_greedy and not self.params.has_penalties and self.matcher is None
         # Whether acceptance or the caller needs more than greedy choices.
         self.reads_logits = not self.takes_choices or self.params.logprobs is not None
         # Whether anything but acceptance reads rows of the target's output.

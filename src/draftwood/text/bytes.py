@@ -13,6 +13,7 @@ class ByteTokenizer:
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS,)
+    special_token_ids = frozenset((BOS, EOS))
     has_chat = True
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:

@@ -34,6 +34,10 @@ class TextCodec(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
     @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are no text, such as the end of a turn; ``decode`` skips them."""
+
+    @property
     def has_chat(self) -> bool:
         """Whether the model has a chat template."""
 
@@ -131,6 +135,11 @@ class Tokenizer:
         if one_byte := re.fullmatch("<0x([0-9A-F]{2})>", spelled):
             return bytes.fromhex(one_byte[1])
         return spelled.replace("\u2581", " ").encode()  # SentencePiece's space
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        added = self._backend.get_added_tokens_decoder()
+        return frozenset(token_id for token_id, token in added.items() if token.special)
 
     @cached_property
     def _added_ids(self) -> frozenset[int]:

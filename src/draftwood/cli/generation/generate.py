@@ -18,7 +18,7 @@ from draftwood.cli.console import (
 )
 from draftwood.cli.options import sampling_params
 from draftwood.compare import Comparison, TimedRun, check_params, compare, warm_up
-from draftwood.config import SamplingParams
+from draftwood.config import SamplingParams, Structured
 from draftwood.errors import OptionError
 from draftwood.llm import LLM
 from draftwood.prompts import prompt_ids, read_text
@@ -27,7 +27,7 @@ INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
+    params = sampling_params(args, structured=_structured(args))
     _check_options(args, params)
     prompt = read_prompt(args.prompt, args.file)
     prediction = None if args.prediction is None else read_text(args.prediction)
@@ -52,6 +52,14 @@ def run(args: argparse.Namespace) -> int:
             if comparison is not None:
                 screen.note(comparison_line(comparison))
     return INTERRUPTED if interrupted else 0
+
+
+def _structured(args: argparse.Namespace) -> Structured | None:
+    if args.json_schema is not None:
+        return Structured(json_schema=read_text(args.json_schema))
+    if args.grammar is not None:
+        return Structured(grammar=read_text(args.grammar))
+    return None if args.regex is None else Structured(regex=args.regex)
 
 
 def _check_options(args: argparse.Namespace, params: SamplingParams) -> None:

@@ -24,6 +24,7 @@ def register_generate(commands: Subparsers[Any]) -> None:
         "draftwood generate 'Write a haiku about trees.'",
         "cat notes.txt | draftwood generate 'Summarise this.' --max-tokens 400 --compare",
         "echo 'def fibonacci(n):' | draftwood generate --raw --json",
+        "draftwood generate 'Name a colour.' --regex '(red|green|blue)'",
         details="If the model has a chat template, the prompt is sent as a user message.",
     )
     add_prompt_options(parser)
@@ -38,6 +39,10 @@ def register_generate(commands: Subparsers[Any]) -> None:
         metavar="F",
         help="file with the predicted output, such as the source code to edit; faster if most of it is right",
     )
+    structure = parser.add_mutually_exclusive_group()
+    structure.add_argument("--json-schema", metavar="F", help="file with a JSON schema that the answer must match")
+    structure.add_argument("--regex", metavar="PATTERN", help="regular expression that the answer must match")
+    structure.add_argument("--grammar", metavar="F", help="file with a grammar (Lark) that the answer must match")
     parser.add_argument("--n", type=int, default=1, help="samples per prompt (default: 1)")
     parser.add_argument("--logprobs", type=int, metavar="K", help="print logprobs of each token and K alternatives")
     add_run_options(parser)
