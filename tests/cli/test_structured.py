@@ -17,7 +17,7 @@ def needs_library() -> None:
 
 
 @pytest.mark.usefixtures("needs_library")
-def test_answers_match(draftwood_command: Command, tmp_path: Path) -> None:  # noqa: F811
+def test_answers_match(draftwood_command: Command, tmp_path: Path) -> None:
     schema, grammar = tmp_path / "schema.json", tmp_path / "words.lark"
     schema.write_text(json.dumps({"enum": [{"colour": "red"}, {"colour": "blue"}]}))
     grammar.write_text('start: "one" | "two"')
@@ -46,10 +46,7 @@ def test_answers_match(draftwood_command: Command, tmp_path: Path) -> None:  # n
     ],
 )
 def test_mistakes_are_explained(
-    draftwood_command: Command,  # noqa: F811
-    tmp_path: Path,
-    options: tuple[str, ...],
-    message: str,
+    draftwood_command: Command, tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
     path = tmp_path / "file"
     path.write_text("{")
@@ -59,10 +56,7 @@ def test_mistakes_are_explained(
     assert "Traceback" not in result.err
 
 
-def test_a_missing_package_is_named(
-    draftwood_command: Command,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_package_is_named(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     result = draftwood_command("generate", "hi", "--regex", "a", *TINY)
     assert result.code == 2
