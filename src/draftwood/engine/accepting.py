@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from draftwood.drafters import VerifiedTree
-from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
+from draftwood.engine.events import BONUS_SOURCE, CycleDetail, TokenEvent, TokenLogprobs
 from draftwood.engine.output import Block
 from draftwood.engine.passes import Answer
 from draftwood.engine.session import Session
@@ -63,6 +63,20 @@ def event_of(session: Session, accepted: AcceptedPath, block: Block, answer: Ans
         stats=session.stats,
         tree=tree,
         path=path,
+        detail=_detail(session, path, block, answer.output.logits) if session.sample.request.with_cycles else None,
+    )
+
+
+def _detail(session: Session, path: Sequence[int], block: Block, logits: torch.Tensor) -> CycleDetail:
+    tree, stats = session.tree, session.stats
+    rows = logits.softmax(dim=-1)  # [N, V]
+    emitted = rows[list(path[: len(block.token_ids)]), block.token_ids]
+    return CycleDetail(
+        target_probs=(1.0, *rows[list(tree.parents[1:]), list(tree.tokens[1:])].tolist()),
+        emitted_probs=tuple(emitted.tolist()),
+        draft_seconds=stats.draft_seconds,
+        verify_seconds=stats.verify_seconds,
+        total_seconds=stats.total_seconds,
     )
 
 

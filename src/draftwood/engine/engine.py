@@ -242,7 +242,7 @@ class Engine:
             group=group,
             index=index,
             max_tokens=min(request.params.max_tokens, self._room() - len(request.prompt_ids)),
-            budget=self.budget,
+            budget=min(self.budget, request.budget or self.budget),
             max_capacity=self.target.num_slots,
             prefill_chunk=self._options.prefill_chunk,
         )

@@ -51,7 +51,9 @@ class ServerState:
                 "held_body_bytes": lambda: self.bodies.num_held,
             }
         )
-        self.limits = RequestLimits(llm.info.context_length, drafter_names(), options.max_samples, options.strict)
+        self.limits = RequestLimits(
+            llm.info.context_length, drafter_names(), options.max_samples, llm.budget, options.strict
+        )
         self.created = int(time.time())
 
 
