@@ -69,11 +69,14 @@ def event_of(session: Session, accepted: AcceptedPath, block: Block, answer: Ans
 
 def _detail(session: Session, path: Sequence[int], block: Block, logits: torch.Tensor) -> CycleDetail:
     tree, stats = session.tree, session.stats
-    rows = logits.softmax(dim=-1)  # [N, V]
-    emitted = rows[list(path[: len(block.token_ids)]), block.token_ids]
+    inner = sorted({*tree.parents[1:], *path})
+    row_of = {node: row for row, node in enumerate(inner)}
+    rows = logits[inner].softmax(dim=-1)  # [inner, V]
+    after = [row_of[node] for node in (*tree.parents[1:], *path[: len(block.token_ids)])]
+    probs = rows[after, [*tree.tokens[1:], *block.token_ids]].tolist()
     return CycleDetail(
-        target_probs=(1.0, *rows[list(tree.parents[1:]), list(tree.tokens[1:])].tolist()),
-        emitted_probs=tuple(emitted.tolist()),
+        target_probs=(1.0, *probs[: len(tree) - 1]),
+        emitted_probs=tuple(probs[len(tree) - 1 :]),
         draft_seconds=stats.draft_seconds,
         verify_seconds=stats.verify_seconds,
         total_seconds=stats.total_seconds,

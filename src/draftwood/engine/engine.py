@@ -250,4 +250,5 @@ class Engine:
         if sample.budget == 1 and drafter.wants_taps:
             # A head that is never asked for a tree needs neither the text nor the target's hidden states.
             drafter = PlainDrafter(NoOptions(), None)
-        return Session(sample, drafter, self._codec, self.target.info, self._sizer(request.drafter))
+        sizer = self._sizer(request.drafter) if request.budget is None else None
+        return Session(sample, drafter, self._codec, self.target.info, sizer)

@@ -17,7 +17,7 @@ class GenerationRequest:
     owner: str = ""  # whose prefixes and memory those are
     with_text: bool = True  # False: events carry empty texts, unless stop strings have to be searched for
     prediction: tuple[int, ...] = ()  # token ids of the predicted output; drafters that copy text copy from it
-    budget: int | None = None  # positions per verification pass, at most those of the engine; None: those
+    budget: int | None = None  # fixed number of positions per pass, at most those of the engine; None: as the engine
     with_cycles: bool = False  # whether events say how they came about, which reads all rows of the target
 
 
