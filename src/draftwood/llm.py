@@ -210,10 +210,13 @@ class LLM:
         prediction: str | Sequence[int] | None = None,
         reuse: bool = False,
         owner: str = "",
+        budget: int | None = None,
+        with_cycles: bool = False,
     ) -> GenerationRequest:
         """A request for ``engine.submit``, for callers that run cycles themselves.
 
-        Requests of one ``owner`` reuse each other's cache and memory, and nobody else's.
+        Requests of one ``owner`` reuse each other's cache and memory, and nobody else's. ``budget``: a fixed
+        number of positions per pass, at most those of the engine. ``with_cycles``: events have a ``detail``.
         """
         if params is not None and not isinstance(params, SamplingParams):
             raise OptionError("params must be SamplingParams", got=type(params).__name__)
@@ -223,6 +226,8 @@ class LLM:
             drafter=self.factory(drafter),
             reuse=reuse,
             owner=owner,
+            budget=budget,
+            with_cycles=with_cycles,
             prediction=tuple(self.predicted_ids(prediction) if isinstance(prediction, str) else prediction or ()),
             structure=None if params is None else self.compile_structure(params),
         )

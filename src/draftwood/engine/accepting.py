@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from draftwood.drafters import VerifiedTree
-from draftwood.engine.events import BONUS_SOURCE, TokenEvent, TokenLogprobs
+from draftwood.engine.events import BONUS_SOURCE, CycleDetail, TokenEvent, TokenLogprobs
 from draftwood.engine.output import Block
 from draftwood.engine.passes import Answer
 from draftwood.engine.session import Session
@@ -98,6 +98,23 @@ def event_of(session: Session, accepted: AcceptedPath, block: Block, answer: Ans
         stats=session.stats,
         tree=tree,
         path=path,
+        detail=_detail(session, path, block, answer.output.logits) if session.sample.request.with_cycles else None,
+    )
+
+
+def _detail(session: Session, path: Sequence[int], block: Block, logits: torch.Tensor) -> CycleDetail:
+    tree, stats = session.tree, session.stats
+    inner = sorted({*tree.parents[1:], *path})
+    row_of = {node: row for row, node in enumerate(inner)}
+    rows = logits[inner].softmax(dim=-1)  # [inner, V]
+    after = [row_of[node] for node in (*tree.parents[1:], *path[: len(block.token_ids)])]
+    probs = rows[after, [*tree.tokens[1:], *block.token_ids]].tolist()
+    return CycleDetail(
+        target_probs=(1.0, *probs[: len(tree) - 1]),
+        emitted_probs=tuple(probs[len(tree) - 1 :]),
+        draft_seconds=stats.draft_seconds,
+        verify_seconds=stats.verify_seconds,
+        total_seconds=stats.total_seconds,
     )
 
 

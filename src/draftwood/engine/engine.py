@@ -242,7 +242,7 @@ class Engine:
             group=group,
             index=index,
             max_tokens=min(request.params.max_tokens, self._room() - len(request.prompt_ids)),
-            budget=self.budget,
+            budget=min(self.budget, request.budget or self.budget),
             max_capacity=self.target.num_slots,
             prefill_chunk=self._options.prefill_chunk,
         )
@@ -250,4 +250,5 @@ class Engine:
         if sample.budget == 1 and drafter.wants_taps:
             # A head that is never asked for a tree needs neither the text nor the target's hidden states.
             drafter = PlainDrafter(NoOptions(), None)
-        return Session(sample, drafter, self._codec, self.target.info, self._sizer(request.drafter))
+        sizer = self._sizer(request.drafter) if request.budget is None else None
+        return Session(sample, drafter, self._codec, self.target.info, sizer)

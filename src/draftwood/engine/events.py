@@ -16,6 +16,16 @@ class TokenLogprobs(NamedTuple):
     top: tuple[tuple[int, float], ...]  # the likeliest tokens, best first
 
 
+class CycleDetail(NamedTuple):
+    """How a cycle came about, for requests with ``with_cycles``. Seconds are totals of the request so far."""
+
+    target_probs: tuple[float, ...]  # of each node given its parent, before temperature and filters; of the root 1
+    emitted_probs: tuple[float, ...]  # of each emitted token
+    draft_seconds: float
+    verify_seconds: float
+    total_seconds: float
+
+
 class TokenEvent(NamedTuple):
     """The tokens of one cycle of a request."""
 
@@ -28,6 +38,7 @@ class TokenEvent(NamedTuple):
     stats: RequestStats
     tree: DraftTree  # the tree that was verified
     path: tuple[int, ...]  # its accepted nodes
+    detail: CycleDetail | None = None
 
     @property
     def text(self) -> str:

@@ -19,6 +19,8 @@ class GenerationRequest:
     with_text: bool = True  # False: events carry empty texts, unless stop strings have to be searched for
     prediction: tuple[int, ...] = ()  # token ids of the predicted output; drafters that copy text copy from it
     structure: Structure | None = None  # what the output must match: ``params.structured``, compiled
+    budget: int | None = None  # fixed number of positions per pass, at most those of the engine; None: as the engine
+    with_cycles: bool = False  # whether events say how they came about, which reads all rows of the target
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,10 +55,11 @@ class Session:
         # Whether the target's greedy choices are the output: no sampling, no penalties, no structure.
         self.takes_choices = self.params.is_greedy and not self.params.has_penalties and self.matcher is None
         # Whether acceptance or the caller needs more than greedy choices.
-        self.reads_logits = not self.takes_choices or self.params.logprobs is not None
+        wants_rows = self.params.logprobs is not None or request.with_cycles
+        self.reads_logits = not self.takes_choices or wants_rows
         # Whether anything but acceptance reads rows of the target's output.
         wanted = (drafter.wants_logits, drafter.wants_prompt_logits, drafter.wants_top, drafter.wants_taps)
-        self.reads_rows = self.params.logprobs is not None or any(wanted)
+        self.reads_rows = wants_rows or any(wanted)
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from draftwood.serve.endpoints import ChatCompletions, Completions, Health, MetricsReport, Models
+from draftwood.serve.endpoints import ChatCompletions, Completions, Health, MetricsReport, Models, Playground
 from draftwood.serve.errors import ApiError
 from draftwood.serve.middleware import ApiKeyMiddleware, RequestMiddleware, WebPageMiddleware
 from draftwood.serve.responses import error_response
@@ -27,6 +27,7 @@ ROUTES = (
     Route("/health", Health, methods=["GET"]),
     Route("/metrics", MetricsReport, methods=["GET"], middleware=WITH_KEY),
 )
+PLAYGROUND = (Route("/", Playground, methods=["GET"]), Route("/playground/{name}", Playground, methods=["GET"]))
 PATHS = [route.path_format for route in ROUTES]
 
 
@@ -41,9 +42,9 @@ def create_app(state: ServerState) -> Starlette:
             await asyncio.to_thread(state.runner.close)
 
     app = Starlette(
-        routes=ROUTES,
+        routes=ROUTES + PLAYGROUND if state.options.playground else ROUTES,
         middleware=[
-            Middleware(RequestMiddleware, state=state, paths=PATHS),
+            Middleware(RequestMiddleware, state=state, paths=["/", *PATHS]),
             Middleware(WebPageMiddleware, state=state),
         ],
         exception_handlers={ApiError: handle_api_error, HTTPException: handle_routing_error},

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from draftwood.config import SamplingParams
+from draftwood.config import MAX_BUDGET, SamplingParams
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, did_you_mean
 from draftwood.serve.errors import MAX_PARAM, ApiError, shorten
 
@@ -32,6 +32,7 @@ SAMPLING_FIELDS = {
 }  # fmt: skip
 COMMON_FIELDS = {
     "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "prediction", "drafter",
+    "budget",
 }  # fmt: skip
 CHAT_FIELDS = {"messages", "top_logprobs"}
 COMPLETION_FIELDS = {"prompt"}
@@ -54,7 +55,9 @@ class RequestOptions(NamedTuple):
     params: SamplingParams
     stream: bool
     include_usage: bool  # in the last chunk of a stream
+    include_cycles: bool  # in every chunk of a stream
     drafter: str | None
+    budget: int | None
     prediction: str  # the expected output, or empty
     ignored: tuple[str, ...] = ()  # names of unknown fields
 
@@ -65,6 +68,7 @@ class RequestLimits(NamedTuple):
     context_length: int
     drafters: Sequence[str]  # known names
     max_samples: int = 256
+    max_budget: int = MAX_BUDGET
     strict: bool = False  # whether unknown fields are an error
 
     @property
@@ -115,10 +119,18 @@ def parse_options(fields: Fields, limits: RequestLimits, *, is_chat: bool) -> Re
         params = SamplingParams(**values)
     except OptionError as error:
         raise ApiError.wrap(error) from error
-    stream, include_usage = _parse_flag(fields, "stream"), _parse_flag(stream_options, "include_usage")
     prediction = _parse_prediction(fields)
     check_length(len(prediction), limits, "prediction")
-    return RequestOptions(params, stream, include_usage, drafter, prediction, ignored)
+    return RequestOptions(
+        params,
+        _parse_flag(fields, "stream"),
+        _parse_flag(stream_options, "include_usage"),
+        _parse_flag(stream_options, "include_cycles"),
+        drafter,
+        _parse_int(fields, "budget", 1, limits.max_budget),
+        prediction,
+        ignored,
+    )
 
 
 def check_length(num_characters: int, limits: RequestLimits, param: str) -> None:
@@ -243,10 +255,14 @@ def _parse_chat_logprobs(fields: Fields) -> int | None:
 
 def _parse_top_logprobs(fields: Fields, name: str) -> int | None:
     """Return the number of alternatives per token."""
-    top = fields.get(name)
-    if top is not None and (type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS):
-        raise ApiError(f"{name} must be an integer", got=repr(top), allowed=f"0 to {MAX_TOP_LOGPROBS}", param=name)
-    return top
+    return _parse_int(fields, name, 0, MAX_TOP_LOGPROBS)
+
+
+def _parse_int(fields: Fields, name: str, low: int, high: int) -> int | None:
+    value = fields.get(name)
+    if value is not None and (type(value) is not int or not low <= value <= high):
+        raise ApiError(f"{name} must be an integer", got=repr(value), allowed=f"{low} to {high}", param=name)
+    return value
 
 
 def _parse_flag(fields: Fields, name: str) -> bool:

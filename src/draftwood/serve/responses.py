@@ -7,6 +7,7 @@ import json
 import math
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from itertools import accumulate
@@ -16,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
+from draftwood.serve.cycles import CycleReader
 from draftwood.serve.errors import ApiError
 from draftwood.text import TextCodec
 
@@ -88,8 +90,11 @@ class SampleOutput:
 class ResponseBuilder:
     """Builds the JSON objects of one response."""
 
-    def __init__(self, model: str, codec: TextCodec, *, is_chat: bool) -> None:
+    def __init__(self, model: str, codec: TextCodec, *, is_chat: bool, include_cycles: bool = False) -> None:
         self._is_chat, self._codec = is_chat, codec
+        self._cycles: defaultdict[int, CycleReader] | None = None  # by sample
+        if include_cycles:
+            self._cycles = defaultdict(lambda: CycleReader(codec))
         self._object = "chat.completion" if is_chat else "text_completion"
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._common = {"id": response_id, "created": int(time.time()), "model": model}
@@ -111,7 +116,10 @@ class ResponseBuilder:
         """The last event of a sample."""
         content = {"delta": {"content": event.text} if event.text else {}} if self._is_chat else {"text": event.text}
         logprobs = self._logprobs(event.logprobs, event.texts, sample.last_offset)
-        return self._chunk([_choice(sample, content, logprobs, event.finish_reason)])
+        chunk = self._chunk([_choice(sample, content, logprobs, event.finish_reason)])
+        if self._cycles is not None:
+            chunk["draftwood"] = {"cycle": self._cycles[sample.index].describe(event)}
+        return chunk
 
     def usage_chunk(self, samples: Sequence[SampleOutput]) -> Json:
         return {**self._chunk([]), **usage(samples)}

@@ -30,6 +30,8 @@ class GenerationJob(NamedTuple):
     reuse: bool = False
     owner: str = ""  # whose cached prompts and drafts may be reused
     prediction: Sequence[int] = ()
+    budget: int | None = None
+    with_cycles: bool = False
 
 
 class Ticket:
@@ -115,15 +117,7 @@ class Runner:
     def _start_jobs(self, ticket: Ticket) -> None:
         try:
             for job in ticket.jobs if not ticket.is_cancelled else ():
-                request = self._llm.request(
-                    job.prompt_ids,
-                    job.params,
-                    drafter=job.drafter,
-                    reuse=job.reuse,
-                    owner=job.owner,
-                    prediction=job.prediction,
-                )
-                for request_id in self._engine.submit(request):
+                for request_id in self._engine.submit(self._llm.request(**job._asdict())):
                     self._owners[request_id] = ticket, len(ticket.request_ids)
                     ticket.request_ids.append(request_id)
         except Exception as error:  # noqa: BLE001 - delivered to the request

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from starlette.types import Scope
 
-from draftwood.drafters import drafter_names
+from draftwood.drafters import check_drafter, drafter_names
+from draftwood.errors import DraftwoodError
 from draftwood.llm import LLM
 from draftwood.serve.bodies import BodyReader
 from draftwood.serve.connections import ConnectionLimits
@@ -28,6 +29,7 @@ class ServerOptions:
     max_connections: int = 512
     max_connections_per_address: int = 256
     client_seconds: float = 30.0  # for sending headers, for sending a body, and for reading nothing
+    playground: bool = True  # whether GET / returns a page to try the model
     strict: bool = False  # whether unknown request fields are an error; they are ignored otherwise
     request_log: str | None = None  # file for one line of JSON per request, without texts; "-": standard error
 
@@ -51,8 +53,19 @@ class ServerState:
                 "held_body_bytes": lambda: self.bodies.num_held,
             }
         )
-        self.limits = RequestLimits(llm.info.context_length, drafter_names(), options.max_samples, options.strict)
+        self.limits = RequestLimits(
+            llm.info.context_length, drafter_names(), options.max_samples, llm.budget, options.strict
+        )
         self.created = int(time.time())
+        self.drafters = [name for name in drafter_names() if _needs_no_options(name)]
+
+
+def _needs_no_options(drafter: str) -> bool:
+    try:
+        check_drafter(drafter, None)
+    except DraftwoodError:
+        return False
+    return True
 
 
 def get_state(scope: Scope) -> ServerState:

@@ -126,6 +126,12 @@ def register_serve(commands: Subparsers[Any]) -> None:
         metavar="S",
         help="seconds for a client to send its headers, to send its body, or to go on reading (default: 30)",
     )
+    add(
+        "--playground",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="serve a page to try the model at / (default: yes)",
+    )
     add("--strict", action="store_true", help="reject unknown request fields (default: ignore them with a warning)")
     add("--request-log", metavar="F", help="file for one line of JSON per request, without texts; -: standard error")
     add_drafting_options(parser)

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         max_connections=args.max_connections,
         max_connections_per_address=args.max_connections_per_address or args.max_connections // 2 or 1,
         client_seconds=args.client_timeout,
+        playground=args.playground,
         strict=args.strict,
         request_log=args.request_log,
     )
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     ):
         llm.budget  # noqa: B018 - prepares passes now, not during the first request
         ready = f"{options.names[0]}, drafter {llm.drafter}, at {server_url(listener)}/v1. Press Ctrl-C to stop."
+        if options.playground:
+            ready += f"\nPlayground: {server_url(listener)}/"
         create_server(llm, options, lambda: screen.note(ready)).run(sockets=[listener])
     return 0
 

@@ -5,3 +5,4 @@ from draftwood.serve.endpoints.completions import Completions
 from draftwood.serve.endpoints.health import Health
 from draftwood.serve.endpoints.metrics import MetricsReport
 from draftwood.serve.endpoints.models import Models
+from draftwood.serve.endpoints.playground import Playground

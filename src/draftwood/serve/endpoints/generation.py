@@ -75,7 +75,9 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         order = await asyncio.to_thread(self._parse, body)
         num_samples = order.options.params.n
         samples = [SampleOutput(index, index // num_samples) for index in range(len(order.jobs) * num_samples)]
-        builder = ResponseBuilder(order.model, self._state.llm.tokenizer, is_chat=self.is_chat)
+        builder = ResponseBuilder(
+            order.model, self._state.llm.tokenizer, is_chat=self.is_chat, include_cycles=order.options.include_cycles
+        )
         headers = _warn_of_ignored(order.options.ignored)
         events = self._generate(request, order.jobs, samples)
         if order.options.stream:
@@ -97,11 +99,21 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
             prediction = llm.predicted_ids(options.prediction)
             if len(prediction) > min(limits.context_length, MAX_PREDICTION_TOKENS):
                 raise too_long(f"{len(prediction)} tokens", "prediction")
+            job = GenerationJob(
+                (),
+                options.params,
+                options.drafter,
+                self.is_chat,
+                owner,
+                prediction,
+                options.budget,
+                options.stream and options.include_cycles,
+            )
             jobs = []
             for prompt in prompts:
                 prompt_ids = self.encode(prompt, llm.tokenizer)
                 llm.engine.check(prompt_ids)
-                jobs.append(GenerationJob(prompt_ids, options.params, options.drafter, self.is_chat, owner, prediction))
+                jobs.append(job._replace(prompt_ids=prompt_ids))
         except DraftwoodError as error:
             raise (error if isinstance(error, ApiError) else ApiError.wrap(error, self.prompt_field)) from error
         return Order(model, options, jobs)

@@ -21,5 +21,7 @@ class Models(HTTPEndpoint):
 
 
 def _describe(name: str, state: ServerState) -> dict[str, Any]:
-    about = {"max_model_len": state.llm.info.context_length, "drafter": state.llm.drafter}
+    llm = state.llm
+    about: dict[str, Any] = {"max_model_len": llm.info.context_length, "max_budget": llm.budget, "drafter": llm.drafter}
+    about["drafters"] = state.drafters  # those that a request may name; others need options
     return {"id": name, "object": "model", "created": state.created, "owned_by": "draftwood", **about}
