@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
         raise
     content = {"path": args.out, "model": manifest.model["name"], "prompts": manifest.prompts, **manifest.counts}
     if not manifest.complete:
-        content |= {"part": part.number, "parts": part.count}
-        told = f"{args.out}: part {part.number} of {part.count} is done, others are not yet{bar.pace}"
+        content |= {"part": part.number, "parts": part.total}
+        told = f"{args.out}: part {part.number} of {part.total} is done, others are not yet{bar.pace}"
         return show(args, content, [told])
     return show(args, content, [f"{args.out}: {_describe_counts(manifest)}{bar.pace}"])
 

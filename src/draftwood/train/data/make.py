@@ -40,10 +40,10 @@ LABEL = "answering prompts"
 
 
 class Part(NamedTuple):
-    """Which shards a process makes: every ``count``-th one, from the ``number``-th on."""
+    """Which shards a process makes: every ``total``-th one, from the ``number``-th on."""
 
     number: int = 1
-    count: int = 1
+    total: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -71,7 +71,7 @@ class Prepared(NamedTuple):
 
     @property
     def own_shards(self) -> range:
-        return range(self.part.number - 1, self.num_shards, self.part.count)
+        return range(self.part.number - 1, self.num_shards, self.part.total)
 
     def rows(self, shard: int) -> range:
         """The prompts of a shard."""
@@ -98,8 +98,8 @@ def prepare(settings: DataSettings, folder: str | Path, part: Part | None = None
     if not prepared.own_shards:
         raise OptionError(
             "There are more parts than shards",
-            got=f"part {prepared.part.number} of {prepared.part.count}, {prepared.num_shards} shards",
-            next_step=f"Use --shard-size {-(-prepared.total // prepared.part.count)} or less in all parts.",
+            got=f"part {prepared.part.number} of {prepared.part.total}, {prepared.num_shards} shards",
+            next_step=f"Use --shard-size {-(-prepared.total // prepared.part.total)} or less in all parts.",
         )
     return prepared
 
@@ -114,7 +114,7 @@ def make_data(
     """
     folder = prepared.folder
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    with lock_entry(f"training-data-{name}-{prepared.part.number}-{prepared.part.count}", progress):
+    with lock_entry(f"training-data-{name}-{prepared.part.number}-{prepared.part.total}", progress):
         rules = _make_rules(prepared.settings, loaded)
         manifest = _open_manifest(prepared, rules, loaded)
         _remove_partial_files(prepared)
