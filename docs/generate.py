@@ -61,6 +61,7 @@ ENVIRONMENT = {
     "DRAFTWOOD_NO_KERNEL": "`1`: run without the C kernels",
     "DRAFTWOOD_OFFLINE": "`1`: download nothing",
     "DRAFTWOOD_PEER_*": "Python interpreter of a benchmark peer, for example `DRAFTWOOD_PEER_VLLM`",
+    "DRAFTWOOD_VLLM_*": "options of the [proposer for vLLM](vllm.md#options)",
     "HF_HUB_OFFLINE": "`1`: download nothing, as in the Hugging Face tools",
     "NO_COLOR": "any value: no colours in the terminal",
 }
@@ -127,7 +128,8 @@ def llm_table() -> str:
 def environment_table() -> str:
     sources = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     used = set(re.findall(r"\b(?:DRAFTWOOD_(?!PEER_)[A-Z_]*[A-Z]|HF_HUB_OFFLINE|NO_COLOR)\b", sources))
-    described = set(ENVIRONMENT) - {"DRAFTWOOD_PEER_*"}
+    used = {name for name in used if not name.startswith("DRAFTWOOD_VLLM_")}
+    described = set(ENVIRONMENT) - {"DRAFTWOOD_PEER_*", "DRAFTWOOD_VLLM_*"}
     if used != described:
         raise SystemExit(f"docs/generate.py: ENVIRONMENT must describe {sorted(used)}")
     return table(("variable", "meaning"), [(code(name), text) for name, text in sorted(ENVIRONMENT.items())])

@@ -189,6 +189,13 @@ def test_vllm_gets_speculative_config_only_if_requested(workers: None, monkeypat
     assert "speculative_config" not in module.given
     worker.load(told(variant="suffix", options={"tokens": 24, "cached": 0}))
     assert module.given["speculative_config"]["suffix_decoding_max_cached_requests"] == 0
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("DRAFTWOOD_VLLM_MEMORY_TOKENS", "")
+    worker.load(told(variant="draftwood", options={"tokens": 9, "memory": 7}))
+    assert module.given["speculative_config"]["model"] == "draftwood.vllm.Proposer"
+    assert module.given["speculative_config"]["num_speculative_tokens"] == 9
+    assert os.environ["DRAFTWOOD_VLLM_MEMORY_TOKENS"] == "7"
+    assert Path(sys.path[-1], "draftwood", "vllm", "__init__.py").is_file()
 
 
 # The real transformers
@@ -301,7 +308,7 @@ def test_llama_generates(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vllm", "vllm:ngram", "vllm:suffix"])
+@pytest.mark.parametrize("name", ["vllm", "vllm:ngram", "vllm:suffix", "vllm:draftwood"])
 def test_vllm_generates(name: str, smollm2: Any) -> None:
     spec = real(name)
     with Peer(spec, PeerModel(folder=smollm2.path, threads=2, max_context=128)) as peer:

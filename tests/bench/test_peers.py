@@ -50,7 +50,7 @@ def model(mode: str = "good", **more: Any) -> PeerModel:
 def test_every_peer_is_registered_and_has_a_worker() -> None:
     assert list_peers() == [
         *("transformers", "transformers:lookup", "transformers:assisted"),
-        *("llamacpp", "llamacpp:lookup", "vllm", "vllm:ngram", "vllm:suffix"),
+        *("llamacpp", "llamacpp:lookup", "vllm", "vllm:ngram", "vllm:suffix", "vllm:draftwood"),
     ]
     for name in list_peers():
         spec = find_peer(name if name != "transformers:assisted" else f"{name},model=smollm2")

@@ -17,7 +17,7 @@ from draftwood.text.chat import Message
 from draftwood.text.tokenizer import TextCodec, Tokenizer
 from draftwood.train.data.answers import OnTokens
 from draftwood.train.data.dialogue import Rules
-from draftwood.train.data.make import make_data, prepare
+from draftwood.train.data.make import Part, make_data, prepare
 from draftwood.train.data.manifest import Manifest
 from draftwood.train.data.transcript import find_opening
 from draftwood.train.data_settings import DataSettings
@@ -93,11 +93,12 @@ def make(
     model: Loaded | None = None,
     progress: Progress | None = None,
     heard: OnTokens | None = None,
+    part: Part | None = None,
     **options: Any,
 ) -> Manifest:
     small = {"max_tokens": 12, "prompt_tokens": 8, "batch": 4, "shard_size": 2, **options}
     settings = DataSettings(files=files, **small)
-    return make_data(prepare(settings, folder), model or loaded(), progress, heard)
+    return make_data(prepare(settings, folder, part), model or loaded(), progress, heard)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from draftwood.targets.load import load_target
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import BOS
 from draftwood.train.data.dialogue import Dialogue
+from draftwood.train.data.make import Part
 from draftwood.train.data.prompts import read_sources
 from draftwood.train.data.read import TrainingData
 from draftwood.train.data.shards import DataError
@@ -126,6 +130,55 @@ def test_resumed_run_gives_identical_files(stop_at: int, prompts: str, tmp_path:
     (tmp_path / "stopped" / "part-00001.safetensors").unlink()
     make(tmp_path / "stopped", (prompts,), **options)
     assert contents(tmp_path / "stopped") == whole
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2)])
+def test_parts_give_the_files_of_the_whole(order: tuple[int, ...], prompts: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"self_made": 4, "temperature": 0.8}
+    make(tmp_path / "whole", (prompts,), **options)
+    whole = contents(tmp_path / "whole")
+    tokens: list[int] = []
+    for number in order:
+        before = contents(tmp_path / "parts") if (tmp_path / "parts").exists() else {}
+        foreign = tmp_path / "parts" / f".part-0000{number % 3}.safetensors.partial-abc"  # of another part
+        if before:
+            foreign.write_bytes(b"being written")
+        manifest = make(tmp_path / "parts", (prompts,), part=Part(number, 3), heard=tokens.append, **options)
+        assert manifest.complete == (number == order[-1])
+        if before:
+            foreign.unlink()  # still there
+        after = contents(tmp_path / "parts")
+        assert all(after[name] == content for name, content in before.items() if name != "manifest.json")
+    assert contents(tmp_path / "parts") == whole
+    assert sum(tokens) > 0
+    tokens.clear()
+    make(tmp_path / "parts", (prompts,), part=Part(2, 3), heard=tokens.append, **options)
+    assert not tokens
+
+
+def test_processes_at_the_same_time_make_one_data_set(prompts: str, tmp_path: Path) -> None:
+    """As torchrun starts them: four processes, and the last one completes the manifest."""
+    common = ("--model", "tiny", "--max-tokens", "8", "--shard-size", "1", "--json")
+    argv = [sys.executable, "-m", "draftwood", "train", "data", prompts, *common, "--out", str(tmp_path / "parts")]
+    ranks = [{**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": "4"} for rank in range(4)]
+    started = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) for env in ranks]
+    said = [json.loads(process.communicate(timeout=300)[0]) for process in started]
+    assert [process.returncode for process in started] == [0] * 4
+    assert any("examples" in one for one in said)
+    argv[-1] = str(tmp_path / "whole")
+    subprocess.run(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, capture_output=True)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("text", ["", "2", "3/2", "0/2", "a/b", "-1/2"])
+def test_wrong_parts_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="as in 2/4"):
+        Part.parse(text)
+
+
+def test_more_parts_than_shards_are_refused(prompts: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="--shard-size 1 or less"):
+        make(tmp_path / "data", (prompts,), part=Part(4, 5))
 
 
 def test_an_interrupted_engine_can_be_used_again(prompts: str, tmp_path: Path) -> None:

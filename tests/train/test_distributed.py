@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +25,8 @@ pytestmark = pytest.mark.skipif(
 )
 OWN = ("optim.ema=0.8", "run.checkpoint_every=2", "data.held_out=4", "validate.positions=0", "validate.prompts=0")
 
+SHORT = "run.max_tokens=48"  # enough micro-batches that four processes do not reach the end of an epoch
+
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -31,20 +36,38 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def start(out: Path, strategy: str, *torchrun: str, changes: tuple[str, ...] = (), resume: bool = False) -> Any:
+    path = out.with_suffix(".toml")
+    own = configuration(out, *OWN, f"run.strategy={strategy}", *changes)
+    path.write_text(write_toml(own.tables()), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *torchrun, "-m"]
+    command += ["draftwood.train", "--config", str(path), *(["--resume"] if resume else [])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def finish(*started: Any) -> None:
+    try:
+        said = [process.communicate(timeout=180)[1] for process in started]
+    finally:
+        for process in started:
+            process.terminate()  # it stops its processes, which a kill would leave running
+    assert [process.returncode for process in started] == [0] * len(started), said
+
+
 def together(out: Path, strategy: str) -> Path:
     """Two processes with one micro-batch each."""
-    path = out.with_suffix(".toml")
-    path.write_text(write_toml(configuration(out, *OWN, f"run.strategy={strategy}").tables()), encoding="utf-8")
-    started = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "draftwood.train"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, *started, "--config", str(path)]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            _, said = process.communicate(timeout=120)
-        finally:
-            process.terminate()  # it stops its processes, which a kill would leave running
-    assert process.returncode == 0, said
+    finish(start(out, strategy, "--standalone"))
     return out
+
+
+def on_two_nodes(out: Path, **more: Any) -> None:
+    """Two agents, as on two machines, which meet at an address; two processes each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "one")
+    finish(*[start(out, "fsdp", *meeting, changes=(SHORT,), **more) for _ in range(2)])
 
 
 def close(one: Tensors, other: Tensors) -> bool:
@@ -67,3 +90,17 @@ def test_two_processes_match_one_with_same_batches(tmp_path: Path, alone: Path, 
     for name, moments in states[0]["optimizer"].items():
         assert close(moments, states[1]["optimizer"][name])
     assert len(states[0]["random"]) == 2
+
+
+@pytest.mark.slow
+def test_two_nodes_stopped_and_resumed_match_one_process(tmp_path: Path) -> None:
+    """Four processes on two nodes, with sharded weights; the second run starts from the first one's middle."""
+    run(configuration(tmp_path / "alone", *OWN, SHORT, "optim.accumulate=4"))
+    out = tmp_path / "nodes"
+    on_two_nodes(out)
+    for name in ("head", "best", "checkpoints/step-00000004"):  # as if it had been killed before they were written
+        shutil.rmtree(out / name)
+    on_two_nodes(out, resume=True)
+    lines, one = (read_log(folder / "log.jsonl") for folder in (out, tmp_path / "alone"))
+    assert losses(lines) == pytest.approx(losses(one), rel=1e-5)
+    assert close(state_of(out / "head"), state_of(tmp_path / "alone" / "head"))

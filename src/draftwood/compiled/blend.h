@@ -272,7 +272,7 @@ void draftwood_look_places(const void *data, const int32_t *tail, int64_t length
             const int64_t own = match_length(p, place, tail, length, run);
             const int32_t token = p->tokens[place];
             place = p->before[order * p->capacity + place];
-            if (own >= found) continue; /* seen after the longer run */
+            if (own >= found || token < 0) continue; /* seen after the longer run; the end of a text */
             int64_t at = 0;
             while (at < hints->count && hints->tokens[at] != token) at++;
             if (at == hints->count) {

@@ -107,7 +107,7 @@ class CompiledBlend:
         self._memory = records, learned
         places = ctypes.addressof(records), learned.weights.ctypes.data, learned.bins.ctypes.data
         self._record = _BlendRecord(len(sources), *places, decay, step, bias_step)
-        self._address = ctypes.addressof(self._record)
+        self.address = ctypes.addressof(self._record)
 
     def grow(
         self, tail: Sequence[int], budget: int, max_depth: int, min_value: float
@@ -116,7 +116,7 @@ class CompiledBlend:
         text = array("i", tail)
         nodes, chances = array("i", bytes(4 * 4 * budget)), array("d", bytes(8 * budget))
         size = self._core.blend_tree(
-            self._address,
+            self.address,
             text.buffer_info()[0],
             len(text),
             budget,
@@ -131,7 +131,7 @@ class CompiledBlend:
 
     def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
         text, after = array("i", tail), array("i", emitted)
-        if self._core.blend_learn(self._address, text.buffer_info()[0], len(text), len(after), after.buffer_info()[0]):
+        if self._core.blend_learn(self.address, text.buffer_info()[0], len(text), len(after), after.buffer_info()[0]):
             raise MemoryError("outcomes of a tree")
 
     def _function(self, source: HintSource) -> tuple[int, int]:

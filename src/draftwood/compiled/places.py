@@ -29,13 +29,29 @@ class CompiledPlaces:
         self.address = ctypes.addressof(self._record)
         self._tokens = np.empty(0, np.int32)
 
+    def __len__(self) -> int:
+        return int(self._record.size)
+
     def extend(self, tokens: Sequence[int]) -> None:
-        self._reserve(len(tokens))
+        self.reserve(len(tokens))
         new = array("i", tokens)
         self._core.add_places(self.address, len(new), new.buffer_info()[0])
 
-    def _reserve(self, more: int) -> None:
-        """Reserve memory, and at least two slots per place."""
+    def last(self, count: int) -> list[int]:
+        return self._tokens[len(self) - count : len(self)].tolist()  # type: ignore[no-any-return]
+
+    def forget(self, count: int) -> None:
+        """Drop the first ``count`` tokens."""
+        if not count:
+            return
+        kept = self._tokens[count : len(self)].copy()
+        self._tokens[: len(kept)] = kept
+        self._slots[:] = 0
+        self._record.size = len(kept)
+        self._core.index_places(self.address)
+
+    def reserve(self, more: int) -> None:
+        """Reserve memory for more tokens, and at least two slots per place."""
         record = self._record
         needed = record.size + more
         if needed > len(self._tokens):

@@ -1,6 +1,6 @@
 """Growth policies: turn suggested tokens into a tree."""
 
-from draftwood.growth.blend import Blend, BlendLimits, new_learned
+from draftwood.growth.blend import Blend, BlendLimits, PythonBlend, new_blend, new_learned
 from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
 from draftwood.growth.prefix_tree import grow_frequency_tree
 from draftwood.growth.spine import SPINE, Anchor, SpineBudget, grow_spine_tree

@@ -12,6 +12,8 @@ Learning uses every guess after every emitted token, in the tree or not: guesses
 wrong all the same. The same steps exist in C (compiled/blend.h).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import exp, log
@@ -37,16 +39,18 @@ def new_learned(sources: Sequence[HintSource]) -> Learned:
     return Learned([source.priors for source in sources], PRIOR_TRIALS)
 
 
+def new_blend(sources: Sequence[HintSource], learned: Learned) -> PythonBlend | CompiledBlend:
+    core = load_core()
+    if core is None:
+        return PythonBlend(sources, learned)
+    return CompiledBlend(core, sources, learned, DECAY, STEP, BIAS_STEP)
+
+
 class Blend:
     """Grows the trees of one request from its sources, and learns how good their hints are."""
 
     def __init__(self, sources: Sequence[HintSource], learned: Learned) -> None:
-        core = load_core()
-        self._own: PythonBlend | CompiledBlend = (
-            PythonBlend(sources, learned)
-            if core is None
-            else CompiledBlend(core, sources, learned, DECAY, STEP, BIAS_STEP)
-        )
+        self._own = new_blend(sources, learned)
         names = [source.name for source in sources]
         self._names = [
             "+".join(name for number, name in enumerate(names) if bits >> number & 1) for bits in range(1 << len(names))
@@ -106,6 +110,19 @@ class PythonBlend:
             chances.append(guess.chance)
             values.append(-negative)
             tails.append([*tails[parent][1 - TAIL :], guess.token])
+
+    def chain(self, tail: Sequence[int], max_tokens: int, min_value: float) -> list[int]:
+        """The likeliest guess, the likeliest one after it, and so on, while the chance of the path is high enough."""
+        tokens: list[int] = []
+        value = 1.0
+        while len(tokens) < max_tokens:
+            guesses = self._guesses([*tail, *tokens][-TAIL:], len(tokens))[0]
+            best = max(guesses, key=lambda guess: guess.chance, default=None)
+            value *= best.chance if best else 0.0
+            if best is None or value < min_value:
+                break
+            tokens.append(best.token)
+        return tokens
 
     def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
         text = list(tail[-TAIL:])

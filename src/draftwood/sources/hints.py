@@ -32,15 +32,15 @@ class PlaceHints:
 
     def __init__(self) -> None:
         core = load_core()
-        self._places: PythonPlaces | CompiledPlaces = PythonPlaces() if core is None else CompiledPlaces(core)
+        self.index: PythonPlaces | CompiledPlaces = PythonPlaces() if core is None else CompiledPlaces(core)
         self.priors: Sequence[float] = _place_priors()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        self._places.extend(tokens)
+        self.index.extend(tokens)
 
     def look(self, tail: Sequence[int]) -> Hints | None:
-        assert isinstance(self._places, PythonPlaces)
-        found = self._places.find(tail)
+        assert isinstance(self.index, PythonPlaces)
+        found = self.index.find(tail)
         if not found:
             return None
         longest = max(length for _, length in found)
@@ -54,7 +54,7 @@ class PlaceHints:
         return Hints(list(matched), kinds, bisect(LENGTHS, longest))
 
     def compiled(self) -> tuple[str, int] | None:
-        return ("look_places", self._places.address) if isinstance(self._places, CompiledPlaces) else None
+        return ("look_places", self.index.address) if isinstance(self.index, CompiledPlaces) else None
 
 
 def place_kind(is_first: bool, length: int, votes: int) -> int:
@@ -82,6 +82,19 @@ class PythonPlaces:
                     latest[run] = place
             text.append(token)
 
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def last(self, count: int) -> list[int]:
+        return self._tokens[len(self) - count :]
+
+    def forget(self, count: int) -> None:
+        """Drop the first ``count`` tokens."""
+        kept = self._tokens[count:]
+        self._tokens = []
+        self._before, self._latest = [[] for _ in ORDERS], [{} for _ in ORDERS]
+        self.extend(kept)
+
     def find(self, tail: Sequence[int]) -> list[tuple[int, int]]:
         """Tokens after earlier occurrences, latest first for each order, and how many tokens before each match."""
         text = self._tokens
@@ -98,7 +111,7 @@ class PythonPlaces:
                 matched, most = size, min(len(tail), place)
                 while matched < most and tail[-1 - matched] == text[place - 1 - matched]:
                     matched += 1
-                if matched < known:
+                if matched < known and text[place] >= 0:  # not the end of a text
                     found.append((text[place], matched))
                 place = before[place]
             known = size

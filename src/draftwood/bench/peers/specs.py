@@ -79,10 +79,17 @@ _PEERS = [
         packages=("arctic_inference",),
         options={"dtype": "auto", "tokens": 24, "cached": 0},
     ),
+    _make_spec(
+        "vllm:draftwood",
+        "vLLM, Draftwood's proposer",
+        "vllm",
+        f"{_OWN_DTYPE}; eager on a CPU; uses earlier outputs only with the option memory, as in memory=1000000",
+        options={"dtype": "auto", "tokens": 16, "memory": 0},
+    ),
 ]
 PEERS = {spec.name: spec for spec in _PEERS}
 ENGINES = tuple(dict.fromkeys(spec.engine for spec in _PEERS))
-_MAY_BE_ZERO = ("cached",)
+_MAY_BE_ZERO = ("cached", "memory")
 
 
 def list_peers() -> list[str]:

@@ -70,13 +70,15 @@ Prompts are .jsonl files with {"turns": [...]}, {"messages": [...]} or ShareGPT'
 [...]} per line, .json files with a list of those, or text with one prompt per line. Answers in the
 files are ignored: the target generates its own. With --self it generates prompts too.
 
-Run the same command with the same --out again to continue an interrupted run."""
+Run the same command with the same --out again to continue an interrupted run. Several processes can
+share the work: give each its --part, on machines that share the folder, or start them by torchrun."""
 
 
 _DATA_EXAMPLES = (
     "draftwood train data prompts.jsonl --out data",
     "draftwood train data chats.jsonl questions.txt --self 2000 --temperature 0.7 --batch 256 --out data",
     "draftwood train data --self 5000 --model ./my-model --out data",
+    "draftwood train data prompts.jsonl --shard-size 256 --part 2/4 --out data",
 )
 
 
@@ -89,6 +91,9 @@ def register_data(group: Subparsers[Any]) -> None:
     _add_option(parser, "limit", int, "use only the first N prompts of the files")
     parser.add_argument("--keep-answers", action="store_true", help="keep the files' answers (by this model)")
     _add_option(parser, "shard_size", int, "prompts per shard; an interrupted run loses at most one shard")
+    parser.add_argument(
+        "--part", metavar="I/N", help="make every N-th shard only, from the I-th on (default: as torchrun says, or all)"
+    )
     parser.add_argument("--licence", metavar="TEXT", default="", help="licence note for the data")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_options(parser)

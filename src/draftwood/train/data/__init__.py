@@ -6,7 +6,7 @@ data.check_model(target)                               # data must come from the
 vocabulary = draft_vocabulary(data, 8192, vocab_size)  # vocabulary.py: tokens of a draft vocabulary
 """
 
-from draftwood.train.data.make import make_data, prepare
+from draftwood.train.data.make import Part, make_data, prepare
 from draftwood.train.data.manifest import Manifest
 from draftwood.train.data.read import Example, TrainingData
 from draftwood.train.data.vocabulary import draft_vocabulary

@@ -4,17 +4,17 @@
     manifest = make_data(prepared, load_target(...))
 
 Every request has its own seed, and every shard starts with an empty engine. An interrupted and resumed run therefore
-writes the same bytes as an uninterrupted one, as far as the target is deterministic.
+writes the same bytes as an uninterrupted one, as far as the target is deterministic. For the same reason several
+processes, on one or more machines that share the folder, can each make a part of the shards.
 """
 
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from draftwood.disk import lock_entry
 from draftwood.drafters import check_drafter, drafter_class
@@ -39,15 +39,44 @@ from draftwood.train.data_settings import DataSettings
 LABEL = "answering prompts"
 
 
+class Part(NamedTuple):
+    """Which shards a process makes: every ``total``-th one, from the ``number``-th on."""
+
+    number: int = 1
+    total: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse "2/4"."""
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise OptionError("part must be a number and how many there are", got=repr(text), allowed="as in 2/4")
+        return cls(int(number), int(count))
+
+
 class Prepared(NamedTuple):
     settings: DataSettings
     folder: Path
     prompts: list[Prompt]  # from files
     sources: list[Source]
+    part: Part = Part()
 
     @property
     def total(self) -> int:
         return len(self.prompts) + self.settings.self_made
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.total // self.settings.shard_size)
+
+    @property
+    def own_shards(self) -> range:
+        return range(self.part.number - 1, self.num_shards, self.part.total)
+
+    def rows(self, shard: int) -> range:
+        """The prompts of a shard."""
+        start = shard * self.settings.shard_size
+        return range(start, min(start + self.settings.shard_size, self.total))
 
 
 def _check_drafter(name: str) -> None:
@@ -59,30 +88,42 @@ def _check_drafter(name: str) -> None:
         raise OptionError("This drafter cannot write training data", got=f"{name}: {error.what}") from error
 
 
-def prepare(settings: DataSettings, folder: str | Path) -> Prepared:
+def prepare(settings: DataSettings, folder: str | Path, part: Part | None = None) -> Prepared:
     """Read the prompts and check everything that can be checked without the model."""
     place = Path(folder)
     _check_drafter(settings.drafter)
     _check_folder(place)
     prompts, sources = read_sources(settings.files, settings.limit, keep_answers=settings.keep_answers)
-    return Prepared(settings, place, prompts, sources)
+    prepared = Prepared(settings, place, prompts, sources, part or Part())
+    if not prepared.own_shards:
+        raise OptionError(
+            "There are more parts than shards",
+            got=f"part {prepared.part.number} of {prepared.part.total}, {prepared.num_shards} shards",
+            next_step=f"Use --shard-size {-(-prepared.total // prepared.part.total)} or less in all parts.",
+        )
+    return prepared
 
 
 def make_data(
     prepared: Prepared, loaded: Loaded, progress: Progress | None = None, on_tokens: OnTokens | None = None
 ) -> Manifest:
-    """Make the missing shards. ``on_tokens`` is called with the number of new tokens.
+    """Make the missing shards of this part. ``on_tokens`` is called with the number of new tokens.
 
-    Prompts that leave no room for an answer and empty self-made prompts are skipped and counted.
+    Prompts that leave no room for an answer and empty self-made prompts are skipped and counted. The manifest is
+    complete once all parts are.
     """
     folder = prepared.folder
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    with lock_entry(f"training-data-{name}", progress):
+    with lock_entry(f"training-data-{name}-{prepared.part.number}-{prepared.part.total}", progress):
         rules = _make_rules(prepared.settings, loaded)
         manifest = _open_manifest(prepared, rules, loaded)
-        _remove_partial_files(folder)
+        _remove_partial_files(prepared)
         answerer = Answerer(loaded, prepared.settings.drafter, prepared.settings.batch, progress)
-        shards = list(_make_shards(prepared, rules, manifest.run_id, answerer, progress, on_tokens))
+        _make_shards(prepared, rules, manifest.run_id, answerer, progress, on_tokens)
+        paths = [folder / shard_name(number) for number in range(prepared.num_shards)]
+        if not all(path.exists() for path in paths):
+            return manifest  # the process that makes the last one completes it
+        shards = [read_shard(path, number, manifest.run_id) for number, path in enumerate(paths)]
         manifest = replace(
             manifest, complete=True, counts=_count_total(prepared, shards), shards=[shard.counts() for shard in shards]
         )
@@ -142,9 +183,9 @@ def _make_shards(
     answerer: Answerer,
     progress: Progress | None,
     on_tokens: OnTokens | None,
-) -> Iterator[Shard]:
-    """Yield all shards: read existing ones, make missing ones."""
-    size, total = prepared.settings.shard_size, prepared.total
+) -> None:
+    """Check existing shards of this part and make missing ones."""
+    total = sum(len(prepared.rows(number)) for number in prepared.own_shards)
     done = 0
 
     def on_new_tokens(tokens: int) -> None:
@@ -156,18 +197,16 @@ def _make_shards(
         nonlocal done
         done += 1
 
-    for number, start in enumerate(range(0, total, size)):
-        path = prepared.folder / shard_name(number)
+    for number in prepared.own_shards:
+        path, rows = prepared.folder / shard_name(number), prepared.rows(number)
         if path.exists():
-            yield read_shard(path, number, run)
-            done = min(start + size, total)
+            read_shard(path, number, run)
+            done += len(rows)
             continue
-        dialogues = [_make_dialogue(prepared, rules, index) for index in range(start, min(start + size, total))]
+        dialogues = [_make_dialogue(prepared, rules, index) for index in rows]
         report(progress, LABEL, done, total)
         answerer.run(dialogues, on_new_tokens, on_end)
-        shard = _make_shard(dialogues)
-        write_shard(path, shard, number, run)
-        yield shard
+        write_shard(path, _make_shard(dialogues), number, run)
     report(progress, LABEL, total, total)
 
 
@@ -199,8 +238,9 @@ def _check_folder(folder: Path) -> None:
         raise OptionError("The folder has other things in it", got=folder, next_step="Use a new or an empty folder.")
 
 
-def _remove_partial_files(folder: Path) -> None:
+def _remove_partial_files(prepared: Prepared) -> None:
     """Remove partial files of a killed run. The lock ensures that no other process writes them."""
-    for leftover in folder.glob(".*.partial-*"):
-        with suppress(OSError):
-            leftover.unlink()
+    for number in prepared.own_shards:
+        for leftover in prepared.folder.glob(f".{shard_name(number)}.partial-*"):
+            with suppress(OSError):
+                leftover.unlink()

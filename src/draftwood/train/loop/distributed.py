@@ -52,14 +52,22 @@ class Processes:
             dist.barrier()
 
 
+def started_processes() -> Processes:
+    """This process among those that torchrun started; without torchrun there is one."""
+    rank, world_size, local_rank = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    return Processes(rank=rank, world_size=world_size, local_rank=local_rank)
+
+
 @contextmanager
 def join_processes() -> Iterator[Processes]:
     """Join the process group of torchrun inside the block. Without torchrun there is one process."""
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size == 1:
+    started = started_processes()
+    if started.world_size == 1:
         yield Processes()
         return
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = started.local_rank
     on_gpus = torch.cuda.is_available() and torch.cuda.device_count() > local_rank
     if torch.cuda.is_available() and not on_gpus:
         raise CapabilityError(
@@ -71,7 +79,7 @@ def join_processes() -> Iterator[Processes]:
         torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl" if on_gpus else "gloo", timeout=TIMEOUT)
     try:
-        yield Processes(rank=dist.get_rank(), world_size=world_size, local_rank=local_rank)
+        yield started
     finally:
         dist.destroy_process_group()
 

@@ -1,10 +1,12 @@
-"""vLLM as a peer: plain, with n-gram speculation, or with suffix decoding."""
+"""vLLM as a peer: plain, with n-gram speculation, with suffix decoding, or with the proposer of Draftwood."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -91,6 +93,15 @@ def _speculation(variant: str, options: Message) -> Message | None:
             "num_speculative_tokens": options["tokens"],
             "suffix_decoding_max_tree_depth": options["tokens"],
             "suffix_decoding_max_cached_requests": options["cached"],
+        }
+    if variant == "draftwood":
+        # The only worker that needs the package: the one that this file belongs to, after vLLM's own packages.
+        sys.path.append(str(Path(__file__).resolve().parents[4]))
+        os.environ["DRAFTWOOD_VLLM_MEMORY_TOKENS"] = str(options["memory"])
+        return {
+            "method": "custom_class",
+            "model": "draftwood.vllm.Proposer",
+            "num_speculative_tokens": options["tokens"],
         }
     return None
 
