@@ -122,7 +122,7 @@ def test_answers_of_a_random_model_validate(tiny: LLM, name: str) -> None:
         SamplingParams(max_tokens=200, structured=Structured(json_schema=schema), temperature=1.0, seed=3, n=4),
     ]
     ended = [check(answer, schema) for params in kinds for answer in tiny.generate("hello", params)]
-    assert any(ended) or name == "object"  # random weights rarely leave a free text
+    assert any(ended) or name in ("object", "map")  # random weights rarely leave a free text
 
 
 @pytest.fixture(scope="module")
