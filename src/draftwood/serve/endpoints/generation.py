@@ -103,7 +103,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 (),
                 options.params,
                 options.drafter,
-                self.is_chat,
+                True,  # prompts with a common beginning share its cache
                 owner,
                 prediction,
                 options.budget,
