@@ -84,10 +84,12 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None  # alternatives per token; 0: only the token's own
     structured: Structured | None = None  # what the output must match
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()  # added to logits, by token id
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         whole("max_tokens", self.max_tokens, 1)
         _number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         whole("top_k", self.top_k, 0)
@@ -115,7 +117,9 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        """Whether logits are changed before temperature and filters."""
+        penalties = self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return penalties or self.repetition_penalty != 1.0 or bool(self.logit_bias)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,6 +253,17 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     if not isinstance(strings, (tuple, list)) or not all(isinstance(s, str) and s for s in strings):
         raise OptionError("stop must be one or several texts, none of them empty", got=repr(stop), param="stop")
     return tuple(strings)
+
+
+def _biases(given: object) -> tuple[tuple[int, float], ...]:
+    pairs = tuple(given.items()) if isinstance(given, Mapping) else given
+    if not isinstance(pairs, tuple) or not all(
+        type(token) is int and token >= 0 and isinstance(bias, int | float) and abs(bias) <= MAX_PENALTY
+        for token, bias in pairs
+    ):
+        allowed = f"numbers from {-MAX_PENALTY:g} to {MAX_PENALTY:g} by token id"
+        raise OptionError("logit_bias must be a mapping", got=repr(given)[:80], allowed=allowed, param="logit_bias")
+    return pairs
 
 
 def _stop_token_ids(ids: object) -> tuple[int, ...]:

@@ -163,15 +163,20 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | None = None,
         *,
         drafter: DrafterLike | None = None,
         prediction: str | None = None,
     ) -> list[Completion]:
-        """Answers a conversation through the model's chat template. The cache of earlier turns is reused."""
-        prompt_ids = self.tokenizer.apply_chat(messages)
-        return self._run([self.request(prompt_ids, params, drafter=drafter, prediction=prediction, reuse=True)])
+        """Answers one conversation or several through the model's chat template. The cache of earlier turns is reused.
+
+        Results come in the order of the conversations, the ``n`` samples of each together.
+        """
+        prompts = [self.tokenizer.apply_chat(conversation) for conversation in _conversations(messages)]
+        return self._run(
+            [self.request(ids, params, drafter=drafter, prediction=prediction, reuse=True) for ids in prompts]
+        )
 
     def stream(
         self,
@@ -338,6 +343,12 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
             allowed="a text, token ids, or a list of either",
         )
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _conversations(messages: Sequence[Any]) -> Sequence[Sequence[Message]]:
+    """One conversation or several: lists of messages, which are mappings."""
+    is_several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
+    return messages if is_several else [messages]
 
 
 def _token_ids(prompt: Sequence[int]) -> list[int]:

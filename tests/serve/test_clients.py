@@ -151,16 +151,16 @@ def test_parsing_does_not_block_the_event_loop(server: Running, monkeypatch: pyt
 
 
 def test_whole_responses_are_built_outside_the_event_loop(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftwood.serve.responses import ResponseBuilder
+    from draftwood.serve.formats import CompletionFormat
 
     threads = []
-    build = ResponseBuilder.response
+    build = CompletionFormat.whole
 
-    def note(self: ResponseBuilder, *args: Any) -> Any:
+    def note(self: CompletionFormat, *args: Any) -> Any:
         threads.append(threading.current_thread().name)
         return build(self, *args)
 
-    monkeypatch.setattr(ResponseBuilder, "response", note)
+    monkeypatch.setattr(CompletionFormat, "whole", note)
     assert server.chat(max_tokens=2, logprobs=True, top_logprobs=20).status == 200
     assert all(name.startswith("asyncio_") for name in threads)
 

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood.serve.conversations import parse_anthropic, parse_input, parse_messages
 from draftwood.serve.errors import ApiError
+from draftwood.serve.fields import CHAT, COMPLETIONS, MESSAGES, RESPONSES, check_fields
 from draftwood.serve.requests import (
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
     RequestLimits,
     check_model,
-    parse_messages,
     parse_options,
     parse_prompts,
 )
@@ -32,6 +33,7 @@ JSON = st.recursive(
 NAMES = """
 model messages prompt temperature top_p n stop seed stream stream_options max_tokens max_completion_tokens logprobs
 top_logprobs prediction drafter tools logit_bias response_format stop_token_ids user unknown_field
+input instructions system text budget echo
 """
 FIELDS = st.sampled_from(NAMES.split())
 
@@ -50,6 +52,9 @@ def test_any_fields_are_parsed_or_rejected(fields: dict[str, Any], chat: bool) -
         lambda: check_model(fields.get("model"), [NAME]),
         lambda: parse_options(fields, LIMITS, is_chat=chat),
         lambda: parse_messages(fields, LIMITS) if chat else parse_prompts(fields, LIMITS),
+        lambda: parse_input(fields, LIMITS) if chat else parse_anthropic(fields, LIMITS),
+        lambda: check_fields(fields, CHAT if chat else COMPLETIONS, strict=True),
+        lambda: check_fields(fields, MESSAGES if chat else RESPONSES, strict=False),
     ):
         error = find_error(parse)
         assert error is None or (400 <= error.status < 500 and str(error))
@@ -106,7 +111,14 @@ def server() -> Iterator[Running]:
         ({"temperature": 10**400}, "temperature"),
         ({"tools": [{}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"5": 100}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"\u00b2": 1}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 0)}, "logit_bias"),
+        ({"echo": True}, "echo"),
         ({"temperature": 2**64}, "temperature"),
         ({"temperature": -1}, "temperature"),
         ({"repetition_penalty": 1e308}, "repetition_penalty"),

@@ -1,6 +1,6 @@
 """Warp logits into the requested distribution, with the order and semantics of transformers.
 
-Penalties, temperature, top-k, top-p, min-p. Everything runs in float32 on the device of the logits.
+Penalties and biases, temperature, top-k, top-p, min-p. Everything runs in float32 on the device of the logits.
 """
 
 from collections import Counter
@@ -28,6 +28,7 @@ class Warper:
         # How often each token was generated; tokens that occur only in the prompt have 0.
         self._counts: dict[int, int] = dict.fromkeys(prompt_ids if params.repetition_penalty != 1.0 else (), 0)
         self._committed: tuple[torch.Tensor, torch.Tensor] | None = None  # _counts as tensors
+        self._biases = dict(params.logit_bias)
 
     @property
     def rule(self) -> tuple[float, ...]:
@@ -53,6 +54,9 @@ class Warper:
         # Recomputed from the raw logits, so a token counted above is not penalised twice.
         pending = {token: self._counts.get(token, 0) + count for token, count in Counter(output_ids).items()}
         self._penalise_into(penalised, logits, *_as_tensors(pending, logits))
+        if self._biases:
+            ids, biases = _as_tensors(self._biases, logits)
+            penalised[ids] += biases
         return penalised
 
     def probs(self, logits: torch.Tensor, output_ids: Sequence[int] = ()) -> torch.Tensor:
@@ -88,8 +92,8 @@ class Warper:
         out[ids] = scores
 
 
-def _as_tensors(counts: Mapping[int, int], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [D] and counts [D], without prompt ids that the output layer does not have."""
+def _as_tensors(counts: Mapping[int, float], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [D] and counts or biases [D], without ids that the output layer does not have."""
     known = {token: count for token, count in counts.items() if token < len(logits)}
     ids = torch.tensor(list(known), dtype=torch.int64)
     return ids.to(logits.device), torch.tensor(list(known.values()), dtype=logits.dtype).to(logits.device)

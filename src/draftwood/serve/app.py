@@ -11,7 +11,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from draftwood.serve.endpoints import ChatCompletions, Completions, Health, MetricsReport, Models, Playground
+from draftwood.serve.endpoints import (
+    ChatCompletions,
+    Completions,
+    CountTokens,
+    Detokenize,
+    Health,
+    Messages,
+    MetricsReport,
+    Models,
+    Playground,
+    Responses,
+    Tokenize,
+)
 from draftwood.serve.errors import ApiError
 from draftwood.serve.middleware import ApiKeyMiddleware, RequestMiddleware, WebPageMiddleware
 from draftwood.serve.responses import error_response
@@ -22,6 +34,11 @@ WITH_KEY = [Middleware(ApiKeyMiddleware)]
 ROUTES = (
     Route("/v1/chat/completions", ChatCompletions, methods=["POST"], middleware=WITH_KEY),
     Route("/v1/completions", Completions, methods=["POST"], middleware=WITH_KEY),
+    Route("/v1/responses", Responses, methods=["POST"], middleware=WITH_KEY),
+    Route("/v1/messages", Messages, methods=["POST"], middleware=WITH_KEY),
+    Route("/v1/messages/count_tokens", CountTokens, methods=["POST"], middleware=WITH_KEY),
+    Route("/tokenize", Tokenize, methods=["POST"], middleware=WITH_KEY),
+    Route("/detokenize", Detokenize, methods=["POST"], middleware=WITH_KEY),
     Route("/v1/models", Models, methods=["GET"], middleware=WITH_KEY),
     Route("/v1/models/{name:path}", Models, methods=["GET"], middleware=WITH_KEY),
     Route("/health", Health, methods=["GET"]),
@@ -54,9 +71,9 @@ def create_app(state: ServerState) -> Starlette:
     return app
 
 
-async def handle_api_error(_: Request, error: Exception) -> Response:
+async def handle_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, path=request.scope["path"])
 
 
 async def handle_routing_error(request: Request, error: Exception) -> Response:
@@ -66,7 +83,9 @@ async def handle_routing_error(request: Request, error: Exception) -> Response:
     if method == "OPTIONS" and get_state(request.scope).options.allow_origin:
         return Response(status_code=204)
     if error.status_code == 404:
-        return error_response(ApiError(f"Unknown path {path}", allowed=PATHS, code="unknown_url"))
+        return error_response(ApiError(f"Unknown path {path}", allowed=PATHS, code="unknown_url"), path=path)
     methods = ", ".join(sorted((error.headers or {})["Allow"].split(", ")))
     what = f"{path} does not support this method"
-    return error_response(ApiError(what, got=method, allowed=methods, code="method_not_supported"), {"allow": methods})
+    return error_response(
+        ApiError(what, got=method, allowed=methods, code="method_not_supported"), {"allow": methods}, path
+    )

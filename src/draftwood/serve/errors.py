@@ -19,6 +19,14 @@ STATUS_BY_CODE = {  # all others: 400
     "server_busy": 503,
 }
 TYPE_BY_STATUS = {401: "authentication_error", 500: "server_error", 503: "server_error"}
+MESSAGE_TYPE_BY_STATUS = {  # in Anthropic's API
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
 HEADERS_BY_STATUS = {401: {"www-authenticate": "Bearer"}, 408: {"connection": "close"}, 503: {"retry-after": "1"}}
 
 
@@ -51,6 +59,11 @@ class ApiError(DraftwoodError):
         kind = TYPE_BY_STATUS.get(self.status, "invalid_request_error")
         param = self.param and shorten(self.param, MAX_PARAM)
         return {"error": {"message": shorten(str(self), MAX_MESSAGE), "type": kind, "param": param, "code": self.code}}
+
+    def message_body(self) -> dict[str, Any]:
+        """As ``body``, in the format of Anthropic's API."""
+        kind = MESSAGE_TYPE_BY_STATUS.get(self.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": shorten(str(self), MAX_MESSAGE)}}
 
 
 class InternalError(ApiError):

@@ -61,7 +61,7 @@ class RequestMiddleware:
             LOG.exception("%s failed", path[:64])
             error = InternalError()
         if error is not None and not status:  # otherwise the response has started
-            await error_response(error)(scope, receive, send_response)
+            await error_response(error, path=path)(scope, receive, send_response)
         known = path if path in self._paths else "other"
         self._state.metrics.count_response(known, status)
         entry = {"client": address, "method": scope["method"], "path": known, "status": status}
@@ -109,13 +109,16 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         keys = get_state(scope).options.api_keys
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        is_bearer = scheme.lower() == "bearer"
-        token = given.strip().encode("latin-1") if is_bearer else b""
+        headers = Headers(scope=scope)
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        given = given if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        token = given.strip().encode("latin-1")
         matches = [hmac.compare_digest(token, key.encode()) for key in keys]  # all of them: the time tells nothing
         if keys and not any(matches):
             what = "The API key is wrong" if given else "The request has no API key"
-            raise ApiError(what, allowed="the header 'Authorization: Bearer KEY'", code="invalid_api_key")
+            raise ApiError(
+                what, allowed="the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'", code="invalid_api_key"
+            )
         if keys:
             scope[CLIENT] = f"key {matches.index(True)}"
         await self._app(scope, receive, send)

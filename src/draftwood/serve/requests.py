@@ -1,52 +1,25 @@
-"""Parsing of requests: the fields of OpenAI's API, and a few of our own.
+"""Parsing of requests: the fields of OpenAI's API, and a few of our own. Other APIs are translated to them first.
 
-A known field that would change the output and is not supported is rejected. A field that cannot change it is ignored,
-and so are unknown fields, with a warning. Nothing here runs in the event loop, and all work is bounded by the context.
+Nothing here runs in the event loop, and all work is bounded by the context.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from draftwood.config import MAX_BUDGET, SamplingParams
-from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, did_you_mean
-from draftwood.serve.errors import MAX_PARAM, ApiError, shorten
-
-Fields = Mapping[str, Any]
-ChatMessage = dict[str, str]
+from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, OptionError
+from draftwood.serve.errors import ApiError
+from draftwood.serve.fields import SAMPLING_FIELDS, Fields
 
 MAX_CHARACTERS_PER_TOKEN = 32  # a text with more characters per token of the context cannot fit, so it is not encoded
 MAX_TOP_LOGPROBS = 20
 MAX_LOGPROBS = 1 << 19  # entries of all samples together
 MAX_PREDICTION_TOKENS = 16_384  # less if the context is shorter
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 256, 256
-MAX_IGNORED = 8  # unknown fields that a warning names
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
 NUM_SEEDS = 2**63
-ROLE_ALIASES = {"developer": "system"}  # chat templates only know the second name
-
-# Names as in SamplingParams. The first line is in OpenAI's API too.
-SAMPLING_FIELDS = {
-    "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "n", "stop",
-    "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos",
-}  # fmt: skip
-COMMON_FIELDS = {
-    "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "prediction", "drafter",
-    "budget",
-}  # fmt: skip
-CHAT_FIELDS = {"messages", "top_logprobs"}
-COMPLETION_FIELDS = {"prompt"}
-IGNORED_FIELDS = {
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "prompt_cache_options", "moderation",
-    "parallel_tool_calls", "tool_choice", "function_call", "verbosity", "reasoning_effort",
-}  # fmt: skip
-# Unsupported fields, with the values that are accepted because they have no effect.
-UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],), "functions": ([],), "logit_bias": ({},), "response_format": ({"type": "text"},),
-    "modalities": (["text"],), "audio": (), "web_search_options": (),
-    "suffix": ("",), "echo": (False,), "best_of": (1,),
-}  # fmt: skip
+MAX_BIASES, MAX_BIAS = 1024, 100.0  # the second one is OpenAI's
 
 
 class RequestOptions(NamedTuple):
@@ -59,7 +32,7 @@ class RequestOptions(NamedTuple):
     drafter: str | None
     budget: int | None
     prediction: str  # the expected output, or empty
-    ignored: tuple[str, ...] = ()  # names of unknown fields
+    echo: bool  # whether the response repeats the prompt
 
 
 class RequestLimits(NamedTuple):
@@ -69,6 +42,7 @@ class RequestLimits(NamedTuple):
     drafters: Sequence[str]  # known names
     max_samples: int = 256
     max_budget: int = MAX_BUDGET
+    vocab_size: int = 1 << 31
     strict: bool = False  # whether unknown fields are an error
 
     @property
@@ -99,7 +73,6 @@ def check_model(model: object, served: Sequence[str]) -> str:
 
 def parse_options(fields: Fields, limits: RequestLimits, *, is_chat: bool) -> RequestOptions:
     """Parse all fields but the model and the prompt. Defaults are OpenAI's."""
-    ignored = _check_field_names(fields, CHAT_FIELDS if is_chat else COMPLETION_FIELDS, limits.strict)
     values = {name: fields[name] for name in SAMPLING_FIELDS if fields.get(name) is not None}
     _check_stops(values)
     values.setdefault("temperature", 1.0)
@@ -107,11 +80,14 @@ def parse_options(fields: Fields, limits: RequestLimits, *, is_chat: bool) -> Re
     given = (fields.get("max_completion_tokens"), fields.get("max_tokens"), default)
     values["max_tokens"] = next(each for each in given if each is not None)
     values["logprobs"] = _parse_chat_logprobs(fields) if is_chat else _parse_top_logprobs(fields, "logprobs")
+    if "logit_bias" in values:
+        values["logit_bias"] = _parse_biases(values["logit_bias"], limits)
     if type(values.get("seed")) is int:
         values["seed"] %= NUM_SEEDS  # OpenAI allows negative seeds
-    stream_options = fields.get("stream_options") or {}
-    if not isinstance(stream_options, dict):
-        raise ApiError("stream_options must be an object", got=repr(stream_options), param="stream_options")
+    stream_options = parse_object(fields, "stream_options")
+    echo = parse_flag(fields, "echo")
+    if echo and values["logprobs"] is not None:
+        raise ApiError("echo with logprobs is not supported", param="echo", code="unsupported_parameter")
     drafter = fields.get("drafter")
     if drafter is not None and drafter not in limits.drafters:
         raise ApiError(f"Unknown drafter {drafter!r}", allowed=limits.drafters, param="drafter")
@@ -123,13 +99,13 @@ def parse_options(fields: Fields, limits: RequestLimits, *, is_chat: bool) -> Re
     check_length(len(prediction), limits, "prediction")
     return RequestOptions(
         params,
-        _parse_flag(fields, "stream"),
-        _parse_flag(stream_options, "include_usage"),
-        _parse_flag(stream_options, "include_cycles"),
+        parse_flag(fields, "stream"),
+        parse_flag(stream_options, "include_usage"),
+        parse_flag(stream_options, "include_cycles"),
         drafter,
         _parse_int(fields, "budget", 1, limits.max_budget),
         prediction,
-        ignored,
+        echo,
     )
 
 
@@ -157,17 +133,6 @@ def check_samples(num_prompts: int, params: SamplingParams, limits: RequestLimit
             raise ApiError(what, got=num_logprobs, allowed=allowed, next_step=next_step, param="logprobs")
 
 
-def parse_messages(fields: Fields, limits: RequestLimits) -> list[ChatMessage]:
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError("messages must be a list with at least one message", param="messages")
-    if len(messages) > limits.context_length:
-        raise too_long(f"{len(messages)} messages", "messages")
-    parsed = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    check_length(sum(len(message["role"]) + len(message["content"]) for message in parsed), limits, "messages")
-    return parsed
-
-
 def parse_prompts(fields: Fields, limits: RequestLimits) -> list[str | list[int]]:
     """Parse the prompts of a completion: a text, a list of texts, a list of token ids, or a list of such lists."""
     prompt = fields.get("prompt")
@@ -177,28 +142,6 @@ def parse_prompts(fields: Fields, limits: RequestLimits) -> list[str | list[int]
     for each in prompts:
         check_length(len(each), limits, "prompt")  # there are fewer token ids than characters
     return list(prompts)
-
-
-def _parse_message(message: object, param: str) -> ChatMessage:
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or not isinstance(role, str):
-        raise ApiError(f"{param} must be an object with 'role' and 'content'", param=param)
-    if message.get("tool_calls") or role in ("tool", "function"):
-        raise ApiError("Tool calls are not supported", param=param, code="unsupported_parameter")
-    return {"role": ROLE_ALIASES.get(role, role), "content": _parse_content(message.get("content"), param)}
-
-
-def _parse_content(content: object, param: str) -> str:
-    """Return the text of a message. Text parts are joined."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(_is_text_part(part) for part in content):
-        return "".join(part["text"] for part in content)
-    raise ApiError("content must be text", allowed="a string, or parts of type 'text'", param=param)
-
-
-def _is_text_part(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _is_token_ids(value: object) -> bool:
@@ -211,7 +154,45 @@ def _parse_prediction(fields: Fields) -> str:
         return ""
     if not isinstance(prediction, dict) or prediction.get("type") != "content":
         raise ApiError("prediction must be an object with type 'content' and a content", param="prediction")
-    return _parse_content(prediction.get("content"), "prediction")
+    return parse_content(prediction.get("content"), "prediction")
+
+
+def parse_content(content: object, param: str, kinds: Collection[str] = ("text",)) -> str:
+    """Return the text of a message. Text parts, which have one of these types, are joined."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(_is_text_part(part, kinds) for part in content):
+        return "".join(part["text"] for part in content)
+    allowed = f"a string, or parts of type {', '.join(map(repr, kinds))}"
+    raise ApiError("content must be text", allowed=allowed, param=param)
+
+
+def _is_text_part(part: object, kinds: Collection[str]) -> bool:
+    return isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)
+
+
+def _parse_biases(given: object, limits: RequestLimits) -> dict[int, float]:
+    """Biases by token id, which JSON has as texts."""
+    what = "logit_bias must be an object with token ids and numbers"
+    if not isinstance(given, dict):
+        raise ApiError(what, got=repr(given)[:80], param="logit_bias")
+    if len(given) > MAX_BIASES:
+        raise ApiError("logit_bias has too many entries", got=len(given), allowed=MAX_BIASES, param="logit_bias")
+    biases = {}
+    for name, value in given.items():
+        is_id = name.isascii() and name.isdigit() and len(name) < 10 and int(name) < limits.vocab_size
+        if not is_id or isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_BIAS:
+            allowed = f"token ids below {limits.vocab_size}, and numbers from -100 to 100"
+            raise ApiError(what, got=f"{name[:20]}: {value!r}"[:80], allowed=allowed, param="logit_bias")
+        biases[int(name)] = float(value)
+    return biases
+
+
+def parse_object(fields: Fields, name: str) -> Mapping[str, Any]:
+    value = fields.get(name) or {}
+    if not isinstance(value, dict):
+        raise ApiError(f"{name} must be an object", got=repr(value)[:80], param=name)
+    return value
 
 
 def _check_stops(values: Fields) -> None:
@@ -228,25 +209,8 @@ def _check_stops(values: Fields) -> None:
         raise ApiError("A stop string is too long", got=f"{longest} characters", allowed=allowed, param="stop")
 
 
-def _check_field_names(fields: Fields, own: set[str], strict: bool) -> tuple[str, ...]:
-    """Return the names of unknown fields, unless they are an error."""
-    known = SAMPLING_FIELDS | COMMON_FIELDS | own
-    ignored = []
-    for name, value in fields.items():
-        if name in UNSUPPORTED_FIELDS:
-            if value is not None and value not in UNSUPPORTED_FIELDS[name]:
-                raise ApiError(f"{name} is not supported", param=name, code="unsupported_parameter")
-        elif name not in known and name not in IGNORED_FIELDS:
-            ignored.append(shorten(name, MAX_PARAM))
-            if strict:
-                guess = did_you_mean(ignored[0], known)
-                what = f"Unknown field {ignored[0]!r}"
-                raise ApiError(what, next_step=guess, param=ignored[0], code="unknown_parameter")
-    return tuple(ignored[:MAX_IGNORED])
-
-
 def _parse_chat_logprobs(fields: Fields) -> int | None:
-    if _parse_flag(fields, "logprobs"):
+    if parse_flag(fields, "logprobs"):
         return _parse_top_logprobs(fields, "top_logprobs") or 0
     if fields.get("top_logprobs"):
         raise ApiError("top_logprobs requires logprobs to be true", param="top_logprobs")
@@ -265,8 +229,8 @@ def _parse_int(fields: Fields, name: str, low: int, high: int) -> int | None:
     return value
 
 
-def _parse_flag(fields: Fields, name: str) -> bool:
+def parse_flag(fields: Fields, name: str, default: bool = False) -> bool:
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ApiError(f"{name} must be true or false", got=repr(value), param=name)
-    return bool(value)
+        raise ApiError(f"{name} must be true or false", got=repr(value)[:80], param=name)
+    return default if value is None else value

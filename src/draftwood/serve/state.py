@@ -54,7 +54,12 @@ class ServerState:
             }
         )
         self.limits = RequestLimits(
-            llm.info.context_length, drafter_names(), options.max_samples, llm.budget, options.strict
+            llm.info.context_length,
+            drafter_names(),
+            options.max_samples,
+            llm.budget,
+            llm.info.vocab_size,
+            options.strict,
         )
         self.created = int(time.time())
         self.drafters = [name for name in drafter_names() if _needs_no_options(name)]

@@ -3,6 +3,9 @@
 from draftwood.serve.endpoints.chat import ChatCompletions
 from draftwood.serve.endpoints.completions import Completions
 from draftwood.serve.endpoints.health import Health
+from draftwood.serve.endpoints.messages import CountTokens, Messages
 from draftwood.serve.endpoints.metrics import MetricsReport
 from draftwood.serve.endpoints.models import Models
 from draftwood.serve.endpoints.playground import Playground
+from draftwood.serve.endpoints.responses import Responses
+from draftwood.serve.endpoints.tokens import Detokenize, Tokenize

@@ -1,18 +1,28 @@
 """POST /v1/chat/completions: conversations, formatted by the model's chat template."""
 
+from draftwood.serve.conversations import ChatMessage, parse_messages
 from draftwood.serve.endpoints.generation import GenerationEndpoint
-from draftwood.serve.requests import ChatMessage, Fields, RequestLimits, parse_messages
+from draftwood.serve.fields import CHAT, Fields
+from draftwood.serve.formats import CompletionFormat, Order, ResponseFormat
+from draftwood.serve.requests import RequestLimits
 from draftwood.text import TextCodec
 
 Conversation = list[ChatMessage]
 
 
-class ChatCompletions(GenerationEndpoint[Conversation]):
+class ConversationEndpoint(GenerationEndpoint[Conversation]):
     is_chat = True
     prompt_field = "messages"
+
+    def encode(self, prompt: Conversation, codec: TextCodec) -> list[int]:
+        return codec.apply_chat(prompt)
+
+
+class ChatCompletions(ConversationEndpoint):
+    api = CHAT
 
     def parse_prompts(self, fields: Fields, limits: RequestLimits) -> list[Conversation]:
         return [parse_messages(fields, limits)]
 
-    def encode(self, prompt: Conversation, codec: TextCodec) -> list[int]:
-        return codec.apply_chat(prompt)
+    def new_format(self, order: Order, codec: TextCodec) -> ResponseFormat:
+        return CompletionFormat(order, codec, is_chat=True)

@@ -1,13 +1,16 @@
 """POST /v1/completions: texts or token ids, used as they are."""
 
 from draftwood.serve.endpoints.generation import GenerationEndpoint
-from draftwood.serve.requests import Fields, RequestLimits, parse_prompts
+from draftwood.serve.fields import COMPLETIONS, Fields
+from draftwood.serve.formats import CompletionFormat, Order, ResponseFormat
+from draftwood.serve.requests import RequestLimits, parse_prompts
 from draftwood.text import TextCodec
 
 TextOrIds = str | list[int]
 
 
 class Completions(GenerationEndpoint[TextOrIds]):
+    api = COMPLETIONS
     is_chat = False
     prompt_field = "prompt"
 
@@ -16,3 +19,6 @@ class Completions(GenerationEndpoint[TextOrIds]):
 
     def encode(self, prompt: TextOrIds, codec: TextCodec) -> list[int]:
         return codec.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def new_format(self, order: Order, codec: TextCodec) -> ResponseFormat:
+        return CompletionFormat(order, codec, is_chat=False)

@@ -1,10 +1,10 @@
-"""What the two generation endpoints share: from the request's fields to a response or an event stream."""
+"""What all generation endpoints share: from the request's fields to a response or an event stream."""
 
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import ClientDisconnect, Request
@@ -13,27 +13,19 @@ from starlette.responses import Response
 from draftwood.engine import TokenEvent
 from draftwood.errors import DraftwoodError
 from draftwood.serve.errors import SHUTTING_DOWN, ApiError, InternalError, ServerBusyError
+from draftwood.serve.fields import ApiFields, Fields, check_fields
+from draftwood.serve.formats import Order, ResponseFormat, SampleOutput, summarize
 from draftwood.serve.logs import LOG
 from draftwood.serve.requests import (
     MAX_PREDICTION_TOKENS,
-    Fields,
     RequestLimits,
-    RequestOptions,
     check_model,
     check_samples,
     parse_body,
     parse_options,
     too_long,
 )
-from draftwood.serve.responses import (
-    DONE_EVENT,
-    EventStreamResponse,
-    ResponseBuilder,
-    SampleOutput,
-    encode_event,
-    json_response,
-    summarize,
-)
+from draftwood.serve.responses import EventStreamResponse, json_response
 from draftwood.serve.runner import GenerationJob
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
 from draftwood.text import TextCodec
@@ -44,17 +36,10 @@ PromptT = TypeVar("PromptT")
 SampleEvents = AsyncGenerator[tuple[SampleOutput, TokenEvent], None]
 
 
-class Order(NamedTuple):
-    """A parsed request."""
-
-    model: str
-    options: RequestOptions
-    jobs: list[GenerationJob]  # one per prompt
-
-
 class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
-    """Subclasses define what a prompt is."""
+    """Subclasses define what a prompt is, and how requests and responses look."""
 
+    api: ClassVar[ApiFields]
     is_chat: ClassVar[bool]
     prompt_field: ClassVar[str]
 
@@ -66,32 +51,41 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
     def encode(self, prompt: PromptT, codec: TextCodec) -> list[int]:
         """Convert a prompt to token ids."""
 
+    @abstractmethod
+    def new_format(self, order: Order, codec: TextCodec) -> ResponseFormat:
+        """What the response to a request is built with."""
+
+    def translate(self, fields: Fields) -> Fields:
+        """The fields of a request under the names of OpenAI's chats."""
+        return fields
+
     @property
     def _state(self) -> ServerState:
         return get_state(self.scope)
 
     async def post(self, request: Request) -> Response:
         body = await self._state.bodies.read(request)
-        order = await asyncio.to_thread(self._parse, body)
-        num_samples = order.options.params.n
-        samples = [SampleOutput(index, index // num_samples) for index in range(len(order.jobs) * num_samples)]
-        builder = ResponseBuilder(
-            order.model, self._state.llm.tokenizer, is_chat=self.is_chat, include_cycles=order.options.include_cycles
-        )
-        headers = _warn_of_ignored(order.options.ignored)
+        order, ignored = await asyncio.to_thread(self._parse, body)
+        samples = order.new_samples()
+        answer = self.new_format(order, self._state.llm.tokenizer)
+        headers = _warn_of_ignored(ignored)
         events = self._generate(request, order.jobs, samples)
         if order.options.stream:
-            return EventStreamResponse(self._stream(events, samples, builder, order.options), headers)
+            return EventStreamResponse(self._stream(events, samples, answer), headers)
         async for _ in events:
             pass
-        return await asyncio.to_thread(lambda: json_response(builder.response(samples), 200, headers))
+        return await asyncio.to_thread(lambda: json_response(answer.whole(samples), 200, headers))
 
-    def _parse(self, body: bytes) -> Order:
-        """Runs in a thread: texts may be long. Checks first what needs no encoding, which takes longest."""
+    def _parse(self, body: bytes) -> tuple[Order, Sequence[str]]:
+        """Runs in a thread: texts may be long. Checks first what needs no encoding, which takes longest.
+
+        Also returns the names of ignored fields.
+        """
         state = self._state
         llm, limits, fields = state.llm, state.limits, parse_body(body)
         model = check_model(fields.get("model"), state.options.names)
-        options = parse_options(fields, limits, is_chat=self.is_chat)
+        ignored = check_fields(fields, self.api, limits.strict)
+        options = parse_options(self.translate(fields), limits, is_chat=self.is_chat)
         prompts = self.parse_prompts(fields, limits)
         check_samples(len(prompts), options.params, limits, self.prompt_field)
         owner = "" if state.options.share_cache else self.scope[CLIENT]
@@ -116,7 +110,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 jobs.append(job._replace(prompt_ids=prompt_ids))
         except DraftwoodError as error:
             raise (error if isinstance(error, ApiError) else ApiError.wrap(error, self.prompt_field)) from error
-        return Order(model, options, jobs)
+        return Order(model, fields, options, jobs), ignored
 
     async def _generate(
         self, request: Request, jobs: Sequence[GenerationJob], samples: Sequence[SampleOutput]
@@ -159,23 +153,25 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
             self.scope[NOTES].update(summarize(samples))
 
     async def _stream(
-        self, events: SampleEvents, samples: Sequence[SampleOutput], builder: ResponseBuilder, options: RequestOptions
+        self, events: SampleEvents, samples: Sequence[SampleOutput], answer: ResponseFormat
     ) -> AsyncGenerator[bytes, None]:
         started: set[int] = set()
         try:
             async with aclosing(events):
                 async for sample, event in events:
-                    if self.is_chat and sample.index not in started:
-                        yield encode_event(builder.first_chunk(sample))
-                    started.add(sample.index)
-                    yield encode_event(builder.chunk(sample, event))
-            if options.include_usage:
-                yield encode_event(builder.usage_chunk(samples))
+                    if sample.index not in started:
+                        started.add(sample.index)
+                        for part in answer.begin(sample):
+                            yield part
+                    for part in answer.add(sample, event, samples):
+                        yield part
+            for part in answer.end(samples):
+                yield part
         except ApiError as error:
             if not started:
                 raise  # it can still be the response
-            yield encode_event(error.body())
-        yield DONE_EVENT
+            for part in answer.fail(error):
+                yield part
 
 
 def _warn_of_ignored(names: Sequence[str]) -> dict[str, str]:
