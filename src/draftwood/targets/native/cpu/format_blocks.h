@@ -187,16 +187,16 @@ INLINE void load_scales(const BlockKind *kind, const char *at, long column, int 
     }
     scale[0] = load_halves((const uint16_t *)at + column);
     if (kind->scales == HALF_MIN) *minimum = load_halves((const uint16_t *)at + STRIP + column);
-    if (kind->scales == SUPER) scale[0] *= load_signed_bytes((const int8_t *)bytes + (2 + b) * STRIP + column);
+    if (kind->scales == SUPER) scale[0] *= to_floats(load_signed_bytes((const int8_t *)bytes + (2 + b) * STRIP + column));
     if (kind->scales == SUPER_16) {
         const int8_t *parts = (const int8_t *)bytes + (2 + 2 * b) * STRIP + column;
-        scale[1] = scale[0] * load_signed_bytes(parts + STRIP);
-        scale[0] *= load_signed_bytes(parts);
+        scale[1] = scale[0] * to_floats(load_signed_bytes(parts + STRIP));
+        scale[0] *= to_floats(load_signed_bytes(parts));
     }
     if (kind->scales == SUPER_MIN) {
-        scale[0] *= load_unsigned_bytes(bytes + (4 + b) * STRIP + column);
+        scale[0] *= to_floats(load_unsigned_bytes(bytes + (4 + b) * STRIP + column));
         *minimum = -(load_halves((const uint16_t *)at + STRIP + column) *
-                     load_unsigned_bytes(bytes + (4 + 8 + b) * STRIP + column));
+                     to_floats(load_unsigned_bytes(bytes + (4 + 8 + b) * STRIP + column)));
     }
 }
 
@@ -205,6 +205,10 @@ typedef struct {
     vu w[SUBS][STEPS];
     vf scale[SUBS][2], minimum[SUBS];
 } Unpacked;
+
+INLINE int offset_index(int offset) {
+    return offset == 8 ? TIMES_8 : offset == 16 ? TIMES_16 : offset == 32 ? FIRST_TIMES_32 : TIMES_128;
+}
 
 /* Adds the products of some rows with a block to out[rows][GROUP_COLUMNS]. */
 INLINE void multiply_rows(const BlockKind *kind, const int rows, const Unpacked *u, const char *input, long input_bytes,
@@ -223,14 +227,14 @@ INLINE void multiply_rows(const BlockKind *kind, const int rows, const Unpacked 
         vi sum[MAX_TOGETHER][SUBS];
         UNROLL for (int r = 0; r < rows; r++) {
             const InputBlock *x = (const InputBlock *)(input + r * input_bytes);
-            const int32_t minus_sum = halves == 2 ? x->minus_sum[h] : x->minus_sum[0] + x->minus_sum[1];
-            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = offset ? splat_int(minus_sum * offset) : (vi){0};
+            UNROLL for (int s = 0; s < SUBS; s++)
+                sum[r][s] = offset ? splat_int(x->minus[offset_index(offset) + h]) : (vi){0};
         }
         add_products(rows, sum, u->w, h * steps, steps, values, largest);
         UNROLL for (int r = 0; r < rows; r++) {
             const InputBlock *x = (const InputBlock *)(input + r * input_bytes);
             UNROLL for (int s = 0; s < SUBS; s++)
-                total[r][s] = fma_vec(total[r][s], __builtin_convertvector(sum[r][s], vf),
+                total[r][s] = fma_vec(total[r][s], to_floats(sum[r][s]),
                                       u->scale[s][h] * splat(x->scale));
         }
     }

@@ -14,8 +14,10 @@ typedef struct {
     int8_t values[QBLOCK]; /* -127 to 127 */
     float scale;
     float scaled_sum; /* scale times the sum of the values */
-    int32_t minus_sum[2]; /* of the first and of the second half of the values, negated */
+    int32_t minus[6]; /* negated sums of values times the offsets of weights, in the order below */
 } InputBlock;
+
+enum { TIMES_8, TIMES_16, TIMES_128, FIRST_TIMES_32, SECOND_TIMES_32 }; /* of all values; of the first and second half */
 
 INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
 
@@ -31,15 +33,23 @@ INLINE int32_t max_lanes_int(vi v) {
 #endif
 }
 
-INLINE int32_t sum_lanes_int(vi v) {
-#if VW == 16 && defined(__AVX512F__)
-    return _mm512_reduce_add_epi32((__m512i)v);
-#elif VW == 4 && defined(__aarch64__)
-    return vaddvq_s32((int32x4_t)v);
+/* The sums of the first and of the second half of a block. */
+INLINE void sum_halves(const int8_t *values, int32_t sums[2]) {
+#if defined(__AVX2__)
+    const __m256i bytes = _mm256_loadu_si256((const __m256i *)values), lift = _mm256_set1_epi8((char)0x80);
+    const __m256i eights = _mm256_sad_epu8(_mm256_xor_si256(bytes, lift), _mm256_setzero_si256());
+    const __m128i first = _mm256_castsi256_si128(eights), second = _mm256_extracti128_si256(eights, 1);
+    const __m128i both = _mm_add_epi64(_mm_unpacklo_epi64(first, second), _mm_unpackhi_epi64(first, second));
+    sums[0] = _mm_cvtsi128_si32(both) - 16 * 128;
+    sums[1] = _mm_extract_epi32(both, 2) - 16 * 128;
+#elif defined(__aarch64__)
+    sums[0] = vaddlvq_s8(vld1q_s8(values));
+    sums[1] = vaddlvq_s8(vld1q_s8(values + 16));
 #else
-    int32_t total = 0;
-    for (int i = 0; i < VW; i++) total += v[i];
-    return total;
+    for (int half = 0; half < 2; half++) {
+        sums[half] = 0;
+        for (int i = 0; i < QBLOCK / 2; i++) sums[half] += values[half * QBLOCK / 2 + i];
+    }
 #endif
 }
 
@@ -65,17 +75,20 @@ INLINE void quantize_block(const float *from, InputBlock *to) {
     float top;
     memcpy(&top, &bits, 4);
     const vf inverse = splat(bits ? 127.0f / top : 0.0f);
-    vi sums[2] = {{0}, {0}};
     for (int i = 0; i < QBLOCK; i += VW) {
         const vi rounded = (vi)(load(from + i) * inverse + magic) - (vi)magic;
-        sums[i >= QBLOCK / 2] += rounded;
         store_bytes(rounded, to->values + i);
     }
-    const int32_t first = sum_lanes_int(sums[0]), second = sum_lanes_int(sums[1]);
+    int32_t sums[2];
+    sum_halves(to->values, sums);
+    const int32_t total = sums[0] + sums[1];
     to->scale = top / 127.0f;
-    to->scaled_sum = to->scale * (float)(first + second);
-    to->minus_sum[0] = -first;
-    to->minus_sum[1] = -second;
+    to->scaled_sum = to->scale * (float)total;
+    to->minus[TIMES_8] = -8 * total;
+    to->minus[TIMES_16] = -16 * total;
+    to->minus[TIMES_128] = -128 * total;
+    to->minus[FIRST_TIMES_32] = -32 * sums[0];
+    to->minus[SECOND_TIMES_32] = -32 * sums[1];
 }
 
 /* add_products(rows, sum, w, first, steps, x, largest): adds to the lanes of sum[r][s] the products of the weights in the
@@ -203,25 +216,37 @@ INLINE vu look_up(const int8_t *table, vu v) {
 #endif
 }
 
-/* VW numbers of 8 bits, as float32. */
-INLINE vf load_unsigned_bytes(const uint8_t *p) {
-    typedef uint8_t bytes __attribute__((vector_size(VW)));
-    bytes v;
-    memcpy(&v, p, VW);
-    return __builtin_convertvector(__builtin_convertvector(v, vi), vf);
+/* VW numbers of 8 bits. GCC 12 would convert them one by one. */
+INLINE vi load_unsigned_bytes(const uint8_t *p) {
+#if VW == 16 && defined(__AVX512F__)
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif VW == 8 && defined(__AVX2__)
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    vi v;
+    for (int i = 0; i < VW; i++) v[i] = p[i];
+    return v;
+#endif
 }
+
+INLINE vi load_signed_bytes(const int8_t *p) {
+#if VW == 16 && defined(__AVX512F__)
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif VW == 8 && defined(__AVX2__)
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    vi v;
+    for (int i = 0; i < VW; i++) v[i] = p[i];
+    return v;
+#endif
+}
+
+INLINE vf to_floats(vi v) { return __builtin_convertvector(v, vf); }
 
 /* 2^(e - 128) for VW bytes e. */
 INLINE vf load_exponents(const uint8_t *p) {
-    const vi e = __builtin_convertvector(load_unsigned_bytes(p), vi), normal = e >= 2;
+    const vi e = load_unsigned_bytes(p), normal = e >= 2;
     return (vf)((normal & (e - 1) << 23) | (~normal & 0x00200000 << (e & 1)));
-}
-
-INLINE vf load_signed_bytes(const int8_t *p) {
-    typedef int8_t bytes __attribute__((vector_size(VW)));
-    bytes v;
-    memcpy(&v, p, VW);
-    return __builtin_convertvector(__builtin_convertvector(v, vi), vf);
 }
 
 #endif
