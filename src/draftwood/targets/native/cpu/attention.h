@@ -231,8 +231,9 @@ INLINE void score(const int queries, const int type, const float *query, const c
 
 #if VW == 16
 #define TRANSPOSED_QUERIES 12 /* from this many on keys are transposed to score them */
+#define COLUMNS 32 /* keys transposed at a time: they stay in the first-level cache */
 
-/* to[i][BLOCK] = number i of 16 rows: swaps the off-diagonal quarters of squares of 16, 8, 4 and 2. */
+/* to[i][COLUMNS] = number i of 16 rows: swaps the off-diagonal quarters of squares of 16, 8, 4 and 2. */
 INLINE void transpose_16(const float *from, long stride, float *to) {
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     __m512 v[16];
@@ -248,45 +249,56 @@ INLINE void transpose_16(const float *from, long stride, float *to) {
             v[i | half] = _mm512_permutex2var_ps(low, second, high);
         }
     }
-    UNROLL for (int i = 0; i < 16; i++) store(to + i * BLOCK, (vf)v[i]);
+    UNROLL for (int i = 0; i < 16; i++) store(to + i * COLUMNS, (vf)v[i]);
 }
 
 /* Scores of one or two queries over 32 keys in columns: per lane of `score` a chain, then lane by lane what sum_lanes
  * adds. So both give the same bits, but here nothing is summed across lanes. */
-INLINE void score_columns(const int queries, const float *query, const float *columns, long head, float *out) {
+INLINE void score_columns(const int queries, const float *query, const float *columns, const long head, float *out) {
     vf pending[5][2][2]; /* sums of 1, 2, 4, 8 and 16 lanes that wait for their partner */
     UNROLL for (int i = 0; i < VW; i++) {
         const int lane = (i & 1) << 3 | (i & 2) << 1 | (i & 4) >> 1 | (i & 8) >> 3;
         vf sum[2][2];
         UNROLL for (int q = 0; q < queries; q++) sum[q][0] = sum[q][1] = splat(0.0f);
-        for (long d = lane; d < head; d += VW) {
-            const vf first = load(columns + d * BLOCK), second = load(columns + d * BLOCK + VW);
+        UNROLL for (long d = lane; d < head; d += VW) {
+            const vf first = load(columns + d * COLUMNS), second = load(columns + d * COLUMNS + VW);
             UNROLL for (int q = 0; q < queries; q++) {
                 const vf x = splat(query[q * head + d]);
                 FMA_INTO(sum[q][0], x, first);
                 FMA_INTO(sum[q][1], x, second);
             }
         }
-        UNROLL for (int level = 0; level < 5; level++) { /* as digits carry in a binary counter */
-            const int full = (i & ((1 << level) - 1)) == (1 << level) - 1, carries = full && (i >> level & 1);
-            UNROLL for (int q = 0; q < queries && full; q++)
-                UNROLL for (int h = 0; h < 2; h++)
-                    if (carries) sum[q][h] = pending[level][q][h] + sum[q][h];
-                    else pending[level][q][h] = sum[q][h];
+        int level = 0; /* sums are joined as digits carry in a binary counter */
+        UNROLL for (int digit = 0; digit < 4; digit++) {
+            if (level < digit || !(i >> digit & 1)) continue;
+            level = digit + 1;
+            UNROLL for (int q = 0; q < queries; q++)
+                UNROLL for (int h = 0; h < 2; h++) sum[q][h] = pending[digit][q][h] + sum[q][h];
         }
+        UNROLL for (int q = 0; q < queries; q++) /* one lane after the other: all at once would not fit in registers */
+            __asm__ volatile("" : "+v"(sum[q][0]), "+v"(sum[q][1]));
+        UNROLL for (int q = 0; q < queries; q++)
+            UNROLL for (int h = 0; h < 2; h++) pending[level][q][h] = sum[q][h];
     }
     UNROLL for (int q = 0; q < queries; q++)
         UNROLL for (int h = 0; h < 2; h++) store(out + q * BLOCK + h * VW, pending[4][q][h]);
 }
 
+INLINE void score_pairs(long queries, const float *query, const float *columns, const long head, float *out) {
+    long q = 0;
+    for (; q + 2 <= queries; q += 2) score_columns(2, query + q * head, columns, head, out + q * BLOCK);
+    if (q < queries) score_columns(1, query + q * head, columns, head, out + q * BLOCK);
+}
+
+/* Of heads of 64 or 128 numbers. */
 static void score_transposed(long queries, const float *query, const float *keys, long head, long count, float *columns,
                              float *out) {
-    for (long j = 0; j < count; j += VW)
-        for (long d = 0; d < head; d += VW) transpose_16(keys + j * head + d, head, columns + d * BLOCK + j);
-    for (long j = 0; j < count; j += 2 * VW) {
-        long q = 0;
-        for (; q + 2 <= queries; q += 2) score_columns(2, query + q * head, columns + j, head, out + q * BLOCK + j);
-        if (q < queries) score_columns(1, query + q * head, columns + j, head, out + q * BLOCK + j);
+    for (long j = 0; j < count; j += COLUMNS, out += COLUMNS) {
+        for (long i = 0; i < COLUMNS && j + i < count; i += VW)
+            for (long d = 0; d < head; d += VW)
+                transpose_16(keys + (j + i) * head + d, head, columns + d * COLUMNS + i);
+        if (head == 64) score_pairs(queries, query, columns, 64, out);
+        else score_pairs(queries, query, columns, 128, out);
     }
 }
 #endif
@@ -294,7 +306,7 @@ static void score_transposed(long queries, const float *query, const float *keys
 static void score_all(long queries, const float *query, const Tile *tile, long head, long count, float *columns,
                       float *out) {
 #if VW == 16
-    if (tile->type == FLOAT32 && queries >= TRANSPOSED_QUERIES) {
+    if (tile->type == FLOAT32 && queries >= TRANSPOSED_QUERIES && (head == 64 || head == 128)) {
         score_transposed(queries, query, (const float *)tile->keys, head, count, columns, out);
         return;
     }
@@ -342,35 +354,36 @@ static void weigh_in_tiles(const Workspace *w, long queries, const Tile *tile, l
     }
 }
 
-/* Softmax of scores in place, not normalised: positions low .. high - 1 are visible, the others get 0. */
-static void exponentiate(float *scores, long low, long high, long count, float *maximum, float *sum) {
-    const float none = -INFINITY;
-    const long padded = round_up(count, VW);
-    for (long j = 0; j < low; j++) scores[j] = none;
-    for (long j = max_long(high, 0); j < padded; j++) scores[j] = none;
-    vf top = splat(none), total = splat(0.0f);
-    for (long j = 0; j < padded; j += VW) top = max_vec(top, load(scores + j));
-    *maximum = max_lanes(top);
-    const vf shift = splat(*maximum), nothing = splat(none);
-    for (long j = 0; j < padded; j += VW) {
-        vf s = load(scores + j);
-        vf e = zero_where_equal(s, nothing, exp_vec(s - shift));
-        store(scores + j, e);
-        total += e;
-    }
-    *sum = sum_lanes(total);
-}
-
-/* Softmax of the scores of some rows of the unit over the first `count` positions of a block. */
+/* Softmax of the scores of some rows of the unit in place, not normalised, over the first `count` positions of a block:
+ * positions that a row does not see get 0. Maxima first and then exponentials, of all queries: neighbouring chains of
+ * operations overlap. */
 static void exponentiate_rows(const Attention *job, const Unit *unit, long row, long rows, long block, long count,
                               float *scores, float *partial) {
     const Model *m = job->model;
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m), first = block * BLOCK;
+    const long padded = round_up(count, VW);
+    const vf nothing = splat(-INFINITY);
+    partial += row * group * size + head; /* maximum and sum */
     for (long q = 0; q < rows * group; q++) {
         const long length = unit->context[row + q / group].length;
         const long low = m->window ? max_long(0, length - m->window - first) : 0;
-        float *to = partial + (row * group + q) * size + head;
-        exponentiate(scores + q * BLOCK, min_long(low, count), min_long(count, length - first), count, to, to + 1);
+        float *own = scores + q * BLOCK;
+        for (long j = 0; j < min_long(low, count); j++) own[j] = -INFINITY;
+        for (long j = max_long(min_long(count, length - first), 0); j < padded; j++) own[j] = -INFINITY;
+        vf top = nothing;
+        for (long j = 0; j < padded; j += VW) top = max_vec(top, load(own + j));
+        partial[q * size] = max_lanes(top);
+    }
+    for (long q = 0; q < rows * group; q++) {
+        float *own = scores + q * BLOCK;
+        const vf shift = splat(partial[q * size]);
+        vf total = splat(0.0f);
+        for (long j = 0; j < padded; j += VW) {
+            const vf s = load(own + j), e = zero_where_equal(s, nothing, exp_vec(s - shift));
+            store(own + j, e);
+            total += e;
+        }
+        partial[q * size + 1] = sum_lanes(total);
     }
 }
 

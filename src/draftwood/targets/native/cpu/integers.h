@@ -10,11 +10,20 @@
 #define QBLOCK 32 /* inputs of a block */
 #define STEPS 8 /* of four inputs, in a block */
 
+/* A sum of integers starts from START. Its bits, read as float32, are then UNIT plus the sum, so that one fused
+ * multiply-add makes a product with a scale out of it: UNIT times a scale has few bits and is exact. */
+#if FUSED
+#define UNIT 12582912.0f /* 1.5 * 2^23: sums below 2^22 are exact beside it */
+#define START 0x4b400000
+#else
+#define START 0
+#endif
+
 typedef struct {
     int8_t values[QBLOCK]; /* -127 to 127 */
     float scale;
     float scaled_sum; /* scale times the sum of the values */
-    int32_t minus[6]; /* negated sums of values times the offsets of weights, in the order below */
+    int32_t starts[6]; /* START minus an offset of weights times the sum of values, in the order below */
 } InputBlock;
 
 enum { TIMES_8, TIMES_16, TIMES_128, FIRST_TIMES_32, SECOND_TIMES_32 }; /* of all values; of the first and second half */
@@ -33,31 +42,25 @@ INLINE int32_t max_lanes_int(vi v) {
 #endif
 }
 
-/* The sums of the first and of the second half of a block. */
-INLINE void sum_halves(const int8_t *values, int32_t sums[2]) {
-#if defined(__AVX2__)
-    const __m256i bytes = _mm256_loadu_si256((const __m256i *)values), lift = _mm256_set1_epi8((char)0x80);
-    const __m256i eights = _mm256_sad_epu8(_mm256_xor_si256(bytes, lift), _mm256_setzero_si256());
-    const __m128i first = _mm256_castsi256_si128(eights), second = _mm256_extracti128_si256(eights, 1);
-    const __m128i both = _mm_add_epi64(_mm_unpacklo_epi64(first, second), _mm_unpackhi_epi64(first, second));
-    sums[0] = _mm_cvtsi128_si32(both) - 16 * 128;
-    sums[1] = _mm_extract_epi32(both, 2) - 16 * 128;
-#elif defined(__aarch64__)
-    sums[0] = vaddlvq_s8(vld1q_s8(values));
-    sums[1] = vaddlvq_s8(vld1q_s8(values + 16));
+/* Stores 16 small integers as bytes and returns their sum. */
+INLINE int32_t store_bytes(const vi *v, int8_t *to) {
+#if defined(__AVX2__) && VW >= 8
+#if VW == 16
+    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)v[0]);
 #else
-    for (int half = 0; half < 2; half++) {
-        sums[half] = 0;
-        for (int i = 0; i < QBLOCK / 2; i++) sums[half] += values[half * QBLOCK / 2 + i];
-    }
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
 #endif
-}
-
-INLINE void store_bytes(vi v, int8_t *to) {
-#if VW == 16 && defined(__AVX512F__)
-    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)v));
+    const __m128i eights = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8((char)0x80)), _mm_setzero_si128());
+    _mm_storeu_si128((__m128i *)to, bytes);
+    return _mm_cvtsi128_si32(eights) + _mm_extract_epi16(eights, 4) - 16 * 128;
 #else
-    for (int i = 0; i < VW; i++) to[i] = (int8_t)v[i];
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) {
+        to[i] = (int8_t)v[i / VW][i % VW];
+        sum += v[i / VW][i % VW];
+    }
+    return sum;
 #endif
 }
 
@@ -75,21 +78,30 @@ INLINE void quantize_block(const float *from, InputBlock *to) {
     float top;
     memcpy(&top, &bits, 4);
     const vf inverse = splat(bits ? 127.0f / top : 0.0f);
-    for (int i = 0; i < QBLOCK; i += VW) {
-        const vi rounded = (vi)(load(from + i) * inverse + magic) - (vi)magic;
-        store_bytes(rounded, to->values + i);
-    }
-    int32_t sums[2];
-    sum_halves(to->values, sums);
-    const int32_t total = sums[0] + sums[1];
+    vi rounded[QBLOCK / VW];
+    for (int i = 0; i < QBLOCK; i += VW) rounded[i / VW] = (vi)(load(from + i) * inverse + magic) - (vi)magic;
+    const int32_t first = store_bytes(rounded, to->values);
+    const int32_t second = store_bytes(rounded + QBLOCK / VW / 2, to->values + QBLOCK / 2), sum = first + second;
     to->scale = top / 127.0f;
-    to->scaled_sum = to->scale * (float)total;
-    to->minus[TIMES_8] = -8 * total;
-    to->minus[TIMES_16] = -16 * total;
-    to->minus[TIMES_128] = -128 * total;
-    to->minus[FIRST_TIMES_32] = -32 * sums[0];
-    to->minus[SECOND_TIMES_32] = -32 * sums[1];
+    to->scaled_sum = to->scale * (float)sum;
+    to->starts[TIMES_8] = START - 8 * sum;
+    to->starts[TIMES_16] = START - 16 * sum;
+    to->starts[TIMES_128] = START - 128 * sum;
+    to->starts[FIRST_TIMES_32] = START - 32 * first;
+    to->starts[SECOND_TIMES_32] = START - 32 * second;
 }
+
+/* A sum of integers times a scale, rounded once. `lift` is lift_of(scale). */
+#if FUSED
+INLINE vf lift_of(vf scale) { return splat(-UNIT) * scale; }
+INLINE vf scale_sum(vi sum, vf scale, vf lift) { return fma_vec(lift, (vf)sum, scale); }
+#else
+INLINE vf lift_of(vf scale) { return scale; }
+INLINE vf scale_sum(vi sum, vf scale, vf lift) {
+    (void)lift;
+    return __builtin_convertvector(sum, vf) * scale;
+}
+#endif
 
 /* add_products(rows, sum, w, first, steps, x, largest): adds to the lanes of sum[r][s] the products of the weights in the
  * bytes of w[s][first ...], four per lane and step, with as many inputs of row x[r]. `largest` is a bound on the weights.
