@@ -128,4 +128,5 @@ class Session:
         rng = np.random.default_rng(None if seed is None else np.random.SeedSequence(seed, spawn_key=spawn_key))
         request = self.sample.request
         with self:
-            self.drafter.begin(DraftRequest(request.prompt_ids, self.params, rng, request.prediction))
+            is_timed = self.sizer is not None
+            self.drafter.begin(DraftRequest(request.prompt_ids, self.params, rng, request.prediction, is_timed))
