@@ -2,4 +2,5 @@
 
 from draftwood.tune.calibration import NUM_BINS, Calibration, Reliability
 from draftwood.tune.machine import Tuned, tune_costs, tune_successors
+from draftwood.tune.priors import Measured, measure_priors
 from draftwood.tune.static_tree import optimise_tree
