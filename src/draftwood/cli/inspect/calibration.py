@@ -1,26 +1,23 @@
 """``draftwood inspect calibration``: do guesses come true as often as the drafter expects?"""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from draftwood.bench.tasks import load_tasks
 from draftwood.cli.console import BOLD, Paint, Screen, load_llm, run_info, show, table
+from draftwood.cli.measuring import check_plot, measured_prompts, write_plot
 from draftwood.cli.options import sampling_params
-from draftwood.errors import OptionError
 from draftwood.llm import LLM
-from draftwood.plots import Line, assign_marks, plot_lines, svg_file
+from draftwood.plots import Line, assign_marks, plot_lines
 from draftwood.progress import report
-from draftwood.prompts import Conversation, prompt_ids, read_prompts
+from draftwood.prompts import Conversation, prompt_ids
 from draftwood.tune import NUM_BINS, Calibration, Reliability
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plot and Path(args.plot).suffix.lower() != ".svg":
-        raise OptionError("The plot must be an .svg file", got=args.plot)
+    check_plot(args.plot)
     params = sampling_params(args)
     screen = Screen(args.color)
-    prompts = _prompts(args)
+    prompts = measured_prompts(args.prompts, args.limit)
     with load_llm(args, screen) as llm:
         calibration, tokens = _measure(llm, prompts, params, args.skip_tokens, screen)
         info = run_info(args, llm)
@@ -28,14 +25,6 @@ def run(args: argparse.Namespace) -> int:
         _write_plot(calibration, args.plot)
         screen.note(f"Plot written to {args.plot}")
     return show(args, {**info, **_as_dict(calibration, len(prompts), tokens)}, _report(calibration, tokens, screen.out))
-
-
-def _prompts(args: argparse.Namespace) -> list[Conversation]:
-    """Those of a file, or the first ones of every bundled task."""
-    if args.prompts:
-        return read_prompts(args.prompts, args.limit)
-    tasks = load_tasks([], None, args.limit)
-    return [[{"role": "user", "content": prompt.turns[0]}] for task in tasks for prompt in task.prompts]
 
 
 def _measure(
@@ -102,7 +91,4 @@ def _write_plot(calibration: Calibration, path: str) -> None:
         lines, title="reliability", x_name="expected acceptance", y_name="real acceptance", low=0.0, high=1.0
     )
     title = f"Reliability of chances, calibration error {calibration.error:.3f}"
-    try:
-        Path(path).write_text(svg_file(title, [panel]), encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"The plot cannot be written to {path}", got=error.strerror or error) from error
+    write_plot(path, title, [panel])

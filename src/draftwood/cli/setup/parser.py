@@ -110,7 +110,10 @@ With --static-tree: answer prompts with a tree of 625 nodes and keep the nodes a
 Use the file with --drafter-option tree=FILE of stand, recycling and sequoia.
 
 With --priors: answer prompts with blend and fit what it believes about its sources at first. Without
-FILE the result is kept in the cache folder, and blend uses it from then on."""
+FILE the result is kept in the cache folder, and blend uses it from then on.
+
+With --explain: decode prompts plainly, with chains (sam), trees (blend) and, where a head ships,
+trees and head, at equal budgets and with --budget auto: does a tree pay here?"""
 
 
 def register_tune(commands: Subparsers[Any]) -> None:
@@ -120,7 +123,7 @@ def register_tune(commands: Subparsers[Any]) -> None:
         "setup.tune:run",
         "Measure a model on this machine once for later runs",
         "draftwood tune",
-        "draftwood tune --priors --prompts p.jsonl --model smollm2",
+        "draftwood tune --explain --plot pays.svg",
         "draftwood tune --static-tree t.json --prompts p.jsonl --drafter stand --temperature 0.6",
         details=_TUNE_DETAILS,
     )
@@ -129,7 +132,9 @@ def register_tune(commands: Subparsers[Any]) -> None:
     parser.add_argument(
         "--priors", nargs="?", const="", metavar="FILE", help="measure the first beliefs of blend, on prompts"
     )
-    tree = parser.add_argument_group("static tree, priors")
+    parser.add_argument("--explain", action="store_true", help="compare plain decoding, chains and trees on prompts")
+    parser.add_argument("--plot", metavar="FILE", help="--explain: also write a plot to this .svg file")
+    tree = parser.add_argument_group("static tree, priors, explain")
     tree.add_argument("--static-tree", metavar="FILE", help="optimise a static tree and write it to this file")
     tree.add_argument("--prompts", metavar="FILE", help="prompts to measure on: one per line, or .jsonl")
     tree.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")

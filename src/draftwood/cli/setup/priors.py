@@ -4,14 +4,14 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from draftwood.bench.tasks import load_tasks
 from draftwood.cli.console import Screen, show
+from draftwood.cli.measuring import measured_prompts
 from draftwood.cli.options import drafter_options, model_options, sampling_params
 from draftwood.drafters import check_drafter
 from draftwood.errors import OptionError
 from draftwood.growth import priors_path, save_priors
 from draftwood.llm import LLM
-from draftwood.prompts import Conversation, prompt_ids, read_prompts
+from draftwood.prompts import prompt_ids
 from draftwood.targets import load_target
 from draftwood.tune import measure_priors
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise OptionError("Invalid output file", got=output, allowed="a file in an existing folder")
 
-    prompts = _prompts(args)
+    prompts = measured_prompts(args.prompts, args.limit)
     loaded = load_target(model_options(args, max_batch=1), screen.progress)
     measured = measure_priors(
         partial(LLM.from_target, loaded.target, loaded.codec, budget=BUDGET, max_batch=1),
@@ -44,11 +44,3 @@ def run(args: argparse.Namespace) -> int:
         f"left out, {measured.loss_before:.4f} with the priors before"
     )
     return show(args, {"priors": path, "prompts": len(prompts), **about}, [line, f"written to {path}"])
-
-
-def _prompts(args: argparse.Namespace) -> list[Conversation]:
-    """Those of a file, or the first ones of every bundled task."""
-    if args.prompts:
-        return read_prompts(args.prompts, args.limit)
-    tasks = load_tasks([], None, args.limit)
-    return [[{"role": "user", "content": prompt.turns[0]}] for task in tasks for prompt in task.prompts]
