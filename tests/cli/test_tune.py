@@ -287,3 +287,22 @@ def test_options_without_effect_are_refused(draftwood_command: Command, prompt_f
         result = tune_tree(draftwood_command, tmp_path / "t.json", prompt_file, "--drafter", "stand", *more)
         assert result.code == 2
         assert more[0] in result.err
+
+
+# -- priors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_priors_are_measured_and_kept(
+    in_file: bool, draftwood_command: Command, prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftwood.growth.priors.cache_home", lambda: tmp_path)
+    place = [str(tmp_path / "own.json")] if in_file else []
+    result = draftwood_command(
+        "tune", *MODEL, "--priors", *place, "--prompts", str(prompt_file), "--max-tokens", "16", "--json"
+    )
+    content = json.loads(result.out)
+    assert content["guesses"] > 0
+    kept = Path(content["priors"])
+    assert kept == Path(place[0]) if in_file else kept.parent == tmp_path / "priors"
+    assert set(json.loads(kept.read_text())) == {"rates", "weights"}

@@ -112,6 +112,8 @@ def test_c_and_python_agree(seed: int, with_callback: bool, monkeypatch: pytest.
         ours, theirs = compiled.grow(tail, *limits), python.grow(tail, *limits)
         assert ours[0] == theirs[0]
         assert ours[1] == pytest.approx(theirs[1], abs=1e-12)
+        depth = rng.randrange(4)
+        assert compiled.guesses(tail, depth) == python.guesses(tail, depth)
         emitted = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 6))]
         compiled.learn(tail, emitted)
         python.learn(tail, emitted)
@@ -281,3 +283,9 @@ def test_unknown_sources_start_from_their_own_rates() -> None:
     learned = new_learned([FixedHints("other", [5], [1], [0.02, 0.4])])
     np.testing.assert_allclose(learned.hits[0] / learned.trials[0], [0.02, 0.4])
     np.testing.assert_array_equal(learned.weights[:, 1], [[0.0, 1.0]] * 3)
+
+
+def test_outcomes_say_which_guesses_were_right() -> None:
+    sources = [FixedHints("one", [3, 4], [1, 2], [0.02, 0.4, 0.3]), FixedHints("other", [4], [1], [0.02, 0.4])]
+    outcomes = Blend(sources, new_learned(sources)).outcomes([1, 2], [4, 9])
+    assert outcomes == [(0, 1, [1, 0], False), (0, 3, [2, 1], True), (1, 1, [1, 0], False), (1, 3, [2, 1], False)]

@@ -220,6 +220,24 @@ int64_t draftwood_blend_tree(const Blend *b, const int32_t *tail, int64_t length
     return size;
 }
 
+/* Writes what all sources hint at after a text: tokens, the sources of each, and its kinds ([guesses][sources]). Returns
+ * the number of guesses, negative without memory; there is room for `room`. */
+int64_t draftwood_blend_guesses(const Blend *b, const int32_t *tail, int64_t length, int64_t depth, int64_t room,
+                                int32_t *tokens, int32_t *listed, int32_t *kinds) {
+    GuessList *all = malloc(sizeof *all);
+    if (!all) return -1;
+    if (length > TAIL) tail += length - TAIL, length = TAIL;
+    find_guesses(b, tail, length, depth, all);
+    const int64_t count = all->count < room ? all->count : room;
+    for (int64_t i = 0; i < count; i++) {
+        tokens[i] = all->guesses[i].token;
+        listed[i] = (int32_t)all->guesses[i].listed;
+        memcpy(kinds + i * b->num_sources, all->guesses[i].kinds, b->num_sources * sizeof *kinds);
+    }
+    free(all);
+    return count;
+}
+
 /* Learns from the tokens that followed `tail`. Nonzero: no memory. */
 int draftwood_blend_learn(Blend *b, const int32_t *tail, int64_t length, int64_t n, const int32_t *emitted) {
     GuessList *all = malloc(sizeof *all + (TAIL + n) * sizeof *tail);

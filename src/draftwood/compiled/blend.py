@@ -145,6 +145,17 @@ class CompiledBlend:
             raise MemoryError(f"a tree of {budget} nodes")
         return [nodes[start : start + size].tolist() for start in range(0, 4 * budget, budget)], chances[:size].tolist()
 
+    def guesses(self, tail: Sequence[int], depth: int) -> list[tuple[int, int, list[int]]]:
+        """All hinted tokens after a text, who hints at each (as bits), and the kind that each source gives to it."""
+        text, count = array("i", tail), len(self._sources)
+        room = count * MAX_HINTS
+        columns = np.empty(room, np.int32), np.empty(room, np.int32), np.empty((room, count), np.int32)
+        places = len(text), depth, room, *[column.ctypes.data for column in columns]
+        size = self._core.blend_guesses(self.address, text.buffer_info()[0], *places)
+        if size < 0:
+            raise MemoryError("guesses after a text")
+        return list(zip(*[column[:size].tolist() for column in columns], strict=True))
+
     def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
         text, after = array("i", tail), array("i", emitted)
         if self._core.blend_learn(self.address, text.buffer_info()[0], len(text), len(after), after.buffer_info()[0]):

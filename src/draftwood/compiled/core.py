@@ -109,6 +109,7 @@ class Core:
         self.add_drafted = function("add_drafted", None, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
         grown = (c_int64, c_int64, c_double, c_void_p, c_void_p)
         self.blend_tree = function("blend_tree", c_int64, c_void_p, c_void_p, c_int64, *grown)
+        self.blend_guesses = function("blend_guesses", c_int64, c_void_p, c_void_p, *[c_int64] * 3, *[c_void_p] * 3)
         self.blend_learn = function("blend_learn", c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p)
         follow = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_double)
         self.follow_texts = function("follow_texts", c_int, c_int64, *follow, *[c_void_p] * 3)

@@ -12,7 +12,7 @@ from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_int
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
-from draftwood.growth import Blend, BlendLimits, PassRecord, new_learned
+from draftwood.growth import Blend, BlendLimits, Outcome, PassRecord, Priors, load_priors, new_learned
 from draftwood.sources import DraftedHints, PlaceHints, PositionHints, SuccessorArrays, SuccessorHints, TransitionTable
 from draftwood.targets import Target, TargetInfo
 from draftwood.text import TextCodec
@@ -73,6 +73,7 @@ class LearnedState(NamedTuple):
 class _Shared(NamedTuple):
     successors: SuccessorArrays | None
     states: dict[float, LearnedState]  # by temperature
+    priors: Priors
     head: SharedDraftModel | None
 
 
@@ -99,7 +100,7 @@ class BlendDrafter(TransitionDrafter):
             from draftwood.drafters.blend_head import BlendHead
 
             BlendHead.share(BlendHead.Options(), target)  # raises: a head needs the target itself
-        return _Shared(super().share(options, target), {}, None)
+        return _Shared(super().share(options, target), {}, load_priors(target), None)
 
     @classmethod
     def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
@@ -108,7 +109,7 @@ class BlendDrafter(TransitionDrafter):
         from draftwood.drafters.blend_head import BlendHead
 
         head = BlendHead.attach(BlendHead.Options(head=options.head), target, codec)
-        return _Shared(super().share(options, target.info), {}, head)
+        return _Shared(super().share(options, target.info), {}, load_priors(target.info), head)
 
     @classmethod
     def new_memory(cls, options: BlendOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
@@ -130,10 +131,12 @@ class BlendDrafter(TransitionDrafter):
         temperature = round(request.params.temperature, 1)
         state = self.shared.states.get(temperature)
         if state is None:
-            state = self.shared.states[temperature] = LearnedState(new_learned(sources), PassRecord())
+            state = self.shared.states[temperature] = LearnedState(
+                new_learned(sources, self.shared.priors), PassRecord()
+            )
         self._blend = Blend(sources, state.learned)
         self._passes = state.passes
-        self._sources = sources
+        self.sources = sources
         self._text_end: list[int] = []  # the last tokens
         self._proposed = 0.0  # when the last tree was ready
         if self._head is not None:
@@ -167,6 +170,10 @@ class BlendDrafter(TransitionDrafter):
             drafter._proposed = now
         return trees
 
+    def outcomes(self, emitted: Sequence[int]) -> list[Outcome]:
+        """What came of all guesses about tokens that are about to be observed; for measurements."""
+        return self._blend.outcomes(self._text_end, emitted)
+
     def observe(self, verified: VerifiedTree) -> None:
         if self._proposed:
             self._passes.note_cycle(time.perf_counter() - self._proposed)
@@ -174,7 +181,7 @@ class BlendDrafter(TransitionDrafter):
         rows = self._harvest(verified)
         if rows is not None:
             seen = Harvest(verified.tree, verified.path, len(verified.emitted), *rows)
-            for source in self._sources:
+            for source in self.sources:
                 source.learn(seen)
         if self._head is not None:
             self._head.observe(verified)
@@ -185,6 +192,6 @@ class BlendDrafter(TransitionDrafter):
             self._head.end()
 
     def _read(self, tokens: Sequence[int]) -> None:
-        for source in self._sources:
+        for source in self.sources:
             source.extend(tokens)
         self._text_end = [*self._text_end, *tokens[-TAIL:]][-TAIL:]

@@ -57,9 +57,30 @@ class Blend:
         sources = (ROOT_SOURCE, *[self._names[bits] for bits in listed[1:]])
         return DraftTree.unchecked(tuple(tokens), tuple(parents), tuple(depths), sources, tuple(chances))
 
+    def outcomes(self, tail: Sequence[int], emitted: Sequence[int]) -> list[Outcome]:
+        """What came of every guess that the sources had about ``emitted``; as ``learn``, but nothing is learned."""
+        found: list[Outcome] = []
+        for depth, right in enumerate(emitted):
+            after = self._own.guesses([*tail, *emitted[:depth]][-TAIL:], depth)
+            found += [Outcome(_level(depth), listed, kinds, token == right) for token, listed, kinds in after]
+        return found
+
     def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
         """``emitted`` followed the ``tail`` that the last tree grew from; the sources have not learned from it yet."""
         self._own.learn(tail, emitted)
+
+
+class Outcome(NamedTuple):
+    """One guess about an emitted token."""
+
+    level: int  # range of depth
+    listed: int  # bit s: source s hinted at it
+    kinds: Sequence[int]  # by source; NONE: it knew nothing
+    is_right: bool
+
+
+def _level(depth: int) -> int:
+    return 0 if depth < 1 else 1 if depth < 4 else 2
 
 
 class _Guess(NamedTuple):
@@ -106,6 +127,10 @@ class PythonBlend:
             values.append(-negative)
             tails.append([*tails[parent][1 - TAIL :], guess.token])
 
+    def guesses(self, tail: Sequence[int], depth: int) -> list[tuple[int, int, list[int]]]:
+        found = self._guesses(list(tail[-TAIL:]), depth)[0]
+        return [(guess.token, guess.listed, guess.kinds) for guess in found]
+
     def chain(self, tail: Sequence[int], max_tokens: int, min_value: float) -> list[int]:
         """The likeliest guess, the likeliest one after it, and so on, while the chance of the path is high enough."""
         tokens: list[int] = []
@@ -138,7 +163,7 @@ class PythonBlend:
             absent[number] = found.absent
             for token, kind in zip(found.tokens, found.kinds, strict=True):
                 listed.setdefault(token, {})[number] = kind
-        level = 0 if depth < 1 else 1 if depth < 4 else 2
+        level = _level(depth)
         bias, *weights = self._learned.weights[level, informed].tolist()
         guesses = []
         for token, own in listed.items():

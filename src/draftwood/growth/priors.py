@@ -2,9 +2,10 @@
 
 Rates are acceptance rates by kind of hint. Weights combine the log odds of the sources that have something to say:
 bias first, then one per source, for three ranges of depth. The shipped file was measured on SmolLM2 with prompts of
-seven tasks (docs/blend.md says how); `draftwood tune --priors` measures one for another model.
+seven tasks (docs/blend.md says how); `draftwood tune --priors` measures those of another model, kept in the cache.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood.compiled import NUM_DEPTHS, HintSource, Learned
+from draftwood.disk import cache_home, new_file
+from draftwood.targets import TargetInfo
 
 SHIPPED = Path(__file__).with_name("blend_priors.json")
 MEASURED_TRIALS, ASSUMED_TRIALS = 30.0, 8.0  # weights of measured and of assumed rates before the first trial
@@ -31,6 +34,26 @@ def as_json(priors: Priors) -> str:
 def parse_priors(text: str) -> Priors:
     content = json.loads(text)
     return Priors(content["rates"], content["weights"])
+
+
+def priors_path(target: TargetInfo) -> Path:
+    digest = hashlib.sha256(f"{target.name}|{target.vocab_size}|{target.num_parameters}".encode()).hexdigest()[:16]
+    return cache_home() / "priors" / f"{digest}.json"
+
+
+def save_priors(priors: Priors, path: Path) -> None:
+    with new_file(path) as temporary:
+        temporary.write_text(as_json(priors), encoding="utf-8")
+
+
+def load_priors(target: TargetInfo) -> Priors:
+    """Those measured for a model, else the shipped ones; the shipped ones also for sources that were not measured."""
+    shipped = shipped_priors()
+    try:
+        own = parse_priors(priors_path(target).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return shipped
+    return Priors({**shipped.rates, **own.rates}, {**shipped.weights, **own.weights})
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftwood.cli.console.answer import Answer
-from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, Paint, Screen, quote
+from draftwood.cli.console.terminal import BOLD, BONUS_SOURCE, Paint, Screen, first_source, quote
 from draftwood.compare import Comparison
 from draftwood.engine import RequestStats, TokenLogprobs
 from draftwood.llm import LLM
@@ -21,6 +21,8 @@ _ORIGINS = {  # of guesses, by source
     "datastore": "copied from the datastore",
     "transition": "what followed before",
     "ngram": "what followed the same words",
+    "position": "expected at this place before",
+    "head": "a draft head",
 }
 
 
@@ -96,7 +98,7 @@ def legend(paint: Paint, sources: Sequence[str]) -> str:
 
 def explain_colours(paint: Paint, sources: Sequence[str]) -> str:
     """Explain the colours of an answer in words. Empty without colours, or if nothing has one."""
-    drafted = [name for name in dict.fromkeys(sources) if name != BONUS_SOURCE]
+    drafted = [name for name in dict.fromkeys(map(first_source, sources)) if name != BONUS_SOURCE]
     if not paint.enabled or not drafted:
         return ""
     colours = [f"{paint.source('■', name)} {_ORIGINS.get(name, name)}" for name in drafted]

@@ -21,10 +21,15 @@ MIN_SECONDS = 2.0  # before the first estimate of the remaining time
 
 # Colours that are readable on dark and light backgrounds. Known sources have a fixed colour.
 _KNOWN = {"context": 73, "suffix": 73, "corpus": 140, "transition": 179, "ngram": 108, "datastore": 140}
-_KNOWN |= {"pool": 110, "window": 174}
+_KNOWN |= {"pool": 110, "window": 174, "position": 168, "head": 75}
 _OTHERS = (137, 67, 132, 101, 145, 97)
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # except tab and newline
+
+
+def first_source(source: str) -> str:
+    """Several sources of one token are joined by "+"."""
+    return source.partition("+")[0]
 
 
 class Paint:
@@ -41,9 +46,10 @@ class Paint:
         return f"\x1b[{';'.join(styles)}m{text}\x1b[0m" if self.enabled and styles and text else text
 
     def source(self, text: str, source: str) -> str:
-        """Colour text by its draft source. Tokens of the target stay uncoloured."""
+        """Colour text by its draft source, the first one if there are several. Tokens of the target stay uncoloured."""
         if source in (BONUS_SOURCE, ROOT_SOURCE):
             return text
+        source = first_source(source)
         if source not in _KNOWN and source not in self._seen:
             self._seen.append(source)
         colour = _KNOWN.get(source) or _OTHERS[self._seen.index(source) % len(_OTHERS)]

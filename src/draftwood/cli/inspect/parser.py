@@ -22,7 +22,7 @@ target."""
 
 def register(commands: Subparsers[Any]) -> None:
     lines = (*_INSPECT_EXAMPLES[:2], _THEORY_EXAMPLES[0], _HEAD_EXAMPLES[0])
-    views = add_group(commands, "inspect", "Show draft trees, expected yields or a draft head", *lines)
+    views = add_group(commands, "inspect", "Show draft trees, chances, expected yields or a draft head", *lines)
     tree = add_command(
         views,
         "tree",
@@ -36,8 +36,42 @@ def register(commands: Subparsers[Any]) -> None:
     tree.add_argument("--skip", type=int, default=0, metavar="K", help="cycles to skip first (default: 0)")
     tree.add_argument("--json", action="store_true", help="print one JSON object")
     add_run_options(tree)
+    register_calibration(views)
     register_theory(views)
     register_head(views)
+
+
+_CALIBRATION_EXAMPLES = (
+    "draftwood inspect calibration --drafter blend",
+    "draftwood inspect calibration --drafter goose --prompts p.jsonl --plot goose.svg",
+)
+
+
+_CALIBRATION_DETAILS = """\
+Answers prompts and compares the chance that the drafter gave to each verified guess, if its parent
+was accepted, with how often such guesses came true. The calibration error is the mean distance of
+the two. Only `blend` learns its chances; the numbers of other drafters are their own scores."""
+
+
+def register_calibration(views: Subparsers[Any]) -> None:
+    parser = add_command(
+        views,
+        "calibration",
+        "inspect.calibration:run",
+        "Compare expected with real acceptance",
+        *_CALIBRATION_EXAMPLES,
+        details=_CALIBRATION_DETAILS,
+    )
+    parser.add_argument("--prompts", metavar="FILE", help="one prompt per line, or .jsonl (default: bundled ones)")
+    parser.add_argument(
+        "--limit", type=int, default=2, metavar="N", help="use the first N prompts, of each bundled task (default: 2)"
+    )
+    parser.add_argument(
+        "--skip-tokens", type=int, default=0, metavar="N", help="leave out the first N tokens (default: 0)"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="also write a plot to this .svg file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_run_options(parser)
 
 
 _THEORY_EXAMPLES = (

@@ -3,12 +3,11 @@
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from draftwood.cli.console import BOLD, DIM, Paint, Screen, columns, pluralize, show, table
-from draftwood.errors import OptionError
-from draftwood.plots import Line, assign_marks, plot_lines, svg_file
+from draftwood.cli.measuring import check_plot, write_plot
+from draftwood.plots import Line, assign_marks, plot_lines
 from draftwood.tree import SpinePlan, TreeShape, ranked_tree, theory
 
 SPINE = "spine tree"
@@ -32,8 +31,7 @@ class Comparison(NamedTuple):
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.plot:
-        _check_plot(args.plot)
+    check_plot(args.plot)
     result = _compare(args.ps, args.pt, args.budget, args.branch_depth)
     screen = Screen(args.color)
     if args.plot:
@@ -154,11 +152,6 @@ def _block_character(paint: Paint) -> str:
     return "█"
 
 
-def _check_plot(path: str) -> None:
-    if Path(path).suffix.lower() != ".svg":
-        raise OptionError("The plot must be an .svg file", got=path)
-
-
 def _write_plot(result: Comparison, path: str) -> None:
     curve = {float(length): tokens for length, tokens in enumerate(result.yields, 1)}
     best = f"best: {result.plan.spine_length}"
@@ -174,7 +167,4 @@ def _write_plot(result: Comparison, path: str) -> None:
         plot_lines(yields, title="yield", x_name="spine tokens", y_name="expected tokens per pass"),
         plot_lines([widths], title="branches", x_name="spine node, 0 is the root", y_name="branches", low=0.0),
     ]
-    try:
-        Path(path).write_text(svg_file("Expected tokens per verification pass", panels), encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"The plot cannot be written to {path}", got=error.strerror or error) from error
+    write_plot(path, "Expected tokens per verification pass", panels)

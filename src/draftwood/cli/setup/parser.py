@@ -107,7 +107,13 @@ sizes. Also build the table of likely successors of each token, the initial stat
 transition table. Both are stored in the cache folder.
 
 With --static-tree: answer prompts with a tree of 625 nodes and keep the nodes accepted most often.
-Use the file with --drafter-option tree=FILE of stand, recycling and sequoia."""
+Use the file with --drafter-option tree=FILE of stand, recycling and sequoia.
+
+With --priors: answer prompts with blend and fit what it believes about its sources at first. Without
+FILE the result is kept in the cache folder, and blend uses it from then on.
+
+With --explain: decode prompts plainly, with chains (sam), trees (blend) and, where a head ships,
+trees and head, at equal budgets and with --budget auto: does a tree pay here?"""
 
 
 def register_tune(commands: Subparsers[Any]) -> None:
@@ -117,15 +123,20 @@ def register_tune(commands: Subparsers[Any]) -> None:
         "setup.tune:run",
         "Measure a model on this machine once for later runs",
         "draftwood tune",
-        "draftwood tune --model smollm2 --no-successors",
+        "draftwood tune --explain --plot pays.svg",
         "draftwood tune --static-tree t.json --prompts p.jsonl --drafter stand --temperature 0.6",
         details=_TUNE_DETAILS,
     )
     parser.add_argument("--no-successors", action="store_true", help="do not build the successor table")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    tree = parser.add_argument_group("static tree")
+    parser.add_argument(
+        "--priors", nargs="?", const="", metavar="FILE", help="measure the first beliefs of blend, on prompts"
+    )
+    parser.add_argument("--explain", action="store_true", help="compare plain decoding, chains and trees on prompts")
+    parser.add_argument("--plot", metavar="FILE", help="--explain: also write a plot to this .svg file")
+    tree = parser.add_argument_group("static tree, priors, explain")
     tree.add_argument("--static-tree", metavar="FILE", help="optimise a static tree and write it to this file")
-    tree.add_argument("--prompts", metavar="FILE", help="prompts to optimise for: one per line, or .jsonl")
+    tree.add_argument("--prompts", metavar="FILE", help="prompts to measure on: one per line, or .jsonl")
     tree.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
     tree.add_argument("--samples", type=int, default=1, metavar="N", help="samples per prompt (default: 1)")
     tree.add_argument("--size", type=int, default=80, metavar="N", help="nodes to keep, with the root (default: 80)")

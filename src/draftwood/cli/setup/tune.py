@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from draftwood.cli.console import Screen, show, table
 from draftwood.cli.options import model_options
-from draftwood.cli.setup import static_tree
+from draftwood.cli.setup import explain, priors, static_tree
 from draftwood.config import DEFAULT_DRAFTER
 from draftwood.errors import OptionError
 from draftwood.sizing import CostProfile
@@ -16,8 +16,13 @@ from draftwood.tune import tune_costs, tune_successors
 def run(args: argparse.Namespace) -> int:
     if args.static_tree:
         return static_tree.run(args)
+    if args.priors is not None:
+        return priors.run(args)
+    if args.explain:
+        return explain.run(args)
     if args.prompts:
-        raise OptionError("--prompts needs --static-tree", got=args.prompts, next_step="Add --static-tree FILE.")
+        next_step = "Add --static-tree FILE, --priors or --explain."
+        raise OptionError("--prompts needs --static-tree, --priors or --explain", got=args.prompts, next_step=next_step)
     if args.drafter != DEFAULT_DRAFTER or args.drafter_option:
         given = " ".join([args.drafter, *args.drafter_option])
         raise OptionError("--drafter needs --static-tree", got=given, next_step="Add --static-tree FILE.")

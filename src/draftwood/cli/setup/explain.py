@@ -1,0 +1,109 @@
+"""``draftwood tune --explain``: does a tree pay here?"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+
+from draftwood.cli.console import BOLD, Paint, Screen, show, table
+from draftwood.cli.measuring import check_plot, measured_prompts, write_plot
+from draftwood.cli.options import model_options, sampling_params
+from draftwood.heads import find_shipped_head, fingerprint
+from draftwood.llm import LLM
+from draftwood.plots import Line, assign_marks, plot_lines
+from draftwood.prompts import prompt_ids
+from draftwood.targets import Target, load_target
+from draftwood.tune import Account, best_of, explain, list_ways
+
+PLAIN, AUTO = "plain", "auto"
+
+
+def run(args: argparse.Namespace) -> int:
+    check_plot(args.plot)
+    screen = Screen(args.color)
+    params = sampling_params(args)
+    prompts = measured_prompts(args.prompts, args.limit or (None if args.prompts else 1))
+    loaded = load_target(model_options(args, max_batch=1), screen.progress)
+    accounts = explain(
+        partial(LLM.from_target, loaded.target, loaded.codec, max_batch=1),
+        [prompt_ids(loaded.codec, prompt) for prompt in prompts],
+        params,
+        list_ways(_shipped_head(loaded.target)),
+        screen.progress,
+    )
+    if args.plot:
+        _write_plot(accounts, args.plot)
+        screen.note(f"Plot written to {args.plot}")
+    best = best_of(accounts)
+    content = {
+        "model": loaded.target.info.name,
+        "prompts": len(prompts),
+        "ways": [account.as_dict() for account in accounts],
+        "best": best.as_dict(),
+    }
+    return show(args, content, _report(accounts, best, screen.out))
+
+
+def _shipped_head(target: Target) -> str | None:
+    info = target.info
+    head = find_shipped_head(None, info, fingerprint(target.parts().norm)) if info.can_tap else None
+    return None if head is None else head.name
+
+
+def _report(accounts: Sequence[Account], best: Account, paint: Paint) -> list[str]:
+    plain = accounts[0].tokens_per_second
+    cells = [("decoding", "budget", "positions", "tokens/pass", "draft ms", "verify ms", "cycle ms", "tokens/s", "")]
+    for account in accounts:
+        ratio = account.tokens_per_second / plain if plain else 0.0
+        mark = paint(" best", BOLD) if account is best else ""
+        cells.append(
+            (
+                account.way.label,
+                f"{account.way.budget:>6}",
+                f"{account.positions:9.1f}",
+                f"{account.tokens_per_pass:11.2f}",
+                *(f"{account.milliseconds(part):9.2f}" for part in ("draft", "verify", "total")),
+                f"{account.tokens_per_second:8.1f}",
+                f"{ratio:5.2f}x{mark}",
+            )
+        )
+    return [*table(paint, cells), "", *_conclusion(accounts, best)]
+
+
+def _conclusion(accounts: Sequence[Account], best: Account) -> list[str]:
+    plain = accounts[0].tokens_per_second
+    if best.way.label == PLAIN:
+        first = "Nothing pays here: plain decoding is fastest."
+    else:
+        first = (
+            f"Fastest: {best.way.label} with budget {best.way.budget}, "
+            f"{best.tokens_per_second / plain if plain else 0.0:.2f} times plain decoding."
+        )
+    lines = [first]
+    for account in accounts:
+        if account.way.budget == AUTO:
+            share = account.plain_cycles / max(account.cycles, 1)
+            lines.append(
+                f"--budget auto, {account.way.label}: {account.positions:.1f} positions a pass, "
+                f"{share:.0%} of passes without guesses, {account.tokens_per_second:.1f} tokens/s."
+            )
+    return lines
+
+
+def _write_plot(accounts: Sequence[Account], path: str) -> None:
+    sized: dict[str, list[Account]] = {}
+    for account in accounts:
+        if account.way.budget != AUTO:
+            sized.setdefault(account.way.label, []).append(account)
+    marks = assign_marks(list(sized), has_legend=False)
+
+    def lines(value: str) -> list[Line]:
+        return [
+            Line(marks[label], {account.positions: getattr(account, value) for account in own})
+            for label, own in sized.items()
+        ]
+
+    panels = [
+        plot_lines(lines("tokens_per_pass"), title="tokens", x_name="positions of a pass", y_name="tokens per pass"),
+        plot_lines(lines("tokens_per_second"), title="speed", x_name="positions of a pass", y_name="tokens per second"),
+    ]
+    write_plot(path, "Does a tree pay here?", panels)
