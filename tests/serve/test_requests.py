@@ -105,7 +105,6 @@ def server() -> Iterator[Running]:
         ({"prediction": {"type": "content", "content": "a" * 100_000}}, "prediction"),
         ({"temperature": 10**400}, "temperature"),
         ({"tools": [{}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"5": 100}}, "logit_bias"),
         ({"temperature": 2**64}, "temperature"),
         ({"temperature": -1}, "temperature"),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from draftwood.config import SamplingParams
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, did_you_mean
 from draftwood.serve.errors import MAX_PARAM, ApiError, shorten
+from draftwood.serve.structured import STRUCTURE_FIELDS, parse_structured
 
 Fields = Mapping[str, Any]
 ChatMessage = dict[str, str]
@@ -32,6 +33,7 @@ SAMPLING_FIELDS = {
 }  # fmt: skip
 COMMON_FIELDS = {
     "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "prediction", "drafter",
+    *STRUCTURE_FIELDS,
 }  # fmt: skip
 CHAT_FIELDS = {"messages", "top_logprobs"}
 COMPLETION_FIELDS = {"prompt"}
@@ -42,7 +44,7 @@ IGNORED_FIELDS = {
 }  # fmt: skip
 # Unsupported fields, with the values that are accepted because they have no effect.
 UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],), "functions": ([],), "logit_bias": ({},), "response_format": ({"type": "text"},),
+    "tools": ([],), "functions": ([],), "logit_bias": ({},),
     "modalities": (["text"],), "audio": (), "web_search_options": (),
     "suffix": ("",), "echo": (False,), "best_of": (1,),
 }  # fmt: skip
@@ -103,6 +105,7 @@ def parse_options(fields: Fields, limits: RequestLimits, *, is_chat: bool) -> Re
     given = (fields.get("max_completion_tokens"), fields.get("max_tokens"), default)
     values["max_tokens"] = next(each for each in given if each is not None)
     values["logprobs"] = _parse_chat_logprobs(fields) if is_chat else _parse_top_logprobs(fields, "logprobs")
+    values["structured"] = parse_structured(fields)
     if type(values.get("seed")) is int:
         values["seed"] %= NUM_SEEDS  # OpenAI allows negative seeds
     stream_options = fields.get("stream_options") or {}

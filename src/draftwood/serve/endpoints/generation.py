@@ -36,6 +36,7 @@ from draftwood.serve.responses import (
 )
 from draftwood.serve.runner import GenerationJob
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
+from draftwood.serve.structured import compile_structure
 from draftwood.text import TextCodec
 
 IGNORED_HEADER = "x-draftwood-warning"
@@ -92,6 +93,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         options = parse_options(fields, limits, is_chat=self.is_chat)
         prompts = self.parse_prompts(fields, limits)
         check_samples(len(prompts), options.params, limits, self.prompt_field)
+        compile_structure(llm, options.params, fields)
         owner = "" if state.options.share_cache else self.scope[CLIENT]
         try:
             prediction = llm.predicted_ids(options.prediction)
@@ -131,6 +133,8 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 index, event = await queue.get()
                 if isinstance(event, ApiError | ClientDisconnect):
                     raise event
+                if isinstance(event, DraftwoodError) and event.param is not None:
+                    raise ApiError.wrap(event)  # what the client asked for cannot go on
                 if isinstance(event, Exception):
                     LOG.error("A request failed", exc_info=event)
                     raise InternalError from event
