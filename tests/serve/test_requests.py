@@ -104,7 +104,7 @@ def server() -> Iterator[Running]:
         ({"prediction": "text"}, "prediction"),
         ({"prediction": {"type": "content", "content": "a" * 100_000}}, "prediction"),
         ({"temperature": 10**400}, "temperature"),
-        ({"tools": [{}]}, "tools"),
+        ({"tools": [{}]}, "tools[0]"),
         ({"logit_bias": {"5": 100}}, "logit_bias"),
         ({"temperature": 2**64}, "temperature"),
         ({"temperature": -1}, "temperature"),

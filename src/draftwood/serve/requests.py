@@ -12,9 +12,10 @@ from draftwood.config import SamplingParams
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, OptionError, did_you_mean
 from draftwood.serve.errors import MAX_PARAM, ApiError, shorten
 from draftwood.serve.structured import STRUCTURE_FIELDS, parse_structured
+from draftwood.serve.tools import TOOL_FIELDS, Tools, parse_tool_message, parse_tools
 
 Fields = Mapping[str, Any]
-ChatMessage = dict[str, str]
+ChatMessage = dict[str, Any]
 
 MAX_CHARACTERS_PER_TOKEN = 32  # a text with more characters per token of the context cannot fit, so it is not encoded
 MAX_TOP_LOGPROBS = 20
@@ -35,7 +36,7 @@ COMMON_FIELDS = {
     "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "prediction", "drafter",
     *STRUCTURE_FIELDS,
 }  # fmt: skip
-CHAT_FIELDS = {"messages", "top_logprobs"}
+CHAT_FIELDS = {"messages", "top_logprobs", *TOOL_FIELDS}
 COMPLETION_FIELDS = {"prompt"}
 IGNORED_FIELDS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -59,6 +60,7 @@ class RequestOptions(NamedTuple):
     drafter: str | None
     prediction: str  # the expected output, or empty
     ignored: tuple[str, ...] = ()  # names of unknown fields
+    tools: Tools | None = None
 
 
 class RequestLimits(NamedTuple):
@@ -121,7 +123,8 @@ def parse_options(fields: Fields, limits: RequestLimits, *, is_chat: bool) -> Re
     stream, include_usage = _parse_flag(fields, "stream"), _parse_flag(stream_options, "include_usage")
     prediction = _parse_prediction(fields)
     check_length(len(prediction), limits, "prediction")
-    return RequestOptions(params, stream, include_usage, drafter, prediction, ignored)
+    tools = parse_tools(fields) if is_chat else None
+    return RequestOptions(params, stream, include_usage, drafter, prediction, ignored, tools)
 
 
 def check_length(num_characters: int, limits: RequestLimits, param: str) -> None:
@@ -155,7 +158,9 @@ def parse_messages(fields: Fields, limits: RequestLimits) -> list[ChatMessage]:
     if len(messages) > limits.context_length:
         raise too_long(f"{len(messages)} messages", "messages")
     parsed = [_parse_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    check_length(sum(len(message["role"]) + len(message["content"]) for message in parsed), limits, "messages")
+    texts = [text for message in parsed for text in (message["role"], message["content"])]
+    calls = [json.dumps(message["tool_calls"]) for message in parsed if "tool_calls" in message]
+    check_length(sum(map(len, [*texts, *calls])), limits, "messages")
     return parsed
 
 
@@ -174,9 +179,10 @@ def _parse_message(message: object, param: str) -> ChatMessage:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(role, str):
         raise ApiError(f"{param} must be an object with 'role' and 'content'", param=param)
-    if message.get("tool_calls") or role in ("tool", "function"):
-        raise ApiError("Tool calls are not supported", param=param, code="unsupported_parameter")
-    return {"role": ROLE_ALIASES.get(role, role), "content": _parse_content(message.get("content"), param)}
+    if role == "function":
+        raise ApiError("Messages of functions are not supported", param=param, code="unsupported_parameter")
+    content = _parse_content(message.get("content"), param)
+    return {"role": ROLE_ALIASES.get(role, role), "content": content, **parse_tool_message(message, param)}
 
 
 def _parse_content(content: object, param: str) -> str:
@@ -224,7 +230,7 @@ def _check_field_names(fields: Fields, own: set[str], strict: bool) -> tuple[str
     known = SAMPLING_FIELDS | COMMON_FIELDS | own
     ignored = []
     for name, value in fields.items():
-        if name in UNSUPPORTED_FIELDS:
+        if name in UNSUPPORTED_FIELDS and name not in own:
             if value is not None and value not in UNSUPPORTED_FIELDS[name]:
                 raise ApiError(f"{name} is not supported", param=name, code="unsupported_parameter")
         elif name not in known and name not in IGNORED_FIELDS:

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from draftwood.engine import RequestStats, TokenEvent, TokenLogprobs
 from draftwood.serve.errors import ApiError
+from draftwood.serve.tools import AnswerDelta, ToolCall, ToolReader
 from draftwood.text import TextCodec
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
@@ -67,8 +68,12 @@ class EventStreamResponse(Response):
 class SampleOutput:
     """Output of one sample so far. ``prompt`` is the index of its prompt in the request."""
 
-    def __init__(self, index: int, prompt: int) -> None:
-        self.index, self.prompt = index, prompt
+    def __init__(self, index: int, prompt: int, reader: ToolReader | None = None) -> None:
+        """``reader``: finds calls of tools in the text."""
+        self.index, self.prompt, self._reader = index, prompt, reader
+        self.delta = AnswerDelta()  # what the last event added
+        self._content = ""
+        self._calls: list[ToolCall] = []
         self.texts: list[str] = []  # one per token; empty while a character is incomplete
         self.last_offset = 0  # start of the last event in the text
         self.logprobs: list[TokenLogprobs] = []
@@ -83,6 +88,28 @@ class SampleOutput:
         self.logprobs += event.logprobs
         self.finish_reason = event.finish_reason
         self.stats = event.stats
+        self._read_calls(event)
+
+    def message(self) -> Json:
+        """The whole answer as a chat message."""
+        calls = [call_json(call, with_index=False) for call in self._calls]
+        content = {"content": self._content or None, "tool_calls": calls} if calls else {"content": self._content}
+        return {"role": "assistant", **content}
+
+    def _read_calls(self, event: TokenEvent) -> None:
+        if self._reader is None:
+            self.delta = AnswerDelta(event.text)
+        else:
+            self.delta = self._reader.feed(event.text, is_last=event.finish_reason is not None)
+            if self._reader.num_calls and event.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+        self._content += self.delta.content
+        for call in self.delta.calls:
+            if call.name:
+                self._calls.append(call)
+            else:
+                before = self._calls[call.index]
+                self._calls[call.index] = before._replace(arguments=before.arguments + call.arguments)
 
 
 class ResponseBuilder:
@@ -97,8 +124,7 @@ class ResponseBuilder:
     def response(self, samples: Sequence[SampleOutput]) -> Json:
         choices = []
         for sample in samples:
-            text = "".join(sample.texts)
-            content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+            content = {"message": sample.message()} if self._is_chat else {"text": "".join(sample.texts)}
             logprobs = self._logprobs(sample.logprobs, sample.texts, 0)
             choices.append(_choice(sample, content, logprobs, sample.finish_reason))
         return {**self._common, "object": self._object, "choices": choices, **usage(samples)}
@@ -109,9 +135,9 @@ class ResponseBuilder:
 
     def chunk(self, sample: SampleOutput, event: TokenEvent) -> Json:
         """The last event of a sample."""
-        content = {"delta": {"content": event.text} if event.text else {}} if self._is_chat else {"text": event.text}
+        content = {"delta": _delta_json(sample.delta)} if self._is_chat else {"text": event.text}
         logprobs = self._logprobs(event.logprobs, event.texts, sample.last_offset)
-        return self._chunk([_choice(sample, content, logprobs, event.finish_reason)])
+        return self._chunk([_choice(sample, content, logprobs, sample.finish_reason)])
 
     def usage_chunk(self, samples: Sequence[SampleOutput]) -> Json:
         return {**self._chunk([]), **usage(samples)}
@@ -142,6 +168,21 @@ class ResponseBuilder:
 
     def _token_text(self, token_id: int) -> str:
         return self._codec.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def call_json(call: ToolCall, *, with_index: bool) -> Json:
+    """A call, or a part of it."""
+    index = {"index": call.index} if with_index else {}
+    if not call.name:
+        return {**index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {**index, "id": call.call_id, "type": "function", "function": function}
+
+
+def _delta_json(delta: AnswerDelta) -> Json:
+    content: Json = {"content": delta.content} if delta.content else {}
+    calls = [call_json(call, with_index=True) for call in delta.calls]
+    return {**content, "tool_calls": calls} if calls else content
 
 
 def usage(samples: Sequence[SampleOutput]) -> Json:

@@ -1,10 +1,18 @@
 """POST /v1/chat/completions: conversations, formatted by the model's chat template."""
 
-from draftwood.serve.endpoints.generation import GenerationEndpoint
-from draftwood.serve.requests import ChatMessage, Fields, RequestLimits, parse_messages
-from draftwood.text import TextCodec
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
 
-Conversation = list[ChatMessage]
+from draftwood.serve.endpoints.generation import GenerationEndpoint
+from draftwood.serve.requests import ChatMessage, Fields, RequestLimits, check_length, parse_messages
+from draftwood.serve.tools import encode_chat, parse_tools
+from draftwood.text import TextCodec, Tool
+
+
+class Conversation(NamedTuple):
+    messages: list[ChatMessage]
+    tools: Sequence[Tool]
 
 
 class ChatCompletions(GenerationEndpoint[Conversation]):
@@ -12,7 +20,10 @@ class ChatCompletions(GenerationEndpoint[Conversation]):
     prompt_field = "messages"
 
     def parse_prompts(self, fields: Fields, limits: RequestLimits) -> list[Conversation]:
-        return [parse_messages(fields, limits)]
+        tools = parse_tools(fields)
+        definitions = () if tools is None else tools.definitions
+        check_length(len(json.dumps(definitions)), limits, "tools")
+        return [Conversation(parse_messages(fields, limits), definitions)]
 
     def encode(self, prompt: Conversation, codec: TextCodec) -> list[int]:
-        return codec.apply_chat(prompt)
+        return encode_chat(codec, prompt.messages, prompt.tools)

@@ -4,6 +4,8 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from starlette.endpoints import HTTPEndpoint
@@ -37,6 +39,7 @@ from draftwood.serve.responses import (
 from draftwood.serve.runner import GenerationJob
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
 from draftwood.serve.structured import compile_structure
+from draftwood.serve.tools import ToolFormat, ToolReader, Tools, bind_answer, format_of
 from draftwood.text import TextCodec
 
 IGNORED_HEADER = "x-draftwood-warning"
@@ -75,7 +78,11 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         body = await self._state.bodies.read(request)
         order = await asyncio.to_thread(self._parse, body)
         num_samples = order.options.params.n
-        samples = [SampleOutput(index, index // num_samples) for index in range(len(order.jobs) * num_samples)]
+        reader, tools = (lambda: None), order.options.tools
+        if tools is not None:
+            reader = partial(ToolReader, format_of(self._state.llm.tokenizer.tool_template), parallel=tools.parallel)
+        size = len(order.jobs) * num_samples
+        samples = [SampleOutput(index, index // num_samples, reader()) for index in range(size)]
         builder = ResponseBuilder(order.model, self._state.llm.tokenizer, is_chat=self.is_chat)
         headers = _warn_of_ignored(order.options.ignored)
         events = self._generate(request, order.jobs, samples)
@@ -91,6 +98,8 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         llm, limits, fields = state.llm, state.limits, parse_body(body)
         model = check_model(fields.get("model"), state.options.names)
         options = parse_options(fields, limits, is_chat=self.is_chat)
+        if options.tools is not None:
+            options = _bind_to_tools(options, options.tools, format_of(llm.tokenizer.tool_template))
         prompts = self.parse_prompts(fields, limits)
         check_samples(len(prompts), options.params, limits, self.prompt_field)
         compile_structure(llm, options.params, fields)
@@ -168,6 +177,11 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 raise  # it can still be the response
             yield encode_event(error.body())
         yield DONE_EVENT
+
+
+def _bind_to_tools(options: RequestOptions, tools: Tools, form: ToolFormat) -> RequestOptions:
+    params = options.params
+    return options._replace(params=replace(params, structured=bind_answer(tools, form, params.structured)))
 
 
 def _warn_of_ignored(names: Sequence[str]) -> dict[str, str]:
