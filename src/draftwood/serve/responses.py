@@ -108,8 +108,8 @@ class SampleOutput:
             if call.name:
                 self._calls.append(call)
             else:
-                before = self._calls[call.index]
-                self._calls[call.index] = before._replace(arguments=before.arguments + call.arguments)
+                before = self._calls[call.place]
+                self._calls[call.place] = before._replace(arguments=before.arguments + call.arguments)
 
 
 class ResponseBuilder:
@@ -172,7 +172,7 @@ class ResponseBuilder:
 
 def call_json(call: ToolCall, *, with_index: bool) -> Json:
     """A call, or a part of it."""
-    index = {"index": call.index} if with_index else {}
+    index = {"index": call.place} if with_index else {}
     if not call.name:
         return {**index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}

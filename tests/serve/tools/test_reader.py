@@ -50,9 +50,9 @@ def read(form: ToolFormat, parts: list[str], *, parallel: bool = True) -> tuple[
         for call in delta.calls:
             if call.name:
                 assert call.call_id
-                assert call.index == len(calls)
+                assert call.place == len(calls)
                 calls.append((call.name, ""))
-            calls[call.index] = calls[call.index][0], calls[call.index][1] + call.arguments
+            calls[call.place] = calls[call.place][0], calls[call.place][1] + call.arguments
     assert reader.num_calls == len(calls)
     return content, calls
 

@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from starlette.endpoints import HTTPEndpoint
@@ -78,11 +77,12 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         body = await self._state.bodies.read(request)
         order = await asyncio.to_thread(self._parse, body)
         num_samples = order.options.params.n
-        reader, tools = (lambda: None), order.options.tools
-        if tools is not None:
-            reader = partial(ToolReader, format_of(self._state.llm.tokenizer.tool_template), parallel=tools.parallel)
-        size = len(order.jobs) * num_samples
-        samples = [SampleOutput(index, index // num_samples, reader()) for index in range(size)]
+        size, tools = len(order.jobs) * num_samples, order.options.tools
+        form = format_of(self._state.llm.tokenizer.tool_template)
+        samples = [
+            SampleOutput(index, index // num_samples, tools and ToolReader(form, parallel=tools.parallel))
+            for index in range(size)
+        ]
         builder = ResponseBuilder(order.model, self._state.llm.tokenizer, is_chat=self.is_chat)
         headers = _warn_of_ignored(order.options.ignored)
         events = self._generate(request, order.jobs, samples)

@@ -13,7 +13,7 @@ BLANKS = " \t\r\n"
 class ToolCall(NamedTuple):
     """A part of a call; its first part has an id and a name."""
 
-    index: int
+    place: int  # among the calls of the answer
     arguments: str
     call_id: str = ""
     name: str = ""
@@ -176,7 +176,7 @@ class ToolReader:
         calls = self._delta.calls
         if not self._is_kept or not text:
             return
-        if calls and calls[-1].index == self.num_calls - 1:
+        if calls and calls[-1].place == self.num_calls - 1:
             calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + text)
         else:
             calls.append(ToolCall(self.num_calls - 1, text))
