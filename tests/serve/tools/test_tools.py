@@ -12,10 +12,10 @@ from pydantic import BaseModel
 
 from draftwood import SamplingParams, Structured
 from draftwood.serve.errors import ApiError
-from draftwood.serve.tools import ToolFormat, ToolReader, bind_answer, encode_chat, format_of, parse_tools
+from draftwood.serve.tools import ToolFormat, ToolReader, bind_answer, encode_chat, format_of, mark_of, parse_tools
 from draftwood.serve.tools.formats import HERMES, LLAMA, MISTRAL
 from draftwood.serve.tools.messages import explain_tools
-from draftwood.text.bytes import ByteTokenizer
+from draftwood.text.bytes import BOS, ByteTokenizer
 from tests.tools.engine import make_llm
 from tests.tools.serve import NAME, Running, serving, user_message
 from tests.tools.structured import compile_for
@@ -123,7 +123,7 @@ def test_required_calls_match_their_tools(form: ToolFormat) -> None:
         bound[name] = structured
     assert all(accepts(each, write_call(form, OSLO)) for each in bound.values())
     assert [accepts(each, write_call(form, NOW)) for each in bound.values()] == [True, True, False]
-    assert [accepts(each, write_call(form, NOW, OSLO)) for each in bound.values()] == [True, False, False]
+    assert [accepts(each, write_call(form, NOW, OSLO)) for each in bound.values()] == [form.several, False, False]
     for wrong in (("get_weather", {"city": "Bonn", "unit": "kelvin"}), ("other", {}), ("get-time", {"x": 1})):
         assert not accepts(bound["any"], write_call(form, wrong))
     assert not accepts(bound["any"], "Hello.")
@@ -141,7 +141,7 @@ def test_where_the_model_chooses_calls_of_strict_tools_match(form: ToolFormat) -
     assert structured is not None
     assert accepts(structured, "Hello, this is text.")
     assert accepts(structured, write_call(form, NOW))
-    assert accepts(structured, write_call(form, OSLO, NOW))
+    assert accepts(structured, write_call(form, OSLO, NOW)) is form.several
     assert not accepts(structured, write_call(form, ("get-time", {"x": 1})))
     if form.anywhere:
         assert accepts(structured, "Well.\n" + write_call(form, NOW) + "\nDone.")
@@ -160,6 +160,31 @@ def test_a_schema_binds_answers_that_are_no_calls(form: ToolFormat) -> None:
     assert not accepts(structured, "Hello.")
     with pytest.raises(ApiError, match="cannot be combined"):
         bind_answer(tools, form, Structured(regex="a"))
+
+
+class MarkingTokenizer(ByteTokenizer):
+    """A special token marks calls."""
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        return [BOS] if text == MISTRAL.mark else super().encode(text, add_special=add_special)
+
+
+def test_a_special_token_marks_calls() -> None:
+    pytest.importorskip("llguidance")
+    codec = MarkingTokenizer()
+    assert mark_of(MISTRAL, codec) == BOS
+    assert mark_of(MISTRAL, CODEC) is None
+    assert mark_of(HERMES, codec) is None
+    for choice in ("required", "auto"):
+        tools = parse_tools({"tools": TOOLS, "tool_choice": choice})
+        assert tools is not None
+        structured = bind_answer(tools, MISTRAL, None, mark_of(MISTRAL, codec))
+        assert structured is not None
+        matcher = compile_for(codec, structured).start()
+        ids = [BOS, *CODEC.encode(write_call(MISTRAL, NOW, OSLO), add_special=False)]
+        assert matcher.take(ids) == len(ids)
+        assert matcher.is_complete
+        assert not accepts(structured, write_call(MISTRAL, NOW))
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)

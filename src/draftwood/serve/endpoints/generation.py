@@ -38,7 +38,7 @@ from draftwood.serve.responses import (
 from draftwood.serve.runner import GenerationJob
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
 from draftwood.serve.structured import compile_structure
-from draftwood.serve.tools import ToolFormat, ToolReader, Tools, bind_answer, format_of
+from draftwood.serve.tools import ToolReader, Tools, bind_answer, format_of, mark_of
 from draftwood.text import TextCodec
 
 IGNORED_HEADER = "x-draftwood-warning"
@@ -77,12 +77,8 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         body = await self._state.bodies.read(request)
         order = await asyncio.to_thread(self._parse, body)
         num_samples = order.options.params.n
-        size, tools = len(order.jobs) * num_samples, order.options.tools
-        form = format_of(self._state.llm.tokenizer.tool_template)
-        samples = [
-            SampleOutput(index, index // num_samples, tools and ToolReader(form, parallel=tools.parallel))
-            for index in range(size)
-        ]
+        size = len(order.jobs) * num_samples
+        samples = [SampleOutput(index, index // num_samples, self._tool_reader(order.options)) for index in range(size)]
         builder = ResponseBuilder(order.model, self._state.llm.tokenizer, is_chat=self.is_chat)
         headers = _warn_of_ignored(order.options.ignored)
         events = self._generate(request, order.jobs, samples)
@@ -92,6 +88,11 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
             pass
         return await asyncio.to_thread(lambda: json_response(builder.response(samples), 200, headers))
 
+    def _tool_reader(self, options: RequestOptions) -> ToolReader | None:
+        if options.tools is None:
+            return None
+        return ToolReader(format_of(self._state.llm.tokenizer.tool_template), parallel=options.tools.parallel)
+
     def _parse(self, body: bytes) -> Order:
         """Runs in a thread: texts may be long. Checks first what needs no encoding, which takes longest."""
         state = self._state
@@ -99,7 +100,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         model = check_model(fields.get("model"), state.options.names)
         options = parse_options(fields, limits, is_chat=self.is_chat)
         if options.tools is not None:
-            options = _bind_to_tools(options, options.tools, format_of(llm.tokenizer.tool_template))
+            options = _bind_to_tools(options, options.tools, llm.tokenizer)
         prompts = self.parse_prompts(fields, limits)
         check_samples(len(prompts), options.params, limits, self.prompt_field)
         compile_structure(llm, options.params, fields)
@@ -179,9 +180,10 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         yield DONE_EVENT
 
 
-def _bind_to_tools(options: RequestOptions, tools: Tools, form: ToolFormat) -> RequestOptions:
-    params = options.params
-    return options._replace(params=replace(params, structured=bind_answer(tools, form, params.structured)))
+def _bind_to_tools(options: RequestOptions, tools: Tools, codec: TextCodec) -> RequestOptions:
+    form, params = format_of(codec.tool_template), options.params
+    structured = bind_answer(tools, form, params.structured, mark_of(form, codec))
+    return options._replace(params=replace(params, structured=structured))
 
 
 def _warn_of_ignored(names: Sequence[str]) -> dict[str, str]:

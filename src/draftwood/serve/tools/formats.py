@@ -5,6 +5,8 @@ import secrets
 import string
 from dataclasses import dataclass
 
+from draftwood.text import TextCodec
+
 LETTERS = string.ascii_letters + string.digits
 
 
@@ -20,7 +22,8 @@ class ToolFormat:
     separator: str = ""  # between calls
     end: str = ""  # after all calls
     anywhere: bool = False  # whether calls may follow other text
-    mark: str = ""  # text that models may write before ``start``; often a special token, which is no text
+    mark: str = ""  # what models write before ``start``: text, or a special token, which is no text
+    several: bool = True  # whether templates accept several calls in one answer
 
     def new_id(self) -> str:
         """An id for a call. Mistral's templates accept nine letters and digits only."""
@@ -32,7 +35,7 @@ class ToolFormat:
 HERMES = ToolFormat(
     "hermes", "arguments", opening="<tool_call>\n", closing="\n</tool_call>", separator="\n", anywhere=True
 )
-LLAMA = ToolFormat("llama", "parameters", separator="; ", mark="<|python_tag|>")
+LLAMA = ToolFormat("llama", "parameters", separator="; ", mark="<|python_tag|>", several=False)
 MISTRAL = ToolFormat("mistral", "arguments", start="[", separator=", ", end="]", mark="[TOOL_CALLS]")
 
 
@@ -43,6 +46,12 @@ def format_of(template: str | None) -> ToolFormat:
     if "[TOOL_CALLS]" in template:
         return MISTRAL
     return LLAMA if "<|python_tag|>" in template or '"parameters": ' in template else HERMES
+
+
+def mark_of(form: ToolFormat, codec: TextCodec) -> int | None:
+    """The special token that marks calls. Llama's marks other calls than those of functions."""
+    ids = codec.encode(form.mark, add_special=False) if form is MISTRAL else []
+    return ids[0] if len(ids) == 1 and ids[0] in codec.special_token_ids else None
 
 
 def mentions_tools(template: str | None) -> bool:
