@@ -4,6 +4,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 from starlette.endpoints import HTTPEndpoint
@@ -19,6 +20,7 @@ from draftwood.serve.logs import LOG
 from draftwood.serve.requests import (
     MAX_PREDICTION_TOKENS,
     RequestLimits,
+    RequestOptions,
     check_model,
     check_samples,
     parse_body,
@@ -28,6 +30,8 @@ from draftwood.serve.requests import (
 from draftwood.serve.responses import EventStreamResponse, json_response
 from draftwood.serve.runner import GenerationJob
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
+from draftwood.serve.structured import compile_structure
+from draftwood.serve.tools import Tools, bind_answer, format_of, mark_of
 from draftwood.text import TextCodec
 
 IGNORED_HEADER = "x-draftwood-warning"
@@ -66,7 +70,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
     async def post(self, request: Request) -> Response:
         body = await self._state.bodies.read(request)
         order, ignored = await asyncio.to_thread(self._parse, body)
-        samples = order.new_samples()
+        samples = order.new_samples(self._state.llm.tokenizer)
         answer = self.new_format(order, self._state.llm.tokenizer)
         headers = _warn_of_ignored(ignored)
         events = self._generate(request, order.jobs, samples)
@@ -86,8 +90,11 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         model = check_model(fields.get("model"), state.options.names)
         ignored = check_fields(fields, self.api, limits.strict)
         options = parse_options(self.translate(fields), limits, is_chat=self.is_chat)
+        if options.tools is not None:
+            options = bind_to_tools(options, options.tools, llm.tokenizer)
         prompts = self.parse_prompts(fields, limits)
         check_samples(len(prompts), options.params, limits, self.prompt_field)
+        compile_structure(llm, options.params, fields)
         owner = "" if state.options.share_cache else self.scope[CLIENT]
         try:
             prediction = llm.predicted_ids(options.prediction)
@@ -137,6 +144,8 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 index, event = await queue.get()
                 if isinstance(event, ApiError | ClientDisconnect):
                     raise event
+                if isinstance(event, DraftwoodError) and event.param is not None:
+                    raise ApiError.wrap(event)  # what the client asked for cannot go on
                 if isinstance(event, Exception):
                     LOG.error("A request failed", exc_info=event)
                     raise InternalError from event
@@ -172,6 +181,12 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 raise  # it can still be the response
             for part in answer.fail(error):
                 yield part
+
+
+def bind_to_tools(options: RequestOptions, tools: Tools, codec: TextCodec) -> RequestOptions:
+    form, params = format_of(codec.tool_template), options.params
+    structured = bind_answer(tools, form, params.structured, mark_of(form, codec))
+    return options._replace(params=replace(params, structured=structured))
 
 
 def _warn_of_ignored(names: Sequence[str]) -> dict[str, str]:
