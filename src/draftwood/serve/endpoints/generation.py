@@ -1,6 +1,7 @@
 """What all generation endpoints share: from the request's fields to a response or an event stream."""
 
 import asyncio
+import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
@@ -97,6 +98,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         compile_structure(llm, options.params, fields)
         owner = "" if state.options.share_cache else self.scope[CLIENT]
         try:
+            llm.factory(options.drafter)  # loads it here: other requests go on
             prediction = llm.predicted_ids(options.prediction)
             if len(prediction) > min(limits.context_length, MAX_PREDICTION_TOKENS):
                 raise too_long(f"{len(prediction)} tokens", "prediction")
@@ -137,6 +139,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
 
         runner = self._state.runner
         ticket = runner.submit(jobs, deliver)
+        submitted = time.monotonic()
         watcher = asyncio.create_task(watch_connection())
         try:
             num_running = len(samples)
@@ -149,6 +152,8 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 if isinstance(event, Exception):
                     LOG.error("A request failed", exc_info=event)
                     raise InternalError from event
+                if not samples[index].token_ids:
+                    self._state.metrics.count_start(time.monotonic() - submitted, event.stats)
                 samples[index].add(event)
                 if event.finish_reason is not None:
                     num_running -= 1
