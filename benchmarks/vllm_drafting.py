@@ -28,6 +28,7 @@ from draftwood.prompts import prompt_ids, read_prompts
 from draftwood.text import Tokenizer
 
 WORKER = Path(__file__).with_name("vllm_drafting_worker.py")
+MARGIN = 64
 TASKS = ("humaneval", "mbpp", "classeval", "gsm8k", "mt_bench", "cnn_dm")
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -78,7 +79,8 @@ class Engine:
 
 def load_prompts(args: argparse.Namespace, model: Path) -> dict[str, list[list[int]]]:
     codec = Tokenizer.from_folder(model)
-    room = args.max_context - args.max_tokens
+    # Where a text comes near the end of the context, vLLM drafts zeros for all requests of the batch.
+    room = args.max_context - args.max_tokens - MARGIN
     found = {}
     for task in args.tasks.split(","):
         prompts = read_prompts(args.data / f"{task}.jsonl")
@@ -159,7 +161,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--variants", default=",".join(VARIANTS), help=f"default: {','.join(VARIANTS)}")
     parser.add_argument("--limit", type=int, default=8, help="prompts of each task (default: 8)")
     parser.add_argument("--max-tokens", type=int, default=96, help="default: 96")
-    parser.add_argument("--max-context", type=int, default=1024, help="default: 1024")
+    parser.add_argument("--max-context", type=int, default=1088, help="default: 1088")
     parser.add_argument("--batch", type=int, default=8, help="requests that run together (default: 8)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each engine (default: 1)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0")

@@ -72,10 +72,10 @@ class LateTarget(NativeTarget):
         assert len(self.flights) <= self.num_lanes
         return self.flights[-1]
 
-    def fork(self, sequence: int, capacity: int) -> int:
+    def fork(self, sequence: int, capacity: int, length: int | None = None) -> int:
         for flight in self.flights:  # copies come after earlier launches, which may write to the destination
             flight.compute()
-        return super().fork(sequence, capacity)
+        return super().fork(sequence, capacity, length)
 
 
 def run(

@@ -2,17 +2,22 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.compiled import TAIL, CompiledBlend, Hints, Learned, load_core
-from draftwood.growth.blend import BIAS_STEP, DECAY, STEP, Blend, BlendLimits, PythonBlend, new_learned
-from draftwood.sources import hints as hints_module
-from draftwood.sources.hints import MAX_PLACES, ORDERS, PlaceHints, PythonPlaces, SuccessorHints
+from draftwood.compiled import TAIL, CompiledBlend, Harvest, Hints, Learned, load_core
+from draftwood.growth import blend as blend_module
+from draftwood.growth.blend import BIAS_STEP, DECAY, STEP, Blend, BlendLimits, PythonBlend
+from draftwood.growth.priors import as_json, new_learned, parse_priors, shipped_priors
+from draftwood.sources.hints import DraftedHints, PlaceHints, PositionHints, SuccessorHints, drafted, positions
+from draftwood.sources.hints import text as text_hints
+from draftwood.sources.hints.text import MAX_PLACES, ORDERS, PythonPlaces
 from draftwood.sources.transitions import TransitionTable
+from draftwood.tree import DraftTree
 
 VOCAB = 60
 needs_core = pytest.mark.skipif(load_core() is None, reason="no compiler")
@@ -27,7 +32,9 @@ class FixedHints:
 
     def extend(self, tokens: Sequence[int]) -> None: ...
 
-    def look(self, tail: Sequence[int]) -> Hints | None:
+    def learn(self, seen: Harvest) -> None: ...
+
+    def look(self, _tail: Sequence[int], _depth: int) -> Hints | None:
         return self._hints if self._hints.tokens else None
 
     def compiled(self) -> None:
@@ -39,10 +46,32 @@ class PythonOnly(SuccessorHints):
         return None
 
 
-def python_places(monkeypatch: pytest.MonkeyPatch) -> PlaceHints:
+class AllHints(NamedTuple):
+    places: PlaceHints
+    positions: PositionHints
+    drafted: DraftedHints
+
+
+def make_hints() -> AllHints:
+    return AllHints(PlaceHints(), PositionHints(), DraftedHints("head"))
+
+
+def python_hints(monkeypatch: pytest.MonkeyPatch) -> AllHints:
     with monkeypatch.context() as patch:
-        patch.setattr(hints_module, "load_core", lambda: None)
-        return PlaceHints()
+        for module in (text_hints, positions, drafted):
+            patch.setattr(module, "load_core", lambda: None)
+        return make_hints()
+
+
+def random_harvest(tree: DraftTree, rng: random.Random, width: int = 6) -> Harvest:
+    """A verified tree with an accepted path and random rows."""
+    path = [0]
+    while (below := tree.children_of(path[-1])) and rng.random() < 0.6:
+        path.append(rng.choice(below))
+    rows = np.random.default_rng(rng.randrange(1 << 30))
+    ids = np.array([rows.permutation(VOCAB)[:width] for _ in tree.tokens], np.int32)
+    scores = np.sort(rows.dirichlet([0.3] * (width + 1), size=len(tree))[:, :width], axis=1)[:, ::-1]
+    return Harvest(tree, path, len(path), ids, np.ascontiguousarray(scores, np.float32))
 
 
 def random_text(rng: random.Random, size: int) -> list[int]:
@@ -68,16 +97,18 @@ def test_c_and_python_agree(seed: int, with_callback: bool, monkeypatch: pytest.
     rng = random.Random(seed)
     text = random_text(rng, 1500)
     table = filled_table(text, seed)
-    fast, slow = PlaceHints(), python_places(monkeypatch)
-    fast.extend(text)
-    slow.extend(text)
+    fast, slow = make_hints(), python_hints(monkeypatch)
+    fast.places.extend(text)
+    slow.places.extend(text)
     own = PythonOnly(table) if with_callback else SuccessorHints(table)
-    learned = [new_learned([fast, own]) for _ in range(2)]
-    compiled = CompiledBlend(core, [fast, own], learned[0], DECAY, STEP, BIAS_STEP)
-    python = PythonBlend([slow, PythonOnly(table)], learned[1])
+    sources = [*fast, own]
+    learned = [new_learned(sources) for _ in range(2)]
+    compiled = CompiledBlend(core, sources, learned[0], DECAY, STEP, BIAS_STEP)
+    python = PythonBlend([*slow, PythonOnly(table)], learned[1])
     for _ in range(30):
         tail = text[: rng.randrange(1, len(text))][-40:]
         limits = rng.choice([1, 2, 5, 16, 60]), rng.choice([1, 3, 40]), rng.choice([0.0, 1e-3, 0.2])
+        predict(tail, rng, fast.drafted, slow.drafted)
         ours, theirs = compiled.grow(tail, *limits), python.grow(tail, *limits)
         assert ours[0] == theirs[0]
         assert ours[1] == pytest.approx(theirs[1], abs=1e-12)
@@ -85,6 +116,23 @@ def test_c_and_python_agree(seed: int, with_callback: bool, monkeypatch: pytest.
         compiled.learn(tail, emitted)
         python.learn(tail, emitted)
         assert_same(*learned)
+        (tokens, parents, depths, _), chances = ours
+        tree = DraftTree(tuple(tokens), tuple(parents), tuple(depths), ("blend",) * len(tokens), tuple(chances))
+        seen = random_harvest(tree, rng)
+        for hints in (*fast, *slow):
+            hints.learn(seen)
+
+
+def predict(tail: list[int], rng: random.Random, *into: DraftedHints) -> None:
+    """Predictions after the text and after a few continuations of it, some of them empty."""
+    for hints in into:
+        hints.clear()
+    for below in ([], [1], [2], [1, 3]):
+        ids = np.array(rng.sample(range(VOCAB), 8), np.int32)
+        scores = np.array(sorted((rng.random() ** 3 for _ in ids), reverse=True), np.float32) * rng.choice([0, 0.5, 1])
+        scores[rng.randrange(1, 9) :] = 0.0
+        for hints in into:
+            hints.add([*tail, *below], ids, scores)
 
 
 def assert_same(one: Learned, other: Learned) -> None:
@@ -175,3 +223,61 @@ def test_places_are_those_of_a_search(text: list[int], tail: list[int]) -> None:
         expected += [(text[place], lengths[place]) for place in latest if lengths[place] < longer]
         longer = size if len(tail) >= size else longer
     assert index.find(tail) == expected
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_core), False])
+def test_rejected_branches_predict_the_position(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree had 5 -> 6; the text went on with 9, and 6 is still a good guess for the token after it."""
+    hints = (make_hints() if compiled else python_hints(monkeypatch)).positions
+    if not compiled:
+        monkeypatch.setattr(blend_module, "load_core", lambda: None)
+    tree = DraftTree((1, 5, 6), (-1, 0, 1), (0, 1, 2), ("root", "a", "a"), (1.0, 0.5, 0.5))
+    ids, scores = (
+        np.array([[9, 8], [6, 7], [3, 4]], np.int32),
+        np.array([[0.6, 0.1], [0.7, 0.2], [0.9, 0.0]], np.float32),
+    )
+    hints.learn(Harvest(tree, [0], 1, ids, scores))
+    sources = [hints]
+    (tokens, parents, _, _), _ = Blend(sources, new_learned(sources))._own.grow([1, 9], 4, 2, 0.0)
+    assert {(token, tokens[parent]) for token, parent in zip(tokens[1:], parents[1:], strict=True)} == {
+        (6, 9),
+        (7, 9),
+        (3, 6),
+    }
+
+
+def test_positions_move_with_the_text() -> None:
+    """Predictions of earlier trees stay where the last one has none."""
+    hints = PositionHints()
+    tree = DraftTree((1, 5, 6, 7), (-1, 0, 1, 2), (0, 1, 2, 3), ("root", *"aaa"), (1.0, 0.5, 0.5, 0.5))
+    ids, scores = np.array([[9], [6], [3], [4]], np.int32), np.full((4, 1), 0.8, np.float32)
+    hints.learn(Harvest(tree, [0], 1, ids, scores))
+    hints.learn(Harvest(DraftTree.root_only(9), [0], 1, ids[:1], scores[:1]))
+    sources = [hints]
+    tree = Blend(sources, new_learned(sources)).tree([9, 2], BlendLimits(8, 8, 0.0))
+    assert tree.tokens == (2, 3, 4)
+
+
+def test_measured_priors_fit_their_sources() -> None:
+    """The shipped priors are used by all sources, and for every set of them that is informed."""
+    sources = [*make_hints(), SuccessorHints(TransitionTable(VOCAB, 4))]
+    priors = shipped_priors()
+    assert {name: len(rates) for name, rates in priors.rates.items()} == {s.name: len(s.priors) for s in sources}
+    assert len(priors.weights) == (1 << len(sources)) - 1
+    learned = new_learned(sources)
+    for number, source in enumerate(sources):
+        rates = np.array(priors.rates[source.name])
+        np.testing.assert_allclose(learned.logits[number], np.log(rates / (1 - rates)))
+    assert parse_priors(as_json(priors)) == priors
+
+
+def test_priors_go_by_name_not_by_order() -> None:
+    hints = make_hints()
+    forward, backward = (new_learned(list(order)) for order in (hints, hints[::-1]))
+    np.testing.assert_array_equal(forward.weights[:, 0b011, [0, 1, 2]], backward.weights[:, 0b110, [0, 3, 2]])
+
+
+def test_unknown_sources_start_from_their_own_rates() -> None:
+    learned = new_learned([FixedHints("other", [5], [1], [0.02, 0.4])])
+    np.testing.assert_allclose(learned.hits[0] / learned.trials[0], [0.02, 0.4])
+    np.testing.assert_array_equal(learned.weights[:, 1], [[0.0, 1.0]] * 3)

@@ -32,8 +32,8 @@ JSON = st.recursive(
 )
 NAMES = """
 model messages prompt temperature top_p n stop seed stream stream_options max_tokens max_completion_tokens logprobs
-top_logprobs prediction drafter tools logit_bias response_format stop_token_ids user unknown_field
-input instructions system text budget echo
+top_logprobs prediction drafter tools tool_choice parallel_tool_calls logit_bias response_format regex grammar
+stop_token_ids user unknown_field input instructions system text budget echo
 """
 FIELDS = st.sampled_from(NAMES.split())
 

@@ -118,7 +118,7 @@ def test_a_complete_response(server: Running, client: Any) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]"),
         ({"input": [{"type": "function_call_output", "output": "3"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input[0]"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"text": {"format": {"type": "xml"}}}, "response_format"),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from draftwood.compiled import load_core
 from draftwood.errors import DraftwoodError, OptionError
 from draftwood.growth import blend as blend_module
-from draftwood.sources import hints as hints_module
 from draftwood.sources.datastore import build_datastore
+from draftwood.sources.hints import text as hints_module
 from draftwood.vllm import Proposer, VllmOptions, chains, read_options
 from draftwood.vllm.chains import Follower
 from draftwood.vllm.memory import END, Memory

@@ -1,7 +1,19 @@
 """The per-cycle work of drafters in C, compiled at first use; without a compiler, Python is used."""
 
-from draftwood.compiled.blend import NONE, NUM_BINS, NUM_DEPTHS, TAIL, CompiledBlend, Hints, HintSource, Learned
+from draftwood.compiled.blend import (
+    NONE,
+    NUM_BINS,
+    NUM_DEPTHS,
+    TAIL,
+    CompiledBlend,
+    Harvest,
+    Hints,
+    HintSource,
+    Learned,
+)
 from draftwood.compiled.chains import follow_texts
 from draftwood.compiled.core import CORE, Core, ExperienceRecord, GuessesRecord, RulesRecord, address_of, load_core
+from draftwood.compiled.drafted import CompiledDrafted
 from draftwood.compiled.places import CompiledPlaces
+from draftwood.compiled.positions import CompiledPositions
 from draftwood.compiled.table import CompiledTable

@@ -8,20 +8,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "places.h"
-#include "table.h"
+#include "hints.h"
 
-enum { TAIL = 32, MAX_SOURCES = 8, MAX_HINTS = 64, NUM_DEPTHS = 3, NUM_BINS = 20 };
-
-/* What a source says about the token after a text. `absent`: kind of all tokens that it does not hint at; NONE if it
- * knows nothing about this text. */
-typedef struct {
-    int64_t count;
-    int32_t tokens[MAX_HINTS], kinds[MAX_HINTS];
-    int32_t absent;
-} Hints;
-
-typedef void (*Look)(const void *data, const int32_t *tail, int64_t length, Hints *hints);
+enum { MAX_SOURCES = 8, NUM_DEPTHS = 3, NUM_BINS = 20 };
 
 typedef struct {
     Look look;
@@ -69,7 +58,7 @@ static void find_guesses(const Blend *b, const int32_t *tail, int64_t length, in
     for (int64_t s = 0; s < b->num_sources; s++) {
         hints.count = 0;
         hints.absent = NONE;
-        b->sources[s].look(b->sources[s].data, tail, length, &hints);
+        b->sources[s].look(b->sources[s].data, tail, length, depth, &hints);
         absent[s] = hints.absent;
         if (hints.count) informed |= 1u << s;
         for (int64_t i = 0; i < hints.count; i++) {
@@ -246,70 +235,6 @@ int draftwood_blend_learn(Blend *b, const int32_t *tail, int64_t length, int64_t
     }
     free(all);
     return 0;
-}
-
-/* -- sources ------------------------------------------------------------------------------------------------------- */
-
-static int32_t bucket(const double *edges, int32_t count, double value) {
-    int32_t at = 0;
-    while (at < count && edges[at] <= value) at++;
-    return at;
-}
-
-/* Kinds of matches: first those of absent tokens, by the longest match; then by whether the token follows the latest of
- * the longest matches, by the longest match that it follows, and by the number of places that it follows (1, 2, 3+). */
-static const double LENGTHS[] = {2, 3, 4, 5, 6, 8, 11, 16, 24};
-enum { NUM_LENGTHS = 10, MAX_PLACES = 6 };
-
-void draftwood_look_places(const void *data, const int32_t *tail, int64_t length, Hints *hints) {
-    const Places *p = data;
-    int64_t matched[MAX_HINTS], votes[MAX_HINTS], longest = 0, first = 0, found = INT64_MAX;
-    for (int64_t order = 0; order < NUM_ORDERS && p->size; order++) {
-        const int64_t run = ORDERS[order];
-        if (length < run) continue;
-        int64_t place = *place_slot(p, order, tail + length - run) - 1;
-        for (int looked = 0; place != NONE && looked < MAX_PLACES; looked++) {
-            const int64_t own = match_length(p, place, tail, length, run);
-            const int32_t token = p->tokens[place];
-            place = p->before[order * p->capacity + place];
-            if (own >= found || token < 0) continue; /* seen after the longer run; the end of a text */
-            int64_t at = 0;
-            while (at < hints->count && hints->tokens[at] != token) at++;
-            if (at == hints->count) {
-                hints->tokens[hints->count++] = token;
-                matched[at] = votes[at] = 0;
-            }
-            votes[at]++;
-            if (own > matched[at]) matched[at] = own;
-            if (own > longest) longest = own, first = at;
-        }
-        found = run;
-    }
-    if (!hints->count) return;
-    hints->absent = bucket(LENGTHS, NUM_LENGTHS - 1, (double)longest);
-    for (int64_t i = 0; i < hints->count; i++) {
-        const int32_t by_length = bucket(LENGTHS, NUM_LENGTHS - 1, (double)matched[i]);
-        const int32_t by_votes = votes[i] < 3 ? (int32_t)votes[i] - 1 : 2;
-        hints->kinds[i] = NUM_LENGTHS + ((i != first) * NUM_LENGTHS + by_length) * 3 + by_votes;
-    }
-}
-
-/* Kinds of successors: first those of absent tokens, by tier (pair, token, initial); then by tier and probability. */
-static const double PROBS[] = {0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95, 0.985};
-enum { NUM_PROBS = 16, NUM_TIERS = 3 };
-
-void draftwood_look_successors(const void *data, const int32_t *tail, int64_t length, Hints *hints) {
-    const Table *t = data;
-    const int32_t token = tail[length - 1], previous = length > 1 ? tail[length - 2] : token;
-    const int64_t found = find(t, previous, token);
-    if (found == NOT_FOUND) return;
-    const int32_t tier = found >= 0 ? 0 : found == BY_TOKEN ? 1 : 2;
-    const Row row = successors(t, previous, token);
-    for (int64_t rank = 0; rank < t->width && rank < MAX_HINTS && row.scores[rank] > 0.0f; rank++) {
-        hints->tokens[hints->count] = row.ids[rank];
-        hints->kinds[hints->count++] = NUM_TIERS + tier * NUM_PROBS + bucket(PROBS, NUM_PROBS - 1, row.scores[rank]);
-    }
-    hints->absent = tier;
 }
 
 #endif

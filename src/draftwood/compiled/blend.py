@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood.compiled.core import Core
+from draftwood.tree import DraftTree
 
-TAIL, MAX_SOURCES, MAX_HINTS, NUM_DEPTHS, NUM_BINS = 32, 8, 64, 3, 20  # as in blend.h
+TAIL, MAX_SOURCES, MAX_HINTS, NUM_DEPTHS, NUM_BINS = 32, 8, 64, 3, 20  # as in blend.h and hints.h
 NONE = -1
 
 Floats = npt.NDArray[np.float64]
@@ -23,6 +24,16 @@ class Hints(NamedTuple):
     tokens: Sequence[int]
     kinds: Sequence[int]  # of these tokens
     absent: int  # kind of all other tokens
+
+
+class Harvest(NamedTuple):
+    """A verified tree with what the target found likely after each of its nodes."""
+
+    tree: DraftTree
+    path: Sequence[int]  # accepted nodes, root first
+    num_emitted: int  # tokens that are now text
+    ids: npt.NDArray[np.int32]  # [N, K] best first
+    scores: npt.NDArray[np.float32]  # [N, K] probabilities
 
 
 class HintSource(Protocol):
@@ -38,20 +49,25 @@ class HintSource(Protocol):
     def extend(self, tokens: Sequence[int]) -> None:
         """Read tokens that are now text."""
 
-    def look(self, tail: Sequence[int]) -> Hints | None:
-        """Hints after a text that ends with ``tail``; None if it knows nothing about it."""
+    def learn(self, seen: Harvest) -> None:
+        """Read the target's rows after the nodes of the last tree; comes before ``extend``."""
+
+    def look(self, tail: Sequence[int], depth: int, /) -> Hints | None:
+        """Hints after a text that ends with ``tail``; None if it knows nothing about it. ``depth``: how many of these
+        tokens are drafted."""
 
     def compiled(self) -> tuple[str, int] | None:
-        """The function of blend.h that gives the same hints, and the address of its data; None if there is none."""
+        """The function of hints.h that gives the same hints, and the address of its data; None if there is none."""
 
 
 class Learned:
     """What drafting has taught about the sources of a blend; requests share it."""
 
-    def __init__(self, priors: Sequence[Sequence[float]], prior_trials: float) -> None:
-        rates = [np.array(own, np.float64) for own in priors]
-        self.trials: list[Floats] = [np.full(len(own), prior_trials) for own in rates]
-        self.hits: list[Floats] = [own * prior_trials for own in rates]
+    def __init__(self, priors: Sequence[tuple[Sequence[float], float]]) -> None:
+        """``priors``: by source, the rates of its kinds and how many trials they count as."""
+        rates = [np.array(own, np.float64) for own, _ in priors]
+        self.trials: list[Floats] = [np.full(len(own), trials) for own, trials in priors]
+        self.hits: list[Floats] = [own * trials for own, trials in zip(rates, self.trials, strict=True)]
         self.logits: list[Floats] = [np.log(own / (1.0 - own)) for own in rates]
         count = len(rates)
         self.weights: Floats = np.zeros((NUM_DEPTHS, 1 << count, count + 1))  # bias first
@@ -87,7 +103,7 @@ class _BlendRecord(ctypes.Structure):
     )
 
 
-_Look = ctypes.CFUNCTYPE(None, c_void_p, ctypes.POINTER(c_int32), c_int64, ctypes.POINTER(_HintsRecord))
+_Look = ctypes.CFUNCTYPE(None, c_void_p, ctypes.POINTER(c_int32), c_int64, c_int64, ctypes.POINTER(_HintsRecord))
 
 
 class CompiledBlend:
@@ -143,11 +159,11 @@ class CompiledBlend:
         return ctypes.cast(callback, c_void_p).value or 0, 0
 
 
-def _call(look: Callable[[Sequence[int]], Hints | None]) -> Callable[..., None]:
+def _call(look: Callable[[Sequence[int], int], Hints | None]) -> Callable[..., None]:
     """A source in Python as C calls it."""
 
-    def give(_: int, tail: Any, length: int, into: Any) -> None:
-        found = look(tail[:length])
+    def give(_: int, tail: Any, length: int, depth: int, into: Any) -> None:
+        found = look(tail[:length], depth)
         if found is not None:
             record, count = into.contents, min(len(found.tokens), MAX_HINTS)
             record.count, record.absent = count, found.absent

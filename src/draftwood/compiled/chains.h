@@ -1,4 +1,4 @@
-/* Chains of guesses for many texts in one call (growth/chains.py has the same steps in Python). */
+/* Chains of guesses for many texts in one call (vllm/chains.py has the same steps in Python). */
 #ifndef DRAFTWOOD_CHAINS_H
 #define DRAFTWOOD_CHAINS_H
 

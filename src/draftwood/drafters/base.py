@@ -34,6 +34,7 @@ class DraftRequest(NamedTuple):
     params: SamplingParams
     rng: np.random.Generator  # for drawn children; independent of the randomness of verification
     prediction: Sequence[int] = ()  # token ids of the predicted output
+    is_timed: bool = False  # whether the time of drafting matters: budget="auto"
 
     @property
     def known_text(self) -> Sequence[int]:
@@ -99,7 +100,7 @@ class Drafter(ABC):
     wants_logits: bool = True  # whether ``observe`` reads logits, not only emitted tokens and greedy choices
     wants_top: int = 0  # top entries per row that the target computes in the same pass, for ``best(k)``
     wants_taps: tuple[int, ...] = ()  # layers whose hidden states it reads, as in ``Target.set_taps``
-    drafts_in_batch: ClassVar[bool] = False  # whether ``propose_batch`` does more than call ``propose`` in a loop
+    drafts_in_batch: bool = False  # whether ``propose_batch`` does more than call ``propose`` in a loop
 
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         self.options = options

@@ -1,30 +1,43 @@
 """Blend: one tree from every source, best guess first, with learned acceptance."""
 
+from __future__ import annotations
+
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from draftwood.compiled import TAIL, HintSource, Learned
-from draftwood.drafters.base import DraftRequest, VerifiedTree
+from draftwood.compiled import TAIL, Harvest, HintSource, Learned
+from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_int
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
-from draftwood.growth import Blend, BlendLimits, new_learned
-from draftwood.sources import PlaceHints, SuccessorArrays, SuccessorHints, TransitionTable
-from draftwood.targets import TargetInfo
+from draftwood.growth import Blend, BlendLimits, PassRecord, new_learned
+from draftwood.sources import DraftedHints, PlaceHints, PositionHints, SuccessorArrays, SuccessorHints, TransitionTable
+from draftwood.targets import Target, TargetInfo
+from draftwood.text import TextCodec
 from draftwood.tree import DraftTree
 
+if TYPE_CHECKING:
+    from draftwood.drafters.blend_head import BlendHead
+    from draftwood.drafters.neural import SharedDraftModel
+
 MIN_VALUE = 1e-4  # chance of a path below which a node is never worth its place
+HEAD = "head"
 # Sources by name, made from the table that the drafter maintains.
 SOURCES: Mapping[str, Callable[[TransitionTable], HintSource]] = {
     PlaceHints.name: lambda _: PlaceHints(),
     SuccessorHints.name: SuccessorHints,
+    PositionHints.name: lambda _: PositionHints(),
+    HEAD: lambda _: DraftedHints(HEAD),
 }
+DEFAULT_SOURCES = f"{PlaceHints.name}+{SuccessorHints.name}+{PositionHints.name}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlendOptions:
-    sources: str = "context+transition"  # where guesses come from, joined by "+"
+    sources: str = DEFAULT_SOURCES  # where guesses come from, joined by "+"; also "head": a draft head
+    head: str = ""  # with the source "head": its folder; empty: the head that ships for this target
     depth: int = 40  # maximum depth of the tree
     top_k: int = 10  # successors kept per context
     bigrams: bool = True  # also keep successors of token pairs
@@ -45,50 +58,131 @@ class BlendOptions:
         check_flag(self, "bigrams", "static")
         check_choice(self, "harvest", HARVESTS)
 
+    @property
+    def has_head(self) -> bool:
+        return HEAD in self.sources.split("+")
+
+
+class LearnedState(NamedTuple):
+    """What requests of one temperature have taught, on which acceptance depends."""
+
+    learned: Learned
+    passes: PassRecord
+
 
 class _Shared(NamedTuple):
     successors: SuccessorArrays | None
-    learned: dict[float, Learned]  # by temperature, on which acceptance depends
+    states: dict[float, LearnedState]  # by temperature
+    head: SharedDraftModel | None
 
 
 class BlendDrafter(TransitionDrafter):
     name = "blend"
     summary = "One tree from every source: the guess with the highest learned chance of acceptance comes next"
-    guesses_from = "the text so far, and logits of earlier passes"
+    guesses_from = "the text so far, logits of earlier passes, and optionally a draft head"
     tree_shape = "best-first over all sources"
     copies_text = True
     Options = BlendOptions
+    options: BlendOptions
     shared: _Shared
 
     @classmethod
+    def check(cls, options: BlendOptions) -> None:
+        if options.has_head:
+            from draftwood.drafters.blend_head import BlendHead
+
+            BlendHead.check(BlendHead.Options(head=options.head))
+
+    @classmethod
     def share(cls, options: BlendOptions, target: TargetInfo) -> _Shared:  # type: ignore[override]
-        return _Shared(super().share(options, target), {})
+        if options.has_head:
+            from draftwood.drafters.blend_head import BlendHead
+
+            BlendHead.share(BlendHead.Options(), target)  # raises: a head needs the target itself
+        return _Shared(super().share(options, target), {}, None)
+
+    @classmethod
+    def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
+        if not options.has_head:
+            return cls.share(options, target.info)
+        from draftwood.drafters.blend_head import BlendHead
+
+        head = BlendHead.attach(BlendHead.Options(head=options.head), target, codec)
+        return _Shared(super().share(options, target.info), {}, head)
 
     @classmethod
     def new_memory(cls, options: BlendOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
         return super().new_memory(options, target, shared.successors)
 
+    def __init__(self, options: BlendOptions, shared: _Shared, memory: TransitionTable | None = None) -> None:
+        super().__init__(options, shared, memory)
+        self._head: BlendHead | None = None
+        if shared.head is not None:
+            from draftwood.drafters.blend_head import BlendHead
+
+            self._head = BlendHead(BlendHead.Options(), shared.head)
+            self.wants_taps = self._head.wants_taps
+            self.drafts_in_batch = True
+
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
         sources = [SOURCES[name](self.memory) for name in self.options.sources.split("+")]
         temperature = round(request.params.temperature, 1)
-        learned = self.shared.learned.get(temperature)
-        if learned is None:
-            learned = self.shared.learned[temperature] = new_learned(sources)
-        self._blend = Blend(sources, learned)
+        state = self.shared.states.get(temperature)
+        if state is None:
+            state = self.shared.states[temperature] = LearnedState(new_learned(sources), PassRecord())
+        self._blend = Blend(sources, state.learned)
+        self._passes = state.passes
         self._sources = sources
         self._text_end: list[int] = []  # the last tokens
+        self._proposed = 0.0  # when the last tree was ready
+        if self._head is not None:
+            rows = next(source for source in sources if isinstance(source, DraftedHints))
+            self._head.follow(self._blend, rows, state.passes, is_timed=request.is_timed)
+            self._head.begin(request)
         self._read(request.known_text)
 
+    def read_prompt(self, rows: PromptRows) -> None:
+        super().read_prompt(rows)
+        if self._head is not None:
+            self._head.read_prompt(rows)
+
     def propose(self, budget: int) -> DraftTree:
-        if budget == 1:
-            return DraftTree.root_only(self._text_end[-1])
-        return self._blend.tree(self._text_end, BlendLimits(budget, self.options.depth, MIN_VALUE))
+        return self.propose_batch([self], [budget])[0]
+
+    @classmethod
+    def propose_batch(cls, drafters: Sequence[BlendDrafter], budgets: Sequence[int]) -> list[DraftTree]:
+        limits = [
+            BlendLimits(budget, drafter.options.depth, MIN_VALUE)
+            for drafter, budget in zip(drafters, budgets, strict=True)
+        ]
+        heads = [drafter._head for drafter in drafters if drafter._head is not None]
+        if not heads:
+            return [drafter._blend.tree(drafter._text_end, own) for drafter, own in zip(drafters, limits, strict=True)]
+        for drafter, head, own in zip(drafters, heads, limits, strict=True):
+            head.aim(drafter._text_end, own)
+        trees = type(heads[0]).propose_batch(heads, budgets)
+        now = time.perf_counter()
+        for drafter in drafters:
+            drafter._proposed = now
+        return trees
 
     def observe(self, verified: VerifiedTree) -> None:
+        if self._proposed:
+            self._passes.note_cycle(time.perf_counter() - self._proposed)
         self._blend.learn(self._text_end, verified.emitted)
-        super().observe(verified)
+        rows = self._harvest(verified)
+        if rows is not None:
+            seen = Harvest(verified.tree, verified.path, len(verified.emitted), *rows)
+            for source in self._sources:
+                source.learn(seen)
+        if self._head is not None:
+            self._head.observe(verified)
         self._read(verified.emitted)
+
+    def end(self) -> None:
+        if self._head is not None:
+            self._head.end()
 
     def _read(self, tokens: Sequence[int]) -> None:
         for source in self._sources:

@@ -25,7 +25,7 @@ from draftwood.drafters.shapes import static_tree
 from draftwood.drafters.stand import warp_top
 from draftwood.errors import CapabilityError
 from draftwood.growth import make_draw
-from draftwood.growth.neural import GROWTHS, Frontier, GrowthOptions, make_growth
+from draftwood.growth.neural import GROWTHS, Frontier, GrowingTree, GrowthOptions, make_growth
 from draftwood.sources.neural import DraftModel, DraftSegment
 from draftwood.targets import MAX_TOP_K, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
@@ -166,14 +166,18 @@ class NeuralDrafter(Drafter):
         # With a prompt of one token, a head has no features to read yet.
         can_draft = self._sequence is not None and self._unread
         size = min(budget, MAX_NODES) if can_draft else 1
-        options, tag = self.shared.growth, self.shared.tag
-        self._growth = make_growth(self.options.growth, self._root, size, options, self._draw, tag)
+        self._growth: GrowingTree = self._new_growth(size)
         self._reads_root = True  # the next pass reads the root, later ones the frontier
         self._num_run = 0  # nodes below the root that the draft model has run
         self._max_run = min(MAX_NODES, self._room - self._length - len(self._unread))
         self._frontier = self._next_frontier()
         if self._frontier is not None:
             self._read_text(CHUNK)
+
+    def _new_growth(self, size: int) -> GrowingTree:
+        """The growth of one tree of at most ``size`` nodes."""
+        options, tag = self.shared.growth, self.shared.tag
+        return make_growth(self.options.growth, self._root, size, options, self._draw, tag)
 
     def _next_frontier(self) -> Frontier | None:
         """The nodes of the next draft pass; None if the tree is complete or the cache has no room for them."""

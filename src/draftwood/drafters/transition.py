@@ -43,22 +43,29 @@ class TransitionDrafter(Drafter):
         return Anchor(self._tail[0], self._tail[-1])
 
     def read_prompt(self, rows: PromptRows) -> None:
+        if not len(rows.logits):
+            return
         start, prompt_ids = rows.start, self._prompt_ids
         tokens = prompt_ids[start : start + len(rows.logits)]
         first = prompt_ids[max(start - 1, 0)]
         self.memory.learn([first, *tokens[:-1]], tokens, *_with_probs(rows.best(self.options.top_k)))
 
     def observe(self, verified: VerifiedTree) -> None:
+        self._harvest(verified)
+
+    def _harvest(self, verified: VerifiedTree) -> tuple[IdRows, ScoreRows] | None:
+        """Fill the table, and return the rows of all nodes if all are read."""
         tree, path = verified.tree, verified.path
-        if self.options.harvest == "all":
+        harvests_all = self.options.harvest == "all"
+        rows = _with_probs(verified.best(self.options.top_k, None if harvests_all else path))
+        if harvests_all:
             # The accepted path is written last: if two nodes have the same context, its row wins.
-            rows = _with_probs(verified.best(self.options.top_k))
             self.memory.learn_tree(self._tail[0], tree.tokens, tree.parents, path, *rows)
         else:
             tokens = [tree.tokens[node] for node in path]
-            rows = _with_probs(verified.best(self.options.top_k, path))
             self.memory.learn([self._tail[0], *tokens[:-1]], tokens, *rows)
         self._tail = [*self._tail, *verified.emitted][-2:]
+        return rows if harvests_all else None
 
 
 def _with_probs(top: TopRows) -> tuple[IdRows, ScoreRows]:

@@ -148,6 +148,7 @@ class Engine:
         """Admits requests that fit, runs one cycle, releases finished ones. Events go to the inboxes."""
         with self._lock:
             self._scheduler.admit()
+            self._scheduler.grow([] if self._in_flight is None else list(map(id, self._in_flight.sessions)))
             if self._scheduler.has_work and not self._scheduler.running:
                 raise CapabilityError(
                     "The cache has no room for any waiting request",

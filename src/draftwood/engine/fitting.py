@@ -48,7 +48,7 @@ def _fit(session: Session, made: Draft, load: Load) -> DraftTree:
     context = len(session.tokens) - 1
     if session.sizer is not None:
         tree = session.sizer.cut(tree, context, time.perf_counter() - started, load)
-    tree = tree.first(session.sample.capacity - context).limit_depth(session.num_left - 1)
+    tree = tree.first(session.capacity - context).limit_depth(session.num_left - 1)
     session.stats.draft_seconds += time.perf_counter() - started
     return tree
 

@@ -36,8 +36,11 @@ def segment_of(session: Session) -> Segment:
         tree = session.tree
         return Segment(session.sequence, tree.tokens, tree.parents, len(tree.tokens))
     start = session.num_committed
-    part = session.sample.request.prompt_ids[start : start + session.num_unread]
-    reads_prompt = session.drafter.wants_prompt_logits and (session.sizer is None or session.sizer.reads_prompts)
+    part = session.tokens[start : start + session.num_unread]
+    is_new = session.num_read == session.num_prompt  # drafters have seen what is read again
+    reads_prompt = (
+        is_new and session.drafter.wants_prompt_logits and (session.sizer is None or session.sizer.reads_prompts)
+    )
     return Segment(session.sequence, part, chain_parents(len(part)), len(part) if reads_prompt else 0)
 
 

@@ -1,35 +1,77 @@
-"""Finished sequences whose cache may be reused: the next turn of a chat begins with the last one."""
+"""Finished sequences whose cache may be reused: prompts with the same beginning, and the next turn of a chat."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from draftwood.targets import Target
 
 MIN_SHARED = 8  # tokens; below this prefill costs nothing
+MAX_KEPT = 64
+
+Tokens = npt.NDArray[np.int32]
 
 
-class _Kept(NamedTuple):
-    tokens: tuple[int, ...]  # committed
+@dataclass(frozen=True, eq=False, slots=True)  # compared by identity
+class KeptPrefix:
+    tokens: Tokens  # committed
     sequence: int
     owner: str
 
 
 class PrefixStore:
-    """The latest finished sequences, kept until their slots are needed."""
+    """The latest finished sequences, kept until their slots are needed. The last used ones are kept longest."""
 
-    def __init__(self, target: Target, limit: int) -> None:
+    def __init__(self, target: Target) -> None:
         self._target = target
-        self._limit = limit
-        self._kept: list[_Kept] = []  # oldest first
+        self._kept: list[KeptPrefix] = []  # last used ones last
 
-    def put(self, tokens: Sequence[int], sequence: int, owner: str = "") -> None:
-        self._kept.append(_Kept(tuple(tokens), sequence, owner))
-        while len(self._kept) > self._limit:
+    def put(self, tokens: Tokens, sequence: int, owner: str = "") -> None:
+        """Keep a sequence; drop those that it begins with."""
+        for kept in [kept for kept in self._kept if kept.owner == owner]:
+            if common_prefix(kept.tokens, tokens) == len(kept.tokens):
+                self._drop(kept)
+        self._kept.append(KeptPrefix(tokens, sequence, owner))
+        while len(self._kept) > MAX_KEPT:
             self.drop_oldest()
+
+    def find(self, prompt: Tokens, owner: str) -> tuple[KeptPrefix | None, int]:
+        """The kept sequence with the longest beginning of the prompt, and how long that is.
+
+        Only prefixes of the same owner count: the number of reused tokens would tell one client what another wrote.
+        """
+        lengths = [(common_prefix(kept.tokens, prompt), kept) for kept in self._kept if kept.owner == owner]
+        length, best = max(lengths, key=lambda found: found[0], default=(0, None))
+        return (best, length) if length >= MIN_SHARED else (None, 0)
+
+    def open(self, kept: KeptPrefix, length: int, capacity: int) -> int | None:
+        """A sequence of that capacity with the first ``length`` tokens of a kept one. None: there is no room.
+
+        A sequence that has nothing else is taken over; of others a copy is made, if there is room for it.
+        """
+        self._kept.remove(kept)
+        if length < len(kept.tokens) and self.make_room(capacity):
+            sequence = self._target.fork(kept.sequence, capacity, length)
+            self._kept.append(kept)
+            return sequence
+        self._target.truncate(kept.sequence, length)
+        while not self._target.resize(kept.sequence, capacity):
+            if not self.drop_oldest():
+                self._kept.append(replace(kept, tokens=kept.tokens[:length]))
+                return None
+        return kept.sequence
+
+    def make_room(self, capacity: int) -> bool:
+        """Drop the oldest until a sequence of that capacity can be opened; False if that is not enough."""
+        while not self._target.can_open(capacity):
+            if not self.drop_oldest():
+                return False
+        return True
 
     def drop_oldest(self) -> bool:
         if self._kept:
-            self._target.close(self._kept.pop(0).sequence)
+            self._drop(self._kept[0])
             return True
         return False
 
@@ -37,36 +79,12 @@ class PrefixStore:
         while self.drop_oldest():
             pass
 
-    def take(self, prompt_ids: Sequence[int], capacity: int, owner: str = "") -> tuple[int, int] | None:
-        """A sequence of that capacity which holds the longest known beginning of the prompt, and how much it holds.
-
-        Only prefixes of the same owner count: the number of reused tokens would tell one client what another wrote.
-        The last prompt token is never taken from the cache: it is the root of the first tree.
-        """
-        own = (kept for kept in self._kept if kept.owner == owner)
-        best = max(own, key=lambda kept: common_prefix(kept.tokens, prompt_ids), default=None)
-        shared = 0 if best is None else min(common_prefix(best.tokens, prompt_ids), len(prompt_ids) - 1)
-        if best is None or shared < MIN_SHARED or not self._make_room(capacity, best):
-            return None
-        # The old extent is as large as its own request needed, so the prefix moves to one of the new size.
-        self._target.truncate(best.sequence, shared)
-        sequence = self._target.fork(best.sequence, capacity)
-        self._kept.remove(best)
-        self._target.close(best.sequence)
-        return sequence, shared
-
-    def _make_room(self, capacity: int, spared: _Kept) -> bool:
-        """Drops the oldest prefixes but ``spared`` until a sequence of that capacity can be opened."""
-        for kept in [kept for kept in self._kept if kept is not spared]:
-            if self._target.can_open(capacity):
-                break
-            self._kept.remove(kept)
-            self._target.close(kept.sequence)
-        return self._target.can_open(capacity)
+    def _drop(self, kept: KeptPrefix) -> None:
+        self._kept.remove(kept)
+        self._target.close(kept.sequence)
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return min(len(a), len(b))
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    size = min(len(a), len(b))
+    differs = a[:size] != b[:size]
+    return int(differs.argmax()) if differs.any() else size

@@ -38,5 +38,5 @@ class Sample:
 
     @property
     def capacity(self) -> int:
-        """Cache positions to reserve: all that the sample can need, or all there are."""
+        """Cache positions that the sample can need, or all there are."""
         return min(len(self.request.prompt_ids) + self.max_tokens + self.budget, self.max_capacity)

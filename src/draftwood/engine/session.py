@@ -4,10 +4,12 @@ Invariant: the target has committed every token of ``tokens`` but the last one, 
 """
 
 import time
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from draftwood.drafters import Drafter, DraftRequest, PlainDrafter
 from draftwood.engine.output import OutputWriter
@@ -37,9 +39,11 @@ class Session:
         self.sizer = sizer
         self.vocab_size = info.vocab_size
         self.sequence = -1  # set on admission
+        self.capacity = 0  # positions of its sequence, the tree included
         self.tokens = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
-        self.num_committed = 0  # prompt positions in the target's cache; not updated after prefill
+        self.num_read = self.num_prompt  # tokens that prefill has to commit, all but the last: the prompt at first
+        self.num_committed = 0  # of those, in the target's cache; not updated after prefill
         self.tree = DraftTree.root_only(self.tokens[-1])  # under verification
         self.offered = self.tree  # what the drafter proposed, before it was cut
         self.matcher = None if request.structure is None else request.structure.start()
@@ -73,12 +77,12 @@ class Session:
 
     @property
     def is_prefilling(self) -> bool:
-        return self.num_committed < self.num_prompt - 1
+        return self.num_committed < self.num_read - 1
 
     @property
     def num_unread(self) -> int:
-        """Prompt positions of its next pass, while it is prefilling."""
-        return min(self.sample.prefill_chunk, self.num_prompt - 1 - self.num_committed)
+        """Positions of its next pass, while it is prefilling."""
+        return min(self.sample.prefill_chunk, self.num_read - 1 - self.num_committed)
 
     @property
     def num_left(self) -> int:
@@ -89,10 +93,34 @@ class Session:
     def output_ids(self) -> list[int]:
         return self.tokens[self.num_prompt :]
 
-    def admit(self, sequence: int, reused: int) -> None:
-        """Starts the sample; the first ``reused`` positions of its prompt are in the cache already."""
-        self.sequence = sequence
-        self.stats.reused_tokens = self.num_committed = reused
+    @cached_property
+    def prompt_array(self) -> npt.NDArray[np.int32]:
+        return np.asarray(self.sample.request.prompt_ids, np.int32)
+
+    @property
+    def token_array(self) -> npt.NDArray[np.int32]:
+        return self.prompt_array if len(self.tokens) == self.num_prompt else np.asarray(self.tokens, np.int32)
+
+    @property
+    def was_admitted(self) -> bool:
+        return self.admitted > 0.0
+
+    @property
+    def can_be_suspended(self) -> bool:
+        """A head must see the hidden states of the whole text, which are gone once it has been read."""
+        return not self.drafter.wants_taps
+
+    def suspend(self) -> None:
+        """Its slots were given back. It goes on when it is admitted again, with all tokens that it has now."""
+        self.sequence = -1
+        self.num_read, self.num_committed = len(self.tokens), 0
+
+    def admit(self, sequence: int, reused: int, capacity: int) -> None:
+        """Starts the sample, or goes on with it; its first ``reused`` tokens are in the cache already."""
+        self.sequence, self.capacity, self.num_committed = sequence, capacity, reused
+        if self.was_admitted:
+            return
+        self.stats.reused_tokens = reused
         self.admitted = time.perf_counter()
         if self.sizer is not None:
             self.sizer.begin(pausing=self.params.is_greedy)  # draws must not depend on the clock
@@ -100,4 +128,5 @@ class Session:
         rng = np.random.default_rng(None if seed is None else np.random.SeedSequence(seed, spawn_key=spawn_key))
         request = self.sample.request
         with self:
-            self.drafter.begin(DraftRequest(request.prompt_ids, self.params, rng, request.prediction))
+            is_timed = self.sizer is not None
+            self.drafter.begin(DraftRequest(request.prompt_ids, self.params, rng, request.prediction, is_timed))

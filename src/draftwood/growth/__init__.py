@@ -1,7 +1,9 @@
 """Growth policies: turn suggested tokens into a tree."""
 
-from draftwood.growth.blend import Blend, BlendLimits, PythonBlend, new_blend, new_learned
+from draftwood.growth.blend import Blend, BlendLimits, PythonBlend, new_blend
 from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
+from draftwood.growth.expanding import ExpandingBlend, PassRecord
 from draftwood.growth.prefix_tree import grow_frequency_tree
+from draftwood.growth.priors import Priors, as_json, new_learned, parse_priors, shipped_priors
 from draftwood.growth.spine import SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.growth.static import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates

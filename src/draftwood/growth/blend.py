@@ -22,9 +22,8 @@ from typing import NamedTuple
 from draftwood.compiled import NONE, NUM_BINS, TAIL, CompiledBlend, HintSource, Learned, load_core
 from draftwood.tree import ROOT_SOURCE, DraftTree
 
-PRIOR_TRIALS = 8.0  # weight of the rates that a source starts with
 DECAY = 0.998  # per trial of a kind
-STEP, BIAS_STEP = 0.02, 0.006  # of the gradient, for the weights and for the bias
+STEP, BIAS_STEP = 0.005, 0.003  # of the gradient, for the weights and for the bias
 MIN_RATE, MAX_RATE = 5e-4, 0.998  # no kind is certain
 WIDTH = 16  # guesses kept per node
 
@@ -33,10 +32,6 @@ class BlendLimits(NamedTuple):
     budget: int  # nodes, the root included
     max_depth: int
     min_value: float  # chance of a path below which nothing is added
-
-
-def new_learned(sources: Sequence[HintSource]) -> Learned:
-    return Learned([source.priors for source in sources], PRIOR_TRIALS)
 
 
 def new_blend(sources: Sequence[HintSource], learned: Learned) -> PythonBlend | CompiledBlend:
@@ -136,7 +131,7 @@ class PythonBlend:
         listed: dict[int, dict[int, int]] = {}  # token -> source -> kind
         absent, informed = [NONE] * len(self._sources), 0
         for number, source in enumerate(self._sources):
-            found = source.look(tail)
+            found = source.look(tail, depth)
             if found is None:
                 continue
             informed |= 1 << number

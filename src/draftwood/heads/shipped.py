@@ -50,7 +50,7 @@ def find_head(head: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def find_shipped_head(kind: str, target: TargetShape, fingerprint: str) -> ShippedHead | None:
-    """The shipped head of this kind that was trained for exactly this target, or None."""
+def find_shipped_head(kind: str | None, target: TargetShape, fingerprint: str) -> ShippedHead | None:
+    """The shipped head of this kind, or of any, that was trained for exactly this target; None if there is none."""
     fitting = (head for head in list_shipped_heads(kind) if not check_fit(head.config, target))
     return next((head for head in fitting if head.config.target_fingerprint == fingerprint), None)

@@ -1,114 +1,127 @@
-"""Conversations of requests, in the forms of three APIs, as messages for a chat template.
-
-The other APIs are translated to messages of OpenAI's chats first, which are then checked in one place.
-"""
+"""Conversations of requests, in the forms of three APIs, as messages for a chat template."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from draftwood.serve.errors import ApiError
 from draftwood.serve.fields import Fields
 from draftwood.serve.requests import RequestLimits, check_length, parse_content, too_long
-from draftwood.serve.tools import parse_tool_message
+from draftwood.serve.tools import parse_call, parse_result, parse_tool_message
 
-ChatMessage = dict[str, Any]
+ChatMessage = dict[str, Any]  # "role" and "content"; more for calls of tools
 
 ROLE_ALIASES = {"developer": "system"}  # chat templates only know the second name
-TEXT = ("text",)
 RESPONSES_TEXT = ("input_text", "output_text", "text")
+THOUGHTS = ("thinking", "redacted_thinking")  # of earlier turns: no model of ours wrote them
 
 
 def parse_messages(fields: Fields, limits: RequestLimits) -> list[ChatMessage]:
     """``messages`` of OpenAI's chats."""
-    messages = _check_list(fields.get("messages"), "messages", limits)
-    return _check_lengths([_parse_message(each, f"messages[{i}]") for i, each in enumerate(messages)], limits)
+    return _parse_all(fields, "messages", _parse_chat_message, limits)
 
 
 def parse_anthropic(fields: Fields, limits: RequestLimits) -> list[ChatMessage]:
     """``system`` and ``messages`` of Anthropic's API."""
-    messages = _check_list(fields.get("messages"), "messages", limits)
-    parsed = _system_message(parse_content(fields.get("system"), "system"))
-    for index, message in enumerate(messages):
-        param = f"messages[{index}]"
-        parsed += [_parse_message(each, param) for each in _translate_blocks(message, param)]
-    return _check_lengths(parsed, limits)
+    system = parse_content(fields.get("system"), "system")
+    messages = _parse_all(fields, "messages", _parse_blocks, limits)
+    check_length(len(system), limits, "system")
+    return [{"role": "system", "content": system}, *messages] if system else messages
 
 
 def parse_input(fields: Fields, limits: RequestLimits) -> list[ChatMessage]:
     """``instructions`` and ``input`` of OpenAI's responses: a text, or items."""
+    instructions = parse_content(fields.get("instructions"), "instructions")
     given = fields.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) and given else given
-    parsed = _system_message(parse_content(fields.get("instructions"), "instructions"))
-    for index, item in enumerate(_check_list(items, "input", limits)):
-        param = f"input[{index}]"
-        message = _parse_message(_translate_item(item, param), param, RESPONSES_TEXT)
-        if "tool_calls" in message and parsed and parsed[-1]["role"] == "assistant":  # several calls of one answer
-            parsed[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
-        else:
-            parsed.append(message)
-    return _check_lengths(parsed, limits, "input")
+    if isinstance(given, str) and given:
+        given = [{"role": "user", "content": given}]
+    messages = _join_calls(_parse_all({"input": given}, "input", _parse_item, limits))
+    check_length(len(instructions), limits, "instructions")
+    return [{"role": "system", "content": instructions}, *messages] if instructions else messages
 
 
-def _translate_item(item: object, param: str) -> object:
-    """A call of a tool, or its result, as a message; others as they are."""
-    kind = item.get("type") if isinstance(item, dict) else None
-    if not isinstance(item, dict) or kind in (None, "message"):
-        return item
-    if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
-        return {"role": "assistant", "tool_calls": [{"id": item.get("call_id", ""), "function": function}]}
-    if kind == "function_call_output":
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-    allowed = "message, function_call, function_call_output"
-    raise ApiError("This type of item is not supported", got=repr(kind)[:80], allowed=allowed, param=param)
-
-
-def _translate_blocks(message: object, param: str) -> Iterator[object]:
-    """A message, whose blocks may be calls of tools; their results become messages of their own."""
-    content = message.get("content") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or not isinstance(content, list):
-        yield message
-        return
-    calls, texts = [], []
-    for block in content:
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "tool_result":
-            result = parse_content(block.get("content"), param)
-            yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
-        elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": block.get("input", {})}
-            calls.append({"id": block.get("id", ""), "function": function})
-        elif kind not in ("thinking", "redacted_thinking"):  # of other models
-            texts.append(block)
-    if texts or calls or not content:
-        yield {"role": message.get("role"), "content": texts, "tool_calls": calls}
-
-
-def _system_message(text: str) -> list[ChatMessage]:
-    return [{"role": "system", "content": text}] if text else []
-
-
-def _check_list(messages: object, name: str, limits: RequestLimits) -> list[Any]:
-    if not isinstance(messages, list) or not messages:
+def _parse_all(
+    fields: Fields, name: str, parse: Callable[[dict[str, Any], str], list[ChatMessage]], limits: RequestLimits
+) -> list[ChatMessage]:
+    given = fields.get(name)
+    if not isinstance(given, list) or not given:
         raise ApiError(f"{name} must be a list with at least one message", param=name)
-    if len(messages) > limits.context_length:
-        raise too_long(f"{len(messages)} messages", name)
-    return messages
-
-
-def _check_lengths(messages: list[ChatMessage], limits: RequestLimits, name: str = "messages") -> list[ChatMessage]:
-    texts = [text for message in messages for text in (message["role"], message["content"])]
-    calls = [json.dumps(message["tool_calls"]) for message in messages if "tool_calls" in message]
+    if len(given) > limits.context_length:
+        raise too_long(f"{len(given)} messages", name)
+    parsed: list[ChatMessage] = []
+    for index, message in enumerate(given):
+        param = f"{name}[{index}]"
+        if not isinstance(message, dict):
+            raise _no_message(param)
+        parsed += parse(message, param)
+    texts = [text for message in parsed for text in (message["role"], message["content"])]
+    calls = [json.dumps(message["tool_calls"]) for message in parsed if "tool_calls" in message]
     check_length(sum(map(len, [*texts, *calls])), limits, name)
-    return messages
+    return parsed
 
 
-def _parse_message(message: object, param: str, kinds: Collection[str] = TEXT) -> ChatMessage:
-    role = message.get("role") if isinstance(message, dict) else None
-    if not isinstance(message, dict) or not isinstance(role, str):
-        raise ApiError(f"{param} must be an object with 'role' and 'content'", param=param)
+def _parse_chat_message(message: dict[str, Any], param: str) -> list[ChatMessage]:
+    content = parse_content(message.get("content"), param)
+    return [{"role": _role(message, param), "content": content, **parse_tool_message(message, param)}]
+
+
+def _parse_item(item: dict[str, Any], param: str) -> list[ChatMessage]:
+    """An item of OpenAI's responses: a message, a call, its result, or a thought."""
+    kind = item.get("type") or "message"
+    if kind == "reasoning":
+        return []
+    if kind == "function_call":
+        call = parse_call(item.get("call_id"), item.get("name"), item.get("arguments"), param)
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    if kind == "function_call_output":
+        return [parse_result(item.get("call_id"), parse_content(item.get("output"), param, RESPONSES_TEXT), param)]
+    if kind != "message":
+        raise ApiError("The item has an unknown type", got=repr(kind)[:80], param=param, code="unsupported_parameter")
+    return [{"role": _role(item, param), "content": parse_content(item.get("content"), param, RESPONSES_TEXT)}]
+
+
+def _parse_blocks(message: dict[str, Any], param: str) -> list[ChatMessage]:
+    """A message of Anthropic's API: its content is a text, or blocks of text, calls and results."""
+    role, content = _role(message, param), message.get("content")
+    blocks = content if isinstance(content, list) and all(isinstance(block, dict) for block in content) else []
+    kinds = [block.get("type") for block in blocks]
+    rest = [block for block in blocks if block.get("type") not in ("tool_use", "tool_result", *THOUGHTS)]
+    text = parse_content(rest if blocks else content, param)
+    found = [
+        parse_result(block.get("tool_use_id"), parse_content(block.get("content"), param), param)
+        for block in blocks
+        if block.get("type") == "tool_result"
+    ]
+    calls = [
+        parse_call(block.get("id"), block.get("name"), block.get("input"), param)
+        for block in blocks
+        if block.get("type") == "tool_use"
+    ]
+    if calls:
+        return [*found, {"role": role, "content": text, "tool_calls": calls}]
+    return [*found, {"role": role, "content": text}] if text or "tool_result" not in kinds else found
+
+
+def _join_calls(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Calls that follow each other, or a text, are one message."""
+    joined: list[ChatMessage] = []
+    for message in messages:
+        if "tool_calls" in message and joined and joined[-1]["role"] == "assistant":
+            calls = [*joined[-1].get("tool_calls", []), *message["tool_calls"]]
+            joined[-1] = {**joined[-1], "tool_calls": calls}
+        else:
+            joined.append(message)
+    return joined
+
+
+def _role(message: dict[str, Any], param: str) -> str:
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise _no_message(param)
     if role == "function":
         raise ApiError("Messages of functions are not supported", param=param, code="unsupported_parameter")
-    content = parse_content(message.get("content"), param, kinds)
-    return {"role": ROLE_ALIASES.get(role, role), "content": content, **parse_tool_message(message, param)}
+    return ROLE_ALIASES.get(role, role)
+
+
+def _no_message(param: str) -> ApiError:
+    return ApiError(f"{param} must be an object with 'role' and 'content'", param=param)

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from draftwood.errors import did_you_mean
 from draftwood.serve.errors import MAX_PARAM, ApiError, shorten
-from draftwood.serve.structured import STRUCTURE_FIELDS
-from draftwood.serve.tools import TOOL_FIELDS
 
 Fields = Mapping[str, Any]
 
@@ -23,8 +21,9 @@ SAMPLING_FIELDS = {
 }  # fmt: skip
 COMMON_FIELDS = {
     "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "prediction", "drafter",
-    "budget", *STRUCTURE_FIELDS,
+    "budget", "response_format", "regex", "grammar",
 }  # fmt: skip
+TOOL_FIELDS = {"tools", "tool_choice", "parallel_tool_calls"}
 EXTENSIONS = {  # of ours, in APIs that have no such field
     "seed", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop_token_ids", "ignore_eos",
     "logit_bias", "prediction", "drafter", "budget", "regex", "grammar",
@@ -48,13 +47,13 @@ class ApiFields(NamedTuple):
 
 
 CHAT = ApiFields(
-    SAMPLING_FIELDS | COMMON_FIELDS | {"messages", "top_logprobs", *TOOL_FIELDS},
+    SAMPLING_FIELDS | COMMON_FIELDS | TOOL_FIELDS | {"messages", "top_logprobs"},
     IGNORED_FIELDS,
     {**UNSUPPORTED_FIELDS, "echo": (False,)},
 )
 COMPLETIONS = ApiFields(
     SAMPLING_FIELDS | COMMON_FIELDS | {"prompt", "echo"},
-    IGNORED_FIELDS | {"tool_choice", "parallel_tool_calls"},
+    IGNORED_FIELDS | TOOL_FIELDS - {"tools"},
     {**UNSUPPORTED_FIELDS, "tools": ([],)},
 )
 RESPONSES = ApiFields(

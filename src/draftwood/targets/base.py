@@ -203,8 +203,12 @@ class Target(ABC):
         """Drops the committed positions from ``length`` on, and the pending tree."""
 
     @abstractmethod
-    def fork(self, sequence: int, capacity: int) -> int:
-        """Opens a new sequence with a copy of the committed prefix."""
+    def resize(self, sequence: int, capacity: int) -> bool:
+        """Gives the sequence another capacity and drops its pending tree. False: there is no room, nothing changed."""
+
+    @abstractmethod
+    def fork(self, sequence: int, capacity: int, length: int | None = None) -> int:
+        """Opens a new sequence with a copy of the first ``length`` committed positions; None: all of them."""
 
     @abstractmethod
     def set_taps(self, layers: Sequence[int]) -> None:

@@ -49,6 +49,23 @@ class SlotPool:
             next_step="Shorten the prompt or max_tokens, or raise cache_tokens.",
         )
 
+    def resize(self, base: int, size: int, new_size: int) -> int | None:
+        """Give an extent another size; return its new base. None: there is no room.
+
+        It stays where it is if it can. Otherwise it moves down, or to a place that does not overlap the old one.
+        """
+        before = self._free
+        self.give(base, size)
+        for index, (start, free) in enumerate(self._free):
+            if start <= base and base + new_size <= start + free:
+                pieces = (start, base - start), (base + new_size, start + free - base - new_size)
+                self._free[index : index + 1] = [piece for piece in pieces if piece[1]]
+                return base
+        if self.largest() < new_size:
+            self._free = before
+            return None
+        return self.take(new_size)
+
     def give(self, base: int, size: int) -> None:
         merged: list[tuple[int, int]] = []
         for start, length in sorted([*self._free, (base, size)]):
@@ -128,17 +145,26 @@ class SlotBook(ABC):
         extent.length = min(extent.length, length)
         extent.parents = ()
 
-    def fork(self, sequence: int, capacity: int, move: Move | None = None) -> int:
+    def resize(self, sequence: int, capacity: int, move: Move | None = None) -> bool:
+        extent = self._extents[sequence]
+        _check_capacity(capacity, extent.length)
+        base = self._pool.resize(extent.base, extent.capacity, capacity)
+        if base is None:
+            return False
+        if base != extent.base and extent.length:
+            (move or self.move_rows)(list(range(extent.base, extent.base + extent.length)), base)
+        extent.base, extent.capacity, extent.parents = base, capacity, ()
+        return True
+
+    def fork(self, sequence: int, capacity: int, length: int | None = None, move: Move | None = None) -> int:
         source = self._extents[sequence]
-        if capacity < source.length:
-            raise CapabilityError(
-                "The capacity is too small for the prefix", got=capacity, allowed=f"{source.length} or more"
-            )
+        length = source.length if length is None else min(length, source.length)
+        _check_capacity(capacity, length)
         copy = self.open(capacity)
         extent = self._extents[copy]
-        extent.length = source.length
-        if source.length:
-            (move or self.move_rows)(list(range(source.base, source.base + source.length)), extent.base)
+        extent.length = length
+        if length:
+            (move or self.move_rows)(list(range(source.base, source.base + length)), extent.base)
         return copy
 
 
@@ -165,6 +191,11 @@ class SlotTarget(Target):
 
     def truncate(self, sequence: int, length: int) -> None:
         self._cache.truncate(sequence, length)
+
+
+def _check_capacity(capacity: int, length: int) -> None:
+    if capacity < length:
+        raise CapabilityError("The capacity is too small for the prefix", got=capacity, allowed=f"{length} or more")
 
 
 def _extend_tree(extent: Extent, parents: Sequence[int], after: int) -> Sequence[int]:

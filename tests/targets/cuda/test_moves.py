@@ -109,7 +109,7 @@ class Books:
         rows = self.committed[sequence]
         capacity = len(rows) + rng.randint(1, MAX_NODES)
         if self.cache.can_open(capacity):
-            self.committed[self.cache.fork(sequence, capacity, self.decoder.move_rows)] = list(rows)
+            self.committed[self.cache.fork(sequence, capacity, move=self.decoder.move_rows)] = list(rows)
 
     def close(self, sequence: int, rng: random.Random) -> None:
         self.cache.close(sequence)

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -53,6 +53,22 @@ class GrowthSpec(NamedTuple):
     options: GrowthOptions
     draw: Draw = choose_best  # belongs to one request
     tag: str = "draft"  # source name of all nodes but the root
+
+
+class GrowingTree(Protocol):
+    """What a drafter with a draft model needs of a growth."""
+
+    width: int  # number of top successors needed per expanded node
+
+    @property
+    def expansion_of(self) -> Sequence[int]:
+        """Expansion number of every node of `tree()`; -1: not expanded."""
+
+    def frontier(self) -> Frontier | None: ...
+
+    def grow(self, token_ids: Ids, probs: Probs) -> None: ...
+
+    def tree(self) -> DraftTree: ...
 
 
 class Growth(ABC):

@@ -1,6 +1,7 @@
 """What all generation endpoints share: from the request's fields to a response or an event stream."""
 
 import asyncio
+import json
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
@@ -22,6 +23,7 @@ from draftwood.serve.requests import (
     MAX_PREDICTION_TOKENS,
     RequestLimits,
     RequestOptions,
+    check_length,
     check_model,
     check_samples,
     parse_body,
@@ -32,8 +34,8 @@ from draftwood.serve.responses import EventStreamResponse, json_response
 from draftwood.serve.runner import GenerationJob
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
 from draftwood.serve.structured import compile_structure
-from draftwood.serve.tools import Tools, bind_answer, format_of, mark_of
-from draftwood.text import TextCodec
+from draftwood.serve.tools import bind_answer, format_of, mark_of
+from draftwood.text import TextCodec, Tool
 
 IGNORED_HEADER = "x-draftwood-warning"
 
@@ -53,8 +55,8 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         """Read and check the prompts of a request."""
 
     @abstractmethod
-    def encode(self, prompt: PromptT, codec: TextCodec) -> list[int]:
-        """Convert a prompt to token ids."""
+    def encode(self, prompt: PromptT, codec: TextCodec, tools: Sequence[Tool]) -> list[int]:
+        """Convert a prompt to token ids, with the tools that it offers."""
 
     @abstractmethod
     def new_format(self, order: Order, codec: TextCodec) -> ResponseFormat:
@@ -71,7 +73,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
     async def post(self, request: Request) -> Response:
         body = await self._state.bodies.read(request)
         order, ignored = await asyncio.to_thread(self._parse, body)
-        samples = order.new_samples(self._state.llm.tokenizer)
+        samples = order.new_samples()
         answer = self.new_format(order, self._state.llm.tokenizer)
         headers = _warn_of_ignored(ignored)
         events = self._generate(request, order.jobs, samples)
@@ -91,8 +93,9 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         model = check_model(fields.get("model"), state.options.names)
         ignored = check_fields(fields, self.api, limits.strict)
         options = parse_options(self.translate(fields), limits, is_chat=self.is_chat)
-        if options.tools is not None:
-            options = bind_to_tools(options, options.tools, llm.tokenizer)
+        tools: Sequence[Tool] = () if options.tools is None else options.tools.definitions
+        check_length(len(json.dumps(tools)), limits, "tools")
+        options = bind_to_tools(options, llm.tokenizer)
         prompts = self.parse_prompts(fields, limits)
         check_samples(len(prompts), options.params, limits, self.prompt_field)
         compile_structure(llm, options.params, fields)
@@ -106,7 +109,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 (),
                 options.params,
                 options.drafter,
-                self.is_chat,
+                True,  # prompts with a common beginning share its cache
                 owner,
                 prediction,
                 options.budget,
@@ -114,7 +117,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
             )
             jobs = []
             for prompt in prompts:
-                prompt_ids = self.encode(prompt, llm.tokenizer)
+                prompt_ids = self.encode(prompt, llm.tokenizer, tools)
                 llm.engine.check(prompt_ids)
                 jobs.append(job._replace(prompt_ids=prompt_ids))
         except DraftwoodError as error:
@@ -188,10 +191,14 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 yield part
 
 
-def bind_to_tools(options: RequestOptions, tools: Tools, codec: TextCodec) -> RequestOptions:
-    form, params = format_of(codec.tool_template), options.params
+def bind_to_tools(options: RequestOptions, codec: TextCodec) -> RequestOptions:
+    """The options with what the answer must match, and with the format of calls."""
+    tools, params = options.tools, options.params
+    if tools is None:
+        return options
+    form = format_of(codec.tool_template)
     structured = bind_answer(tools, form, params.structured, mark_of(form, codec))
-    return options._replace(params=replace(params, structured=structured))
+    return options._replace(params=replace(params, structured=structured), tools=replace(tools, form=form))
 
 
 def _warn_of_ignored(names: Sequence[str]) -> dict[str, str]:

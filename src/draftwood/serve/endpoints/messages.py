@@ -8,14 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from draftwood.errors import DraftwoodError
-from draftwood.serve.conversations import ChatMessage, parse_anthropic
-from draftwood.serve.endpoints.chat import ConversationEndpoint
+from draftwood.serve.conversations import parse_anthropic
+from draftwood.serve.endpoints.chat import Conversation, ConversationEndpoint
 from draftwood.serve.errors import ApiError
 from draftwood.serve.fields import MESSAGES, Fields
 from draftwood.serve.formats import MessageFormat, Order, ResponseFormat
 from draftwood.serve.requests import RequestLimits, check_model, parse_body
 from draftwood.serve.responses import json_response
 from draftwood.serve.state import get_state
+from draftwood.serve.tools import parse_tools
 from draftwood.text import TextCodec
 
 
@@ -35,8 +36,8 @@ class Messages(ConversationEndpoint):
             "parallel_tool_calls": not is_single,
         }
 
-    def parse_conversation(self, fields: Fields, limits: RequestLimits) -> list[ChatMessage]:
-        return parse_anthropic(fields, limits)
+    def parse_prompts(self, fields: Fields, limits: RequestLimits) -> list[Conversation]:
+        return [parse_anthropic(fields, limits)]
 
     def new_format(self, order: Order, codec: TextCodec) -> ResponseFormat:
         return MessageFormat(order, codec)
@@ -74,7 +75,8 @@ class CountTokens(Messages):
         state, fields = get_state(self.scope), {"max_tokens": 1, **parse_body(body)}
         check_model(fields.get("model"), state.options.names)
         try:
+            tools = parse_tools(self.translate(fields))
             (prompt,) = self.parse_prompts(fields, state.limits)
-            return len(self.encode(prompt, state.llm.tokenizer))
+            return len(self.encode(prompt, state.llm.tokenizer, () if tools is None else tools.definitions))
         except DraftwoodError as error:
             raise (error if isinstance(error, ApiError) else ApiError.wrap(error, "messages")) from error

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from draftwood.serve.conversations import ChatMessage, parse_input
-from draftwood.serve.endpoints.chat import ConversationEndpoint
+from draftwood.serve.conversations import parse_input
+from draftwood.serve.endpoints.chat import Conversation, ConversationEndpoint
 from draftwood.serve.fields import RESPONSES, Fields
 from draftwood.serve.formats import Order, ResponseFormat, ResponsesFormat
 from draftwood.serve.requests import RequestLimits, parse_object
@@ -25,8 +25,8 @@ class Responses(ConversationEndpoint):
             "tool_choice": _nest(fields.get("tool_choice"), "function"),
         }
 
-    def parse_conversation(self, fields: Fields, limits: RequestLimits) -> list[ChatMessage]:
-        return parse_input(fields, limits)
+    def parse_prompts(self, fields: Fields, limits: RequestLimits) -> list[Conversation]:
+        return [parse_input(fields, limits)]
 
     def new_format(self, order: Order, codec: TextCodec) -> ResponseFormat:
         return ResponsesFormat(order, codec)

@@ -9,7 +9,7 @@ from draftwood.serve.errors import ApiError
 from draftwood.serve.requests import Fields, RequestOptions
 from draftwood.serve.responses import encode_event
 from draftwood.serve.runner import GenerationJob
-from draftwood.serve.tools import AnswerDelta, ToolCall, ToolReader, format_of
+from draftwood.serve.tools import AnswerDelta, ToolCall, ToolReader
 from draftwood.text import TextCodec
 
 Json = dict[str, Any]
@@ -23,13 +23,13 @@ class Order(NamedTuple):
     options: RequestOptions
     jobs: list[GenerationJob]  # one per prompt
 
-    def new_samples(self, codec: TextCodec) -> list["SampleOutput"]:
+    def new_samples(self) -> list["SampleOutput"]:
         jobs = [job for job in self.jobs for _ in range(job.params.n)]
-        return [SampleOutput(index, job, self._new_reader(codec)) for index, job in enumerate(jobs)]
+        return [SampleOutput(index, job, self._new_reader()) for index, job in enumerate(jobs)]
 
-    def _new_reader(self, codec: TextCodec) -> ToolReader | None:
+    def _new_reader(self) -> ToolReader | None:
         tools = self.options.tools
-        return None if tools is None else ToolReader(format_of(codec.tool_template), parallel=tools.parallel)
+        return None if tools is None else ToolReader(tools.form, parallel=tools.parallel)
 
 
 class SampleOutput:
@@ -61,22 +61,14 @@ class SampleOutput:
         self.logprobs += event.logprobs
         self.finish_reason = event.finish_reason
         self.stats = event.stats
-        self._read_calls(event)
-
-    def _read_calls(self, event: TokenEvent) -> None:
-        if self._reader is None:
-            self.delta = AnswerDelta(event.text)
-        else:
+        self.delta = AnswerDelta(event.text)
+        if self._reader is not None:
             self.delta = self._reader.feed(event.text, is_last=event.finish_reason is not None)
             if self._reader.num_calls and event.finish_reason == "stop":
                 self.finish_reason = "tool_calls"
         self.content += self.delta.content
         for call in self.delta.calls:
-            if call.name:
-                self.calls.append(call)
-            else:
-                before = self.calls[call.place]
-                self.calls[call.place] = before._replace(arguments=before.arguments + call.arguments)
+            self.calls[call.place :] = [call if call.name else self.calls[call.place].extend(call.arguments)]
 
 
 class ResponseFormat(ABC):

@@ -100,25 +100,26 @@ class CompletionFormat(ResponseFormat):
 
 
 def _message(sample: SampleOutput) -> Json:
-    """The whole answer as a chat message."""
-    calls = [_call(call, with_index=False) for call in sample.calls]
-    content = {"content": sample.content or None, "tool_calls": calls} if calls else {"content": sample.content}
-    return {"role": "assistant", **content}
+    if not sample.calls:
+        return {"role": "assistant", "content": sample.content}
+    return {
+        "role": "assistant",
+        "content": sample.content or None,
+        "tool_calls": [_call(call) for call in sample.calls],
+    }
 
 
 def _delta(delta: AnswerDelta) -> Json:
     content: Json = {"content": delta.content} if delta.content else {}
-    calls = [_call(call, with_index=True) for call in delta.calls]
+    calls = [{"index": call.place, **_call(call)} for call in delta.calls]
     return {**content, "tool_calls": calls} if calls else content
 
 
-def _call(call: ToolCall, *, with_index: bool) -> Json:
+def _call(call: ToolCall) -> Json:
     """A call, or a part of it."""
-    index = {"index": call.place} if with_index else {}
     if not call.name:
-        return {**index, "function": {"arguments": call.arguments}}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {**index, "id": call.call_id, "type": "function", "function": function}
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _counts(samples: Sequence[SampleOutput]) -> Json:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from draftwood.serve.errors import ApiError
@@ -22,38 +23,39 @@ To call a function, write its name and arguments as JSON within <tool_call></too
 
 
 def parse_tool_message(message: Mapping[str, Any], param: str) -> ChatMessage:
-    """The fields of a message that concern calls, in the form that chat templates expect."""
+    """The fields of a message of OpenAI's chats that concern calls, in the form that chat templates expect."""
     found: ChatMessage = {}
     if message.get("role") == "tool":
-        if not isinstance(message.get("tool_call_id"), str):
-            raise ApiError("A message of a tool needs the tool_call_id that it answers", param=param)
-        for name in ("tool_call_id", "name"):
-            if isinstance(message.get(name), str):
-                found[name] = message[name]
+        found |= parse_result(message.get("tool_call_id"), "", param)
+        del found["content"]
     calls = message.get("tool_calls")
-    if calls:
-        if not isinstance(calls, list) or message.get("role") != "assistant":
-            raise ApiError("tool_calls must be a list, in a message of the assistant", param=param)
-        found["tool_calls"] = [_parse_call(call, param) for call in calls]
+    if not calls:
+        return found
+    if not isinstance(calls, list) or message.get("role") != "assistant":
+        raise ApiError("tool_calls must be a list, in a message of the assistant", param=param)
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise ApiError("A tool call must have a function", got=repr(call)[:80], param=param)
+        parsed = parse_call(call.get("id"), function.get("name"), function.get("arguments"), param)
+        found.setdefault("tool_calls", []).append(parsed)
     return found
 
 
-def _parse_call(call: object, param: str) -> ChatMessage:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ApiError("A tool call must have a function with a name and arguments", got=repr(call)[:80], param=param)
-    # Templates write arguments as JSON: text would be quoted twice.
-    arguments: Any = function.get("arguments", "{}")
-    if isinstance(arguments, str):
-        try:
+def parse_call(call_id: object, name: object, arguments: object, param: str) -> ChatMessage:
+    """A call. Templates write arguments as JSON: text would be quoted twice, so it is parsed."""
+    if not isinstance(name, str) or not isinstance(call_id, str | None):
+        raise ApiError("A call must have the name of a function, and an id", got=repr(name)[:80], param=param)
+    if isinstance(arguments, str | None):
+        with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = function["arguments"]
-    return {
-        "id": str(call.get("id", "")),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
+    return {"id": call_id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def parse_result(call_id: object, content: str, param: str) -> ChatMessage:
+    if not isinstance(call_id, str):
+        raise ApiError("A result needs the id of the call that it answers", got=repr(call_id)[:80], param=param)
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
 
 
 def encode_chat(codec: TextCodec, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -18,6 +18,9 @@ class ToolCall(NamedTuple):
     call_id: str = ""
     name: str = ""
 
+    def extend(self, arguments: str) -> "ToolCall":
+        return self._replace(arguments=self.arguments + arguments)
+
 
 @dataclass
 class AnswerDelta:
@@ -177,7 +180,7 @@ class ToolReader:
         if not self._is_kept or not text:
             return
         if calls and calls[-1].place == self.num_calls - 1:
-            calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + text)
+            calls[-1] = calls[-1].extend(text)
         else:
             calls.append(ToolCall(self.num_calls - 1, text))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood.serve.errors import ApiError
+from draftwood.serve.tools.formats import HERMES, ToolFormat
 
-TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
 MAX_TOOLS = 128
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -30,6 +30,7 @@ class Tools:
     required: bool  # whether the answer must be a call
     named: str | None  # the one function that must be called
     parallel: bool  # whether there may be several calls
+    form: ToolFormat = HERMES  # how the model writes calls
 
     @property
     def callable_functions(self) -> tuple[Function, ...]:

@@ -95,9 +95,17 @@ class PlainTarget(Target):
             held.state = None
         held.tokens, held.pending = held.tokens[:length], []
 
-    def fork(self, sequence: int, capacity: int) -> int:
+    def resize(self, sequence: int, capacity: int) -> bool:
+        held = self._sequences[sequence]
+        if capacity - held.capacity > self._free:
+            return False
+        self._free -= capacity - held.capacity
+        held.capacity = capacity
+        return True
+
+    def fork(self, sequence: int, capacity: int, length: int | None = None) -> int:
         copy = self.open(capacity)
-        self._sequences[copy].tokens = list(self._sequences[sequence].tokens)
+        self._sequences[copy].tokens = self._sequences[sequence].tokens[:length]
         return copy
 
     def set_taps(self, layers: Sequence[int]) -> None:

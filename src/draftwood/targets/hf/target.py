@@ -151,8 +151,11 @@ class HFTarget(SlotTarget):
         self._cache.keep(sequence, nodes)
 
     @torch.no_grad()
-    def fork(self, sequence: int, capacity: int) -> int:
-        return self._cache.fork(sequence, capacity)
+    def resize(self, sequence: int, capacity: int) -> bool:
+        return self._cache.resize(sequence, capacity)
+
+    def fork(self, sequence: int, capacity: int, length: int | None = None) -> int:
+        return self._cache.fork(sequence, capacity, length)
 
     def set_taps(self, layers: Sequence[int]) -> None:
         self._taps.set(layers)

@@ -167,8 +167,11 @@ class NativeTarget(SlotTarget):
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
         self._cache.keep(sequence, nodes, self._decoder.move_rows)
 
-    def fork(self, sequence: int, capacity: int) -> int:
-        return self._cache.fork(sequence, capacity, self._decoder.move_rows)
+    def resize(self, sequence: int, capacity: int) -> bool:
+        return self._cache.resize(sequence, capacity, self._decoder.move_rows)
+
+    def fork(self, sequence: int, capacity: int, length: int | None = None) -> int:
+        return self._cache.fork(sequence, capacity, length, self._decoder.move_rows)
 
     def set_taps(self, layers: Sequence[int]) -> None:
         for layer in layers:

@@ -5,7 +5,8 @@
  * node are merged in ascending order. The result does not depend on slots or on other nodes.
  *
  * A *unit* is work that shares keys: one segment, one key head, some neighbouring rows with all query heads of the key
- * head. If there are few units, they are split by blocks, and the partial results are merged in a separate phase. */
+ * head. Positions that lie side by side in the cache are scored and weighed for all rows of a unit at once; the *tail* of
+ * a node, its ancestors elsewhere in the cache, follows for itself: the chain of sums goes on where it ended. If there are few units, they are split by blocks, and the partial results are merged in a separate phase. */
 #ifndef DRAFTWOOD_ATTENTION_H
 #define DRAFTWOOD_ATTENTION_H
 
@@ -67,6 +68,8 @@ typedef struct {
     float *values; /* [BLOCK][padded head] */
     float *queries; /* [queries][padded head], scaled */
     float *weights; /* [queries][BLOCK] */
+    float *tail_weights; /* [queries][BLOCK] */
+    float *columns; /* [padded head][BLOCK]: keys, transposed */
     float *partial; /* [queries][partial size] */
     float *merged; /* [queries][partial size] */
     float *mixed; /* [TILE_ROWS][WIDE_COLUMNS], with tiles; also a query before it is rounded to bfloat16 */
@@ -77,7 +80,8 @@ INLINE long workspace_queries(const Model *m) { return unit_queries(m) + (attend
 
 INLINE long attention_scratch(const Model *m) {
     const long tiles = attends_in_tiles(m) ? workspace_queries(m) * BLOCK + TILE_ROWS * WIDE_COLUMNS : 0;
-    return 2 * BLOCK * padded_head(m) + workspace_queries(m) * (padded_head(m) + BLOCK + 2 * partial_size(m)) + tiles;
+    const long per_query = padded_head(m) + 2 * BLOCK + 2 * partial_size(m);
+    return 3 * BLOCK * padded_head(m) + workspace_queries(m) * per_query + tiles;
 }
 
 INLINE Workspace workspace(const Attention *job, int thread) {
@@ -88,7 +92,9 @@ INLINE Workspace workspace(const Attention *job, int thread) {
     w.values = w.keys + BLOCK * head;
     w.queries = w.values + BLOCK * head;
     w.weights = w.queries + queries * head;
-    w.partial = w.weights + queries * BLOCK;
+    w.tail_weights = w.weights + queries * BLOCK;
+    w.columns = w.tail_weights + queries * BLOCK;
+    w.partial = w.columns + BLOCK * head;
     w.merged = w.partial + queries * partial_size(m);
     w.mixed = w.merged + queries * partial_size(m);
     w.narrow_weights = (bf16 *)(w.mixed + TILE_ROWS * WIDE_COLUMNS);
@@ -97,10 +103,9 @@ INLINE Workspace workspace(const Attention *job, int thread) {
 
 /* Keys and values of one block, in the workspace or in the cache. */
 typedef struct {
-    const char *keys, *values; /* [count][padded head], or right-hand sides of amx.h */
+    const char *keys, *values; /* [count][padded head] of `type`, or right-hand sides of amx.h */
     long type, count;
 } Tile;
-enum { TILES = 2 }; /* a third type of Tile, after FLOAT32 and BFLOAT16 */
 
 /* Index of dimension d of a head in the workspace. */
 INLINE long place_of_dim(long d, long type) {
@@ -147,39 +152,35 @@ static Tile pack_tiles(const Attention *job, const Workspace *w, const char *key
         rows[i] = i < count ? (const bf16 *)values + slot_at(context, first + i) * dim : NULL;
     for (long i = 0; i < BLOCK; i += 2)
         amx_pack_values(rows[i], rows[i + 1], dim, side, (bf16 *)w->values + place_in_tiles(i, 0));
-    return (Tile){(const char *)w->keys, (const char *)w->values, TILES, count};
+    return (Tile){(const char *)w->keys, (const char *)w->values, BFLOAT16, count};
 }
 
-/* Gathers positions first .. first + count - 1 of a context into the workspace, zero-padded to a multiple of 4. */
+/* Gathers positions first .. first + count - 1 of a context, in keys or values, zero-padded to a multiple of 4. */
+static void gather_rows(const Model *m, const char *cache, const Context *context, long first, long count, float *to) {
+    const long head = padded_head(m), bytes = m->head_dim * cache_item_bytes(m);
+    for (long i = 0; i < count; i++) {
+        const char *from = cache + slot_at(context, first + i) * bytes;
+        if (m->cache_type == BFLOAT16) expand_row(from, m->head_dim, BFLOAT16, to + i * head);
+        else expand_row(from, m->head_dim, FLOAT32, to + i * head);
+    }
+    memset(to + count * head, 0, (size_t)((round_up(count, 4) - count) * head) * sizeof(float));
+}
+
 static Tile gather_block(const Attention *job, const Workspace *w, const char *keys, const char *values,
                          const Context *context, long first, long count) {
     const Model *m = job->model;
-    if (attends_in_tiles(m)) return pack_tiles(job, w, keys, values, context, first, count);
-    const long head = padded_head(m), bytes = m->head_dim * cache_item_bytes(m);
-    for (long i = 0; i < count; i++) {
-        const long slot = slot_at(context, first + i);
-        if (m->cache_type == BFLOAT16) {
-            expand_row(keys + slot * bytes, m->head_dim, BFLOAT16, w->keys + i * head);
-            expand_row(values + slot * bytes, m->head_dim, BFLOAT16, w->values + i * head);
-        } else {
-            expand_row(keys + slot * bytes, m->head_dim, FLOAT32, w->keys + i * head);
-            expand_row(values + slot * bytes, m->head_dim, FLOAT32, w->values + i * head);
-        }
-    }
-    const size_t padding = (size_t)((round_up(count, 4) - count) * head) * sizeof(float);
-    memset(w->keys + count * head, 0, padding);
-    memset(w->values + count * head, 0, padding);
+    gather_rows(m, keys, context, first, count, w->keys);
+    gather_rows(m, values, context, first, count, w->values);
     return (Tile){(const char *)w->keys, (const char *)w->values, FLOAT32, count};
 }
 
-/* Whether a full contiguous block can be read in place: expanding it only pays off for many queries. `fewest`: minimum
- * number of rows computed at once; fewer rows take more panels at once, a multiple of what more rows take. */
-INLINE int in_place(const Attention *job, const Unit *unit, long block, long fewest) {
+/* Whether a full contiguous block can be read in place: expanding it only pays off for many queries. */
+INLINE int in_place(const Attention *job, const Unit *unit, long block) {
     const Model *m = job->model;
-    const long group = m->heads / m->kv_heads, queries = unit->rows * group, panels = m->head_dim / PANEL;
+    const long queries = unit->rows * (m->heads / m->kv_heads), panels = m->head_dim / PANEL;
     const long block_end = job->segment[unit->segment].base + (block + 1) * BLOCK; /* products load one row ahead */
-    if (attends_in_tiles(m) || m->head_dim % PANEL || block_end >= m->slots) return 0;
-    return m->cache_type == FLOAT32 || (queries <= MAX_ROWS && panels % WIDE_PANELS(fewest * group) == 0);
+    if (m->head_dim % PANEL || block_end >= m->slots) return 0;
+    return m->cache_type == FLOAT32 || (queries <= MAX_ROWS && panels % WIDE_PANELS(queries) == 0);
 }
 
 /* Sums the lanes of four vectors, each in the order of sum_lanes. */
@@ -228,18 +229,100 @@ INLINE void score(const int queries, const int type, const float *query, const c
         else score(queries, FLOAT32, x, tile->keys, head, count, to);                                             \
         break;
 
-static void score_all(long queries, const float *query, const Tile *tile, long head, long count, float *out) {
-    if (tile->type == TILES) { /* one pass scores 16 queries over the whole block */
-        for (long q = 0; q < queries; q += TILE_ROWS)
-            amx_multiply((const bf16 *)query + q * head, head, (const bf16 *)tile->keys, head, out + q * BLOCK, BLOCK,
-                         NULL);
+#if VW == 16
+#define TRANSPOSED_QUERIES 12 /* from this many on keys are transposed to score them */
+#define COLUMNS 32 /* keys transposed at a time: they stay in the first-level cache */
+
+/* to[i][COLUMNS] = number i of 16 rows: swaps the off-diagonal quarters of squares of 16, 8, 4 and 2. */
+INLINE void transpose_16(const float *from, long stride, float *to) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    __m512 v[16];
+    UNROLL for (int i = 0; i < 16; i++) v[i] = (__m512)load(from + i * stride);
+    UNROLL for (int half = 8; half; half /= 2) {
+        const vi right = (lane & half) != 0; /* -1 or 0 */
+        const __m512i first = (__m512i)((right & (16 + lane - half)) | (~right & lane));
+        const __m512i second = (__m512i)((right & (16 + lane)) | (~right & (lane + half)));
+        UNROLL for (int i = 0; i < 16; i++) {
+            if (i & half) continue;
+            const __m512 low = v[i], high = v[i | half];
+            v[i] = _mm512_permutex2var_ps(low, first, high);
+            v[i | half] = _mm512_permutex2var_ps(low, second, high);
+        }
+    }
+    UNROLL for (int i = 0; i < 16; i++) store(to + i * COLUMNS, (vf)v[i]);
+}
+
+/* Scores of one or two queries over 32 keys in columns: per lane of `score` a chain, then lane by lane what sum_lanes
+ * adds. So both give the same bits, but here nothing is summed across lanes. */
+INLINE void score_columns(const int queries, const float *query, const float *columns, const long head, float *out) {
+    vf pending[5][2][2]; /* sums of 1, 2, 4, 8 and 16 lanes that wait for their partner */
+    UNROLL for (int i = 0; i < VW; i++) {
+        const int lane = (i & 1) << 3 | (i & 2) << 1 | (i & 4) >> 1 | (i & 8) >> 3;
+        vf sum[2][2];
+        UNROLL for (int q = 0; q < queries; q++) sum[q][0] = sum[q][1] = splat(0.0f);
+        UNROLL for (long d = lane; d < head; d += VW) {
+            const vf first = load(columns + d * COLUMNS), second = load(columns + d * COLUMNS + VW);
+            UNROLL for (int q = 0; q < queries; q++) {
+                const vf x = splat(query[q * head + d]);
+                FMA_INTO(sum[q][0], x, first);
+                FMA_INTO(sum[q][1], x, second);
+            }
+        }
+        int level = 0; /* sums are joined as digits carry in a binary counter */
+        UNROLL for (int digit = 0; digit < 4; digit++) {
+            if (level < digit || !(i >> digit & 1)) continue;
+            level = digit + 1;
+            UNROLL for (int q = 0; q < queries; q++)
+                UNROLL for (int h = 0; h < 2; h++) sum[q][h] = pending[digit][q][h] + sum[q][h];
+        }
+        UNROLL for (int q = 0; q < queries; q++) /* one lane after the other: all at once would not fit in registers */
+            __asm__ volatile("" : "+v"(sum[q][0]), "+v"(sum[q][1]));
+        UNROLL for (int q = 0; q < queries; q++)
+            UNROLL for (int h = 0; h < 2; h++) pending[level][q][h] = sum[q][h];
+    }
+    UNROLL for (int q = 0; q < queries; q++)
+        UNROLL for (int h = 0; h < 2; h++) store(out + q * BLOCK + h * VW, pending[4][q][h]);
+}
+
+INLINE void score_pairs(long queries, const float *query, const float *columns, const long head, float *out) {
+    long q = 0;
+    for (; q + 2 <= queries; q += 2) score_columns(2, query + q * head, columns, head, out + q * BLOCK);
+    if (q < queries) score_columns(1, query + q * head, columns, head, out + q * BLOCK);
+}
+
+/* Of heads of 64 or 128 numbers. */
+static void score_transposed(long queries, const float *query, const float *keys, long head, long count, float *columns,
+                             float *out) {
+    for (long j = 0; j < count; j += COLUMNS, out += COLUMNS) {
+        for (long i = 0; i < COLUMNS && j + i < count; i += VW)
+            for (long d = 0; d < head; d += VW)
+                transpose_16(keys + (j + i) * head + d, head, columns + d * COLUMNS + i);
+        if (head == 64) score_pairs(queries, query, columns, 64, out);
+        else score_pairs(queries, query, columns, 128, out);
+    }
+}
+#endif
+
+static void score_all(long queries, const float *query, const Tile *tile, long head, long count, float *columns,
+                      float *out) {
+#if VW == 16
+    if (tile->type == FLOAT32 && queries >= TRANSPOSED_QUERIES && (head == 64 || head == 128)) {
+        score_transposed(queries, query, (const float *)tile->keys, head, count, columns, out);
         return;
     }
+#endif
+    (void)columns;
     for (long q = 0; q < queries; q += 4) {
         const float *x = query + q * head;
         float *to = out + q * BLOCK;
         switch (min_long(4, queries - q)) { SCORE(1) SCORE(2) SCORE(3) SCORE(4) }
     }
+}
+
+/* One pass scores 16 queries over a whole block. */
+static void score_in_tiles(long queries, const bf16 *query, const Tile *tile, long head, float *out) {
+    for (long q = 0; q < queries; q += TILE_ROWS)
+        amx_multiply(query + q * head, head, (const bf16 *)tile->keys, head, out + q * BLOCK, BLOCK, NULL);
 }
 
 /* Weighted sum of the values of a tile: out[queries][padded head]. */
@@ -271,83 +354,186 @@ static void weigh_in_tiles(const Workspace *w, long queries, const Tile *tile, l
     }
 }
 
-/* Softmax of scores in place, not normalised: positions low .. high - 1 are visible, the others get 0. */
-static void exponentiate(float *scores, long low, long high, long count, float *maximum, float *sum) {
-    const float none = -INFINITY;
-    const long padded = round_up(count, VW);
-    for (long j = 0; j < low; j++) scores[j] = none;
-    for (long j = max_long(high, 0); j < padded; j++) scores[j] = none;
-    vf top = splat(none), total = splat(0.0f);
-    for (long j = 0; j < padded; j += VW) top = max_vec(top, load(scores + j));
-    *maximum = max_lanes(top);
-    const vf shift = splat(*maximum), nothing = splat(none);
-    for (long j = 0; j < padded; j += VW) {
-        vf s = load(scores + j);
-        vf e = zero_where_equal(s, nothing, exp_vec(s - shift));
-        store(scores + j, e);
-        total += e;
-    }
-    *sum = sum_lanes(total);
-}
-
-/* Computes the partial results of some rows of the unit for one block. */
-static void attend_block(const Attention *job, const Workspace *w, const Unit *unit, long row, long rows, long block,
-                         const Tile *tile, float *partial) {
+/* Softmax of the scores of some rows of the unit in place, not normalised, over the first `count` positions of a block:
+ * positions that a row does not see get 0. Maxima first and then exponentials, of all queries: neighbouring chains of
+ * operations overlap. */
+static void exponentiate_rows(const Attention *job, const Unit *unit, long row, long rows, long block, long count,
+                              float *scores, float *partial) {
     const Model *m = job->model;
-    const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m);
-    const long query = row * group, queries = rows * group;
-    const int tiles = tile->type == TILES;
-    const long padded = tiles ? BLOCK : round_up(tile->count, 4);
-    const float *scored = tiles ? (const float *)((const bf16 *)w->queries + query * head) : w->queries + query * head;
-    score_all(queries, scored, tile, head, padded, w->weights);
-    for (long q = 0; q < queries; q++) {
-        const long length = unit->context[row + q / group].length, first = block * BLOCK;
+    const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m), first = block * BLOCK;
+    const long padded = round_up(count, VW);
+    const vf nothing = splat(-INFINITY);
+    partial += row * group * size + head; /* maximum and sum */
+    for (long q = 0; q < rows * group; q++) {
+        const long length = unit->context[row + q / group].length;
         const long low = m->window ? max_long(0, length - m->window - first) : 0;
-        float *to = partial + (query + q) * size + head;
-        exponentiate(w->weights + q * BLOCK, min_long(low, tile->count), min_long(tile->count, length - first), padded,
-                     to, to + 1);
+        float *own = scores + q * BLOCK;
+        for (long j = 0; j < min_long(low, count); j++) own[j] = -INFINITY;
+        for (long j = max_long(min_long(count, length - first), 0); j < padded; j++) own[j] = -INFINITY;
+        vf top = nothing;
+        for (long j = 0; j < padded; j += VW) top = max_vec(top, load(own + j));
+        partial[q * size] = max_lanes(top);
     }
-    if (tiles) weigh_in_tiles(w, queries, tile, head, partial + query * size, size);
-    else weigh(queries, w->weights, tile, head, padded, partial + query * size, size);
+    for (long q = 0; q < rows * group; q++) {
+        float *own = scores + q * BLOCK;
+        const vf shift = splat(partial[q * size]);
+        vf total = splat(0.0f);
+        for (long j = 0; j < padded; j += VW) {
+            const vf s = load(own + j), e = zero_where_equal(s, nothing, exp_vec(s - shift));
+            store(own + j, e);
+            total += e;
+        }
+        partial[q * size + 1] = sum_lanes(total);
+    }
 }
 
-/* One block for all rows of a unit: rows whose block is contiguous share its keys, the others gather their own. */
+static void prefetch_block(const Model *m, const char *keys, const char *values, long block) {
+    const long bytes = BLOCK * m->head_dim * cache_item_bytes(m);
+    for (long line = 0; line < bytes; line += 64) {
+        __builtin_prefetch(keys + block * bytes + line, 0, 2);
+        __builtin_prefetch(values + block * bytes + line, 0, 2);
+    }
+}
+
+/* ---- a block with vectors ---- */
+
+/* Positions of a row in a block: those side by side in the cache, and all of them. The others are its tail. */
+typedef struct {
+    long contiguous, count;
+} Extent;
+
+INLINE Extent extent_of(const Context *context, long first) {
+    const long count = max_long(0, min_long(first + BLOCK, context->length) - first);
+    return (Extent){max_long(0, min_long(count, context->contiguous - first)), count};
+}
+
+static void score_tail(const Attention *job, const Workspace *w, const Unit *unit, const char *keys, long row,
+                       long block, Extent extent) {
+    const Model *m = job->model;
+    const long group = m->heads / m->kv_heads, head = padded_head(m), count = extent.count - extent.contiguous;
+    const float *query = w->queries + row * group * head;
+    float *scores = w->weights + row * group * BLOCK + extent.contiguous;
+    gather_rows(m, keys, unit->context + row, block * BLOCK + extent.contiguous, count, w->keys);
+    for (long q = 0; q < group; q += 4) {
+        const Tile tile = {(const char *)w->keys, NULL, FLOAT32, count};
+        float few[4 * BLOCK]; /* padded scores would reach into the next query's */
+        const long queries = min_long(4, group - q);
+        score_all(queries, query + q * head, &tile, head, round_up(count, 4), w->columns, few);
+        for (long i = 0; i < queries; i++)
+            memcpy(scores + (q + i) * BLOCK, few + i * BLOCK, (size_t)count * sizeof(float));
+    }
+}
+
+/* Moves the weights of a tail out of the way: the shared positions are weighed for all rows at once. */
+static void set_tail_aside(const Workspace *w, long group, long row, Extent extent) {
+    const size_t bytes = (size_t)(extent.count - extent.contiguous) * sizeof(float);
+    for (long q = row * group; q < (row + 1) * group; q++) {
+        memcpy(w->tail_weights + q * BLOCK, w->weights + q * BLOCK + extent.contiguous, bytes);
+        memset(w->weights + q * BLOCK + extent.contiguous, 0, bytes);
+    }
+}
+
+static void weigh_tail(const Attention *job, const Workspace *w, const Unit *unit, const char *values, long row,
+                       long block, Extent extent, float *partial) {
+    const Model *m = job->model;
+    const long group = m->heads / m->kv_heads, head = padded_head(m), count = extent.count - extent.contiguous;
+    gather_rows(m, values, unit->context + row, block * BLOCK + extent.contiguous, count, w->values);
+    for (long q = row * group; q < (row + 1) * group; q++) {
+        const float *weights = w->tail_weights + q * BLOCK;
+        float *out = partial + q * partial_size(m);
+        for (long d = 0; d < head; d += PANEL) {
+            vf low = load(out + d), high = load(out + d + VW);
+            for (long i = 0; i < count; i++) {
+                FMA_INTO(low, splat(weights[i]), load(w->values + i * head + d));
+                FMA_INTO(high, splat(weights[i]), load(w->values + i * head + d + VW));
+            }
+            store(out + d, low);
+            store(out + d + VW, high);
+        }
+    }
+}
+
+/* One block for all rows of a unit. */
 static void attend_unit_block(const Attention *job, const Workspace *w, const Unit *unit, const char *keys,
                               const char *values, long block, float *partial) {
     const Model *m = job->model;
     const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m), first = block * BLOCK;
-    if (block + 1 < unit->end_block) { /* prefetch the next block */
-        const long bytes = BLOCK * m->head_dim * cache_item_bytes(m);
-        for (long line = 0; line < bytes; line += 64) {
-            __builtin_prefetch(keys + (block + 1) * bytes + line, 0, 2);
-            __builtin_prefetch(values + (block + 1) * bytes + line, 0, 2);
-        }
+    const long queries = unit->rows * group;
+    const Context *longest = unit->context;
+    long count = 0, tails = 0;
+    if (block + 1 < unit->end_block) prefetch_block(m, keys, values, block + 1);
+    for (long r = 0; r < unit->rows; r++) {
+        const Extent extent = extent_of(unit->context + r, first);
+        if (extent.contiguous > extent_of(longest, first).contiguous) longest = unit->context + r;
+        count = max_long(count, extent.count);
+        tails += extent.contiguous < extent.count;
     }
-    long shared_end = 0, sharing = 0;
+    const long shared = extent_of(longest, first).contiguous;
+    Tile tile = {0};
+    if (shared == BLOCK && in_place(job, unit, block)) {
+        const long bytes = first * m->head_dim * cache_item_bytes(m);
+        tile = (Tile){keys + bytes, values + bytes, m->cache_type, BLOCK};
+    } else if (shared) {
+        tile = gather_block(job, w, keys, values, longest, first, shared);
+    }
+    const long padded = round_up(shared, 4);
+    if (shared) score_all(queries, w->queries, &tile, head, padded, w->columns, w->weights);
+    for (long r = 0; r < unit->rows && tails; r++) {
+        const Extent extent = extent_of(unit->context + r, first);
+        if (extent.contiguous < extent.count) score_tail(job, w, unit, keys, r, block, extent);
+    }
+    exponentiate_rows(job, unit, 0, unit->rows, block, max_long(count, padded), w->weights, partial);
+    for (long r = 0; r < unit->rows && tails; r++)
+        set_tail_aside(w, group, r, extent_of(unit->context + r, first));
+    if (shared) {
+        weigh(queries, w->weights, &tile, head, padded, partial, size);
+    } else {
+        for (long q = 0; q < queries; q++) memset(partial + q * size, 0, (size_t)head * sizeof(float));
+    }
+    for (long r = 0; r < unit->rows && tails; r++) {
+        const Extent extent = extent_of(unit->context + r, first);
+        if (extent.contiguous < extent.count) weigh_tail(job, w, unit, values, r, block, extent, partial);
+    }
+}
+
+/* ---- a block with AMX tiles ---- */
+
+/* Computes the partial results of some rows of the unit for one block. */
+static void attend_tile(const Attention *job, const Workspace *w, const Unit *unit, long row, long rows, long block,
+                        const Tile *tile, float *partial) {
+    const Model *m = job->model;
+    const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m);
+    const long query = row * group, queries = rows * group;
+    score_in_tiles(queries, (const bf16 *)w->queries + query * head, tile, head, w->weights);
+    exponentiate_rows(job, unit, row, rows, block, BLOCK, w->weights, partial);
+    weigh_in_tiles(w, queries, tile, head, partial + query * size, size);
+}
+
+/* One block for all rows of a unit: rows whose block is contiguous share its keys, the others gather their own, because
+ * tiles sum in an order of their own. */
+static void attend_unit_tiles(const Attention *job, const Workspace *w, const Unit *unit, const char *keys,
+                              const char *values, long block, float *partial) {
+    const Model *m = job->model;
+    const long group = m->heads / m->kv_heads, head = padded_head(m), size = partial_size(m), first = block * BLOCK;
+    long shared_end = 0;
     const Context *longest = NULL;
+    if (block + 1 < unit->end_block) prefetch_block(m, keys, values, block + 1);
     for (long r = 0; r < unit->rows; r++) {
         const Context *context = unit->context + r;
         const long end = min_long(first + BLOCK, context->length);
-        sharing += end <= context->contiguous && end > first;
         if (end <= context->contiguous && end > shared_end) {
             shared_end = end;
             longest = context;
         }
     }
     Tile tile = {0};
-    const long fewest = sharing == unit->rows ? unit->rows : 1;
-    if (shared_end == first + BLOCK && in_place(job, unit, block, fewest)) {
-        const long bytes = first * m->head_dim * cache_item_bytes(m);
-        tile = (Tile){keys + bytes, values + bytes, m->cache_type, BLOCK};
-    } else if (shared_end > first) {
-        tile = gather_block(job, w, keys, values, longest, first, shared_end - first);
-    }
+    if (shared_end > first) tile = pack_tiles(job, w, keys, values, longest, first, shared_end - first);
     for (long r = 0, run; r < unit->rows; r += run) { /* runs of rows that share keys */
         for (run = 0; r + run < unit->rows; run++) {
             const Context *context = unit->context + r + run;
             if (min_long(first + BLOCK, context->length) > context->contiguous || context->length <= first) break;
         }
-        if (run) attend_block(job, w, unit, r, run, block, &tile, partial);
+        if (run) attend_tile(job, w, unit, r, run, block, &tile, partial);
         else run = 1;
     }
     for (long r = 0; r < unit->rows; r++) {
@@ -356,11 +542,13 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
         if (end <= first) {
             for (long q = r * group; q < (r + 1) * group; q++) partial[q * size + head + 1] = 0.0f;
         } else if (end > context->contiguous) {
-            tile = gather_block(job, w, keys, values, context, first, end - first);
-            attend_block(job, w, unit, r, 1, block, &tile, partial);
+            tile = pack_tiles(job, w, keys, values, context, first, end - first);
+            attend_tile(job, w, unit, r, 1, block, &tile, partial);
         }
     }
 }
+
+/* ---- units ---- */
 
 static void merge_clear(float *merged, long queries, long head, long size) {
     memset(merged, 0, (size_t)(queries * size) * sizeof(float));
@@ -453,7 +641,8 @@ static void attention_item(void *context, long item, int thread) {
     if (!job->partials) merge_clear(w.merged, queries, head, size);
     for (long block = begin; block < end; block++) {
         float *partial = job->partials ? partial_at(job, unit, kv_head, block) : w.partial;
-        attend_unit_block(job, &w, unit, job->keys + plane, job->values + plane, block, partial);
+        (attends_in_tiles(m) ? attend_unit_tiles : attend_unit_block)(job, &w, unit, job->keys + plane,
+                                                                      job->values + plane, block, partial);
         if (!job->partials) merge(w.merged, partial, queries, head, size);
     }
     if (!job->partials) store_mixed(job, unit, kv_head, w.merged);

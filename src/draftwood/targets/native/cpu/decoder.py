@@ -48,6 +48,7 @@ class CpuDecoder(Decoder):
         self._logits = torch.empty(KEPT_LOGITS, config.vocab_size)
         self._layers = (Layer * config.num_layers)()
         self._model = self._pack_model(weights, progress)
+        self._packer.release()
 
     @staticmethod
     def is_available() -> bool:

@@ -6,8 +6,8 @@
  * halves of its bytes and step j + 4 in the high halves. The fifth bits of all steps are one more line, the fifth and
  * sixth bits two more. So weights are unpacked once per block, in registers, and meet all rows there.
  *
- * An output is a chain of fused multiply-adds over the blocks in ascending order, two per block if the format has
- * minima. The integers in between are exact, so outputs depend neither on the number of rows nor on the path. */
+ * An output is a chain of fused multiply-adds over the blocks in ascending order. The integers in between are exact, so
+ * outputs depend neither on the number of rows nor on the path. */
 #ifndef DRAFTWOOD_FORMAT_BLOCKS_H
 #define DRAFTWOOD_FORMAT_BLOCKS_H
 
@@ -187,24 +187,28 @@ INLINE void load_scales(const BlockKind *kind, const char *at, long column, int 
     }
     scale[0] = load_halves((const uint16_t *)at + column);
     if (kind->scales == HALF_MIN) *minimum = load_halves((const uint16_t *)at + STRIP + column);
-    if (kind->scales == SUPER) scale[0] *= load_signed_bytes((const int8_t *)bytes + (2 + b) * STRIP + column);
+    if (kind->scales == SUPER) scale[0] *= to_floats(load_signed_bytes((const int8_t *)bytes + (2 + b) * STRIP + column));
     if (kind->scales == SUPER_16) {
         const int8_t *parts = (const int8_t *)bytes + (2 + 2 * b) * STRIP + column;
-        scale[1] = scale[0] * load_signed_bytes(parts + STRIP);
-        scale[0] *= load_signed_bytes(parts);
+        scale[1] = scale[0] * to_floats(load_signed_bytes(parts + STRIP));
+        scale[0] *= to_floats(load_signed_bytes(parts));
     }
     if (kind->scales == SUPER_MIN) {
-        scale[0] *= load_unsigned_bytes(bytes + (4 + b) * STRIP + column);
+        scale[0] *= to_floats(load_unsigned_bytes(bytes + (4 + b) * STRIP + column));
         *minimum = -(load_halves((const uint16_t *)at + STRIP + column) *
-                     load_unsigned_bytes(bytes + (4 + 8 + b) * STRIP + column));
+                     to_floats(load_unsigned_bytes(bytes + (4 + 8 + b) * STRIP + column)));
     }
 }
 
 /* The weights of a block: SUBS * VW columns of 32 inputs, unpacked. */
 typedef struct {
     vu w[SUBS][STEPS];
-    vf scale[SUBS][2], minimum[SUBS];
+    vf scale[SUBS][2], lift[SUBS][2], minimum[SUBS];
 } Unpacked;
+
+INLINE int start_index(int offset) {
+    return offset == 8 ? TIMES_8 : offset == 16 ? TIMES_16 : offset == 32 ? FIRST_TIMES_32 : TIMES_128;
+}
 
 /* Adds the products of some rows with a block to out[rows][GROUP_COLUMNS]. */
 INLINE void multiply_rows(const BlockKind *kind, const int rows, const Unpacked *u, const char *input, long input_bytes,
@@ -223,25 +227,22 @@ INLINE void multiply_rows(const BlockKind *kind, const int rows, const Unpacked 
         vi sum[MAX_TOGETHER][SUBS];
         UNROLL for (int r = 0; r < rows; r++) {
             const InputBlock *x = (const InputBlock *)(input + r * input_bytes);
-            const int32_t minus_sum = halves == 2 ? x->minus_sum[h] : x->minus_sum[0] + x->minus_sum[1];
-            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = offset ? splat_int(minus_sum * offset) : (vi){0};
+            UNROLL for (int s = 0; s < SUBS; s++)
+                sum[r][s] = splat_int(offset ? x->starts[start_index(offset) + h] : START);
         }
         add_products(rows, sum, u->w, h * steps, steps, values, largest);
         UNROLL for (int r = 0; r < rows; r++) {
             const InputBlock *x = (const InputBlock *)(input + r * input_bytes);
-            UNROLL for (int s = 0; s < SUBS; s++)
-                total[r][s] = fma_vec(total[r][s], __builtin_convertvector(sum[r][s], vf),
-                                      u->scale[s][h] * splat(x->scale));
+            UNROLL for (int s = 0; s < SUBS; s++) {
+                if (kind->scales == HALF_MIN || kind->scales == SUPER_MIN) /* does not wait for the sum */
+                    total[r][s] = fma_vec(total[r][s], u->minimum[s], splat(x->scaled_sum));
+                const vf product = scale_sum(sum[r][s], u->scale[s][h], u->lift[s][h]);
+                total[r][s] = fma_vec(total[r][s], product, splat(x->scale));
+            }
         }
     }
-    UNROLL for (int r = 0; r < rows; r++) {
-        const InputBlock *x = (const InputBlock *)(input + r * input_bytes);
-        UNROLL for (int s = 0; s < SUBS; s++) {
-            if (kind->scales == HALF_MIN || kind->scales == SUPER_MIN)
-                total[r][s] = fma_vec(total[r][s], u->minimum[s], splat(x->scaled_sum));
-            store(out + r * GROUP_COLUMNS + s * VW, total[r][s]);
-        }
-    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int s = 0; s < SUBS; s++) store(out + r * GROUP_COLUMNS + s * VW, total[r][s]);
 }
 
 /* Adds the products of all rows with block b of a stretch. */
@@ -251,6 +252,7 @@ INLINE void multiply_block(const BlockKind *kind, const GroupProduct *p, const c
     UNROLL for (int s = 0; s < SUBS; s++) {
         unpack_codes(kind, lines + 4 * (column + s * VW), u.w[s]);
         load_scales(kind, stretch, column + s * VW, b, u.scale[s], &u.minimum[s]);
+        UNROLL for (int h = 0; h < 2; h++) u.lift[s][h] = lift_of(u.scale[s][h]);
     }
     const long bytes = p->input_bytes;
     long rows = p->rows;

@@ -10,12 +10,23 @@
 #define QBLOCK 32 /* inputs of a block */
 #define STEPS 8 /* of four inputs, in a block */
 
+/* A sum of integers starts from START. Its bits, read as float32, are then UNIT plus the sum, so that one fused
+ * multiply-add makes a product with a scale out of it: UNIT times a scale has few bits and is exact. */
+#if FUSED
+#define UNIT 12582912.0f /* 1.5 * 2^23: sums below 2^22 are exact beside it */
+#define START 0x4b400000
+#else
+#define START 0
+#endif
+
 typedef struct {
     int8_t values[QBLOCK]; /* -127 to 127 */
     float scale;
     float scaled_sum; /* scale times the sum of the values */
-    int32_t minus_sum[2]; /* of the first and of the second half of the values, negated */
+    int32_t starts[6]; /* START minus an offset of weights times the sum of values, in the order below */
 } InputBlock;
+
+enum { TIMES_8, TIMES_16, TIMES_128, FIRST_TIMES_32, SECOND_TIMES_32 }; /* of all values; of the first and second half */
 
 INLINE vi splat_int(int32_t x) { return x - (vi){0}; }
 
@@ -31,23 +42,25 @@ INLINE int32_t max_lanes_int(vi v) {
 #endif
 }
 
-INLINE int32_t sum_lanes_int(vi v) {
-#if VW == 16 && defined(__AVX512F__)
-    return _mm512_reduce_add_epi32((__m512i)v);
-#elif VW == 4 && defined(__aarch64__)
-    return vaddvq_s32((int32x4_t)v);
+/* Stores 16 small integers as bytes and returns their sum. */
+INLINE int32_t store_bytes(const vi *v, int8_t *to) {
+#if defined(__AVX2__) && VW >= 8
+#if VW == 16
+    const __m128i bytes = _mm512_cvtepi32_epi8((__m512i)v[0]);
 #else
-    int32_t total = 0;
-    for (int i = 0; i < VW; i++) total += v[i];
-    return total;
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)v[0], (__m256i)v[1]), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
 #endif
-}
-
-INLINE void store_bytes(vi v, int8_t *to) {
-#if VW == 16 && defined(__AVX512F__)
-    _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((__m512i)v));
+    const __m128i eights = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8((char)0x80)), _mm_setzero_si128());
+    _mm_storeu_si128((__m128i *)to, bytes);
+    return _mm_cvtsi128_si32(eights) + _mm_extract_epi16(eights, 4) - 16 * 128;
 #else
-    for (int i = 0; i < VW; i++) to[i] = (int8_t)v[i];
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++) {
+        to[i] = (int8_t)v[i / VW][i % VW];
+        sum += v[i / VW][i % VW];
+    }
+    return sum;
 #endif
 }
 
@@ -65,18 +78,30 @@ INLINE void quantize_block(const float *from, InputBlock *to) {
     float top;
     memcpy(&top, &bits, 4);
     const vf inverse = splat(bits ? 127.0f / top : 0.0f);
-    vi sums[2] = {{0}, {0}};
-    for (int i = 0; i < QBLOCK; i += VW) {
-        const vi rounded = (vi)(load(from + i) * inverse + magic) - (vi)magic;
-        sums[i >= QBLOCK / 2] += rounded;
-        store_bytes(rounded, to->values + i);
-    }
-    const int32_t first = sum_lanes_int(sums[0]), second = sum_lanes_int(sums[1]);
+    vi rounded[QBLOCK / VW];
+    for (int i = 0; i < QBLOCK; i += VW) rounded[i / VW] = (vi)(load(from + i) * inverse + magic) - (vi)magic;
+    const int32_t first = store_bytes(rounded, to->values);
+    const int32_t second = store_bytes(rounded + QBLOCK / VW / 2, to->values + QBLOCK / 2), sum = first + second;
     to->scale = top / 127.0f;
-    to->scaled_sum = to->scale * (float)(first + second);
-    to->minus_sum[0] = -first;
-    to->minus_sum[1] = -second;
+    to->scaled_sum = to->scale * (float)sum;
+    to->starts[TIMES_8] = START - 8 * sum;
+    to->starts[TIMES_16] = START - 16 * sum;
+    to->starts[TIMES_128] = START - 128 * sum;
+    to->starts[FIRST_TIMES_32] = START - 32 * first;
+    to->starts[SECOND_TIMES_32] = START - 32 * second;
 }
+
+/* A sum of integers times a scale, rounded once. `lift` is lift_of(scale). */
+#if FUSED
+INLINE vf lift_of(vf scale) { return splat(-UNIT) * scale; }
+INLINE vf scale_sum(vi sum, vf scale, vf lift) { return fma_vec(lift, (vf)sum, scale); }
+#else
+INLINE vf lift_of(vf scale) { return scale; }
+INLINE vf scale_sum(vi sum, vf scale, vf lift) {
+    (void)lift;
+    return __builtin_convertvector(sum, vf) * scale;
+}
+#endif
 
 /* add_products(rows, sum, w, first, steps, x, largest): adds to the lanes of sum[r][s] the products of the weights in the
  * bytes of w[s][first ...], four per lane and step, with as many inputs of row x[r]. `largest` is a bound on the weights.
@@ -203,25 +228,37 @@ INLINE vu look_up(const int8_t *table, vu v) {
 #endif
 }
 
-/* VW numbers of 8 bits, as float32. */
-INLINE vf load_unsigned_bytes(const uint8_t *p) {
-    typedef uint8_t bytes __attribute__((vector_size(VW)));
-    bytes v;
-    memcpy(&v, p, VW);
-    return __builtin_convertvector(__builtin_convertvector(v, vi), vf);
+/* VW numbers of 8 bits. GCC 12 would convert them one by one. */
+INLINE vi load_unsigned_bytes(const uint8_t *p) {
+#if VW == 16 && defined(__AVX512F__)
+    return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif VW == 8 && defined(__AVX2__)
+    return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    vi v;
+    for (int i = 0; i < VW; i++) v[i] = p[i];
+    return v;
+#endif
 }
+
+INLINE vi load_signed_bytes(const int8_t *p) {
+#if VW == 16 && defined(__AVX512F__)
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
+#elif VW == 8 && defined(__AVX2__)
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
+    vi v;
+    for (int i = 0; i < VW; i++) v[i] = p[i];
+    return v;
+#endif
+}
+
+INLINE vf to_floats(vi v) { return __builtin_convertvector(v, vf); }
 
 /* 2^(e - 128) for VW bytes e. */
 INLINE vf load_exponents(const uint8_t *p) {
-    const vi e = __builtin_convertvector(load_unsigned_bytes(p), vi), normal = e >= 2;
+    const vi e = load_unsigned_bytes(p), normal = e >= 2;
     return (vf)((normal & (e - 1) << 23) | (~normal & 0x00200000 << (e & 1)));
-}
-
-INLINE vf load_signed_bytes(const int8_t *p) {
-    typedef int8_t bytes __attribute__((vector_size(VW)));
-    bytes v;
-    memcpy(&v, p, VW);
-    return __builtin_convertvector(__builtin_convertvector(v, vi), vf);
 }
 
 #endif

@@ -11,6 +11,9 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include "attention.h"
 #include "contexts.h"
@@ -198,6 +201,13 @@ void draftwood_advise(void *memory, int64_t bytes) {
     if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
 #else
     (void)memory, (void)bytes;
+#endif
+}
+
+/* Gives memory that was freed while a model was loaded back to the system, if the C library keeps it. */
+void draftwood_release(void) {
+#if defined(__GLIBC__)
+    malloc_trim(0);
 #endif
 }
 

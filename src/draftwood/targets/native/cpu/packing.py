@@ -56,6 +56,10 @@ class Packer:
         """Describes a matrix that stays as it is."""
         return _record(self._split(weight)[0], weight.data_ptr())
 
+    def release(self) -> None:
+        """Gives memory that was freed while weights and tokenizer were read back to the system."""
+        self._function("draftwood_release", None)()
+
     def _records(self, weights: Weights) -> Iterator[Matrix]:
         for layer in weights.layers:
             yield from self._layer_records(layer)
@@ -120,6 +124,7 @@ def _read_blocks(weight: Stored) -> "np.ndarray[tuple[int, ...], np.dtype[np.uin
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 _ARGUMENTS = {
     "draftwood_advise": (_POINTER, _INT64),
+    "draftwood_release": (),
     "draftwood_packed_bytes": (_POINTER,),
     "draftwood_pack": (_POINTER, _POINTER, ctypes.c_int),
 }

@@ -52,6 +52,12 @@ INLINE vf load(const float *p) { return *(const vf_any *)p; }
 INLINE void store(float *p, vf v) { *(vf_any *)p = v; }
 INLINE vf splat(float x) { return x - (vf){0}; }
 
+#if (VW == 4 && defined(__aarch64__)) || (VW == 16 && defined(__AVX512F__)) || (VW == 8 && defined(__FMA__))
+#define FUSED 1 /* fma_vec rounds once */
+#else
+#define FUSED 0
+#endif
+
 INLINE vf fma_vec(vf sum, vf a, vf b) {
 #if VW == 4 && defined(__aarch64__)
     return (vf)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);

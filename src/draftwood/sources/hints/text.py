@@ -1,22 +1,14 @@
-"""Hint sources of a blend: matches in the text, and successors of the last tokens.
-
-Each looks at the end of a text and suggests what follows, with a *kind* per token: how good such hints are is learned
-(growth/blend.py). The same hints exist in C (compiled/blend.h).
-"""
+"""Hints from matches in the text."""
 
 from bisect import bisect
 from collections.abc import Iterable, Sequence
-from math import sqrt
 
-from draftwood.compiled import TAIL, CompiledPlaces, Hints, load_core
-from draftwood.sources.transitions import TransitionTable
+from draftwood.compiled import TAIL, CompiledPlaces, Harvest, Hints, load_core
 
 LENGTHS = (2, 3, 4, 5, 6, 8, 11, 16, 24)  # bucket edges of matched tokens
 ORDERS = (8, 4, 2)  # lengths of the runs that are indexed, longest first
 MAX_PLACES = 6  # latest places after a run that are looked at
-PROBS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95, 0.985)  # bucket edges
-TIERS = (0.8, 0.5, 0.35)  # of the probabilities after pairs, after tokens, and of the model without context: believed
-NUM_LENGTHS, NUM_PROBS, NUM_TIERS = len(LENGTHS) + 1, len(PROBS) + 1, len(TIERS)
+NUM_LENGTHS = len(LENGTHS) + 1
 
 
 class PlaceHints:
@@ -38,7 +30,10 @@ class PlaceHints:
     def extend(self, tokens: Sequence[int]) -> None:
         self.index.extend(tokens)
 
-    def look(self, tail: Sequence[int]) -> Hints | None:
+    def learn(self, seen: Harvest) -> None:
+        """Rows of logits do not matter."""
+
+    def look(self, tail: Sequence[int], _depth: int) -> Hints | None:
         assert isinstance(self.index, PythonPlaces)
         found = self.index.find(tail)
         if not found:
@@ -118,40 +113,7 @@ class PythonPlaces:
         return found
 
 
-class SuccessorHints:
-    """What the target found likely after the last two tokens, or after the last one, when it last met them.
-
-    Kinds: of absent tokens by tier; of the others by tier and probability.
-    """
-
-    name = "transition"
-
-    def __init__(self, table: TransitionTable) -> None:
-        self._table = table
-        self.priors: Sequence[float] = _successor_priors()
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """The drafter fills the table from the target's outputs."""
-
-    def look(self, tail: Sequence[int]) -> Hints | None:
-        tier, (tokens, scores) = self._table.find(tail[-2] if len(tail) > 1 else tail[-1], tail[-1])
-        known = [(token, score) for token, score in zip(tokens, scores, strict=True) if score > 0.0]
-        if not known:
-            return None
-        kinds = [NUM_TIERS + tier * NUM_PROBS + bisect(PROBS, score) for _, score in known]
-        return Hints([token for token, _ in known], kinds, tier)
-
-    def compiled(self) -> tuple[str, int] | None:
-        address = self._table.address
-        return None if address is None else ("look_successors", address)
-
-
 def _place_priors() -> list[float]:
     absent = [0.02] * NUM_LENGTHS
     first = [1.0 - 1.0 / (0.6 * length + 1.2) for length in (1, *LENGTHS) for _ in range(3)]
     return [*absent, *first, *(0.25 * rate for rate in first)]
-
-
-def _successor_priors() -> list[float]:
-    middles = [sqrt(low * high) for low, high in zip((0.001, *PROBS), (*PROBS, 1.0), strict=True)]
-    return [0.006, 0.015, 0.03, *(believed * prob for believed in TIERS for prob in middles)]

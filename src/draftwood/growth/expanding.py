@@ -1,0 +1,148 @@
+"""A blend that a draft model takes part in: it is run over the likeliest nodes, level by level, while that pays.
+
+The tree is grown again after each draft pass, since the predictions change which nodes are likely. What a pass gained
+is known at once: the expected tokens of the tree after it less those before. The next pass is made if it promises more
+than the same time gains elsewhere.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from draftwood.growth.blend import Blend, BlendLimits
+from draftwood.growth.drawn import Ids, Probs
+from draftwood.growth.neural import Frontier
+from draftwood.tree import DraftTree
+
+WIDTH = 10  # predictions per node
+BATCH = 10  # nodes per pass
+MAX_PASSES = 12
+MIN_GAIN = 0.02  # tokens for which a pass is made where time does not matter
+FIRST_SHARE = 0.5  # prior: gained tokens over the sum of the chances of the nodes that a pass runs over
+SMOOTHING = 0.1
+RECOVERY = 0.02  # of the way back to the prior per cycle without the pass, so that it is tried again
+
+Path = tuple[int, ...]  # tokens below the root
+
+
+class PassRecord:
+    """What draft passes gained and took so far, by their number in the cycle; requests share it."""
+
+    def __init__(self) -> None:
+        self._shares = [FIRST_SHARE] * MAX_PASSES
+        self._seconds = [0.0] * MAX_PASSES
+        self._cycle_seconds = 0.0  # of the rest of a cycle
+        self.num_passes = self.num_cycles = 0
+
+    def note_pass(self, number: int, chances: float, gained: float, seconds: float) -> None:
+        self._shares[number] += SMOOTHING * (gained / chances - self._shares[number])
+        self._seconds[number] = _follow(self._seconds[number], seconds)
+        self.num_passes += 1
+
+    def note_cycle(self, seconds: float) -> None:
+        self._cycle_seconds = _follow(self._cycle_seconds, seconds)
+        self.num_cycles += 1
+
+    def is_worth(self, number: int, chances: float, expected: float, spent: float, *, is_timed: bool) -> bool:
+        """Whether to make pass ``number`` over nodes whose chances sum to ``chances``, if the tree without it promises
+        ``expected`` tokens after ``spent`` seconds of drafting."""
+        if number >= MAX_PASSES:
+            return False
+        gain = self._shares[number] * chances
+        needed = MIN_GAIN
+        if is_timed and self._cycle_seconds:
+            needed = max(needed, expected * self._seconds[number] / (self._cycle_seconds + spent))
+        if gain >= needed:
+            return True
+        self._shares[number] += RECOVERY * (FIRST_SHARE - self._shares[number])
+        return False
+
+
+def _follow(known: float, seconds: float) -> float:
+    """Other processes only add time: follow quick readings at once, slow ones slowly."""
+    return seconds if not known or seconds < known else known + 0.05 * (seconds - known)
+
+
+class ExpandingBlend:
+    """One growing tree; the interface is that of ``growth.neural``."""
+
+    width = WIDTH
+
+    def __init__(
+        self,
+        blend: Blend,
+        tail: Sequence[int],
+        limits: BlendLimits,
+        add: Callable[[Sequence[int], Ids, Probs], None],
+        record: PassRecord | None,
+        *,
+        max_depth: int | None,
+        is_timed: bool,
+    ) -> None:
+        """``tail``: the last tokens of the text. ``add`` takes the predictions [K] after a text.
+        ``record``: None if no pass can be made. ``max_depth``: deepest level that the draft model can predict."""
+        self._blend, self._tail, self._limits, self._add = blend, list(tail), limits, add
+        self._record, self._max_depth, self._is_timed = record, max_depth, is_timed
+        self._expanded: dict[Path, int] = {}  # numbers of the nodes that were run
+        self._paths: list[Path] = []  # of the nodes of the tree
+        self._num_passes, self._seconds = 0, 0.0
+        self._tree = self._grow_tree()
+        self._next, self._chances = self._select()
+
+    def frontier(self) -> Frontier | None:
+        if not self._next:
+            return None
+        self._started = time.perf_counter()
+        return Frontier(
+            [path[-1] if path else self._tail[-1] for path in self._next],
+            [self._expanded[path[:-1]] if path else -1 for path in self._next],
+        )
+
+    def grow(self, token_ids: Ids, probs: Probs) -> None:
+        for path, ids, row in zip(self._next, token_ids, probs, strict=True):
+            self._expanded[path] = len(self._expanded)
+            self._add([*self._tail, *path], ids, row)
+        number, chances, before = self._num_passes, self._chances, self._expected
+        self._num_passes += 1
+        self._tree = self._grow_tree()
+        taken = time.perf_counter() - self._started
+        self._seconds += taken
+        assert self._record is not None
+        self._record.note_pass(number, chances, self._expected - before, taken)
+        self._next, self._chances = self._select()
+
+    def tree(self) -> DraftTree:
+        return self._tree
+
+    @property
+    def expansion_of(self) -> list[int]:
+        return [self._expanded.get(path, -1) for path in self._paths]
+
+    def _grow_tree(self) -> DraftTree:
+        tree = self._blend.tree(self._tail, self._limits)
+        self._paths, self._values = [()], [1.0]
+        for token, parent, chance in zip(tree.tokens[1:], tree.parents[1:], tree.probs[1:], strict=True):
+            self._paths.append((*self._paths[parent], token))
+            self._values.append(self._values[parent] * chance)
+        self._expected = sum(self._values)
+        return tree
+
+    def _select(self) -> tuple[list[Path], float]:
+        """The nodes of the next pass, and the sum of their chances; none if it does not pay."""
+        if self._record is None or self._limits.budget == 1:
+            return [], 0.0
+        # A child is not likelier than its parent, so the last nodes of a full tree cannot have any.
+        floor = self._values[-1] if len(self._values) == self._limits.budget else 0.0
+        found = [
+            (value, path)
+            for value, path in zip(self._values, self._paths, strict=True)
+            if value > floor and path not in self._expanded and self._can_run(path)
+        ][:BATCH]  # likeliest first, as the tree is
+        chances = sum(value for value, _ in found)
+        pays = self._record.is_worth(self._num_passes, chances, self._expected, self._seconds, is_timed=self._is_timed)
+        return ([path for _, path in found], chances) if found and pays else ([], 0.0)
+
+    def _can_run(self, path: Path) -> bool:
+        """The draft model runs over a node after its parent."""
+        if self._max_depth is not None and len(path) >= self._max_depth:
+            return False
+        return not path or path[:-1] in self._expanded

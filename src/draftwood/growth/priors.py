@@ -1,0 +1,61 @@
+"""What blends believe about their sources before they have learned anything themselves.
+
+Rates are acceptance rates by kind of hint. Weights combine the log odds of the sources that have something to say:
+bias first, then one per source, for three ranges of depth. The shipped file was measured on SmolLM2 with prompts of
+seven tasks (docs/blend.md says how); `draftwood tune --priors` measures one for another model.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from draftwood.compiled import NUM_DEPTHS, HintSource, Learned
+
+SHIPPED = Path(__file__).with_name("blend_priors.json")
+MEASURED_TRIALS, ASSUMED_TRIALS = 30.0, 8.0  # weights of measured and of assumed rates before the first trial
+
+
+class Priors(NamedTuple):
+    rates: Mapping[str, Sequence[float]]  # by source: of each kind
+    weights: Mapping[str, Sequence[Sequence[float]]]  # by sources, joined by "+": [depths][1 + sources]
+
+
+def as_json(priors: Priors) -> str:
+    return json.dumps(priors._asdict(), indent=1) + "\n"
+
+
+def parse_priors(text: str) -> Priors:
+    content = json.loads(text)
+    return Priors(content["rates"], content["weights"])
+
+
+@cache
+def shipped_priors() -> Priors:
+    return parse_priors(SHIPPED.read_text(encoding="utf-8"))
+
+
+def new_learned(sources: Sequence[HintSource], priors: Priors | None = None) -> Learned:
+    """The state to start from; sources that the priors do not know start from their own rates."""
+    known = shipped_priors() if priors is None else priors
+    measured = [known.rates.get(source.name, ()) for source in sources]
+    learned = Learned(
+        [
+            (rates, MEASURED_TRIALS) if len(rates) == len(source.priors) else (source.priors, ASSUMED_TRIALS)
+            for source, rates in zip(sources, measured, strict=True)
+        ]
+    )
+    names = [source.name for source in sources]
+    places = {name: number for number, name in enumerate(names)}
+    for joined, weights in known.weights.items():
+        group = joined.split("+")
+        own = np.asarray(weights)
+        if set(group) <= set(places) and own.shape == (NUM_DEPTHS, len(group) + 1):
+            informed = sum(1 << places[name] for name in group)
+            learned.weights[:, informed, 0] = own[:, 0]
+            for column, name in enumerate(group, start=1):
+                learned.weights[:, informed, 1 + places[name]] = own[:, column]
+    return learned

@@ -1,0 +1,145 @@
+"""The drafter `blend`: exact with every set of sources, and better with more of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+from typing import Any
+
+import pytest
+
+from draftwood import LLM, SamplingParams
+from draftwood.drafters import make_factory
+from draftwood.drafters.blend import DEFAULT_SOURCES, SOURCES
+from draftwood.errors import CapabilityError, OptionError
+from draftwood.growth.expanding import FIRST_SHARE, PassRecord
+from draftwood.targets.native.target import NativeTarget
+from draftwood.text.bytes import ByteTokenizer
+from tests.tools.enumeration import Branching, Law, difference, outcomes
+from tests.tools.head import random_head
+from tests.tools.neural import (
+    FEW,
+    PROMPT,
+    _one_thread,  # noqa: F401 - a fixture
+    clock_target,
+    clock_text,
+    head_folder,
+    law_of,
+    perfect_head,
+    random_target,
+    saved_head,
+    tau,
+)
+
+PROMPTS = [[7], "hello hello hello", [7, 8], "the cat sat on the mat, the cat sat"]
+ALL = "+".join(SOURCES)
+
+
+@cache
+def target_on() -> NativeTarget:
+    return random_target()
+
+
+def blend_llm(sources: str = ALL, target: NativeTarget | None = None, **options: Any) -> LLM:
+    own: dict[str, Any] = {"sources": sources, "top_k": options.pop("top_k", 10)}
+    options = {"budget": 12, "max_batch": 3, "head": head_folder("eagle3"), **options}
+    head = options.pop("head")
+    own |= {"head": head} if "head" in sources.split("+") else {}
+    target = target or target_on()
+    return LLM.from_target(target, ByteTokenizer(), drafter="blend", drafter_options=own, **options)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 12, 60, "auto"])
+@pytest.mark.parametrize("sources", [*SOURCES, DEFAULT_SOURCES, ALL])
+def test_greedy_output_is_plain_decoding(sources: str, budget: int | str) -> None:
+    llm = blend_llm(sources, budget=budget)
+    params = SamplingParams(max_tokens=12)
+    results, plain = (llm.generate(PROMPTS, params, drafter=drafter) for drafter in (None, "plain"))
+    assert [c.token_ids for c in results] == [c.token_ids for c in plain]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "hydra"])
+def test_every_kind_of_head(kind: str) -> None:
+    """A perfect head alone: the trees are as deep as it can see."""
+    llm = blend_llm("head", clock_target(), head=saved_head(perfect_head(kind)))
+    result = llm.generate([clock_text(3, 5)], SamplingParams(max_tokens=24))
+    assert result[0].token_ids == clock_text(3, 29)[5:]
+    assert tau(result) > 3
+
+
+def test_a_head_helps_where_nothing_was_seen_before() -> None:
+    llms = [
+        blend_llm(sources, clock_target(), head=saved_head(perfect_head("eagle3")))
+        for sources in (DEFAULT_SOURCES, ALL)
+    ]
+    without, with_head = (tau(llm.generate([clock_text(3, 5)], SamplingParams(max_tokens=16))) for llm in llms)
+    assert with_head > 1.5 * without
+
+
+@pytest.mark.parametrize("sources", [DEFAULT_SOURCES, ALL])
+def test_distribution_of_samples(sources: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all random outcomes, four tokens have the target's distribution."""
+    head = saved_head(random_head("eagle", FEW))
+    llm = blend_llm(sources, random_target(FEW), budget=5, top_k=3, head=head)
+    params = SamplingParams(temperature=0.8, max_tokens=4)
+    law: Law = defaultdict(float)
+    longest = 0
+
+    def experiment(chance: Branching) -> tuple[int, ...]:
+        nonlocal longest
+        monkeypatch.setattr("draftwood.engine.session.SeededRandomness", lambda *_: chance)
+        events = list(llm.stream(PROMPT, params))
+        longest = max(longest, *(len(event.token_ids) for event in events))
+        return tuple(token for event in events for token in event.token_ids)
+
+    for output, weight in outcomes(experiment):
+        law[output] += weight
+    assert difference(law, law_of(llm, params, 4)) < 1e-5
+    assert longest > 1
+
+
+def test_seeds_give_the_text_of_plain_decoding() -> None:
+    llm = blend_llm(ALL)
+    params = SamplingParams(max_tokens=12, temperature=0.8, seed=5, n=3)
+    results, plain = (llm.generate(PROMPTS, params, drafter=drafter) for drafter in (None, "plain"))
+    assert [c.token_ids for c in results] == [c.token_ids for c in plain]
+
+
+def test_sources_are_checked() -> None:
+    for wrong in ("", "context+", "context+context", "contxt"):
+        with pytest.raises(OptionError, match="sources"):
+            make_factory("blend", {"sources": wrong}, target_on().info)
+    with pytest.raises(CapabilityError, match="needs the target model"):
+        make_factory("blend", {"sources": "head", "head": head_folder("eagle3")}, target_on().info)
+
+
+# -- when draft passes pay -------------------------------------------------------------------------------------------
+
+
+def passes_made(record: PassRecord, *, is_timed: bool, chances: float = 1.0, expected: float = 2.0) -> bool:
+    return record.is_worth(0, chances, expected, 0.0, is_timed=is_timed)
+
+
+def test_a_pass_is_made_if_it_gains_more_than_its_time() -> None:
+    record = PassRecord()
+    assert passes_made(record, is_timed=True)  # nothing is known: try
+    record.note_cycle(0.010)
+    record.note_pass(0, 1.0, FIRST_SHARE, 0.001)  # half a token for a tenth of the time of two
+    assert passes_made(record, is_timed=True)
+    slow = PassRecord()
+    slow.note_cycle(0.010)
+    slow.note_pass(0, 1.0, FIRST_SHARE, 0.010)
+    assert not passes_made(slow, is_timed=True)
+    assert passes_made(slow, is_timed=False)
+    assert not passes_made(slow, is_timed=False, chances=0.01)
+
+
+def test_a_pass_that_gained_nothing_is_tried_again_seldom() -> None:
+    record = PassRecord()
+    record.note_cycle(0.010)
+    made = 0
+    for _ in range(400):
+        if passes_made(record, is_timed=True):
+            made += 1
+            record.note_pass(0, 1.0, 0.0, 0.002)
+    assert 5 < made < 100
