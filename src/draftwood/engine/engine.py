@@ -70,7 +70,7 @@ class Engine:
     @property
     def num_reserved(self) -> int:
         """Cache positions that running requests have reserved. May be read from any thread."""
-        return sum(session.sample.capacity for session in list(self._scheduler.running))
+        return sum(session.capacity for session in list(self._scheduler.running))
 
     @property
     def has_work(self) -> bool:
