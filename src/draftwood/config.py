@@ -50,6 +50,8 @@ class Structured:
         text = _schema_text(value) if name == "json_schema" else value
         if not isinstance(text, str):
             raise OptionError(f"{name} must be text", got=type(value).__name__, param="structured")
+        if not text.isascii() and not _is_unicode(text):
+            raise OptionError(f"{name} is not valid Unicode", got=ascii(text)[:80], param="structured")
         if len(text) > MAX_STRUCTURED:
             got, allowed = f"{len(text)} characters", f"at most {MAX_STRUCTURED}"
             raise OptionError(f"{name} is too long", got=got, allowed=allowed, param="structured")
@@ -234,6 +236,11 @@ def _budget(budget: object) -> None:
         raise OptionError(
             "budget must be a number of positions or 'auto'", got=repr(budget), allowed=allowed, param="budget"
         )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no half of a surrogate pair, which UTF-8 cannot represent."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _schema_text(schema: object) -> object:

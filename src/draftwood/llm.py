@@ -6,6 +6,7 @@ print(llm.generate("Write a haiku about trees.")[0].text)
 
 import operator
 import os
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,7 @@ class LLM:
         self._structures = StructureCompiler(self.tokenizer, target.info.vocab_size, target.info.eos_token_ids)
         self._default = make_factory(drafter, drafter_options, target, memory, self.tokenizer)
         self._factories: dict[DrafterLike, DrafterFactory] = {drafter: self._default}
+        self._loading = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -286,9 +288,10 @@ class LLM:
         """The factory of the default drafter, or of another one with its default options."""
         if drafter is None:
             return self._default
-        if drafter not in self._factories:
-            self._factories[drafter] = make_factory(drafter, None, self._engine.target, self._scope, self.tokenizer)
-        return self._factories[drafter]
+        with self._loading:  # a thread that loads one keeps no other from running
+            if drafter not in self._factories:
+                self._factories[drafter] = make_factory(drafter, None, self._engine.target, self._scope, self.tokenizer)
+            return self._factories[drafter]
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):

@@ -104,6 +104,21 @@ def test_empty_api_key_is_refused(draftwood_command: Command, monkeypatch: pytes
     assert draftwood_command("serve", *TINY).code == 2
 
 
+def test_api_keys_of_a_file(draftwood_command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from draftwood.cli.generation.serve import _api_keys
+
+    keys = tmp_path / "keys"
+    keys.write_text("# of the team\none\n\n two \n")
+    monkeypatch.setenv("DRAFTWOOD_API_KEY", "of the environment")
+    assert _api_keys(["three"], str(keys)) == ("three", "one", "two")
+    assert _api_keys([], str(keys)) == ("one", "two")
+    assert _api_keys([], None) == ("of the environment",)
+    keys.write_text("# nothing\n")
+    for file in (keys, tmp_path / "missing"):
+        found = draftwood_command("serve", *TINY, "--api-key-file", str(file))
+        assert (found.code, "file of API keys" in found.err) == (2, True)
+
+
 def test_invalid_host_is_reported(draftwood_command: Command) -> None:
     result = draftwood_command("serve", *TINY, "--host", "203.0.113.1", "--port", "0")
     assert result.code == 2

@@ -198,6 +198,19 @@ def test_logprobs_match_the_model(llm: LLM) -> None:
         assert [i for i, _ in entry.top] == row.topk(3).indices.tolist()
 
 
+def test_several_conversations_in_one_call(llm: LLM) -> None:
+    conversations = [[{"role": "user", "content": text}] for text in ("one", "two two", "three")]
+    params = SamplingParams(max_tokens=9, n=2, temperature=1.0, seed=1)
+    expected = [each for messages in conversations for each in llm.chat(messages, params)]
+    found = llm.chat(conversations, params)
+    assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+    assert [(each.prompt_index, each.index) for each in found] == [(i, j) for i in range(3) for j in range(2)]
+    assert len(llm.chat(conversations[:1], params)) == 2
+    for wrong in ([], [[]], [conversations[0], "two"], "one"):
+        with pytest.raises(PromptError):
+            llm.chat(wrong, params)  # type: ignore[arg-type]
+
+
 def test_chat_reuses_the_cache_of_earlier_turns(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hello there my friend"}]
     params = SamplingParams(max_tokens=12, ignore_eos=True)

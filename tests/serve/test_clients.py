@@ -172,3 +172,31 @@ def test_the_server_does_not_name_its_software(server: Running) -> None:
 def test_names_of_served_models(server: Running) -> None:
     assert [model["id"] for model in server.request("/v1/models").body["data"]] == [NAME]
     assert server.request("/v1/models/another").status == 404
+
+
+def test_others_go_on_while_a_drafter_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftwood import llm as module
+
+    gate, make = threading.Event(), module.make_factory
+
+    def slowly(*args: Any) -> Any:
+        assert gate.wait(20)
+        return make(*args)
+
+    with serving() as server:
+        monkeypatch.setattr(module, "make_factory", slowly)
+        found: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(server.chat(max_tokens=1, drafter="goose").status))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        assert server.chat(max_tokens=4).status == 200
+        assert not found
+        gate.set()
+        for thread in threads:
+            thread.join()
+        assert found == [200, 200]
+        assert len(server.llm._factories) == 2

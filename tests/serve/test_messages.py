@@ -99,8 +99,11 @@ def test_counting_tokens(server: Running, client: Any) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}]}]}, "Tool calls"),
-        ({"tools": [{"name": "a"}]}, "tools"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "id of the call"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "name of a function"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "function"),
+        ({"tools": [{"name": "a b"}]}, "name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"system": 3}, "content"),
         ({"temperature": "warm"}, "temperature"),
         ({"stop_sequences": [""]}, "stop"),
@@ -123,7 +126,39 @@ def test_errors_of_the_client(server: Running, client: Any) -> None:
     assert ask(server, path="/v1/messages/nothing").body["error"]["type"] == "not_found_error"
 
 
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather of a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def test_calls_of_tools(client: Any) -> None:
+    pytest.importorskip("llguidance")
+    messages: list[Any] = user_message("hi")
+    fields: dict[str, Any] = {"model": NAME, "tools": [WEATHER], "max_tokens": 200, "extra_body": {"temperature": 0}}
+    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}):
+        found = client.messages.create(messages=messages, tool_choice=choice, **fields)
+        (block,) = found.content
+        assert (block.type, block.name, found.stop_reason) == ("tool_use", "get_weather", "tool_use")
+        assert block.input["city"] in ("Oslo", "Rome")
+    with client.messages.stream(messages=messages, tool_choice=choice, **fields) as stream:
+        final = stream.get_final_message()
+    assert (final.content[0].name, final.content[0].input) == (block.name, block.input)
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "rain"}]}
+    messages += [{"role": "assistant", "content": found.content}, {"role": "user", "content": [result]}]
+    again = client.messages.create(messages=messages, model=NAME, max_tokens=8, tools=[WEATHER])
+    assert again.usage.output_tokens == 8
+    counted = client.messages.count_tokens(model=NAME, messages=messages, tools=[WEATHER]).input_tokens
+    assert counted == again.usage.input_tokens + again.usage.cache_read_input_tokens
+
+
 def test_fields_of_agents_without_effect(server: Running) -> None:
-    found = ask(server, metadata={"user_id": "me"}, thinking={"type": "disabled"}, tool_choice={"type": "auto"})
+    found = ask(server, metadata={"user_id": "me"}, thinking={"type": "disabled"})
     assert found.status == 200
     assert "x-draftwood-warning" not in found.headers

@@ -32,8 +32,8 @@ JSON = st.recursive(
 )
 NAMES = """
 model messages prompt temperature top_p n stop seed stream stream_options max_tokens max_completion_tokens logprobs
-top_logprobs prediction drafter tools logit_bias response_format stop_token_ids user unknown_field
-input instructions system text budget echo
+top_logprobs prediction drafter tools tool_choice parallel_tool_calls logit_bias response_format regex grammar
+stop_token_ids user unknown_field input instructions system text budget echo
 """
 FIELDS = st.sampled_from(NAMES.split())
 
@@ -109,8 +109,7 @@ def server() -> Iterator[Running]:
         ({"prediction": "text"}, "prediction"),
         ({"prediction": {"type": "content", "content": "a" * 100_000}}, "prediction"),
         ({"temperature": 10**400}, "temperature"),
-        ({"tools": [{}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{}]}, "tools[0]"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {"5": True}}, "logit_bias"),
         ({"logit_bias": {"99999": 1}}, "logit_bias"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,11 +116,12 @@ def test_a_complete_response(server: Running, client: Any) -> None:
         ({"input": ""}, "input"),
         ({"input": None}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0]"),
-        ({"input": [{"type": "function_call_output", "call_id": "a", "output": "3"}]}, "input[0]"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "output": "3"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "a"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"text": {"format": {"type": "xml"}}}, "response_format"),
         ({"text": 3}, "text"),
         ({"background": True}, "background"),
         ({"max_output_tokens": 0}, "max_tokens"),
@@ -167,3 +169,51 @@ def test_an_error_during_a_stream(server: Running, client: Any, monkeypatch: pyt
     assert "event: response.failed\n" in text
     assert "secret" not in text
     assert eventually(lambda: not server.llm.engine.has_work)
+
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def test_calls_of_tools(client: Any) -> None:
+    pytest.importorskip("llguidance")
+    fields: dict[str, Any] = {"model": NAME, "input": "hi", "tools": [WEATHER], "temperature": 0}
+    for choice in ("required", {"type": "function", "name": "get_weather"}):
+        found = client.responses.create(**fields, tool_choice=choice, parallel_tool_calls=False)
+        (call,) = found.output
+        assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
+        assert json.loads(call.arguments)["city"] in ("Oslo", "Rome")
+    events = list(client.responses.create(**fields, tool_choice=choice, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[2] == "response.output_item.added"
+    assert kinds[-3:] == ["response.function_call_arguments.done", "response.output_item.done", "response.completed"]
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == call.arguments == events[-3].arguments
+    assert events[-1].response.output[0].arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    again = client.responses.create(
+        model=NAME, input=[*user_message("hi"), call.model_dump(), result], tools=[WEATHER], max_output_tokens=8
+    )
+    assert again.usage.output_tokens == 8
+
+
+def test_answers_that_match_a_schema(client: Any) -> None:
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
+    found = client.responses.create(model=NAME, input="hi", text={"format": form})
+    assert json.loads(found.output_text)["ok"] in (True, False)
+    assert found.status == "completed"

@@ -160,3 +160,24 @@ def test_other_clients_send_their_key_elsewhere() -> None:
         for path in ("/tokenize", "/detokenize", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
             assert server.request(path, {}).status == 401
         assert server.request("/v1/messages", {}).body["error"]["type"] == "authentication_error"
+
+
+def read_metrics(server: Running) -> dict[str, float]:
+    lines = [line for line in server.request("/metrics").text.splitlines() if not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def test_histograms() -> None:
+    with serving(drafter="goose") as server:
+        for _ in range(3):
+            server.chat(messages=user_message("the cat sat on the cat sat on"), max_tokens=16, n=2, ignore_eos=True)
+        server.chat(max_tokens=1)
+        found = read_metrics(server)
+        for name in ("queue_seconds", "time_to_first_token_seconds", "tokens_per_pass"):
+            assert found[f"draftwood_{name}_count"] == found["draftwood_samples_total"] == 7
+            assert found[f'draftwood_{name}_bucket{{le="+Inf"}}'] == 7
+        assert found["draftwood_time_per_token_seconds_count"] == 6  # a single token has no second one
+        assert found["draftwood_time_to_first_token_seconds_sum"] >= found["draftwood_first_token_seconds_total"]
+        assert 7 <= found["draftwood_tokens_per_pass_sum"] <= 7 * 12
+        assert found["draftwood_cache_tokens"] == 4096
+        assert found["draftwood_reserved_cache_tokens"] == 0

@@ -34,6 +34,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"json_schema": 3}, "json_schema must be text"),
         ({"json_schema": {"a": {1}}}, "cannot be written as JSON"),
         ({"regex": "a" * 300_000}, "too long"),
+        ({"regex": "\ud83d"}, "not valid Unicode"),
     ],
 )
 def test_wrong_options_are_refused(given: dict[str, object], message: str) -> None:

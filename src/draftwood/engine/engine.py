@@ -68,6 +68,11 @@ class Engine:
                 self.target.prepare(largest, self._progress)
 
     @property
+    def num_reserved(self) -> int:
+        """Cache positions that running requests have reserved. May be read from any thread."""
+        return sum(session.capacity for session in list(self._scheduler.running))
+
+    @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
 

@@ -20,6 +20,7 @@ from draftwood.serve.endpoints import (
     Messages,
     MetricsReport,
     Models,
+    OpenApi,
     Playground,
     Responses,
     Tokenize,
@@ -42,6 +43,7 @@ ROUTES = (
     Route("/v1/models", Models, methods=["GET"], middleware=WITH_KEY),
     Route("/v1/models/{name:path}", Models, methods=["GET"], middleware=WITH_KEY),
     Route("/health", Health, methods=["GET"]),
+    Route("/openapi.json", OpenApi, methods=["GET"]),
     Route("/metrics", MetricsReport, methods=["GET"], middleware=WITH_KEY),
 )
 PLAYGROUND = (Route("/", Playground, methods=["GET"]), Route("/playground/{name}", Playground, methods=["GET"]))

@@ -21,21 +21,21 @@ SAMPLING_FIELDS = {
 }  # fmt: skip
 COMMON_FIELDS = {
     "model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "prediction", "drafter",
-    "budget",
+    "budget", "response_format", "regex", "grammar",
 }  # fmt: skip
+TOOL_FIELDS = {"tools", "tool_choice", "parallel_tool_calls"}
 EXTENSIONS = {  # of ours, in APIs that have no such field
     "seed", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop_token_ids", "ignore_eos",
-    "logit_bias", "prediction", "drafter", "budget",
+    "logit_bias", "prediction", "drafter", "budget", "regex", "grammar",
 }  # fmt: skip
 IGNORED_FIELDS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "prompt_cache_options", "moderation",
-    "parallel_tool_calls", "tool_choice", "function_call", "verbosity", "reasoning_effort",
+    "function_call", "verbosity", "reasoning_effort",
 }  # fmt: skip
 # Unsupported fields, with the values that are accepted because they have no effect.
 UNSUPPORTED_FIELDS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],), "functions": ([],), "response_format": ({"type": "text"},),
-    "modalities": (["text"],), "audio": (), "web_search_options": (),
+    "functions": ([],), "modalities": (["text"],), "audio": (), "web_search_options": (),
     "suffix": ("",), "best_of": (1,),
 }  # fmt: skip
 
@@ -47,11 +47,15 @@ class ApiFields(NamedTuple):
 
 
 CHAT = ApiFields(
-    SAMPLING_FIELDS | COMMON_FIELDS | {"messages", "top_logprobs"},
+    SAMPLING_FIELDS | COMMON_FIELDS | TOOL_FIELDS | {"messages", "top_logprobs"},
     IGNORED_FIELDS,
     {**UNSUPPORTED_FIELDS, "echo": (False,)},
 )
-COMPLETIONS = ApiFields(SAMPLING_FIELDS | COMMON_FIELDS | {"prompt", "echo"}, IGNORED_FIELDS, UNSUPPORTED_FIELDS)
+COMPLETIONS = ApiFields(
+    SAMPLING_FIELDS | COMMON_FIELDS | {"prompt", "echo"},
+    IGNORED_FIELDS | TOOL_FIELDS - {"tools"},
+    {**UNSUPPORTED_FIELDS, "tools": ([],)},
+)
 RESPONSES = ApiFields(
     EXTENSIONS
     | {
@@ -65,10 +69,10 @@ RESPONSES = ApiFields(
         "top_k",
         "stop",
         "text",
+        *TOOL_FIELDS,
     },
     IGNORED_FIELDS | {"stream_options", "include", "reasoning", "max_tool_calls"},
     {
-        "tools": ([],),
         "background": (False,),
         "truncation": ("disabled",),
         "top_logprobs": (0,),
@@ -79,9 +83,10 @@ RESPONSES = ApiFields(
 )
 MESSAGES = ApiFields(
     EXTENSIONS
-    | {"model", "messages", "system", "stream", "max_tokens", "stop_sequences", "temperature", "top_p", "top_k"},
-    {"metadata", "service_tier", "tool_choice", "thinking", "cache_control", "context_management", "output_config"},
-    {"tools": ([],), "mcp_servers": ([],), "container": ()},
+    | {"model", "messages", "system", "stream", "max_tokens", "stop_sequences", "temperature", "top_p", "top_k"}
+    | {"tools", "tool_choice"},
+    {"metadata", "service_tier", "thinking", "cache_control", "context_management", "output_config"},
+    {"mcp_servers": ([],), "container": ()},
 )
 
 

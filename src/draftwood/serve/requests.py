@@ -11,6 +11,8 @@ from draftwood.config import MAX_BUDGET, SamplingParams
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, OptionError
 from draftwood.serve.errors import ApiError
 from draftwood.serve.fields import SAMPLING_FIELDS, Fields
+from draftwood.serve.structured import parse_structured
+from draftwood.serve.tools import Tools, parse_tools
 
 MAX_CHARACTERS_PER_TOKEN = 32  # a text with more characters per token of the context cannot fit, so it is not encoded
 MAX_TOP_LOGPROBS = 20
@@ -33,6 +35,7 @@ class RequestOptions(NamedTuple):
     budget: int | None
     prediction: str  # the expected output, or empty
     echo: bool  # whether the response repeats the prompt
+    tools: Tools | None
 
 
 class RequestLimits(NamedTuple):
@@ -80,6 +83,7 @@ def parse_options(fields: Fields, limits: RequestLimits, *, is_chat: bool) -> Re
     given = (fields.get("max_completion_tokens"), fields.get("max_tokens"), default)
     values["max_tokens"] = next(each for each in given if each is not None)
     values["logprobs"] = _parse_chat_logprobs(fields) if is_chat else _parse_top_logprobs(fields, "logprobs")
+    values["structured"] = parse_structured(fields)
     if "logit_bias" in values:
         values["logit_bias"] = _parse_biases(values["logit_bias"], limits)
     if type(values.get("seed")) is int:
@@ -106,6 +110,7 @@ def parse_options(fields: Fields, limits: RequestLimits, *, is_chat: bool) -> Re
         _parse_int(fields, "budget", 1, limits.max_budget),
         prediction,
         echo,
+        parse_tools(fields) if is_chat else None,
     )
 
 

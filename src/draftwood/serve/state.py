@@ -51,6 +51,8 @@ class ServerState:
                 "open_samples": lambda: self.runner.num_open,
                 "open_connections": lambda: self.connections.num_open,
                 "held_body_bytes": lambda: self.bodies.num_held,
+                "cache_tokens": lambda: llm.engine.target.num_slots,
+                "reserved_cache_tokens": lambda: llm.engine.num_reserved,
             }
         )
         self.limits = RequestLimits(

@@ -7,7 +7,6 @@ in an error and not in a long wait. Compiling takes milliseconds and lets other 
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,11 +18,11 @@ from draftwood.errors import MissingExtraError, OptionError
 from draftwood.structured.matcher import MAX_MESSAGE, Structure
 from draftwood.text import TextCodec
 
-MAX_COMPILED = 128  # structures that are kept
+MAX_COMPILED = 64  # structures that are kept
+MAX_STATES = 50_000  # of the automaton of one structure, one or two kilobytes each
 # As json.dumps writes it: one line, one blank after a comma and a colon. So there is no place for endless blanks, and
 # nearly everything between two values is forced.
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-LOG = logging.getLogger(__name__)
 
 
 class StructureCompiler:
@@ -61,12 +60,10 @@ class StructureCompiler:
             grammar = make.grammar_from_lark(structured.text)
         else:
             grammar = _schema_grammar(library, structured)
-        limits = library.LLParserLimits(verbose_errors=False)
+        limits = library.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         matcher = make(self._tokens, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise refusal(structured.kind, matcher.get_error())
-        for warning in matcher.get_grammar_warnings():
-            LOG.warning("%s: %s", structured.kind, warning)
         return matcher
 
     def _read_tokens(self, library: ModuleType) -> Any:

@@ -13,6 +13,7 @@ from draftwood.errors import CapabilityError, OptionError
 
 CACHED_SPANS = 1024  # forced texts whose tokens are kept, per structure
 MAX_SPAN = 32  # tokens of a forced text
+CLOSERS = (b'"', b",", b"}", b"]")  # what ends a value of JSON
 MAX_MESSAGE = 300  # characters of an error of the library
 
 
@@ -88,5 +89,20 @@ class StructureMatcher:
 
         A text can be written in other tokens too, and its last token can be longer in the end: they are guesses.
         """
-        text = self._matcher.compute_ff_bytes()
-        return self._encode(bytes(text)) if text else ()
+        text = self._forced_text()
+        return self._encode(text) if text else ()
+
+    def closing(self) -> Sequence[int]:
+        """Tokens that would end the current value of JSON, with the text that is forced after it; empty if it cannot
+        end here, or if nothing is forced then."""
+        for mark in CLOSERS:
+            tokens = self._encode(mark)
+            taken = self.take(tokens)
+            text = self._forced_text() if taken == len(tokens) else b""
+            self.go_back(taken)
+            if text:
+                return self._encode(mark + text)
+        return ()
+
+    def _forced_text(self) -> bytes:
+        return bytes(self._matcher.compute_ff_bytes())

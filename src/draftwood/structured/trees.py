@@ -9,11 +9,15 @@ from draftwood.tree import DraftTree, TreeBuilder
 GRAMMAR_SOURCE = "grammar"
 FORCED_PROB = 0.95  # estimates: forced text is rarely written in unusual tokens,
 LAST_PROB = 0.6  # but its last token may be one with what follows
+CLOSING_PROB = 0.2  # values are longer than a few tokens
 
 
 class Span(NamedTuple):
+    """Text from the structure after a node."""
+
     node: int
-    tokens: Sequence[int]  # forced after the node
+    tokens: Sequence[int]
+    prob: float = FORCED_PROB  # of its first token
 
 
 def constrain(tree: DraftTree, matcher: StructureMatcher, max_size: int) -> DraftTree:
@@ -27,7 +31,7 @@ def constrain(tree: DraftTree, matcher: StructureMatcher, max_size: int) -> Draf
     if not spans:
         return allowed
     number = dict(zip(kept, range(len(kept)), strict=True))
-    return _add_spans(allowed, [Span(number[node], tokens) for node, tokens in spans]).first(max_size)
+    return _add_spans(allowed, [span._replace(node=number[span.node]) for span in spans]).first(max_size)
 
 
 def _walk(tree: DraftTree, matcher: StructureMatcher, *, finds_spans: bool) -> tuple[list[int], list[Span]]:
@@ -52,29 +56,35 @@ def _walk(tree: DraftTree, matcher: StructureMatcher, *, finds_spans: bool) -> t
             continue
         if finds_spans and (forced := matcher.forced()):
             spans.append(Span(node, forced))
+        elif finds_spans and node == 0 and (closing := matcher.closing()):
+            spans.append(Span(node, closing, CLOSING_PROB))
         waiting += reversed(below[node])
     matcher.go_back(num_taken)
     return sorted(kept), spans
 
 
 def _add_spans(tree: DraftTree, spans: Sequence[Span]) -> DraftTree:
-    """Text that is forced after the root comes first, before all guesses, and text that is forced after guesses last:
-    the end of the tree is cut if there is no room."""
+    """Text that is forced after the root comes first, before all guesses, and other text last: the end of the tree is
+    cut if there is no room."""
     builder = TreeBuilder(tree.tokens[0])
     number = [0] * len(tree)
     for span in spans:
-        if span.node == 0:
-            _add(builder, 0, span.tokens)
+        if _comes_first(span):
+            _add(builder, 0, span)
     for node in range(1, len(tree)):
         parent = number[tree.parents[node]]
         number[node] = builder.add(parent, tree.tokens[node], tree.sources[node], tree.probs[node])
     for span in spans:
-        if span.node > 0:
-            _add(builder, number[span.node], span.tokens)
+        if not _comes_first(span):
+            _add(builder, number[span.node], span)
     return builder.build(route=tree.route)
 
 
-def _add(builder: TreeBuilder, node: int, tokens: Sequence[int]) -> None:
-    for token in tokens[:-1]:
-        node = builder.add(node, token, GRAMMAR_SOURCE, FORCED_PROB)
-    builder.add(node, tokens[-1], GRAMMAR_SOURCE, LAST_PROB)
+def _comes_first(span: Span) -> bool:
+    return span.node == 0 and span.prob == FORCED_PROB
+
+
+def _add(builder: TreeBuilder, node: int, span: Span) -> None:
+    probs = [span.prob, *[FORCED_PROB] * (len(span.tokens) - 2), LAST_PROB]
+    for token, prob in zip(span.tokens, probs, strict=False):
+        node = builder.add(node, token, GRAMMAR_SOURCE, prob)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from draftwood.text.chat import Message, check_messages
+from draftwood.text.chat import Message, Tool, check_messages
 
 BOS, EOS = 256, 257
 VOCAB_SIZE = 258
@@ -15,6 +15,7 @@ class ByteTokenizer:
     eos_token_ids = (EOS,)
     special_token_ids = frozenset((BOS, EOS))
     has_chat = True
+    tool_template = None
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         return [BOS] * add_special + list(text.encode(errors="replace"))
@@ -31,6 +32,8 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes((token_id,)) if token_id < 256 else self.token_text(token_id).encode()
 
-    def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+    def apply_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Tool] | None = None
+    ) -> list[int]:
         text = "".join(f"{message['role']}: {message['content']}\n" for message in check_messages(messages))
         return self.encode(text + "assistant: " * add_generation_prompt)

@@ -16,14 +16,19 @@ from typing import Any
 
 from draftwood.errors import PromptError
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]  # "role" and "content", which are texts; more for calls of tools
+Tool = Mapping[str, Any]  # {"type": "function", "function": {...}}
 
 MAX_SECONDS = 20.0  # real templates take milliseconds, but the machine may be busy
 WORKER = Path(__file__).with_name("template_worker.py")
 
 
 def render_chat(
-    template: str, messages: Sequence[Message], special_tokens: Mapping[str, str], add_generation_prompt: bool
+    template: str,
+    messages: Sequence[Message],
+    special_tokens: Mapping[str, str],
+    add_generation_prompt: bool,
+    tools: Sequence[Tool] | None = None,
 ) -> str:
     """Renders the prompt of these messages. ``special_tokens``: ``bos_token``, ``eos_token`` and so on."""
     result = _WORKER.run(
@@ -32,6 +37,7 @@ def render_chat(
             "messages": check_messages(messages),
             "special_tokens": dict(special_tokens),
             "add_generation_prompt": add_generation_prompt,
+            "tools": tools and list(tools),
         }
     )
     if "refused" in result:

@@ -38,13 +38,21 @@ class _TemplateRefusalError(jinja2.TemplateError):
 
 
 def render(
-    template: str, messages: Sequence[Mapping[str, str]], special_tokens: Mapping[str, str], add_generation_prompt: bool
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, str | None]:
     """Renders a prompt: its ``text``, or why it is ``refused`` by the template, or why the template ``failed``."""
     try:
-        text = _compile(template).render(
-            messages=messages, add_generation_prompt=add_generation_prompt, tools=None, documents=None, **special_tokens
-        )
+        given = {
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+            "documents": None,
+        }
+        text = _compile(template).render(**given, **special_tokens)
     except _TemplateRefusalError as error:
         return {"refused": error.message}
     # A template is a program and may fail in any way; every failure is due to the template or the messages.

@@ -10,7 +10,7 @@ import tokenizers
 
 from draftwood.disk import parse_json
 from draftwood.errors import ModelError, PromptError
-from draftwood.text.chat import Message, render_chat
+from draftwood.text.chat import Message, Tool, render_chat
 
 
 def _byte_characters() -> dict[str, int]:
@@ -41,6 +41,10 @@ class TextCodec(Protocol):
     def has_chat(self) -> bool:
         """Whether the model has a chat template."""
 
+    @property
+    def tool_template(self) -> str | None:
+        """The chat template for conversations with tools, which may ignore them; None: no template."""
+
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """Encodes ``text``; ``add_special`` adds the tokens that the model expects around it (often none)."""
 
@@ -53,8 +57,10 @@ class TextCodec(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that a token adds to a text; they may be part of a character."""
 
-    def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Encodes a conversation with the chat template."""
+    def apply_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        """Encodes a conversation with the chat template. ``tools`` are for the ``tool_template``."""
 
 
 class Tokenizer:
@@ -67,10 +73,13 @@ class Tokenizer:
         eos_token_ids: Sequence[int] = (),
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
+        tool_template: str | None = None,
     ) -> None:
+        """``tool_template``: another chat template for conversations with tools."""
         self._backend = backend
         self.eos_token_ids = tuple(eos_token_ids)
         self.chat_template = chat_template
+        self.tool_template = tool_template or chat_template
         self._special_tokens = dict(special_tokens or {})
 
     @classmethod
@@ -97,6 +106,7 @@ class Tokenizer:
             eos_token_ids=_read_eos_ids(folder, backend, special_tokens),
             special_tokens=special_tokens,
             chat_template=_read_chat_template(folder, config),
+            tool_template=_named_templates(config).get("tool_use"),
         )
 
     @cached_property
@@ -151,13 +161,16 @@ class Tokenizer:
         decoder = self._backend.decoder
         return decoder is not None and b"ByteLevel" in decoder.__getstate__()
 
-    def apply_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        if self.chat_template is None:
+    def apply_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Tool] | None = None
+    ) -> list[int]:
+        template = self.tool_template if tools else self.chat_template
+        if template is None:
             raise PromptError(
                 "This model has no chat template, so messages cannot be turned into a prompt",
                 next_step="Generate from plain text, or put a chat_template.jinja into the model folder.",
             )
-        text = render_chat(self.chat_template, messages, self._special_tokens, add_generation_prompt)
+        text = render_chat(template, messages, self._special_tokens, add_generation_prompt, tools)
         return self.encode(text, add_special=False)  # the template adds the special tokens
 
 
@@ -203,7 +216,12 @@ def _read_chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{path} is not UTF-8 text", got=error, next_step="Fetch the model again.") from error
     template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+    return template if isinstance(template, str) else _named_templates(config).get("default")
+
+
+def _named_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    """Chat templates by name, where tokenizer_config.json has several: ``default``, ``tool_use`` and so on."""
+    templates = config.get("chat_template")
+    entries = [entry for entry in templates if isinstance(entry, Mapping)] if isinstance(templates, list) else []
+    named = {str(entry.get("name")): entry.get("template") for entry in entries}
+    return {name: template for name, template in named.items() if isinstance(template, str)}

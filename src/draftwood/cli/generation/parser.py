@@ -82,7 +82,8 @@ def register_serve(commands: Subparsers[Any]) -> None:
         "draftwood serve --model MODEL.gguf --host 0.0.0.0 --port 9000 --max-batch 32",
         "curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\",
         '  -d \'{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}], "stream": true}\'',
-        details="Endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.",
+        details="Endpoints: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/models,\n"
+        "/tokenize, /detokenize, /health, /metrics, /openapi.json; a playground at /.",
     )
     group = parser.add_argument_group("server")
     add = group.add_argument
@@ -96,6 +97,7 @@ def register_serve(commands: Subparsers[Any]) -> None:
         metavar="KEY",
         help=f"API key required from clients; repeatable (default: {API_KEY}, separated by commas, or no key)",
     )
+    add("--api-key-file", metavar="F", help="file with further API keys, one per line; # starts a comment")
     add(
         "--share-cache",
         action="store_true",

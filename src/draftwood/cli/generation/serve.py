@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     screen = Screen(args.color)
     options = ServerOptions(
         names=tuple(dict.fromkeys(args.name or [short_name(args.model)])),
-        api_keys=_api_keys(args.api_key),
+        api_keys=_api_keys(args.api_key, args.api_key_file),
         share_cache=args.share_cache,
         allow_hosts=(args.host, *args.allow_host),
         allow_origin=args.allow_origin,
@@ -54,16 +54,31 @@ def run(args: argparse.Namespace) -> int:
         suppress(KeyboardInterrupt),  # Ctrl-C stops the server
     ):
         llm.budget  # noqa: B018 - prepares passes now, not during the first request
-        ready = f"{options.names[0]}, drafter {llm.drafter}, at {server_url(listener)}/v1. Press Ctrl-C to stop."
-        if options.playground:
-            ready += f"\nPlayground: {server_url(listener)}/"
+        url = server_url(listener)
+        page = f", playground at {url}/" if options.playground else ""
+        ready = f"{options.names[0]}, drafter {llm.drafter}, at {url}/v1{page}. Press Ctrl-C to stop."
         create_server(llm, options, lambda: screen.note(ready)).run(sockets=[listener])
     return 0
 
 
-def _api_keys(given: Sequence[str]) -> tuple[str, ...]:
+def _api_keys(given: Sequence[str], file: str | None) -> tuple[str, ...]:
     """Read the keys. An empty one is most likely an unset variable in a script, so it does not mean "no key"."""
-    keys = tuple(given) or tuple(os.environ[API_KEY].split(",") if API_KEY in os.environ else ())
+    keys = (*given, *_read_keys(file)) if given or file is not None else ()
+    if not keys and API_KEY in os.environ:
+        keys = tuple(os.environ[API_KEY].split(","))
     if not all(key.strip() for key in keys):
         raise OptionError("The API key is empty", next_step=f"Set --api-key or {API_KEY} to a value, or omit both.")
     return tuple(key.strip() for key in keys)
+
+
+def _read_keys(file: str | None) -> tuple[str, ...]:
+    if file is None:
+        return ()
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError("The file of API keys cannot be read", got=f"{file}: {error}") from error
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise OptionError("The file of API keys has no key", got=file, allowed="one key per line; # starts a comment")
+    return keys

@@ -1,9 +1,12 @@
 """What all generation endpoints share: from the request's fields to a response or an event stream."""
 
 import asyncio
+import json
+import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 from starlette.endpoints import HTTPEndpoint
@@ -19,6 +22,8 @@ from draftwood.serve.logs import LOG
 from draftwood.serve.requests import (
     MAX_PREDICTION_TOKENS,
     RequestLimits,
+    RequestOptions,
+    check_length,
     check_model,
     check_samples,
     parse_body,
@@ -28,7 +33,9 @@ from draftwood.serve.requests import (
 from draftwood.serve.responses import EventStreamResponse, json_response
 from draftwood.serve.runner import GenerationJob
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
-from draftwood.text import TextCodec
+from draftwood.serve.structured import compile_structure
+from draftwood.serve.tools import bind_answer, format_of, mark_of
+from draftwood.text import TextCodec, Tool
 
 IGNORED_HEADER = "x-draftwood-warning"
 
@@ -48,8 +55,8 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         """Read and check the prompts of a request."""
 
     @abstractmethod
-    def encode(self, prompt: PromptT, codec: TextCodec) -> list[int]:
-        """Convert a prompt to token ids."""
+    def encode(self, prompt: PromptT, codec: TextCodec, tools: Sequence[Tool]) -> list[int]:
+        """Convert a prompt to token ids, with the tools that it offers."""
 
     @abstractmethod
     def new_format(self, order: Order, codec: TextCodec) -> ResponseFormat:
@@ -86,10 +93,15 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         model = check_model(fields.get("model"), state.options.names)
         ignored = check_fields(fields, self.api, limits.strict)
         options = parse_options(self.translate(fields), limits, is_chat=self.is_chat)
+        tools: Sequence[Tool] = () if options.tools is None else options.tools.definitions
+        check_length(len(json.dumps(tools)), limits, "tools")
+        options = bind_to_tools(options, llm.tokenizer)
         prompts = self.parse_prompts(fields, limits)
         check_samples(len(prompts), options.params, limits, self.prompt_field)
+        compile_structure(llm, options.params, fields)
         owner = "" if state.options.share_cache else self.scope[CLIENT]
         try:
+            llm.factory(options.drafter)  # loads it here: other requests go on
             prediction = llm.predicted_ids(options.prediction)
             if len(prediction) > min(limits.context_length, MAX_PREDICTION_TOKENS):
                 raise too_long(f"{len(prediction)} tokens", "prediction")
@@ -105,7 +117,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
             )
             jobs = []
             for prompt in prompts:
-                prompt_ids = self.encode(prompt, llm.tokenizer)
+                prompt_ids = self.encode(prompt, llm.tokenizer, tools)
                 llm.engine.check(prompt_ids)
                 jobs.append(job._replace(prompt_ids=prompt_ids))
         except DraftwoodError as error:
@@ -130,6 +142,7 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
 
         runner = self._state.runner
         ticket = runner.submit(jobs, deliver)
+        submitted = time.monotonic()
         watcher = asyncio.create_task(watch_connection())
         try:
             num_running = len(samples)
@@ -137,9 +150,13 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 index, event = await queue.get()
                 if isinstance(event, ApiError | ClientDisconnect):
                     raise event
+                if isinstance(event, DraftwoodError) and event.param is not None:
+                    raise ApiError.wrap(event)  # what the client asked for cannot go on
                 if isinstance(event, Exception):
                     LOG.error("A request failed", exc_info=event)
                     raise InternalError from event
+                if not samples[index].token_ids:
+                    self._state.metrics.count_start(time.monotonic() - submitted, event.stats)
                 samples[index].add(event)
                 if event.finish_reason is not None:
                     num_running -= 1
@@ -172,6 +189,16 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 raise  # it can still be the response
             for part in answer.fail(error):
                 yield part
+
+
+def bind_to_tools(options: RequestOptions, codec: TextCodec) -> RequestOptions:
+    """The options with what the answer must match, and with the format of calls."""
+    tools, params = options.tools, options.params
+    if tools is None:
+        return options
+    form = format_of(codec.tool_template)
+    structured = bind_answer(tools, form, params.structured, mark_of(form, codec))
+    return options._replace(params=replace(params, structured=structured), tools=replace(tools, form=form))
 
 
 def _warn_of_ignored(names: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from draftwood.serve.errors import ApiError
 from draftwood.serve.requests import Fields, RequestOptions
 from draftwood.serve.responses import encode_event
 from draftwood.serve.runner import GenerationJob
+from draftwood.serve.tools import AnswerDelta, ToolCall, ToolReader
 from draftwood.text import TextCodec
 
 Json = dict[str, Any]
@@ -23,16 +24,23 @@ class Order(NamedTuple):
     jobs: list[GenerationJob]  # one per prompt
 
     def new_samples(self) -> list["SampleOutput"]:
-        return [
-            SampleOutput(index, job) for index, job in enumerate(job for job in self.jobs for _ in range(job.params.n))
-        ]
+        jobs = [job for job in self.jobs for _ in range(job.params.n)]
+        return [SampleOutput(index, job, self._new_reader()) for index, job in enumerate(jobs)]
+
+    def _new_reader(self) -> ToolReader | None:
+        tools = self.options.tools
+        return None if tools is None else ToolReader(tools.form, parallel=tools.parallel)
 
 
 class SampleOutput:
     """Output of one sample so far."""
 
-    def __init__(self, index: int, job: GenerationJob) -> None:
-        self.index, self.job = index, job
+    def __init__(self, index: int, job: GenerationJob, reader: ToolReader | None = None) -> None:
+        """``reader``: finds calls of tools in the text."""
+        self.index, self.job, self._reader = index, job, reader
+        self.delta = AnswerDelta()  # what the last event added
+        self.content = ""  # the text without calls
+        self.calls: list[ToolCall] = []
         self.token_ids: list[int] = []
         self.texts: list[str] = []  # one per token; empty while a character is incomplete
         self.last_offset = 0  # start of the last event in the text
@@ -53,6 +61,14 @@ class SampleOutput:
         self.logprobs += event.logprobs
         self.finish_reason = event.finish_reason
         self.stats = event.stats
+        self.delta = AnswerDelta(event.text)
+        if self._reader is not None:
+            self.delta = self._reader.feed(event.text, is_last=event.finish_reason is not None)
+            if self._reader.num_calls and event.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+        self.content += self.delta.content
+        for call in self.delta.calls:
+            self.calls[call.place :] = [call if call.name else self.calls[call.place].extend(call.arguments)]
 
 
 class ResponseFormat(ABC):

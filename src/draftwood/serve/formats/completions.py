@@ -16,6 +16,7 @@ from draftwood.serve.formats.base import Json, Order, ResponseFormat, SampleOutp
 from draftwood.serve.formats.cycles import CycleReader
 from draftwood.serve.formats.usage import drafting, timings, usage
 from draftwood.serve.responses import encode_event
+from draftwood.serve.tools import AnswerDelta, ToolCall
 from draftwood.text import TextCodec
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
@@ -34,8 +35,7 @@ class CompletionFormat(ResponseFormat):
     def whole(self, samples: Sequence[SampleOutput]) -> Json:
         choices = []
         for sample in samples:
-            text = self._echo(sample) + sample.text
-            content = {"message": {"role": "assistant", "content": text}} if self._is_chat else {"text": text}
+            content = {"message": _message(sample)} if self._is_chat else {"text": self._echo(sample) + sample.text}
             logprobs = self._logprobs(sample.logprobs, sample.texts, 0)
             choices.append(_choice(sample, content, logprobs, sample.finish_reason))
         return {**self._common, "object": self._object, "choices": choices, **_counts(samples)}
@@ -49,9 +49,9 @@ class CompletionFormat(ResponseFormat):
             yield encode_event(self._chunk([_choice(sample, {"text": text}, None, None)]))
 
     def add(self, sample: SampleOutput, event: TokenEvent, samples: Sequence[SampleOutput]) -> Iterator[bytes]:
-        content = {"delta": {"content": event.text} if event.text else {}} if self._is_chat else {"text": event.text}
+        content = {"delta": _delta(sample.delta)} if self._is_chat else {"text": event.text}
         logprobs = self._logprobs(event.logprobs, event.texts, sample.last_offset)
-        chunk = self._chunk([_choice(sample, content, logprobs, event.finish_reason)])
+        chunk = self._chunk([_choice(sample, content, logprobs, sample.finish_reason)])
         if self.order.options.include_cycles:
             chunk["draftwood"] = {"cycle": self._cycles[sample.index].describe(event)}
         if not self.order.options.include_usage and is_last(samples):
@@ -97,6 +97,29 @@ class CompletionFormat(ResponseFormat):
 
     def _token_text(self, token_id: int) -> str:
         return self.codec.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def _message(sample: SampleOutput) -> Json:
+    if not sample.calls:
+        return {"role": "assistant", "content": sample.content}
+    return {
+        "role": "assistant",
+        "content": sample.content or None,
+        "tool_calls": [_call(call) for call in sample.calls],
+    }
+
+
+def _delta(delta: AnswerDelta) -> Json:
+    content: Json = {"content": delta.content} if delta.content else {}
+    calls = [{"index": call.place, **_call(call)} for call in delta.calls]
+    return {**content, "tool_calls": calls} if calls else content
+
+
+def _call(call: ToolCall) -> Json:
+    """A call, or a part of it."""
+    if not call.name:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _counts(samples: Sequence[SampleOutput]) -> Json:

@@ -3,10 +3,10 @@
 export const TARGET = "target";
 export const ROOT = "root";
 const NUM_STYLES = 7; // of style.css: .s0 to .s6
-const KNOWN = ["context", "transition", "suffix", "ngram", "corpus"]; // keep their place in all answers
+const KNOWN = ["context", "transition"]; // keep their place, whatever comes first
 
 const places = new Map(KNOWN.map((name, place) => [name, place]));
-const letters = new Map();
+const letters = new Map([["context", "C"], ["transition", "T"]]);
 
 const MEANINGS = {
   context: "copied from the text so far",
@@ -14,6 +14,7 @@ const MEANINGS = {
   suffix: "copied from a matching end of the text",
   ngram: "likely after the last few tokens",
   corpus: "found in a collection of texts",
+  position: "what the model found likely at this place one pass before",
   target: "the model's own token",
 };
 
@@ -27,14 +28,16 @@ export function styleOf(source) {
   return `s${placeOf(source) % NUM_STYLES}`;
 }
 
-// The first letter of its name that no other source has.
+// The first letter of its name that no other source has; of two sources that agreed, both letters.
 export function letterOf(source) {
   if (source === TARGET) return "★";
   if (source === ROOT) return "•";
   if (!letters.has(source)) {
-    const taken = new Set(letters.values());
-    const own = [...source.toUpperCase(), ..."ABCDEFGHIJKLMNOPQRSTUVWXYZ"].filter((letter) => /[A-Z0-9]/.test(letter));
-    letters.set(source, own.find((letter) => !taken.has(letter)) ?? "?");
+    const taken = new Set(letters.values()), name = source.toUpperCase();
+    const initials = name.split("+").map((part) => part[0]).join("");
+    const own = [...name, ..."ABCDEFGHIJKLMNOPQRSTUVWXYZ"].filter((letter) => /[A-Z0-9]/.test(letter));
+    const wanted = initials.length === 2 ? [initials, ...own] : own;
+    letters.set(source, wanted.find((letter) => !taken.has(letter)) ?? "?");
   }
   return letters.get(source);
 }
@@ -44,5 +47,5 @@ export function nameOf(source) {
 }
 
 export function meaningOf(source) {
-  return MEANINGS[source] ?? `suggested by ${source}`;
+  return MEANINGS[source] ?? `suggested by ${source.split("+").join(" and ")}`;
 }

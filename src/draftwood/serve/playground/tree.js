@@ -4,7 +4,7 @@ import { draw, make, percent, show } from "./dom.js";
 import { ROOT, TARGET, letterOf, nameOf, styleOf } from "./sources.js";
 
 const ROW = 28, BOX = 23, GAP = 30, LETTER = 7.3, BADGE = 20, MARK = 14, PAD = 7, MAX_CHARACTERS = 14;
-const MIN_SCALE = 0.7, MAX_SCALE = 1.3;
+const MIN_SCALE = 0.85, MAX_SCALE = 1.3;
 
 // What became of each node: accepted, rejected (its parent was accepted), unreached, or added by the target.
 export function resultsOf(cycle) {

@@ -1,0 +1,58 @@
+"""How models write calls. The chat template shows which format a model was trained on."""
+
+import re
+import secrets
+import string
+from dataclasses import dataclass
+
+from draftwood.text import TextCodec
+
+LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """Calls are JSON objects with a name and arguments, between marks."""
+
+    name: str
+    arguments: str  # key of the arguments
+    start: str = ""  # before all calls
+    opening: str = ""  # before each call
+    closing: str = ""  # after each call
+    separator: str = ""  # between calls
+    end: str = ""  # after all calls
+    anywhere: bool = False  # whether calls may follow other text
+    mark: str = ""  # what models write before ``start``: text, or a special token, which is no text
+    several: bool = True  # whether templates accept several calls in one answer
+
+    def new_id(self) -> str:
+        """An id for a call. Mistral's templates accept nine letters and digits only."""
+        if self is MISTRAL:
+            return "".join(secrets.choice(LETTERS) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+
+HERMES = ToolFormat(
+    "hermes", "arguments", opening="<tool_call>\n", closing="\n</tool_call>", separator="\n", anywhere=True
+)
+LLAMA = ToolFormat("llama", "parameters", separator="; ", mark="<|python_tag|>", several=False)
+MISTRAL = ToolFormat("mistral", "arguments", start="[", separator=", ", end="]", mark="[TOOL_CALLS]")
+
+
+def format_of(template: str | None) -> ToolFormat:
+    """The format of a chat template; without a known one the most usual, which we then explain to the model."""
+    if template is None or not mentions_tools(template) or "<tool_call>" in template:
+        return HERMES
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL
+    return LLAMA if "<|python_tag|>" in template or '"parameters": ' in template else HERMES
+
+
+def mark_of(form: ToolFormat, codec: TextCodec) -> int | None:
+    """The special token that marks calls. Llama's marks other calls than those of functions."""
+    ids = codec.encode(form.mark, add_special=False) if form is MISTRAL else []
+    return ids[0] if len(ids) == 1 and ids[0] in codec.special_token_ids else None
+
+
+def mentions_tools(template: str | None) -> bool:
+    return template is not None and re.search(r"\btools\b", template) is not None
