@@ -264,14 +264,14 @@ def tokens_along(tree: DraftTree, rng: random.Random) -> list[int]:
     return [*(tree.tokens[node] for node in path[1 : 1 + rng.randint(0, 9)]), rng.choice([3, 99])]
 
 
-@given(st.sampled_from(sorted(PROFILES)), st.integers(1, 25), seeds)
+@given(st.sampled_from(sorted(PROFILES)), st.booleans(), st.integers(1, 25), seeds)
 @settings(max_examples=100)
-def test_sizes_are_the_same_whatever_was_learned(costs: str, num_cycles: int, seed: int) -> None:
+def test_sizes_are_the_same_whatever_was_learned(costs: str, calibrated: bool, num_cycles: int, seed: int) -> None:
     """Two requests of one drafter alternate; new sources appear in between."""
     rng = random.Random(seed)
-    compiled = two_requests(PROFILES[costs])
+    compiled = two_requests(PROFILES[costs], calibrated)
     with in_python():
-        python = two_requests(PROFILES[costs])
+        python = two_requests(PROFILES[costs], calibrated)
     assert isinstance(compiled[0]._guesses, CompiledGuesses)
     assert isinstance(python[0]._guesses, PythonGuesses)
     for _ in range(num_cycles):
@@ -289,8 +289,8 @@ def test_sizes_are_the_same_whatever_was_learned(costs: str, num_cycles: int, se
     assert [one._guesses.chances(tree) for one in compiled] == [one._guesses.chances(tree) for one in python]
 
 
-def two_requests(costs: CostProfile) -> list[Sizer]:
-    drafter = Experience()
+def two_requests(costs: CostProfile, is_calibrated: bool = False) -> list[Sizer]:
+    drafter = Experience(is_calibrated=is_calibrated)
     return [Sizer(LiveCosts(costs), drafter), Sizer(LiveCosts(costs), drafter)]
 
 

@@ -118,3 +118,13 @@ def test_unprofitable_guesses_return_when_correct_again() -> None:
         by.note(CHAIN, part, [*CHAIN.tokens[1 : len(part)], CHAIN.tokens[len(part) % 8]])
     assert sizes[0] == 1
     assert sizes[-1] == 8
+
+
+def test_learned_rates_are_believed() -> None:
+    """A calibrated drafter is taken at its word, from the first cycle on and after many others."""
+    doubtful = DraftTree.chain(list(range(8)), "test", [1.0, *[0.6] * 7])
+    by = sizer(drafter=Experience(is_calibrated=True))
+    assert by._guesses.chances(doubtful)[:2] == pytest.approx([0.6, 0.36])
+    play(by, [1, 0, 0, 0, 0, 0], doubtful)  # a few cycles are chance
+    assert by._guesses.chances(doubtful)[0] == pytest.approx(0.6, abs=0.06)
+    assert sizer()._guesses.chances(doubtful)[0] == pytest.approx(TRUST * 0.6)

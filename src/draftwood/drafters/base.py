@@ -95,6 +95,7 @@ class Drafter(ABC):
     tree_shape: ClassVar[str] = ""  # how the tree is built, with default options
     copies_text: ClassVar[bool] = False  # whether it copies from ``known_text``, and so profits from a prediction
     draws_by_default: ClassVar[bool] = False  # whether children are sampled: seeds give other texts than plain
+    is_calibrated: ClassVar[bool] = False  # whether probabilities of nodes are learned acceptance rates
     Options: ClassVar[type[Any]] = NoOptions
     wants_prompt_logits: bool = False  # whether prefill computes logits for ``read_prompt``
     wants_logits: bool = True  # whether ``observe`` reads logits, not only emitted tokens and greedy choices

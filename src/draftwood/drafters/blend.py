@@ -83,6 +83,7 @@ class BlendDrafter(TransitionDrafter):
     guesses_from = "the text so far, logits of earlier passes, and optionally a draft head"
     tree_shape = "best-first over all sources"
     copies_text = True
+    is_calibrated = True
     Options = BlendOptions
     options: BlendOptions
     shared: _Shared

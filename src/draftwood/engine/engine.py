@@ -234,7 +234,8 @@ class Engine:
         """With budget ``auto``: requests of one drafter start from what earlier ones learned."""
         if self._costs is None:
             return None
-        return Sizer(self._costs, self._experience.setdefault(factory, Experience()))
+        first = Experience(is_calibrated=factory.cls.is_calibrated)
+        return Sizer(self._costs, self._experience.setdefault(factory, first))
 
     def _room(self) -> int:
         """Maximum tokens of prompt and output together."""

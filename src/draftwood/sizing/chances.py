@@ -26,8 +26,15 @@ ESTIMATES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # bucket edges of
 DEEP = 3  # all depths from here on share a bucket
 TRUST = 0.7  # sources overestimate: the part of an estimate that is believed before the first trial
 PRIOR_TRIALS = 3.0  # weight of the prior
+CALIBRATED_TRIALS = 100.0  # the same for drafters whose estimates are learned rates, which are believed in full
 DISCOUNT = 0.93  # of chances, since they are uncertain and costs are not
 KINDS_OF_A_SOURCE = (len(ESTIMATES) + 1) * (DEEP + 1) * 2
+
+
+RULES, CALIBRATED_RULES = (
+    RulesRecord(trust, prior_trials, DISCOUNT, DEEP, len(ESTIMATES), ESTIMATES)
+    for trust, prior_trials in ((TRUST, PRIOR_TRIALS), (1.0, CALIBRATED_TRIALS))
+)
 
 
 class _Numbers(dict[str, int]):
@@ -41,9 +48,10 @@ class _Numbers(dict[str, int]):
 class AcceptanceRecord:
     """Acceptance rates by kind, given that the parent was accepted."""
 
-    def __init__(self, decay: float, before: AcceptanceRecord | None = None) -> None:
-        """``before``: the record that provides the priors."""
+    def __init__(self, decay: float, before: AcceptanceRecord | None = None, *, is_calibrated: bool = False) -> None:
+        """``before``: the record that provides the priors. ``is_calibrated``: estimates are learned rates."""
         self.decay = decay
+        self.rules = before.rules if before else CALIBRATED_RULES if is_calibrated else RULES
         self._before = before
         self._numbers: _Numbers = _Numbers() if before is None else before._numbers
         self._counts = array("d")  # by kind: trials, hits; decayed
@@ -79,7 +87,8 @@ class AcceptanceRecord:
         believed = estimate if self._before is None else self._before._rate(place, estimate)
         counts = self._counts
         trials, hits = (counts[place], counts[place + 1]) if place < len(counts) else (0.0, 0.0)
-        return min(1.0, (hits + PRIOR_TRIALS * believed) / (trials + PRIOR_TRIALS))
+        prior_trials: float = self.rules.prior_trials
+        return min(1.0, (hits + prior_trials * believed) / (trials + prior_trials))
 
     def _note(self, place: int, right: float) -> None:
         self._make_room()
@@ -141,10 +150,10 @@ class PythonGuesses:
     def chances(self, tree: DraftTree) -> list[float]:
         """At most one sibling is right: later ones share what earlier ones leave."""
         rate, parents, probs = self._record.rate, tree.parents, tree.probs
-        chances, left = [1.0], [1.0] * len(tree)
+        chances, left, trust = [1.0], [1.0] * len(tree), self._record.rules.trust
         for node in range(1, len(tree)):
             parent = parents[node]
-            share = min(rate(self._kind(tree, node), TRUST * probs[node]), left[parent])
+            share = min(rate(self._kind(tree, node), trust * probs[node]), left[parent])
             left[parent] -= share
             chances.append(chances[parent] * share)
         return chances[1:]
@@ -180,15 +189,12 @@ def followed(tree: DraftTree, emitted: Sequence[int]) -> list[int]:
     return path[1:]
 
 
-RULES = RulesRecord(TRUST, PRIOR_TRIALS, DISCOUNT, DEEP, len(ESTIMATES), ESTIMATES)
-
-
 class CompiledGuesses:
     def __init__(self, core: Core, request: AcceptanceRecord, drafter: AcceptanceRecord) -> None:
         self._core = core
         self._request, self._drafter = request, drafter
         self._record = ExperienceRecord(
-            rules=ctypes.addressof(RULES), request_decay=request.decay, drafter_decay=drafter.decay
+            rules=ctypes.addressof(request.rules), request_decay=request.decay, drafter_decay=drafter.decay
         )
         self._tree: DraftTree | None = None
         self._columns: _Columns

@@ -71,8 +71,9 @@ def loads_of_others(loads: Sequence[Load]) -> list[Load]:
 class Experience:
     """What all requests of a drafter have shown; new ones start from it."""
 
-    def __init__(self) -> None:
-        self.record = AcceptanceRecord(DRAFTER_DECAY)
+    def __init__(self, *, is_calibrated: bool = False) -> None:
+        """``is_calibrated``: the drafter's own estimates are learned acceptance rates."""
+        self.record = AcceptanceRecord(DRAFTER_DECAY, is_calibrated=is_calibrated)
         self.draft_seconds = 0.0  # per cycle, running mean
         self.pause = 1  # length of the next pause, in cycles
         self.pause_left = 0  # cycles left of the current pause

@@ -80,12 +80,13 @@ class Account:
 def list_ways(head: str | None, budgets: Sequence[int] = BUDGETS) -> list[Way]:
     """Plain decoding, and the others at equal budgets and at those that ``auto`` chooses. ``head``: a draft head;
     None: there is none."""
-    drafting = [("chain", "sam", {}), ("tree", "blend", {})]
+    drafting: list[tuple[str, str, dict[str, Any]]] = [("chain", "sam", {}), ("tree", "blend", {})]
     if head is not None:
         drafting.append(("tree and head", "blend", {"sources": "context+transition+position+head", "head": head}))
-    ways = [Way("plain", "plain", {}, 1)]
-    return ways + [
-        Way(label, drafter, options, size) for label, drafter, options in drafting for size in (*budgets, "auto")
+    sizes: list[int | str] = [*budgets, "auto"]
+    return [
+        Way("plain", "plain", {}, 1),
+        *(Way(label, drafter, options, size) for label, drafter, options in drafting for size in sizes),
     ]
 
 

@@ -51,7 +51,9 @@ def _shipped_head(target: Target) -> str | None:
 
 def _report(accounts: Sequence[Account], best: Account, paint: Paint) -> list[str]:
     plain = accounts[0].tokens_per_second
-    cells = [("decoding", "budget", "positions", "tokens/pass", "draft ms", "verify ms", "cycle ms", "tokens/s", "")]
+    cells: list[tuple[str, ...]] = [
+        ("decoding", "budget", "positions", "tokens/pass", "draft ms", "verify ms", "cycle ms", "tokens/s", "")
+    ]
     for account in accounts:
         ratio = account.tokens_per_second / plain if plain else 0.0
         mark = paint(" best", BOLD) if account is best else ""
