@@ -69,7 +69,7 @@ typedef struct {
     float *queries; /* [queries][padded head], scaled */
     float *weights; /* [queries][BLOCK] */
     float *tail_weights; /* [queries][BLOCK] */
-    float *columns; /* [padded head][BLOCK]: keys, transposed */
+    float *columns; /* [padded head][COLUMNS]: keys, transposed */
     float *partial; /* [queries][partial size] */
     float *merged; /* [queries][partial size] */
     float *mixed; /* [TILE_ROWS][WIDE_COLUMNS], with tiles; also a query before it is rounded to bfloat16 */
@@ -166,14 +166,6 @@ static void gather_rows(const Model *m, const char *cache, const Context *contex
     memset(to + count * head, 0, (size_t)((round_up(count, 4) - count) * head) * sizeof(float));
 }
 
-static Tile gather_block(const Attention *job, const Workspace *w, const char *keys, const char *values,
-                         const Context *context, long first, long count) {
-    const Model *m = job->model;
-    gather_rows(m, keys, context, first, count, w->keys);
-    gather_rows(m, values, context, first, count, w->values);
-    return (Tile){(const char *)w->keys, (const char *)w->values, FLOAT32, count};
-}
-
 /* Whether a full contiguous block can be read in place: expanding it only pays off for many queries. */
 INLINE int in_place(const Attention *job, const Unit *unit, long block) {
     const Model *m = job->model;
@@ -229,27 +221,42 @@ INLINE void score(const int queries, const int type, const float *query, const c
         else score(queries, FLOAT32, x, tile->keys, head, count, to);                                             \
         break;
 
-#if VW == 16
-#define TRANSPOSED_QUERIES 12 /* from this many on keys are transposed to score them */
+#define TRANSPOSED_QUERIES 9 /* from this many on keys are transposed to score them */
 #define COLUMNS 32 /* keys transposed at a time: they stay in the first-level cache */
 
-/* to[i][COLUMNS] = number i of 16 rows: swaps the off-diagonal quarters of squares of 16, 8, 4 and 2. */
-INLINE void transpose_16(const float *from, long stride, float *to) {
+INLINE int scores_columns(const Model *m, long queries) {
+    return VW == 16 && queries >= TRANSPOSED_QUERIES && (m->head_dim == 64 || m->head_dim == 128);
+}
+
+#if VW == 16
+/* 16 rows of 16 words: swaps the off-diagonal quarters of squares of 16, 8, 4 and 2. */
+INLINE void transpose_16(vi v[16]) {
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    __m512 v[16];
-    UNROLL for (int i = 0; i < 16; i++) v[i] = (__m512)load(from + i * stride);
     UNROLL for (int half = 8; half; half /= 2) {
         const vi right = (lane & half) != 0; /* -1 or 0 */
         const __m512i first = (__m512i)((right & (16 + lane - half)) | (~right & lane));
         const __m512i second = (__m512i)((right & (16 + lane)) | (~right & (lane + half)));
         UNROLL for (int i = 0; i < 16; i++) {
             if (i & half) continue;
-            const __m512 low = v[i], high = v[i | half];
-            v[i] = _mm512_permutex2var_ps(low, first, high);
-            v[i | half] = _mm512_permutex2var_ps(low, second, high);
+            const __m512i low = (__m512i)v[i], high = (__m512i)v[i | half];
+            v[i] = (vi)_mm512_permutex2var_epi32(low, first, high);
+            v[i | half] = (vi)_mm512_permutex2var_epi32(low, second, high);
         }
     }
-    UNROLL for (int i = 0; i < 16; i++) store(to + i * COLUMNS, (vf)v[i]);
+}
+
+/* 16 keys of the cache, the last one again after `count`, as columns[padded head][COLUMNS] in the workspace's order. */
+INLINE void take_columns(const char *keys, const long type, long row_bytes, long count, float *columns) {
+    for (long at = 0; at < row_bytes; at += 64) {
+        vi v[16];
+        UNROLL for (int i = 0; i < 16; i++) v[i] = *(const vi_any *)(keys + min_long(i, count - 1) * row_bytes + at);
+        transpose_16(v);
+        UNROLL for (int i = 0; i < 16; i++) {
+            float *to = columns + (type == BFLOAT16 ? at / 2 + i : at / 4 + i) * COLUMNS;
+            store(to, (vf)(type == BFLOAT16 ? v[i] << 16 : v[i]));
+            if (type == BFLOAT16) store(to + VW * COLUMNS, (vf)(v[i] & (int32_t)0xffff0000));
+        }
+    }
 }
 
 /* Scores of one or two queries over 32 keys in columns: per lane of `score` a chain, then lane by lane what sum_lanes
@@ -290,28 +297,28 @@ INLINE void score_pairs(long queries, const float *query, const float *columns, 
     if (q < queries) score_columns(1, query + q * head, columns, head, out + q * BLOCK);
 }
 
-/* Of heads of 64 or 128 numbers. */
-static void score_transposed(long queries, const float *query, const float *keys, long head, long count, float *columns,
-                             float *out) {
+/* Scores over keys that lie side by side in the cache. */
+static void score_transposed(const Model *m, long queries, const float *query, const char *keys, long count,
+                             float *columns, float *out) {
+    const long row_bytes = m->head_dim * cache_item_bytes(m);
     for (long j = 0; j < count; j += COLUMNS, out += COLUMNS) {
-        for (long i = 0; i < COLUMNS && j + i < count; i += VW)
-            for (long d = 0; d < head; d += VW)
-                transpose_16(keys + (j + i) * head + d, head, columns + d * COLUMNS + i);
-        if (head == 64) score_pairs(queries, query, columns, 64, out);
+        for (long i = 0; i < COLUMNS && j + i < count; i += VW) {
+            const char *from = keys + (j + i) * row_bytes;
+            if (m->cache_type == BFLOAT16) take_columns(from, BFLOAT16, row_bytes, count - j - i, columns + i);
+            else take_columns(from, FLOAT32, row_bytes, count - j - i, columns + i);
+        }
+        if (m->head_dim == 64) score_pairs(queries, query, columns, 64, out);
         else score_pairs(queries, query, columns, 128, out);
     }
 }
+#else
+static void score_transposed(const Model *m, long queries, const float *query, const char *keys, long count,
+                             float *columns, float *out) {
+    (void)m, (void)queries, (void)query, (void)keys, (void)count, (void)columns, (void)out;
+}
 #endif
 
-static void score_all(long queries, const float *query, const Tile *tile, long head, long count, float *columns,
-                      float *out) {
-#if VW == 16
-    if (tile->type == FLOAT32 && queries >= TRANSPOSED_QUERIES && (head == 64 || head == 128)) {
-        score_transposed(queries, query, (const float *)tile->keys, head, count, columns, out);
-        return;
-    }
-#endif
-    (void)columns;
+static void score_all(long queries, const float *query, const Tile *tile, long head, long count, float *out) {
     for (long q = 0; q < queries; q += 4) {
         const float *x = query + q * head;
         float *to = out + q * BLOCK;
@@ -418,7 +425,7 @@ static void score_tail(const Attention *job, const Workspace *w, const Unit *uni
         const Tile tile = {(const char *)w->keys, NULL, FLOAT32, count};
         float few[4 * BLOCK]; /* padded scores would reach into the next query's */
         const long queries = min_long(4, group - q);
-        score_all(queries, query + q * head, &tile, head, round_up(count, 4), w->columns, few);
+        score_all(queries, query + q * head, &tile, head, round_up(count, 4), few);
         for (long i = 0; i < queries; i++)
             memcpy(scores + (q + i) * BLOCK, few + i * BLOCK, (size_t)count * sizeof(float));
     }
@@ -469,15 +476,17 @@ static void attend_unit_block(const Attention *job, const Workspace *w, const Un
         tails += extent.contiguous < extent.count;
     }
     const long shared = extent_of(longest, first).contiguous;
-    Tile tile = {0};
-    if (shared == BLOCK && in_place(job, unit, block)) {
-        const long bytes = first * m->head_dim * cache_item_bytes(m);
-        tile = (Tile){keys + bytes, values + bytes, m->cache_type, BLOCK};
-    } else if (shared) {
-        tile = gather_block(job, w, keys, values, longest, first, shared);
+    const long padded = round_up(shared, 4), row_bytes = m->head_dim * cache_item_bytes(m);
+    const char *own_keys = keys + first * row_bytes, *own_values = values + first * row_bytes;
+    Tile tile = {(const char *)w->keys, (const char *)w->values, FLOAT32, shared};
+    if (shared == BLOCK && in_place(job, unit, block)) tile = (Tile){own_keys, own_values, m->cache_type, BLOCK};
+    else gather_rows(m, values, longest, first, shared, w->values);
+    if (scores_columns(m, queries)) {
+        score_transposed(m, queries, w->queries, own_keys, shared, w->columns, w->weights);
+    } else {
+        if (tile.keys == (const char *)w->keys) gather_rows(m, keys, longest, first, shared, w->keys);
+        score_all(queries, w->queries, &tile, head, padded, w->weights);
     }
-    const long padded = round_up(shared, 4);
-    if (shared) score_all(queries, w->queries, &tile, head, padded, w->columns, w->weights);
     for (long r = 0; r < unit->rows && tails; r++) {
         const Extent extent = extent_of(unit->context + r, first);
         if (extent.contiguous < extent.count) score_tail(job, w, unit, keys, r, block, extent);

@@ -45,6 +45,7 @@ typedef uint32_t vu __attribute__((vector_size(4 * VW)));
 typedef int32_t vi __attribute__((vector_size(4 * VW)));
 typedef float vf_any __attribute__((vector_size(4 * VW), aligned(4), may_alias)); /* at any address */
 typedef uint32_t vu_any __attribute__((vector_size(4 * VW), aligned(2), may_alias));
+typedef int32_t vi_any __attribute__((vector_size(4 * VW), aligned(4), may_alias));
 
 typedef uint16_t bf16;
 
