@@ -23,7 +23,7 @@ from draftwood.sources.rowtable import NOTHING, IdRows, ScoreRows
 from draftwood.sources.transitions import CompiledTiers, PythonTiers, SuccessorArrays, TransitionTable
 from draftwood.tree import DraftTree, TreeBuilder
 from tests.conftest import random_parents
-from tests.tools.sizing import PROFILES
+from tests.tools.sizing import PROFILES, cut
 
 pytestmark = pytest.mark.skipif(load_core() is None, reason=f"no core: {CORE.why_unavailable()}")
 
@@ -39,6 +39,7 @@ def in_python() -> Iterator[None]:
     """Behave as on a machine without a compiler."""
     with (
         mock.patch("draftwood.sources.transitions.load_core", return_value=None),
+        mock.patch("draftwood.sources.context.load_core", return_value=None),
         mock.patch("draftwood.sizing.chances.load_core", return_value=None),
     ):
         yield
@@ -279,8 +280,8 @@ def test_sizes_are_the_same_whatever_was_learned(costs: str, calibrated: bool, n
         ours, theirs = compiled[which], python[which]
         assert ours._guesses.chances(tree) == theirs._guesses.chances(tree)
         load, context, seconds = Load(rng.choice([0, 5]), rng.choice([0.0, 2.5])), rng.choice([0, 700]), rng.random()
-        part = ours.cut(tree, context, seconds, load)
-        assert part == theirs.cut(tree, context, seconds, load)
+        part = cut(ours, tree, load, context, seconds)
+        assert part == cut(theirs, tree, load, context, seconds)
         assert (ours.expected, ours.wanted) == (theirs.expected, theirs.wanted)
         emitted = tokens_along(tree, random.Random(emitted_by))
         ours.note(tree, part, emitted)

@@ -8,13 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, VerifiedTree, make_factory
 from draftwood.engine import Engine, GenerationRequest, TokenEvent
-from draftwood.sizing.sizer import Load, loads_of_others
 from draftwood.targets.base import ForwardOutput, PendingPass, Segment
 from draftwood.targets.load import Loaded
 from draftwood.targets.native.target import NativeTarget
@@ -154,15 +151,6 @@ def test_batch_output_is_split_only_if_needed(monkeypatch: pytest.MonkeyPatch) -
     assert [told(events) for events in asked] == [told(events) for events in plain]
     emitted = [(tuple(entry.token_id for entry in e.logprobs), e.token_ids) for events in asked for e in events]
     assert all(named == token_ids for named, token_ids in emitted)
-
-
-@given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.5, 9.0)), max_size=12))
-def test_loads_of_others_are_sums(given_loads: list[tuple[int, float]]) -> None:
-    loads = [Load(*each) for each in given_loads]
-    for index, load in enumerate(loads_of_others(loads)):
-        others = loads[:index] + loads[index + 1 :]
-        assert load.positions == sum(other.positions for other in others)
-        assert load.tokens == pytest.approx(sum(other.tokens for other in others))
 
 
 def test_root_only_tree_has_int_token() -> None:

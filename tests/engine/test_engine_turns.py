@@ -245,3 +245,79 @@ def test_failed_launch_does_not_affect_running_pass() -> None:
         go_on()
     go_on()  # as a caller might do
     assert list(tokens.values()) == run(tiny_target(), params, "plain")
+
+
+class LateCodec(ByteTokenizer):
+    """Notes for every decoded text whether a pass was running."""
+
+    def __init__(self, target: LateTarget) -> None:
+        self.target = target
+        self.was_busy: list[bool] = []
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        self.was_busy.append(bool(self.target.flights))
+        return super().decode(ids, skip_special=skip_special)
+
+
+def run_late(target: LateTarget, codec: ByteTokenizer, *params: SamplingParams) -> list[list[int]]:
+    engine = Engine(target, codec, EngineOptions(budget=6, max_batch=len(PROMPTS)))
+    factory = make_factory("goose", {}, target.info)
+    ids = []
+    for prompt, wanted in zip(PROMPTS, params, strict=False):
+        ids += engine.submit(
+            GenerationRequest(prompt_ids=tuple(ByteTokenizer().encode(prompt)), params=wanted, drafter=factory)
+        )
+    tokens: dict[int, list[int]] = {request: [] for request in ids}
+    for event in engine.events(ids):
+        tokens[event.request_id] += event.token_ids
+    assert not engine.has_work
+    return list(tokens.values())
+
+
+@pytest.mark.parametrize("wanted", [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}])
+def test_text_is_written_while_the_next_pass_runs(wanted: dict[str, Any]) -> None:
+    params = [SamplingParams(max_tokens=20 + n, ignore_eos=True, **wanted) for n in range(3)]
+    late = LateTarget.made()
+    codec = LateCodec(late)
+    assert run_late(late, codec, *params) == run(tiny_target(), params)
+    assert sum(codec.was_busy) > 0.8 * len(codec.was_busy)  # not after the last pass
+    assert not late.flights
+
+
+def test_events_that_read_logits_are_written_before_the_next_pass() -> None:
+    params = [SamplingParams(max_tokens=20, ignore_eos=True, logprobs=2)] * 2
+    late = LateTarget.made()
+    codec = LateCodec(late)
+    assert run_late(late, codec, *params) == run(tiny_target(), params)
+    assert not any(codec.was_busy)
+
+
+def test_stop_string_ends_a_request_before_the_next_pass() -> None:
+    whole = run(tiny_target(), [SamplingParams(max_tokens=30)])[0]
+    text = ByteTokenizer().decode(whole)
+    stop = next(letter for letter in text[4:] if letter.isascii() and letter.isprintable())
+    params = SamplingParams(max_tokens=30, stop=(stop,))
+    late = LateTarget.made()
+    assert run_late(late, LateCodec(late), params) == run(tiny_target(), [params])
+    assert not late.flights
+
+
+def test_failed_launch_ahead_keeps_the_tokens_of_the_last_pass() -> None:
+    late, params = LateTarget.made(), SamplingParams(max_tokens=8, ignore_eos=True)
+    late.fails_at = 4
+    engine = Engine(late, ByteTokenizer(), EngineOptions(budget=1, max_batch=2))
+    factory = make_factory("plain", {}, late.info)
+    ids = engine.submit(GenerationRequest(prompt_ids=(65, 66), params=params, drafter=factory))
+    tokens: list[int] = []
+
+    def go_on() -> None:
+        for event in engine.events(ids):
+            tokens.extend(event.token_ids)
+
+    with pytest.raises(CapabilityError, match="no room"):
+        go_on()
+    assert tokens  # those of the pass before
+    go_on()
+    plain = Engine(tiny_target(), ByteTokenizer(), EngineOptions(budget=1))
+    ids = plain.submit(GenerationRequest(prompt_ids=(65, 66), params=params, drafter=factory))
+    assert tokens == [token for event in plain.events(ids) for token in event.token_ids]

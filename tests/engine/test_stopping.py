@@ -69,13 +69,14 @@ def test_pieces_of_valid_text_are_whole_characters(text: str) -> None:
 
 def test_stop_tokens() -> None:
     stop = StopTokens(SamplingParams(stop_token_ids=(5,)), [9], max_tokens=4)
-    assert [stop.reason(5, 1), stop.reason(9, 1), stop.reason(1, 3), stop.reason(1, 4)] == [
-        "stop",
-        "stop",
-        None,
-        "length",
+    assert [stop.first([1, 5, 1], 0), stop.first([9], 0), stop.first([1], 2), stop.first([1, 1, 1], 2)] == [
+        (2, "stop"),
+        (1, "stop"),
+        (1, None),
+        (2, "length"),
     ]
-    assert StopTokens(SamplingParams(ignore_eos=True), [9], 4).reason(9, 1) is None
+    assert stop.first([1, 9], 2) == (2, "stop")
+    assert StopTokens(SamplingParams(ignore_eos=True), [9], 4).first([9], 0) == (1, None)
 
 
 @given(

@@ -324,3 +324,15 @@ def test_acceptance_has_the_given_probability() -> None:
     for probability in (0.01, 0.5, 0.93):
         hits = sum(randomness.accept(probability) for _ in range(size))
         assert abs(hits / size - probability) < 4 * math.sqrt(probability * (1 - probability) / size)
+
+
+@pytest.mark.parametrize("vocab", [1, 511, 512, 513, 5000])
+def test_draw_finds_the_token_of_a_search_over_the_whole_vocabulary(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    for seed in range(50):
+        weights = rng.dirichlet(np.full(vocab, 0.1)) * (rng.random(vocab) < 0.7)
+        weights[rng.integers(vocab)] += 0.1
+        reached = np.cumsum(weights.astype(np.float32).astype(np.float64))
+        number = SeededRandomness(seed).upcoming(1)[0]
+        expected = int(np.searchsorted(reached, number * reached[-1], side="right"))
+        assert SeededRandomness(seed).draw(torch.from_numpy(weights.astype(np.float32))) == expected

@@ -147,10 +147,9 @@ def test_a_refined_curve_serves_the_running_request_and_the_next_run(monkeypatch
     Clock(5.0, FLAT, monkeypatch)
     target = large_target()
     found = probed(target)
-    by = Sizer(found, Experience())
-    assert by._seconds(8, 16)[7] > 0.1
+    assert found.seconds(8, 16)[7] > 0.1
     play(found, FLAT, 0.02, [1, 4, 8])
-    assert by._seconds(8, 16)[7] < 0.05
+    assert found.seconds(8, 16)[7] < 0.05
     assert load_profile(target.info) != found.profile
     keep_costs(target.info, found)
     assert known_costs(target).profile == found.profile
@@ -215,3 +214,12 @@ def test_a_measurement_replaces_an_estimate() -> None:
     measured = measure_costs(target)
     assert measured is not None
     assert measured.first is None
+
+
+def test_sizes_that_are_not_ready_cost_what_the_next_ready_one_does() -> None:
+    costs = LiveCosts(CostProfile((1, 101), (16,), ((1.0, 11.0),)))
+    plain = costs.seconds(100, 16)
+    ready = costs.seconds(100, 16, (4, 16, 48))
+    assert [ready[n - 1] for n in (1, 4, 5, 16, 17, 48)] == [plain[n - 1] for n in (4, 4, 16, 16, 48, 48)]
+    assert ready[48:] == plain[48:]  # beyond the last one nothing is known
+    assert costs.seconds(100, 16, (4, 16, 48)) is ready

@@ -14,13 +14,11 @@ import torch
 
 from draftwood import LLM, SamplingParams, Structured
 from draftwood.drafters import Drafter
-from draftwood.engine.accepting import accept
-from draftwood.engine.passes import Answer
+from draftwood.engine.accepting import accept_matching
 from draftwood.engine.session import Session
 from draftwood.sampling import Randomness, Warper
 from draftwood.sources import build_datastore, tokenizer_fingerprint
 from draftwood.structured import Structure, constrain
-from draftwood.targets.base import ForwardOutput
 from draftwood.tree import DraftTree
 from tests.tools.engine import CHOOSING, DRAWING, WildDrafter, make_llm
 from tests.tools.enumeration import KINDS, Case, Law, Shape, depth_of, difference, outcomes
@@ -154,9 +152,7 @@ def run_cycle(
     logits = torch.stack([after_start.probs(tuple(tree.path_tokens(node)))[0].log() for node in range(len(tree))])
     params = SamplingParams(temperature=1.0)
     session = SimpleNamespace(tree=tree, matcher=matcher, params=params, randomness=chance, warper=Warper(params, [0]))
-    output = ForwardOutput(logits, logits.argmax(-1), None)
-    answer = Answer(output, output.greedy_ids.tolist(), None)
-    accepted = accept(cast(Session, session), answer)
+    accepted = accept_matching(cast(Session, session), matcher, logits, logits.argmax(-1).tolist())
     tokens = accepted.token_ids(cast(DraftTree, tree))
     return tuple(tokens[: matcher.take_output(tokens)])
 

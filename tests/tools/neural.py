@@ -321,4 +321,4 @@ def with_wrong_proposals(tree: DraftTree) -> DraftTree:
         node: Proposal(proposal.token_ids, np.full(len(proposal.probs), 1.0 / len(proposal.probs)))
         for node, proposal in tree.proposals.items()
     }
-    return replace(tree, proposals=even)
+    return tree.replace(proposals=even)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwood.sizing.costs import SIZES, CostProfile
+from draftwood.sizing.cutting import Offer
 from draftwood.sizing.live import LiveCosts
-from draftwood.sizing.sizer import Experience, Load, Sizer
+from draftwood.sizing.sizer import Drafted, Experience, Load, Sizer, cut_drafted
 from draftwood.tree import DraftTree
 
 FREE = CostProfile(SIZES, (16,), ((1.0,) * len(SIZES),))
@@ -23,8 +24,10 @@ def sizer(costs: CostProfile = STEEP, drafter: Experience | None = None) -> Size
     return Sizer(LiveCosts(costs), drafter or Experience())
 
 
-def cut(by: Sizer, tree: DraftTree, load: Load = NO_LOAD) -> DraftTree:
-    return by.cut(tree, 16, 0.0, load)
+def cut(by: Sizer, tree: DraftTree, load: Load = NO_LOAD, context: int = 16, draft_seconds: float = 0.0) -> DraftTree:
+    """Cut the tree of a single request."""
+    drafted = Drafted(by, Offer(tree, len(tree), len(tree)), draft_seconds)
+    return by.cut_drawn(drafted, context, load) if tree.proposals else cut_drafted([drafted], context, load)[0]
 
 
 def play(by: Sizer, accepted: Sequence[int], tree: DraftTree = CHAIN) -> Sizer:

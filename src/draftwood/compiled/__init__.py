@@ -12,8 +12,19 @@ from draftwood.compiled.blend import (
     Learned,
 )
 from draftwood.compiled.chains import follow_texts
-from draftwood.compiled.core import CORE, Core, ExperienceRecord, GuessesRecord, RulesRecord, address_of, load_core
+from draftwood.compiled.context import MAX_SIZES, CompiledContext, extend_contexts
+from draftwood.compiled.core import CORE, Core, ExperienceRecord, RulesRecord, address_of, load_core
 from draftwood.compiled.drafted import CompiledDrafted
+from draftwood.compiled.outcomes import Outcomes
 from draftwood.compiled.places import CompiledPlaces
 from draftwood.compiled.positions import CompiledPositions
-from draftwood.compiled.table import CompiledTable
+from draftwood.compiled.spines import (
+    BYPASSES,
+    MAX_SPINE,
+    VOTES,
+    CompiledSpines,
+    SpineRules,
+    follow_spines,
+    propose_spines,
+)
+from draftwood.compiled.table import CompiledTable, learn_trees

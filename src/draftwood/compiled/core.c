@@ -1,7 +1,10 @@
 /* The per-cycle work of drafters as one library. */
 #include "blend.h"
 #include "chains.h"
+#include "context.h"
 #include "growth.h"
 #include "places.h"
 #include "sizing.h"
+#include "spines.h"
 #include "table.h"
+#include "trees.h"

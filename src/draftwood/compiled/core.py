@@ -31,6 +31,7 @@ class TableRecord(ctypes.Structure):
         ("initial_stride", c_int64),
         ("capacity", c_int64),
         ("used", c_int64),
+        ("room", c_int64),
         ("oldest", c_int64),
         ("latest", c_int64),
         ("bits", c_int64),
@@ -44,7 +45,7 @@ class TableRecord(ctypes.Structure):
 
 
 class RulesRecord(ctypes.Structure):
-    """``Rules`` of sizing.h; the next two classes are also from there."""
+    """``Rules`` of sizing.h; the next class is also from there."""
 
     _fields_ = (
         ("trust", c_double),
@@ -53,17 +54,6 @@ class RulesRecord(ctypes.Structure):
         ("deep", c_int64),
         ("num_edges", c_int64),
         ("edges", c_double * 16),
-    )
-
-
-class GuessesRecord(ctypes.Structure):
-    _fields_ = (
-        ("size", c_int64),
-        ("tokens", c_void_p),
-        ("parents", c_void_p),
-        ("depths", c_void_p),
-        ("sources", c_void_p),
-        ("probs", c_void_p),
     )
 
 
@@ -82,7 +72,7 @@ class Core:
     """The functions with their signatures; the headers document them."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
+        def function(name: str, result: type | None, *arguments: type) -> Callable[..., Any]:
             entry = getattr(library, f"draftwood_{name}")
             entry.restype, entry.argtypes = result, arguments
             return entry  # type: ignore[no-any-return]
@@ -92,6 +82,13 @@ class Core:
         self.learn_tree = function(
             "learn_tree", c_int, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 3
         )
+        self.find_full = function("find_full", c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64)
+        self.learn_trees = function("learn_trees", c_int, c_int64, *[c_void_p] * 8)
+        self.extend_contexts = function("extend_contexts", None, c_int64, *[c_void_p] * 3)
+        self.index_context = function("index_context", None, c_void_p)
+        self.match = function("match", c_int64, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
+        self.propose_spines = function("propose_spines", c_int, c_int64, c_void_p, c_void_p, c_int64, *[c_void_p] * 4)
+        self.follow_spines = function("follow_spines", None, c_int64, *[c_void_p] * 5)
         self.claim = function("claim", None, c_void_p, c_int64, c_void_p, c_void_p)
         self.order = function("order", None, c_void_p, c_void_p)
         self.rehash = function("rehash", None, c_void_p)
@@ -100,8 +97,11 @@ class Core:
         limits = (c_int64, c_void_p, c_int64, c_int64, c_double)
         self.spine_tree = function("spine_tree", c_int64, *context, *spine, *limits, c_void_p, c_void_p)
         self.chances = function("chances", None, c_void_p, c_void_p, c_void_p)
-        self.best_part = function("best_part", c_int64, *[c_void_p] * 4, c_double, c_void_p)
-        self.note = function("note", None, c_void_p, c_void_p, c_int64, c_void_p)
+        costs = (c_double, c_void_p, c_double, c_double)
+        self.cut = function("cut", c_int, c_int64, c_void_p, c_void_p, *costs, c_int64, *[c_void_p] * 4)
+        self.note = function("note", None, c_int64, *[c_void_p] * 4)
+        self.accept = function("accept", None, c_int64, *[c_void_p] * 6)
+        self.tally = function("tally", None, c_int64, *[c_void_p] * 4, c_int64, c_void_p, c_void_p)
         self.add_places = function("add_places", None, c_void_p, c_int64, c_void_p)
         self.index_places = function("index_places", None, c_void_p)
         verified = (c_int64, *[c_void_p] * 3, c_int64, c_void_p, c_int64)

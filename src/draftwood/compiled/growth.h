@@ -121,8 +121,9 @@ static int is_guess(const Growth *g, Row row, int64_t rank) {
 static void offer(Growth *g, int32_t node, int32_t previous, int32_t token, double value, int32_t depth, int64_t rank) {
     if (depth >= g->max_depth) return;
     const Row row = successors(g->table, previous, token);
-    if (is_guess(g, row, rank))
-        push(&g->queue, (Candidate){value * row.scores[rank], value, 0, rank, node, token, depth, row});
+    if (!is_guess(g, row, rank)) return;
+    prefetch_slot(g->table, token, row.ids[rank]);
+    push(&g->queue, (Candidate){value * row.scores[rank], value, 0, rank, node, token, depth, row});
 }
 
 /* Adds the spine; the root and all spine nodes become starts. */
@@ -177,6 +178,7 @@ static void grow_best_first(Growth *g) {
         after.rank++;
         if (is_guess(g, best.row, after.rank)) {
             after.value = best.parent_value * best.row.scores[after.rank];
+            prefetch_slot(g->table, best.token, best.row.ids[after.rank]);
             replace_first(queue, after);
         } else {
             pop_first(queue);
@@ -188,14 +190,12 @@ static void grow_best_first(Growth *g) {
     }
 }
 
-/* -- called from Python -------------------------------------------------------------------------------------------- */
-
 /* Grows a tree of at most `budget` nodes. Returns its size, or 0 if out of memory. `allowances`: number of branches of
- * the root and of the first spine nodes; the other spine nodes are not starts. The outputs have room for `budget`
- * nodes. */
-int64_t draftwood_spine_tree(const Table *table, int64_t previous, int64_t root, int64_t length, const int32_t *spine,
-                             const double *trust, int64_t num_allowances, const int64_t *allowances, int64_t budget,
-                             int64_t branch_depth, double min_score, int32_t *nodes, double *probs) {
+ * the root and of the first spine nodes; the other spine nodes are not starts. The columns tokens, parents and depths
+ * start at `ints`, `stride` apart, and have room for `budget` nodes. */
+static int64_t grow_spine(const Table *table, int64_t previous, int64_t root, int64_t length, const int32_t *spine,
+                          const double *trust, int64_t num_allowances, const int64_t *allowances, int64_t budget,
+                          int64_t branch_depth, double min_score, int64_t stride, int32_t *ints, double *probs) {
     const size_t room = (size_t)budget;
     char *memory = malloc(room * (sizeof(Candidate) + sizeof(Start) + 2 * sizeof(int32_t)));
     if (!memory) return 0;
@@ -204,7 +204,7 @@ int64_t draftwood_spine_tree(const Table *table, int64_t previous, int64_t root,
     int32_t *links = (int32_t *)(starts + room);
     Growth g = {
         .table = table,
-        .tree = {0, budget, nodes, nodes + room, nodes + 2 * room, probs, links, links + room},
+        .tree = {0, budget, ints, ints + stride, ints + 2 * stride, probs, links, links + room},
         .starts = starts,
         .queue = {heap, 0, 0},
         .min_score = min_score,
@@ -218,6 +218,15 @@ int64_t draftwood_spine_tree(const Table *table, int64_t previous, int64_t root,
     grow_best_first(&g);
     free(memory);
     return g.tree.size;
+}
+
+/* -- called from Python -------------------------------------------------------------------------------------------- */
+
+int64_t draftwood_spine_tree(const Table *table, int64_t previous, int64_t root, int64_t length, const int32_t *spine,
+                             const double *trust, int64_t num_allowances, const int64_t *allowances, int64_t budget,
+                             int64_t branch_depth, double min_score, int32_t *nodes, double *probs) {
+    return grow_spine(table, previous, root, length, spine, trust, num_allowances, allowances, budget, branch_depth,
+                      min_score, budget, nodes, probs);
 }
 
 #endif

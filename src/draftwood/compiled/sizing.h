@@ -1,9 +1,11 @@
-/* Acceptance probabilities of guesses and the best tree size; bit-identical to sizing/chances.py. */
+/* Acceptance probabilities of guesses, and the parts of the trees of a batch that pay; identical to sizing/chances.py. */
 #ifndef DRAFTWOOD_SIZING_H
 #define DRAFTWOOD_SIZING_H
 
-#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
+
+#include "trees.h"
 
 #define MAX_EDGES 16
 
@@ -12,13 +14,6 @@ typedef struct {
     int64_t deep, num_edges;
     double edges[MAX_EDGES]; /* bin edges of the sources' own estimates */
 } Rules;
-
-/* A tree as columns; sources are integers. */
-typedef struct {
-    int64_t size;
-    const int32_t *tokens, *parents, *depths, *sources;
-    const double *probs;
-} Guesses;
 
 /* Per kind: trials and hits. */
 typedef struct {
@@ -32,13 +27,14 @@ typedef struct {
     int64_t last_was_right;
 } Experience;
 
-static int64_t kind_of(const Experience *e, const Guesses *g, int64_t node) {
+static int64_t kind_of(const Experience *e, const Tree *t, int64_t node) {
     const Rules *r = e->rules;
+    const int64_t depth_of_node = depths_of(t)[node];
     int64_t estimate = 0;
-    while (estimate < r->num_edges && r->edges[estimate] <= g->probs[node]) estimate++;
-    const int64_t depth = g->depths[node] < r->deep ? g->depths[node] : r->deep;
-    const int64_t in_run = e->last_was_right && g->depths[node] == 1;
-    return ((g->sources[node] * (r->num_edges + 1) + estimate) * (r->deep + 1) + depth) * 2 + in_run;
+    while (estimate < r->num_edges && r->edges[estimate] <= t->probs[node]) estimate++;
+    const int64_t depth = depth_of_node < r->deep ? depth_of_node : r->deep;
+    const int64_t in_run = e->last_was_right && depth_of_node == 1;
+    return ((sources_of(t)[node] * (r->num_edges + 1) + estimate) * (r->deep + 1) + depth) * 2 + in_run;
 }
 
 static double rate(const Record *record, int64_t kind, double prior_trials, double believed) {
@@ -54,13 +50,14 @@ static void count(Record *record, int64_t kind, double right) {
 }
 
 /* Acceptance probability of every node; 1 for the root. Siblings share a total of 1, earlier ones first. */
-static void find_chances(const Experience *e, const Guesses *g, double *chances, double *left) {
+static void find_chances(const Experience *e, const Tree *t, double *chances, double *left) {
     const Rules *r = e->rules;
-    for (int64_t node = 0; node < g->size; node++) left[node] = 1.0;
+    const int32_t *parents = parents_of(t);
+    for (int64_t node = 0; node < t->size; node++) left[node] = 1.0;
     chances[0] = 1.0;
-    for (int64_t node = 1; node < g->size; node++) {
-        const int64_t kind = kind_of(e, g, node), parent = g->parents[node];
-        const double believed = rate(&e->drafter, kind, r->prior_trials, r->trust * g->probs[node]);
+    for (int64_t node = 1; node < t->size; node++) {
+        const int64_t kind = kind_of(e, t, node), parent = parents[node];
+        const double believed = rate(&e->drafter, kind, r->prior_trials, r->trust * t->probs[node]);
         double share = rate(&e->request, kind, r->prior_trials, believed);
         if (left[parent] < share) share = left[parent];
         left[parent] -= share;
@@ -68,63 +65,144 @@ static void find_chances(const Experience *e, const Guesses *g, double *chances,
     }
 }
 
+/* -- cutting ------------------------------------------------------------------------------------------------------- */
+
+/* What a drafter offers for one request, and the limits of its tree. */
+typedef struct {
+    Tree tree;
+    const Experience *experience;
+    int64_t room, max_depth;
+} Offered;
+
+/* A node that may be kept. Keys of better nodes are smaller; equal chances keep their order, parents first. */
+static inline uint64_t sort_key(double chance, uint64_t index) {
+    const float rounded = (float)chance; /* not negative, so that its bits are ordered as its value */
+    uint32_t bits;
+    memcpy(&bits, &rounded, sizeof bits);
+    return (uint64_t)(UINT32_MAX - bits) << 32 | index;
+}
+
+/* Merge sort; the result is in `keys`. */
+static void sort_keys(uint64_t *keys, uint64_t *spare, int64_t n) {
+    for (int64_t start = 0; start < n; start += 8) { /* short runs by insertion */
+        const int64_t end = start + 8 < n ? start + 8 : n;
+        for (int64_t i = start + 1; i < end; i++) {
+            const uint64_t key = keys[i];
+            int64_t at = i;
+            for (; at > start && keys[at - 1] > key; at--) keys[at] = keys[at - 1];
+            keys[at] = key;
+        }
+    }
+    uint64_t *from = keys, *to = spare;
+    for (int64_t width = 8; width < n; width *= 2) {
+        for (int64_t start = 0; start < n; start += 2 * width) {
+            const int64_t middle = start + width < n ? start + width : n, end = middle + width < n ? middle + width : n;
+            int64_t a = start, b = middle;
+            for (int64_t i = start; i < end; i++) to[i] = a < middle && (b == end || from[a] < from[b]) ? from[a++] : from[b++];
+        }
+        uint64_t *last = from;
+        from = to, to = last;
+    }
+    if (from != keys) memcpy(keys, from, n * sizeof *keys);
+}
+
+/* Copies the kept nodes of a tree to node `start` of a forest and renumbers their parents. Returns how many. */
+static int64_t copy_kept(const Tree *t, const uint8_t *kept, int32_t *numbers, int64_t stride, int32_t *ints,
+                         double *probs, int64_t start) {
+    int64_t size = 0;
+    for (int64_t node = 0; node < t->size; node++) {
+        if (!kept[node]) continue;
+        int32_t *to = ints + start + size;
+        to[0] = t->tokens[node];
+        to[stride] = node ? numbers[parents_of(t)[node]] : -1;
+        to[2 * stride] = depths_of(t)[node];
+        to[3 * stride] = sources_of(t)[node];
+        probs[start + size] = t->probs[node];
+        numbers[node] = (int32_t)size++;
+    }
+    return size;
+}
+
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
 /* `chances` must have room for twice the number of nodes. */
-void draftwood_chances(const Experience *e, const Guesses *g, double *chances) {
-    find_chances(e, g, chances, chances + g->size);
+void draftwood_chances(const Experience *e, const Tree *t, double *chances) {
+    find_chances(e, t, chances, chances + t->size);
 }
 
-/* Returns the number of nodes that maximises tokens per second; `kept` receives these nodes, ascending. `tokens` is the
- * expected number of tokens of other requests in the pass; on return, that of this tree. `seconds`: duration of passes
- * by number of nodes. */
-int64_t draftwood_best_part(const Experience *e, const Guesses *g, double *tokens, const double *seconds,
-                            double drafting, int32_t *kept) {
-    const int64_t size = g->size;
-    double *chances = malloc(2 * size * sizeof *chances + size * sizeof(int32_t));
-    if (!chances) return 0;
-    int32_t *nodes = (int32_t *)(chances + 2 * size);
-    find_chances(e, g, chances, chances + size);
-    for (int64_t node = 1; node < size; node++) chances[node] *= e->rules->hope;
-    for (int64_t i = 0; i < size; i++) { /* insertion sort by falling chance; stable */
-        int64_t at = i;
-        for (; at > 0 && chances[nodes[at - 1]] < chances[i]; at--) nodes[at] = nodes[at - 1];
-        nodes[at] = (int32_t)i;
-    }
-    double sum = *tokens, best_rate = 0.0, best_tokens = 0.0, first_tokens = 0.0;
-    int64_t best = 0;
-    for (int64_t i = 0; i < size; i++) {
-        sum += chances[nodes[i]];
-        if (i == 0) first_tokens = sum;
-        const double rate = sum / (seconds[i] + drafting);
-        if (i == 0 || rate > best_rate) best = i + 1, best_rate = rate, best_tokens = sum;
-    }
-    for (int64_t i = 0; i < best; i++) {
-        int64_t at = i;
-        for (; at > 0 && kept[at - 1] > nodes[i]; at--) kept[at] = kept[at - 1];
-        kept[at] = nodes[i];
-    }
-    *tokens = 1.0 + (best_tokens - first_tokens) / e->rules->hope;
-    free(chances);
-    return best;
-}
-
-/* Counts the guesses that the emitted tokens decide: the children of the root and of every right guess. */
-void draftwood_note(Experience *e, const Guesses *g, int64_t num_emitted, const int32_t *emitted) {
-    int64_t node = 0, right = 0, first_is_right = 0;
-    for (int64_t i = 0; i < num_emitted && right >= 0; i++, node = right) {
-        right = -1;
-        for (int64_t child = node + 1; child < g->size; child++) {
-            if (g->parents[child] != node) continue;
-            const int64_t kind = kind_of(e, g, child);
-            const int is_right = g->tokens[child] == emitted[i];
-            if (is_right) right = child;
-            count(&e->request, kind, is_right);
-            count(&e->drafter, kind, is_right);
+/* Cuts the trees of a batch to the nodes that maximise tokens per second, whichever requests they belong to.
+ * `seconds`: duration of a pass over 1, 2, ... positions more than those of other requests; `fixed`: seconds that do
+ * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. The forest
+ * `ints [4][stride], probs [stride]` receives the trees side by side; `sizes` their sizes, `expected` their tokens.
+ * Returns 0 if out of memory. */
+int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double tokens, const double *seconds,
+                  double fixed, double per_node, int64_t stride, int32_t *ints, double *probs, int64_t *sizes,
+                  double *expected) {
+    int64_t total = 0, num_keys = 0;
+    for (int64_t i = 0; i < n; i++) total += offers[i].tree.size;
+    char *memory = malloc(total * (2 * sizeof(double) + 2 * sizeof(uint64_t) + sizeof(int32_t) + 1));
+    if (!memory) return 0;
+    double *chances = (double *)memory, *left = chances + total;
+    uint64_t *keys = (uint64_t *)(left + total);
+    int32_t *numbers = (int32_t *)(keys + 2 * total);
+    uint8_t *kept = (uint8_t *)(numbers + total);
+    for (int64_t i = 0, first = 0; i < n; first += offers[i++].tree.size) {
+        const Offered *o = &offers[i];
+        const int32_t *depths = depths_of(&o->tree);
+        find_chances(o->experience, &o->tree, chances + first, left + first);
+        kept[first] = 1;
+        for (int64_t node = 1; node < o->tree.size; node++) {
+            kept[first + node] = 0;
+            chances[first + node] *= rules->hope;
+            if (node < o->room && depths[node] <= o->max_depth)
+                keys[num_keys++] = sort_key(chances[first + node], (uint64_t)(first + node));
         }
-        if (i == 0) first_is_right = right >= 0;
+        tokens += 1.0;
     }
-    e->last_was_right = first_is_right;
+    sort_keys(keys, keys + total, num_keys);
+    double best_rate = tokens / (seconds[n - 1] + fixed);
+    int64_t best = 0;
+    for (int64_t i = 1; i <= num_keys; i++) {
+        tokens += chances[(uint32_t)keys[i - 1]];
+        const double rate = tokens / (seconds[n + i - 1] + fixed + per_node * (double)i);
+        if (rate > best_rate) best = i, best_rate = rate;
+    }
+    for (int64_t i = 0; i < best; i++) kept[(uint32_t)keys[i]] = 1;
+    for (int64_t i = 0, first = 0, start = 0; i < n; first += offers[i++].tree.size) {
+        const Tree *t = &offers[i].tree;
+        sizes[i] = copy_kept(t, kept + first, numbers, stride, ints, probs, start);
+        start += sizes[i];
+        expected[i] = 1.0;
+        for (int64_t node = 1; node < t->size; node++)
+            if (kept[first + node]) expected[i] += chances[first + node] / rules->hope;
+    }
+    free(memory);
+    return 1;
+}
+
+/* Counts the guesses that the emitted tokens of each request decide: the children of the root and of every right
+ * guess. `emitted` holds the tokens of all requests, `lengths` how many each has. */
+void draftwood_note(int64_t n, Experience *const *experiences, const Tree *trees, const int64_t *lengths,
+                    const int32_t *emitted) {
+    for (int64_t i = 0; i < n; emitted += lengths[i++]) {
+        Experience *e = experiences[i];
+        const Tree *t = &trees[i];
+        const int32_t *parents = parents_of(t);
+        int64_t node = 0, right = 0, first_is_right = 0;
+        for (int64_t k = 0; k < lengths[i] && right >= 0; k++, node = right) {
+            right = -1;
+            for (int64_t child = node + 1; child < t->size; child++) {
+                if (parents[child] != node) continue;
+                const int64_t kind = kind_of(e, t, child);
+                const int is_right = t->tokens[child] == emitted[k];
+                if (is_right) right = child;
+                count(&e->request, kind, is_right);
+                count(&e->drafter, kind, is_right);
+            }
+            if (k == 0) first_is_right = right >= 0;
+        }
+        e->last_was_right = first_is_right;
+    }
 }
 
 #endif

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "trees.h"
+
 #define NONE (-1) /* end of the list of rows; also the token that pads short rows */
 
 typedef struct {
@@ -19,7 +21,7 @@ typedef struct {
     const int32_t *initial_ids; /* [vocab], rows initial_stride apart, or NULL: initial successors */
     const float *initial_scores;
     int64_t initial_stride;
-    int64_t capacity, used; /* rows of pairs; capacity 0: no pairs */
+    int64_t capacity, used, room; /* rows of pairs; capacity 0: no pairs; room: that memory is reserved for */
     int64_t oldest, latest; /* rows */
     int64_t bits; /* log2 of the number of slots */
     int32_t *slots; /* [1 << bits] */
@@ -105,6 +107,27 @@ static int64_t claim(Table *t, uint64_t key) {
     return row;
 }
 
+/* Tables are far larger than caches, and a cycle reads and writes dozens of rows in places that it knows beforehand.
+ * These fetch what `find` and `learn` read first, and what they read next. */
+static inline void prefetch_slot(const Table *t, int64_t previous, int64_t token) {
+    if (token < 0 || token >= t->vocab) return;
+    if (t->capacity) __builtin_prefetch(t->slots + home_slot(t, pair_key(previous, token)));
+    __builtin_prefetch(t->known + token);
+    __builtin_prefetch(t->ids + token * t->width);
+    __builtin_prefetch(t->scores + token * t->width);
+}
+
+static inline void prefetch_row(const Table *t, int64_t previous, int64_t token) {
+    if (!t->capacity) return;
+    const int64_t row = t->slots[home_slot(t, pair_key(previous, token))] - 1;
+    if (row < 0) return;
+    __builtin_prefetch(t->keys + row);
+    __builtin_prefetch(t->older + row);
+    __builtin_prefetch(t->later + row);
+    __builtin_prefetch(t->pair_ids + row * t->width);
+    __builtin_prefetch(t->pair_scores + row * t->width);
+}
+
 /* Finds the successors of two tokens: the row of the pair, else BY_TOKEN, INITIAL or NOT_FOUND. */
 static int64_t find(const Table *t, int64_t previous, int64_t token) {
     if (t->capacity) {
@@ -163,10 +186,10 @@ int draftwood_learn(Table *t, int64_t n, const int32_t *previous, const int32_t 
     return 0;
 }
 
-/* Stores the rows of a tree's nodes, those of a path last. `before`: the token before the root. Also returns nonzero if
- * a node does not follow its parent or the path does not ascend. */
-int draftwood_learn_tree(Table *t, int64_t n, const int32_t *tokens, const int32_t *parents, int64_t before,
-                         int64_t length, const int32_t *path, const int32_t *ids, const float *scores) {
+/* Stores the rows of a tree's nodes, those of a path last. `before`: the token before the root. Returns nonzero without
+ * writing if a token is invalid, a node does not follow its parent or the path does not ascend. */
+static int learn_tree(Table *t, int64_t n, const int32_t *tokens, const int32_t *parents, int64_t before,
+                      int64_t length, const int32_t *path, const int32_t *ids, const float *scores) {
     if (!are_tokens(t, n, tokens)) return 1;
     for (int64_t node = 1; node < n; node++)
         if (parents[node] < 0 || parents[node] >= node) return 1;
@@ -178,6 +201,48 @@ int draftwood_learn_tree(Table *t, int64_t n, const int32_t *tokens, const int32
     }
     for (int64_t i = 0; i < length; i++) learn_node(t, path[i], tokens, parents, before, ids, scores);
     return 0;
+}
+
+int draftwood_learn_tree(Table *t, int64_t n, const int32_t *tokens, const int32_t *parents, int64_t before,
+                         int64_t length, const int32_t *path, const int32_t *ids, const float *scores) {
+    return learn_tree(t, n, tokens, parents, before, length, path, ids, scores);
+}
+
+static inline void prefetch_tree(const Table *table, const Tree *t, int64_t before,
+                                 void (*prefetch)(const Table *, int64_t, int64_t)) {
+    const int32_t *parents = parents_of(t);
+    for (int64_t node = 0; node < t->size; node++)
+        prefetch(table, node && parents[node] >= 0 ? t->tokens[parents[node]] : before, t->tokens[node]);
+}
+
+/* Returns the first table from `start` on that may lack memory for the rows of its tree, or -1. `total`: if positive,
+ * the rows of all trees, which share tables. */
+int64_t draftwood_find_full(int64_t n, Table *const *tables, const Tree *trees, int64_t total, int64_t start) {
+    for (int64_t i = start; i < n; i++) {
+        const Table *t = tables[i];
+        int64_t needed = t->used + (total > 0 ? total : trees[i].size);
+        if (needed > t->capacity) needed = t->capacity;
+        if (needed > t->room || needed > INT64_C(1) << t->bits >> 1) return i;
+    }
+    return -1;
+}
+
+/* The same for the trees of many requests, each with its own table, in order. `rows`: the first row of each tree in
+ * `ids` and `scores`. Returns nonzero if a tree is invalid; the others are stored. */
+int draftwood_learn_trees(int64_t n, Table *const *tables, const Tree *trees, const int64_t *before,
+                          const int64_t *lengths, const int32_t *paths, const int64_t *rows, const int32_t *ids,
+                          const float *scores) {
+    int failed = 0;
+    for (int64_t i = 0; i < n; paths += lengths[i++]) {
+        const Tree *t = &trees[i];
+        const int64_t first = rows[i] * tables[i]->width;
+        if (i == 0) prefetch_tree(tables[0], t, before[0], prefetch_slot);
+        if (i + 1 < n) prefetch_tree(tables[i + 1], t + 1, before[i + 1], prefetch_slot);
+        prefetch_tree(tables[i], t, before[i], prefetch_row);
+        failed |= learn_tree(tables[i], t->size, t->tokens, parents_of(t), before[i], lengths[i], paths, ids + first,
+                             scores + first);
+    }
+    return failed;
 }
 
 void draftwood_claim(Table *t, int64_t n, const uint64_t *keys, int64_t *rows) {

@@ -1,5 +1,7 @@
 """The transition table in C: owns its memory and calls the functions of table.h."""
 
+from __future__ import annotations
+
 import ctypes
 from array import array
 from collections.abc import Sequence
@@ -9,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood.compiled.core import Core, TableRecord, address_of
+from draftwood.compiled.outcomes import Outcomes
 
 IdRows = npt.NDArray[np.int32]
 ScoreRows = npt.NDArray[np.float32]
@@ -140,7 +143,7 @@ class CompiledTable:
 
     def _resize_rows(self, count: int) -> None:
         """Allocate ``count`` rows and copy the used ones."""
-        width = self.width
+        width, self._record.room = self.width, count
         self.keys = self._reallocate("keys", (count,), np.uint64)
         self.older = self._reallocate("older", (count,), np.int32)
         self.later = self._reallocate("later", (count,), np.int32)
@@ -164,6 +167,39 @@ class CompiledTable:
     def _point_to(self, field: str, memory: npt.NDArray[Any]) -> None:
         """Store an address in the record; this object keeps the memory alive."""
         setattr(self._record, field, memory.ctypes.data)
+
+
+def learn_trees(
+    tables: Sequence[CompiledTable],
+    befores: Sequence[int],
+    outcomes: Outcomes,
+    first_rows: Sequence[int],
+    ids: IdRows,
+    scores: ScoreRows,
+) -> None:
+    """As ``learn_tree`` for each verified tree, in one call. ``befores``: the tokens before the roots;
+    ``first_rows``: of the trees, in ``ids`` and ``scores [R, K]``."""
+    find_full = tables[0].core.find_full
+    memory = array("q", [table.address for table in tables]), array("q", befores), array("q", first_rows)
+    table_addresses, before_tokens, rows = [part.buffer_info()[0] for part in memory]
+    if {table.width for table in tables} != {ids.shape[1]} or scores.shape != ids.shape:
+        raise ValueError(f"rows {ids.shape} and {scores.shape}")
+    total, full = len(ids) if len(set(memory[0])) < len(tables) else 0, -1
+    while (full := find_full(len(tables), table_addresses, outcomes.memory.places, total, full + 1)) >= 0:
+        tables[full]._reserve(total or len(outcomes.trees[full]))
+    kept = _contiguous(ids, np.int32), _contiguous(scores, np.float32)
+    if tables[0].core.learn_trees(
+        len(tables),
+        table_addresses,
+        outcomes.memory.places,
+        before_tokens,
+        outcomes.memory.path_lengths,
+        outcomes.memory.path_nodes,
+        rows,
+        address_of(kept[0]),
+        address_of(kept[1]),
+    ):
+        raise IndexError("a verified tree has a token outside the vocabulary or an invalid path")
 
 
 def _contiguous(rows: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:

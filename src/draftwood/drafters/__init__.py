@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from draftwood.drafters.base import Drafter, DraftRequest, NoOptions, PromptRows, VerifiedTree
+from draftwood.drafters.base import Drafter, DraftRequest, NoOptions, PromptRows, VerifiedBatch, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int
 from draftwood.drafters.memory import parse_memory
 from draftwood.drafters.plain import PlainDrafter

@@ -8,8 +8,10 @@
 
 A drafter never sees the target's cache. State that all requests of one model share (a corpus, a head) is created once
 by ``share``, or by ``attach`` if that needs the target itself. What a drafter learns is kept in a memory
-(``new_memory``), whose scope sets how long it lives (memory.py). Drafters that run their own model draft for all
-requests in one batch (``propose_batch``).
+(``new_memory``), whose scope sets how long it lives (memory.py).
+
+A drafter may also work for all requests of a batch at once (``propose_batch``, ``observe_batch``): one that runs a
+model of its own, or one whose work is a call into C.
 """
 
 from abc import ABC, abstractmethod
@@ -20,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from draftwood.compiled import Outcomes
 from draftwood.config import SamplingParams
 from draftwood.drafters.memory import Memory
 from draftwood.targets import Target, TargetInfo, TopRows, top_rows
@@ -74,6 +77,14 @@ class VerifiedTree(NamedTuple):
         return _best(self.logits, self.top, k, rows)
 
 
+class VerifiedBatch(NamedTuple):
+    """The verified trees of several requests."""
+
+    outcomes: Outcomes
+    first_rows: Sequence[int]  # of each tree, in ``top``
+    top: TopRows | None  # of all rows of the pass: at least ``wants_top`` entries each; None if that is 0
+
+
 def _best(logits: torch.Tensor, top: TopRows | None, k: int, rows: Sequence[int] | None = None) -> TopRows:
     """Use the entries that the target computed if there are enough, else compute them from the logits."""
     if top is None or top.ids.shape[1] < k:
@@ -102,6 +113,8 @@ class Drafter(ABC):
     wants_top: int = 0  # top entries per row that the target computes in the same pass, for ``best(k)``
     wants_taps: tuple[int, ...] = ()  # layers whose hidden states it reads, as in ``Target.set_taps``
     drafts_in_batch: bool = False  # whether ``propose_batch`` does more than call ``propose`` in a loop
+    learns_in_batch: bool = False  # whether ``observe_batch`` may replace ``observe``; it reads only top entries
+    runs_model: bool = False  # whether it drafts with a model, on the target's device
 
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         self.options = options
@@ -150,6 +163,11 @@ class Drafter(ABC):
 
     def observe(self, verified: VerifiedTree) -> None:
         """Learn from a verified tree and append the emitted tokens."""
+
+    @classmethod
+    def observe_batch(cls, drafters: Sequence[Any], verified: VerifiedBatch) -> None:
+        """As ``observe`` for several requests of one LLM; used if all of them set ``learns_in_batch``."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """Release what the request holds."""

@@ -124,7 +124,7 @@ class BlendDrafter(TransitionDrafter):
 
             self._head = BlendHead(BlendHead.Options(), shared.head)
             self.wants_taps = self._head.wants_taps
-            self.drafts_in_batch = True
+            self.drafts_in_batch = self.runs_model = True
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)

@@ -1,13 +1,26 @@
 """GOOSE: a spine of copied text with branches from the transition table, sized by how often copies are accepted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from draftwood.drafters.base import DraftRequest, VerifiedTree
+from draftwood.compiled import BYPASSES as COMPILED_BYPASSES
+from draftwood.compiled import (
+    MAX_SPINE,
+    VOTES,
+    CompiledSpines,
+    Outcomes,
+    SpineRules,
+    extend_contexts,
+    follow_spines,
+    propose_spines,
+)
+from draftwood.drafters.base import DraftRequest, VerifiedBatch, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int, check_ngrams, check_order
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
-from draftwood.growth import SPINE, SpineBudget, grow_spine_tree
-from draftwood.sources import ContextMatch, Match, SuffixAutomaton
-from draftwood.tree import BYPASS, DraftTree
+from draftwood.growth import BRANCH, SPINE, SpineBudget, grow_spine_tree
+from draftwood.sources import CompiledContextMatch, ContextMatch, Match, SuffixAutomaton, new_context
+from draftwood.tree import BYPASS, SOURCE_NUMBERS, DraftTree
 
 BYPASSES = ("auto", "copied", "matched", "never")
 MATCHES = ("ngrams", "suffix")
@@ -69,24 +82,54 @@ class GooseOptions:
 
 
 class GooseDrafter(TransitionDrafter):
+    """With the usual options the trees of all requests are grown in one call (compiled/spines.h)."""
+
     name = "goose"
     summary = "A spine of copied text with branches from recycled logits, sized by the running acceptance rate"
     guesses_from = "the text so far, and logits of earlier passes"
     tree_shape = "spine of copied tokens with branches"
     copies_text = True
     Options = GooseOptions
+    drafts_in_batch = True
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
         self._context = self._new_context()
         self._context.extend(request.known_text)
-        self._spine_rate = self.options.start_rate
+        self._own_rate = self.options.start_rate
+        self._spines = self._compile()
+        self.learns_in_batch = self._spines is not None and self.options.harvest == "all"
+        if self._spines is not None:
+            self._spines.start(*self.anchor)
+
+    @classmethod
+    def propose_batch(cls, drafters: Sequence["GooseDrafter"], budgets: Sequence[int]) -> list[DraftTree]:
+        spines = [drafter._spines for drafter in drafters]
+        compiled = [each for each in spines if each is not None]
+        if len(compiled) < len(spines):
+            return [drafter._propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
+        trees = propose_spines(compiled, budgets)
+        return [
+            DraftTree.root_only(drafter._tail[-1]) if tree is None else tree
+            for drafter, tree in zip(drafters, trees, strict=True)
+        ]
+
+    @classmethod
+    def observe_batch(cls, drafters: Sequence["GooseDrafter"], verified: VerifiedBatch) -> None:
+        cls.learn_batch(drafters, verified)
+        spines = [drafter._spines for drafter in drafters if drafter._spines is not None]
+        contexts = [each.index for drafter in drafters if isinstance(each := drafter._context, CompiledContextMatch)]
+        follow_spines(spines, verified.outcomes, [token for drafter in drafters for token in drafter.anchor])
+        extend_contexts(contexts, verified.outcomes)
 
     def propose(self, budget: int) -> DraftTree:
+        return self.propose_batch([self], [budget])[0]
+
+    def _propose(self, budget: int) -> DraftTree:
         options = self.options
         match = self._match()
         tokens, trust = (match.tokens, match.trust()) if match else ([], [])
-        if match and self._should_bypass(match, budget):
+        if match and budget > 1 and self._should_bypass(match, budget):
             size = budget - 1
             return DraftTree.chain([self.anchor.root, *tokens[:size]], SPINE, [1.0, *trust[:size]], BYPASS)
         plan = SpineBudget(
@@ -101,19 +144,37 @@ class GooseDrafter(TransitionDrafter):
         return tree if len(tree) > 1 else DraftTree.root_only(self.anchor.root)
 
     def observe(self, verified: VerifiedTree) -> None:
+        self._context.extend(verified.emitted)
+        super().observe(verified)
+        if self._spines is not None:
+            outcomes = Outcomes([verified.tree], [verified.path], [verified.emitted])
+            follow_spines([self._spines], outcomes, self.anchor)
+            return
         sources = verified.tree.sources
         drafted = sources.count(SPINE)
         if drafted:
             accepted = sum(sources[node] == SPINE for node in verified.path)
-            self._spine_rate += self.options.smoothing * (accepted / drafted - self._spine_rate)
-        self._context.extend(verified.emitted)
-        super().observe(verified)
+            self._own_rate += self.options.smoothing * (accepted / drafted - self._own_rate)
 
-    def _new_context(self) -> ContextMatch | SuffixAutomaton:
+    @property
+    def spine_rate(self) -> float:
+        """Running acceptance rate of copied tokens."""
+        return self._own_rate if self._spines is None else self._spines.spine_rate
+
+    def _compile(self) -> CompiledSpines | None:
+        """The request in C; None where these options, or this machine, need Python."""
+        options, table, context = self.options, self.memory.compiled, self._context
+        usual = options.spine != "transition" and options.extension == "best" and options.max_draft <= MAX_SPINE
+        if table is None or not usual or not isinstance(context, CompiledContextMatch):
+            return None
+        index = None if options.spine == "off" else context.index
+        return CompiledSpines(_compile_rules(options), table, index, options.start_rate)
+
+    def _new_context(self) -> ContextMatch | CompiledContextMatch | SuffixAutomaton:
         options = self.options
         if options.match == "suffix":
             return SuffixAutomaton()
-        return ContextMatch(range(options.min_ngram, options.max_ngram + 1), repeat=options.repeat)
+        return new_context(range(options.min_ngram, options.max_ngram + 1), repeat=options.repeat)
 
     def _match(self) -> Match | None:
         options = self.options
@@ -149,7 +210,31 @@ class GooseDrafter(TransitionDrafter):
         return length >= options.bypass_length or votes >= 2
 
     def _spine_ratio(self) -> float:
-        options, rate = self.options, self._spine_rate
+        options, rate = self.options, self.spine_rate
         if rate < options.low_rate:
             return float(options.low_ratio)
         return float(options.middle_ratio if rate < options.high_rate else options.high_ratio)
+
+
+@lru_cache(maxsize=64)
+def _compile_rules(options: GooseOptions) -> SpineRules:
+    return SpineRules(
+        max_draft=options.max_draft,
+        repeat=options.repeat,
+        bypass=COMPILED_BYPASSES.index(options.bypass),
+        bypass_length=options.bypass_length,
+        bypass_budget=BYPASS_BUDGET,
+        votes=VOTES.index(options.consensus),
+        branch_depth=options.branch_depth,
+        spine_branches=options.spine_branches,
+        spine_source=SOURCE_NUMBERS[SPINE],
+        branch_source=SOURCE_NUMBERS[BRANCH],
+        spine_share=options.spine_share,
+        min_score=max(options.min_score, TINY),
+        smoothing=options.smoothing,
+        low_rate=options.low_rate,
+        high_rate=options.high_rate,
+        low_ratio=options.low_ratio,
+        middle_ratio=options.middle_ratio,
+        high_ratio=options.high_ratio,
+    )

@@ -15,7 +15,7 @@ from draftwood.drafters.shapes import static_tree, truncate_shape
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
 from draftwood.growth import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates
-from draftwood.sources import ContextMatch
+from draftwood.sources import new_context
 from draftwood.tree import DraftTree, TreeShape, sequoia
 
 
@@ -47,7 +47,7 @@ class RankedDrafter(TransitionDrafter):
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
-        self._context = ContextMatch(range(self.options.min_ngram, self.options.max_ngram + 1))
+        self._context = new_context(range(self.options.min_ngram, self.options.max_ngram + 1))
         self._context.extend(request.known_text)
         self._branches = lookup_candidates(self.memory.successors)
 

@@ -79,6 +79,7 @@ class NeuralDrafter(Drafter):
 
     Options: ClassVar[type[Any]] = NeuralOptions
     drafts_in_batch = True
+    runs_model = True
     options: NeuralOptions
     shared: SharedDraftModel
 

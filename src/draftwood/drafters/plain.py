@@ -1,6 +1,8 @@
 """Plain decoding: the same cycle with a tree that has only its root."""
 
-from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from collections.abc import Sequence
+
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedBatch, VerifiedTree
 from draftwood.tree import DraftTree
 
 
@@ -10,6 +12,7 @@ class PlainDrafter(Drafter):
     guesses_from = "none"
     tree_shape = "root only"
     wants_logits = False
+    learns_in_batch = True
     _last: int
 
     def begin(self, request: DraftRequest) -> None:
@@ -17,6 +20,11 @@ class PlainDrafter(Drafter):
 
     def propose(self, budget: int) -> DraftTree:
         return DraftTree.root_only(self._last)
+
+    @classmethod
+    def observe_batch(cls, drafters: Sequence["PlainDrafter"], verified: VerifiedBatch) -> None:
+        for drafter, emitted in zip(drafters, verified.outcomes.emitted, strict=True):
+            drafter._last = emitted[-1]
 
     def observe(self, verified: VerifiedTree) -> None:
         self._last = verified.emitted[-1]

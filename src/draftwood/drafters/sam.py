@@ -33,6 +33,7 @@ class SuffixDrafter(Drafter):
     tree_shape = "chain"
     copies_text = True
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
+    wants_logits = False
 
     @classmethod
     def share(cls, options: SuffixOptions, target: TargetInfo) -> CorpusAutomaton | None:

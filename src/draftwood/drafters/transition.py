@@ -1,8 +1,10 @@
 """Base class of drafters with a transition table, which learn from the logits of every verified node."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
+from draftwood.compiled import learn_trees
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedBatch, VerifiedTree
 from draftwood.drafters.checks import check_top_k
 from draftwood.growth import Anchor
 from draftwood.sources import IdRows, RowTable, ScoreRows, SuccessorArrays, TransitionTable, load_successors
@@ -64,8 +66,25 @@ class TransitionDrafter(Drafter):
         else:
             tokens = [tree.tokens[node] for node in path]
             self.memory.learn([self._tail[0], *tokens[:-1]], tokens, *rows)
-        self._tail = [*self._tail, *verified.emitted][-2:]
+        self._advance(verified.emitted)
         return rows if harvests_all else None
+
+    @classmethod
+    def learn_batch(cls, drafters: Sequence[Any], verified: VerifiedBatch) -> None:
+        """The part of ``observe_batch`` that this class knows about: tables in C store the rows of all trees."""
+        assert verified.top is not None
+        learn_trees(
+            [drafter.memory.compiled for drafter in drafters],
+            [drafter._tail[0] for drafter in drafters],
+            verified.outcomes,
+            verified.first_rows,
+            *_with_probs(verified.top.first(drafters[0].wants_top)),
+        )
+        for drafter, emitted in zip(drafters, verified.outcomes.emitted, strict=True):
+            drafter._advance(emitted)
+
+    def _advance(self, emitted: Sequence[int]) -> None:
+        self._tail = list(emitted[-2:]) if len(emitted) > 1 else [self._tail[-1], *emitted]
 
 
 def _with_probs(top: TopRows) -> tuple[IdRows, ScoreRows]:

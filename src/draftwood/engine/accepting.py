@@ -1,42 +1,178 @@
-"""From the target's answer to an event: accept the longest correct path, write it out, let the drafter learn."""
+"""From the target's answer to events: accept the longest correct paths, let drafters learn, write the tokens out."""
 
-import time
+from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from draftwood.drafters import VerifiedTree
+from draftwood.compiled import Core, Outcomes, load_core
+from draftwood.drafters import VerifiedBatch, VerifiedTree
 from draftwood.engine.events import BONUS_SOURCE, CycleDetail, TokenEvent, TokenLogprobs
 from draftwood.engine.output import Block
 from draftwood.engine.passes import Answer
 from draftwood.engine.session import Session
+from draftwood.sizing import Outcome, note_outcomes
 from draftwood.structured import StructureMatcher
+from draftwood.targets import Target, top_rows
+from draftwood.tree import DraftTree
 from draftwood.verify import AcceptedPath, accept_greedy, accept_predrawn, accept_sampled
 
+BONUS_ONLY = (BONUS_SOURCE,)
 
-def accept(session: Session, answer: Answer) -> AcceptedPath:
-    """The longest path of the session's tree that the target agrees with, and the target's own next token."""
-    tree, warper, logits = session.tree, session.warper, answer.output.logits
+
+@dataclass(slots=True)
+class Accepted:
+    """The accepted path of one session's tree, and what of it becomes output."""
+
+    index: int  # of the session in the pass
+    session: Session
+    tree: DraftTree
+    path: tuple[int, ...]  # accepted nodes, root first
+    block: Block  # the tokens that they and the bonus token add, up to a stop condition
+
+
+def accept_trees(answer: Answer) -> list[Accepted]:
+    """For each session that verified a tree, the longest path that the target agrees with, up to a stop condition.
+
+    A session that fails, or was cancelled while the pass ran, is left out.
+    """
+    core = load_core()
+    greedy, results = list[int](), list[Accepted]()
+    for index, session in enumerate(answer.sessions):
+        if session.finish_reason is not None or session.is_prefilling:
+            continue
+        if core is not None and session.takes_choices:
+            greedy.append(index)
+        else:
+            with session:
+                accepted = _accept(session, index, answer)
+                results.append(_cut(index, session, accepted.path, accepted.token_ids(session.tree)))
+    if core is not None and greedy:
+        results += _accept_in_c(core, greedy, answer)
+    return results
+
+
+def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
+    """Shows sizers and drafters what came of their trees."""
+    note_outcomes(
+        [
+            Outcome(each.session.sizer, each.session.offered, each.tree, each.block.token_ids)
+            for each in accepted
+            if each.session.sizer is not None
+        ]
+    )
+    alone, groups = list[Accepted](), dict[object, list[Accepted]]()
+    for each in accepted:
+        drafter = each.session.drafter
+        if drafter.learns_in_batch:
+            groups.setdefault((type(drafter), drafter.wants_top), []).append(each)
+        else:
+            alone.append(each)
+    for group in groups.values():
+        if not _observe_batch(group, answer):
+            alone += group
+    for each in alone:
+        with each.session:
+            _observe(each, answer)
+
+
+def _observe(each: Accepted, answer: Answer) -> None:
+    session, token_ids = each.session, each.block.token_ids
+    output = answer.part(each.index) if session.reads_rows else answer.no_rows
+    choices = answer.choices_of(each.index)
+    session.drafter.observe(
+        VerifiedTree(each.tree, output.logits, choices, each.path, token_ids, output.taps, output.top)
+    )
+
+
+def _observe_batch(group: Sequence[Accepted], answer: Answer) -> bool:
+    """Shows a drafter all trees that it made; False if the top entries of their rows are not known."""
+    drafters, trees = [each.session.drafter for each in group], [each.tree for each in group]
+    top, wanted = answer.output.top, drafters[0].wants_top
+    if wanted and (top is None or top.ids.shape[1] < wanted):
+        if sum(map(len, trees)) < len(answer.choices):
+            return False
+        top = top_rows(answer.output.logits, wanted)
+    outcomes = Outcomes(trees, [each.path for each in group], [each.block.token_ids for each in group])
+    first_rows = [answer.first_rows[each.index] for each in group]
+    try:
+        type(drafters[0]).observe_batch(drafters, VerifiedBatch(outcomes, first_rows, top))
+    except Exception as error:  # noqa: BLE001 - drafters may be third-party code; only their requests end
+        for each in group:
+            each.session.fail(error)
+    return True
+
+
+def commit(target: Target, accepted: Sequence[Accepted]) -> None:
+    """Commits all tokens but the last: the roots and the accepted nodes before it."""
+    for each in accepted:
+        try:
+            target.keep(each.session.sequence, each.path[: len(each.block.token_ids)])
+        except Exception as error:  # noqa: BLE001 - only this request ends
+            each.session.fail(error)
+
+
+def write(accepted: Sequence[Accepted], answer: Answer, now: float) -> list[TokenEvent]:
+    """Text, statistics and events of a cycle that finished ``now``."""
+    events = []
+    for each in accepted:
+        session, tree, path, block = each.session, each.tree, each.path, each.block
+        stats, num_emitted = session.stats, len(block.token_ids)
+        if session.error is not None:
+            continue
+        if stats.cycles == 0:
+            stats.first_token_seconds = now - session.admitted
+        stats.total_seconds = now - session.admitted
+        stats.note_tree(tree, path[1 : num_emitted + 1], num_emitted)
+        sources: tuple[str, ...] = BONUS_ONLY
+        if len(path) > 1:
+            sources = (*[tree.source_of(node) for node in path[1:]], BONUS_SOURCE)[:num_emitted]
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if session.params.logprobs is not None:
+            logprobs = _logprobs(session.params.logprobs, block.token_ids, path, answer.part(each.index).logits)
+        events.append(
+            TokenEvent(
+                session.sample.request_id,
+                tuple(block.token_ids),
+                sources,
+                session.writer.decode(block),
+                logprobs,
+                block.finish_reason,
+                stats,
+                tree,
+                path,
+                _detail(each, answer.part(each.index).logits) if session.sample.request.with_cycles else None,
+            )
+        )
+    return events
+
+
+def _accept(session: Session, index: int, answer: Answer) -> AcceptedPath:
+    tree, warper, drawn = session.tree, session.warper, answer.drawn[index]
     if session.matcher is not None:
-        return _accept_matching(session, answer, session.matcher)
-    if answer.drawn is not None:
-        return accept_predrawn(tree, answer.drawn, session.randomness)
+        return accept_matching(session, session.matcher, answer.part(index).logits, answer.choices_of(index))
+    if drawn is not None:
+        return accept_predrawn(tree, drawn, session.randomness)
     if session.takes_choices:
-        return accept_greedy(tree, answer.choices)
+        return accept_greedy(tree, answer.choices_of(index))
+    logits = answer.part(index).logits
     if session.params.is_greedy:
         return accept_greedy(tree, lambda node: warper.choice(logits[node], tree.path_tokens(node)))
     return accept_sampled(tree, lambda node: warper.probs(logits[node], tree.path_tokens(node)), session.randomness)
 
 
-def _accept_matching(session: Session, answer: Answer, matcher: StructureMatcher) -> AcceptedPath:
-    """As ``accept``, with the logits of tokens that the structure forbids at -inf. Only nodes on the accepted path are
+def accept_matching(
+    session: Session, matcher: StructureMatcher, logits: torch.Tensor, choices: Sequence[int]
+) -> AcceptedPath:
+    """As ``_accept``, with the logits of tokens that the structure forbids at -inf. Only nodes on the accepted path are
     looked at, and their masks only computed if the target's own choice is not enough."""
-    tree, warper, logits = session.tree, session.warper, answer.output.logits
+    tree, warper = session.tree, session.warper
     takes_choices = session.params.is_greedy and not session.params.has_penalties
 
     def choose(node: int) -> int:
         matcher.take(tree.tokens[node : node + 1] if node else ())
-        choice = answer.choices[node]
+        choice = choices[node]
         if matcher.is_complete or (takes_choices and matcher.allows(choice)):  # what follows the end is not emitted
             return choice
         return warper.choice(_mask(logits[node], matcher), tree.path_tokens(node))
@@ -57,58 +193,44 @@ def _mask(logits: torch.Tensor, matcher: StructureMatcher) -> torch.Tensor:
     return logits.masked_fill(~matcher.allowed().to(logits.device), -torch.inf)
 
 
-def emit(session: Session, accepted: AcceptedPath) -> Block:
-    """Appends the accepted tokens to the output, up to a stop condition, and counts the cycle."""
-    token_ids, matcher = accepted.token_ids(session.tree), session.matcher
+def _accept_in_c(core: Core, indices: Sequence[int], answer: Answer) -> list[Accepted]:
+    """Greedy acceptance of many trees at once."""
+    trees = [answer.sessions[index].tree for index in indices]
+    places, rows = array("q"), [answer.first_rows[index] for index in indices]
+    for tree in trees:
+        places.extend(tree.pack().place)
+    choices, first_rows = array("q", answer.choices), array("q", rows)
+    paths, emitted = array("i", bytes(4 * len(choices))), array("i", bytes(4 * len(choices)))
+    lengths = array("q", bytes(8 * len(indices)))
+    memory = places, first_rows, choices, paths, emitted, lengths
+    core.accept(len(indices), *[part.buffer_info()[0] for part in memory])
+    nodes, tokens = paths.tolist(), emitted.tolist()
+    return [
+        _cut(index, answer.sessions[index], tuple(nodes[row : row + length]), tokens[row : row + length])
+        for index, row, length in zip(indices, rows, lengths, strict=True)
+    ]
+
+
+def _cut(index: int, session: Session, path: tuple[int, ...], token_ids: list[int]) -> Accepted:
+    """Appends the tokens to the output, up to a stop condition."""
+    matcher = session.matcher
     if matcher is not None:
         token_ids = token_ids[: matcher.take_output(token_ids)]
     block = session.writer.write(token_ids, is_complete=matcher is not None and matcher.is_complete)
-    num_emitted = len(block.token_ids)
     session.tokens += block.token_ids
     session.finish_reason = block.finish_reason
     if not session.takes_choices:
         session.warper.commit(block.token_ids)
-    stats, now = session.stats, time.perf_counter()
-    if stats.cycles == 0:
-        stats.first_token_seconds = now - session.admitted
-    stats.total_seconds = now - session.admitted
-    stats.note_tree(session.tree, accepted.path[1 : num_emitted + 1], num_emitted)
-    return block
+    return Accepted(index, session, session.tree, path, block)
 
 
-def learn(session: Session, accepted: AcceptedPath, block: Block, answer: Answer) -> None:
-    """Shows sizer and drafter what came of their tree."""
-    tree, output = session.tree, answer.output
-    if session.sizer is not None:
-        session.sizer.note(session.offered, tree, block.token_ids)
-    session.drafter.observe(
-        VerifiedTree(tree, output.logits, answer.choices, accepted.path, block.token_ids, output.taps, output.top)
-    )
-
-
-def event_of(session: Session, accepted: AcceptedPath, block: Block, answer: Answer) -> TokenEvent:
-    tree, path = session.tree, accepted.path
-    return TokenEvent(
-        request_id=session.sample.request_id,
-        token_ids=tuple(block.token_ids),
-        sources=(*[tree.sources[node] for node in path[1:]], BONUS_SOURCE)[: len(block.token_ids)],
-        texts=block.texts,
-        logprobs=_logprobs(session.params.logprobs, block.token_ids, path, answer.output.logits),
-        finish_reason=block.finish_reason,
-        stats=session.stats,
-        tree=tree,
-        path=path,
-        detail=_detail(session, path, block, answer.output.logits) if session.sample.request.with_cycles else None,
-    )
-
-
-def _detail(session: Session, path: Sequence[int], block: Block, logits: torch.Tensor) -> CycleDetail:
-    tree, stats = session.tree, session.stats
+def _detail(each: Accepted, logits: torch.Tensor) -> CycleDetail:
+    tree, path, stats, token_ids = each.tree, each.path, each.session.stats, each.block.token_ids
     inner = sorted({*tree.parents[1:], *path})
     row_of = {node: row for row, node in enumerate(inner)}
     rows = logits[inner].softmax(dim=-1)  # [inner, V]
-    after = [row_of[node] for node in (*tree.parents[1:], *path[: len(block.token_ids)])]
-    probs = rows[after, [*tree.tokens[1:], *block.token_ids]].tolist()
+    after = [row_of[node] for node in (*tree.parents[1:], *path[: len(token_ids)])]
+    probs = rows[after, [*tree.tokens[1:], *token_ids]].tolist()
     return CycleDetail(
         target_probs=(1.0, *probs[: len(tree) - 1]),
         emitted_probs=tuple(probs[len(tree) - 1 :]),
@@ -119,10 +241,8 @@ def _detail(session: Session, path: Sequence[int], block: Block, logits: torch.T
 
 
 def _logprobs(
-    wanted: int | None, token_ids: Sequence[int], path: Sequence[int], logits: torch.Tensor
+    wanted: int, token_ids: Sequence[int], path: Sequence[int], logits: torch.Tensor
 ) -> tuple[TokenLogprobs, ...]:
-    if wanted is None:
-        return ()
     rows = logits[list(path[: len(token_ids)])].log_softmax(dim=-1)  # [emitted, V]
     best, best_ids = rows.topk(min(wanted, rows.shape[-1]), dim=-1)
     own = rows[torch.arange(len(token_ids)), list(token_ids)].tolist()

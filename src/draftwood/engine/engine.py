@@ -17,7 +17,7 @@ from draftwood.engine.passes import Pass
 from draftwood.engine.requests import GenerationRequest, Sample
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Session
-from draftwood.engine.step import begin, finish, step
+from draftwood.engine.step import begin, finish, step, write_out
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, CapabilityError, PromptError
 from draftwood.progress import Progress
 from draftwood.sizing import Experience, LiveCosts, Sizer, keep_costs, known_costs, probe_costs
@@ -38,6 +38,7 @@ class Engine:
         self._costs: LiveCosts | None = None
         self._prepared = False
         self._in_flight: Pass | None = None
+        self._late_error: Exception | None = None
         self._lane = 0
         self._experience: WeakKeyDictionary[DrafterFactory, Experience] = WeakKeyDictionary()
         self._progress = progress
@@ -127,7 +128,7 @@ class Engine:
         """Ends everything and frees every slot."""
         with self._lock:
             self._inboxes.clear()
-            in_flight, self._in_flight = self._in_flight, None
+            in_flight, self._in_flight, self._late_error = self._in_flight, None, None
             if in_flight is not None:
                 in_flight.flight.wait()  # others may use the target and its lane from now on
             self._scheduler.clear()
@@ -163,27 +164,56 @@ class Engine:
                 self._scheduler.release(session)
 
     def _cycle(self) -> list[TokenEvent]:
-        """Runs a cycle for all requests, or for half of them where passes can overlap with drafting.
+        """Runs a cycle: all of it, or with the next pass already running, where passes do not block the host.
 
-        With many requests and two lanes, the drafts of one half are made while the target verifies those of the other.
-        Logits can be read only after the following pass too, so requests that read logits, or whose draft model runs on
-        the same device, gain nothing and run together.
+        With many requests, the drafts of one half are made while the target verifies those of the other. Logits can be
+        read only after the following pass too, so requests that read logits, or whose draft model runs on the same
+        device, gain nothing and run together. Then the next pass is launched before the tokens of the last one are
+        written out.
         """
         running, before = self._scheduler.running, self._in_flight
         if self.target.num_lanes == 1:
             return step(self.target, running)
-        in_turns = len(running) >= MIN_IN_TURNS and not any(
-            session.reads_logits or session.drafter.drafts_in_batch for session in running
-        )
-        if before is None and not in_turns:
-            return step(self.target, running)
+        self._raise_late()
+        if len(running) >= MIN_IN_TURNS and not any(
+            session.reads_logits or session.drafter.runs_model for session in running
+        ):
+            return self._take_turns(running, before)
+        self._in_flight = None
+        launched = begin(self.target, running) if before is None else before
+        if launched is None:
+            return []
+        finished = finish(self.target, launched)
+        self._run_ahead()
+        return write_out(finished)
+
+    def _take_turns(self, running: Sequence[Session], before: Pass | None) -> list[TokenEvent]:
+        """Launches the pass of one half, then finishes that of the other."""
         busy = set() if before is None else set(map(id, before.sessions))
         idle = [session for session in running if id(session) not in busy]
-        half = idle[: -(-len(running) // 2)] if in_turns else []
-        lane = 1 - self._lane
-        self._in_flight = begin(self.target, half, lane) if half else None
-        self._lane = lane
-        return [] if before is None else finish(self.target, before)
+        half = idle[: -(-len(running) // 2)]
+        self._lane = 1 - self._lane
+        self._in_flight = begin(self.target, half, self._lane) if half else None
+        return [] if before is None else write_out(finish(self.target, before))
+
+    def _run_ahead(self) -> None:
+        """Launches the next pass, unless events still read logits of the last one or drafting would wait for it."""
+        ended = [session for session in self._scheduler.running if session.finish_reason is not None]
+        self._scheduler.grow(list(map(id, ended)))
+        sessions = [session for session in self._scheduler.running if session.finish_reason is None]
+        if not sessions or any(
+            session.events_read_logits or session.drafter.runs_model for session in self._scheduler.running
+        ):
+            return
+        try:
+            self._in_flight = begin(self.target, sessions)
+        except Exception as error:  # noqa: BLE001 - raised by the next cycle: this one has tokens to deliver
+            self._late_error = error
+
+    def _raise_late(self) -> None:
+        error, self._late_error = self._late_error, None
+        if error is not None:
+            raise error
 
     def check(self, prompt_ids: Sequence[int]) -> None:
         """Raises PromptError for a prompt that cannot be completed."""

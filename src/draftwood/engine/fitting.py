@@ -1,64 +1,78 @@
-"""Between drafting and verification: each draft is checked and cut to what may, pays, fits and can be emitted."""
+"""Between drafting and verification: drafts are checked and cut to what may be emitted, what pays and what fits."""
 
 import time
-from collections.abc import Iterable, Sequence
-from itertools import repeat
+from collections.abc import Sequence
 
-from draftwood.engine.drafting import Draft
 from draftwood.engine.session import Session
 from draftwood.errors import TreeError
-from draftwood.sizing import NO_LOAD, Load, loads_of_others
+from draftwood.sizing import Drafted, Load, Offer, cut_drafted
 from draftwood.structured import constrain
-from draftwood.tree import DraftTree
 
 
-def fit_trees(sessions: Sequence[Session], drafts: Sequence[Draft | None]) -> None:
-    """Sets the tree that each session verifies in this cycle. A draft that cannot be verified ends its session."""
-    loads: Iterable[Load] = repeat(NO_LOAD, len(sessions))
-    if any(session.sizer is not None for session in sessions):
-        loads = loads_of_others([_load(session) for session in sessions])
-    for session, made, load in zip(sessions, drafts, loads, strict=True):
-        if made is not None:
-            with session:
-                session.tree = _fit(session, made, load)
+def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...]) -> None:
+    """Sets the tree that each session verifies in this cycle, from the one that was offered.
+
+    A draft that cannot be verified ends its session. ``num_read``: positions of prompts in the same pass. ``ready``:
+    sizes of passes that can run at once.
+    """
+    started = time.perf_counter()
+    plain, drawn, chosen = list[Session](), list[Session](), list[Session]()
+    for session in drafted:
+        tree = session.offered
+        size = len(tree)
+        is_known = size == 1 or tree.is_native or (min(tree.tokens) >= 0 and max(tree.tokens) < session.vocab_size)
+        if size > session.num_wanted or tree.root != session.tokens[-1] or not is_known:
+            session.fail(_describe(session))
+            continue
+        if session.matcher is not None and session.drafts:
+            tree = session.offered = constrain(tree, session.matcher, session.budget if session.num_left > 1 else 1)
+        if len(tree) == 1 or session.sizer is None:
+            plain.append(session)
+        else:
+            (drawn if tree.proposals else chosen).append(session)
+    if drawn:
+        _cut_drawn(drawn, drafted, num_read)
+    for session in plain:
+        tree = session.offered
+        session.tree = tree if len(tree) == 1 else tree.first(session.room).limit_depth(session.num_left - 1)
+    if chosen:
+        others = [len(session.tree) for group in (plain, drawn) for session in group]
+        _cut_chosen(chosen, Load(num_read + sum(others), float(len(others))), ready)
+    share = (time.perf_counter() - started) / max(len(drafted), 1)  # checking and cutting count as drafting
+    for session in drafted:
+        session.draft_seconds += share
 
 
-def _load(session: Session) -> Load:
-    """What a session is about to ask of the pass, estimated from its last tree."""
-    size = len(session.tree)
-    is_plain = session.is_prefilling or session.sizer is None or size == 1
-    return Load(size, 1.0 if is_plain or session.sizer is None else session.sizer.expected)
+def _cut_chosen(sessions: Sequence[Session], load: Load, ready: tuple[int, ...]) -> None:
+    context = sum([len(session.tokens) for session in sessions]) // len(sessions) - 1
+    trees = cut_drafted(list(map(_drafted, sessions)), context, load, ready)
+    for session, tree in zip(sessions, trees, strict=True):
+        session.tree = tree
 
 
-def _fit(session: Session, made: Draft, load: Load) -> DraftTree:
-    tree, budget, seconds = made
-    if isinstance(tree, Exception):
-        raise tree
-    started = time.perf_counter() - seconds  # checking and cutting count as drafting
-    is_plain = len(tree.tokens) == 1 and tree.tokens[0] == session.tokens[-1]
-    if not is_plain:
-        _check(session, tree, budget)
-    if session.matcher is not None and session.drafts:
-        tree = constrain(tree, session.matcher, session.sample.budget if session.num_left > 1 else 1)
-        is_plain = len(tree.tokens) == 1
-    session.offered = tree
-    if is_plain:  # nothing to cut
-        session.stats.draft_seconds += time.perf_counter() - started
-        return tree
-    context = len(session.tokens) - 1
-    if session.sizer is not None:
-        tree = session.sizer.cut(tree, context, time.perf_counter() - started, load)
-    tree = tree.first(session.capacity - context).limit_depth(session.num_left - 1)
-    session.stats.draft_seconds += time.perf_counter() - started
-    return tree
+def _cut_drawn(sessions: Sequence[Session], all_drafted: Sequence[Session], num_read: int) -> None:
+    """What the pass is going to be like is estimated from the last trees."""
+    positions = num_read + sum(len(session.tree) for session in all_drafted)
+    tokens = sum(session.num_expected for session in all_drafted)
+    for session in sessions:
+        assert session.sizer is not None
+        others = Load(positions - len(session.tree), tokens - session.num_expected)
+        session.tree = session.sizer.cut_drawn(_drafted(session), len(session.tokens) - 1, others)
+        positions, tokens = others.positions + len(session.tree), others.tokens + session.num_expected
 
 
-def _check(session: Session, tree: DraftTree, budget: int) -> None:
-    size, root, last = len(tree.tokens), tree.tokens[0], session.tokens[-1]
-    lowest, highest = min(tree.tokens), max(tree.tokens)
-    if size > budget or root != last or lowest < 0 or highest >= session.vocab_size:
-        raise TreeError(
-            f"The drafter {session.drafter.name!r} proposed a tree that cannot be verified",
-            got=f"{size} nodes, root token {root}, tokens {lowest} to {highest}",
-            allowed=f"at most {budget} nodes, root token {last}, tokens 0 to {session.vocab_size - 1}",
-        )
+def _drafted(session: Session) -> Drafted:
+    assert session.sizer is not None
+    offer = Offer(session.offered, session.room, session.num_left - 1)
+    return Drafted(session.sizer, offer, session.draft_seconds)
+
+
+def _describe(session: Session) -> TreeError:
+    tree = session.offered
+    return TreeError(
+        f"The drafter {session.drafter.name!r} proposed a tree that cannot be verified",
+        got=f"{len(tree)} nodes, root token {tree.root}, tokens {min(tree.tokens)} to {max(tree.tokens)}",
+        allowed=(
+            f"at most {session.num_wanted} nodes, root token {session.tokens[-1]}, tokens 0 to {session.vocab_size - 1}"
+        ),
+    )

@@ -7,20 +7,21 @@ from draftwood.config import SamplingParams
 from draftwood.engine.stopping import StopStrings, StopTokens
 from draftwood.text import IncrementalDecoder, TextCodec
 
-NO_TEXT = ("", False)
-COMPLETE = "complete"  # reason of a token that ends the output and is shown
-
 
 class Block(NamedTuple):
     """The accepted tokens of one cycle up to a stop condition."""
 
     token_ids: list[int]
-    texts: tuple[str, ...]  # the text that each token made certain
     finish_reason: str | None
+    hides_last: bool = False  # the last token ends the output and is not a part of its text
+    texts: tuple[str, ...] | None = None  # the text that each token made certain; None: not decoded yet
 
 
 class OutputWriter:
-    """Applies the stop conditions of one sample and decodes its text."""
+    """Applies the stop conditions of one sample and decodes its text.
+
+    Text is decoded at once only where a stop string may end the output; otherwise ``decode`` may be called later.
+    """
 
     def __init__(
         self,
@@ -31,32 +32,50 @@ class OutputWriter:
         max_tokens: int,
         with_text: bool,
     ) -> None:
-        self._decodes = with_text or bool(params.stop)
+        self._with_text = with_text
         self._num_output = 0
         self._stop_tokens = StopTokens(params, eos_token_ids, max_tokens)
-        self._stop_strings = StopStrings(params.stop)
+        self._stop_strings = StopStrings(params.stop) if params.stop else None
         self._decoder = IncrementalDecoder(codec)
 
     def write(self, candidates: list[int], *, is_complete: bool = False) -> Block:
         """``is_complete``: the output ends with the last candidate, which is a part of it."""
-        texts: tuple[str, ...] = ()
-        for token_id in candidates:
-            self._num_output += 1
-            reason = self._stop_tokens.reason(token_id, self._num_output)
-            if is_complete and reason != "stop" and len(texts) == len(candidates) - 1:
-                reason = COMPLETE
-            text, stopped = self._decode(token_id, reason) if self._decodes else NO_TEXT
-            texts += (text,)
-            if stopped or reason is not None:
-                reason = "length" if reason == "length" and not stopped else "stop"
-                return Block(candidates[: len(texts)], texts, reason)
-        return Block(candidates, texts, None)
+        count, reason = self._stop_tokens.first(candidates, self._num_output)
+        hides_last = reason == "stop"
+        if is_complete and count == len(candidates):
+            reason = "stop"
+        block = Block(candidates if count == len(candidates) else candidates[:count], reason, hides_last)
+        if self._stop_strings is not None:
+            return self._search(block, self._stop_strings)
+        self._num_output += count
+        return block
 
-    def _decode(self, token_id: int, reason: str | None) -> tuple[str, bool]:
-        """The text that the token makes certain, up to a stop string, and whether there was one."""
-        text = "" if reason == "stop" else self._decoder.push(token_id)
-        shown, stopped = self._stop_strings.feed(text)
-        if reason is not None and not stopped:
-            rest, stopped = self._stop_strings.feed(self._decoder.flush())
-            shown += rest if stopped else rest + self._stop_strings.flush()
-        return shown, stopped
+    def decode(self, block: Block) -> tuple[str, ...]:
+        """The text that each token of the latest block made certain; empty texts if none are wanted."""
+        if block.texts is not None:
+            return block.texts
+        token_ids, reason, hides_last, _ = block
+        if not self._with_text:
+            return ("",) * len(token_ids)
+        push = self._decoder.push
+        if reason is None:
+            return tuple([push(token_id) for token_id in token_ids])
+        texts = [push(token_id) for token_id in (token_ids[:-1] if hides_last else token_ids)]
+        rest = self._decoder.flush()
+        return (*texts, rest) if hides_last else (*texts[:-1], texts[-1] + rest)
+
+    def _search(self, block: Block, strings: StopStrings) -> Block:
+        """Decodes and searches for stop strings, token by token."""
+        token_ids, reason, hides_last, _ = block
+        texts: tuple[str, ...] = ()
+        for place, token_id in enumerate(token_ids, start=1):
+            self._num_output += 1
+            ends = reason is not None and place == len(token_ids)
+            text, stopped = strings.feed("" if ends and hides_last else self._decoder.push(token_id))
+            if ends and not stopped:
+                rest, stopped = strings.feed(self._decoder.flush())
+                text += rest if stopped else rest + strings.flush()
+            texts += (text,)
+            if stopped:
+                return Block(token_ids[:place], "stop", texts=texts)
+        return block._replace(texts=texts)

@@ -1,14 +1,16 @@
 """One forward pass for many sessions: what each contributes, and what each gets back."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from draftwood.engine.draws import draw_sampled
 from draftwood.engine.session import Session
-from draftwood.engine.timing import charge_pass, charge_rows, note_cost
+from draftwood.engine.timing import Times, charge_rows
 from draftwood.targets import ForwardOutput, PendingPass, Segment, Target, chain_parents
 
 
@@ -19,22 +21,48 @@ class Pass(NamedTuple):
     segments: Sequence[Segment]
     flight: PendingPass
     taps: Sequence[int]  # layers whose hidden states come with it
-    seconds: float  # of the launch
+    times: Times
 
 
-class Answer(NamedTuple):
-    """What the target says about one session's segment."""
+class Answer:
+    """What the target says about the segments of all sessions."""
 
-    output: ForwardOutput  # its rows; empty if the session reads none
-    choices: Sequence[int]  # greedy token after each node
-    drawn: Sequence[int] | None  # sampled token after each node, if it was drawn for many sessions at once
+    def __init__(self, launched: Pass, output: ForwardOutput, choices: list[int]) -> None:
+        self.sessions, self.segments = launched.sessions, launched.segments
+        self.output = output  # of all sessions
+        self.choices = choices  # [R] greedy token after each node
+        num_rows = [segment.num_logits for segment in launched.segments]
+        self.first_rows = list(accumulate(num_rows, initial=0))
+        # Sampled token after each node, where it was drawn for many sessions at once.
+        started = time.perf_counter()
+        self.drawn = draw_sampled(output.logits, self.sessions, num_rows)
+        drawn_rows = [len(tokens) if tokens else 0 for tokens in self.drawn]
+        charge_rows(self.sessions, drawn_rows, time.perf_counter() - started)
+        self._taps = launched.taps
+        self._parts: Sequence[ForwardOutput] | None = None
+
+    def choices_of(self, index: int) -> Sequence[int]:
+        """Greedy tokens after the nodes of one session's segment."""
+        return self.choices[self.first_rows[index] : self.first_rows[index + 1]]
+
+    def part(self, index: int) -> ForwardOutput:
+        """The rows of one session. All are split when the first is read: hundreds of views take their time."""
+        if self._parts is None:
+            self._parts = self.output.split(self.segments)
+        part = self._parts[index]
+        return select_taps(part, self._taps, self.sessions[index].drafter.wants_taps) if self._taps else part
+
+    @cached_property
+    def no_rows(self) -> ForwardOutput:
+        """In place of ``part``, for sessions that read no rows."""
+        return ForwardOutput(self.output.logits[:0], self.output.greedy_ids[:0], None)
 
 
 def segment_of(session: Session) -> Segment:
     """The next part of the session's prompt, or its tree."""
     if not session.is_prefilling:
-        tree = session.tree
-        return Segment(session.sequence, tree.tokens, tree.parents, len(tree.tokens))
+        token_ids, parents = session.tree.links()
+        return Segment(session.sequence, token_ids, parents, len(token_ids))
     start = session.num_committed
     part = session.tokens[start : start + session.num_unread]
     is_new = session.num_read == session.num_prompt  # drafters have seen what is read again
@@ -50,51 +78,21 @@ def launch(target: Target, sessions: Sequence[Session], lane: int) -> Pass:
     target.set_top(max([drafter.wants_top for drafter in drafters]))
     taps = sorted(set().union(*[drafter.wants_taps for drafter in drafters if drafter.wants_taps]))
     target.set_taps(taps)
-    with charge_pass(sessions, segments) as clock:
-        flight = target.launch(segments, lane)
-    return Pass(sessions, segments, flight, taps, clock.seconds)
-
-
-def collect(launched: Pass) -> Iterator[tuple[Session, Segment, Answer]]:
-    """Waits for the pass; then each session with its part of the answer."""
-    sessions, segments, flight, taps, launch_seconds = launched
-    with charge_pass(sessions, segments) as clock:
-        output = flight.wait()
-        choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
-    note_cost(sessions, segments, launch_seconds + clock.seconds)
-    drawn = _draw(output, sessions, segments)
-    row = 0
-    for session, segment, part, tokens in zip(
-        sessions, segments, _split(output, sessions, segments, drawn), drawn, strict=True
-    ):
-        own = select_taps(part, taps, session.drafter.wants_taps) if taps else part
-        yield session, segment, Answer(own, choices[row : row + segment.num_logits], tokens)
-        row += segment.num_logits
-
-
-def _draw(
-    output: ForwardOutput, sessions: Sequence[Session], segments: Sequence[Segment]
-) -> Sequence[Sequence[int] | None]:
     started = time.perf_counter()
-    drawn = draw_sampled(output.logits, sessions, [segment.num_logits for segment in segments])
-    charge_rows(sessions, [len(tokens or ()) for tokens in drawn], time.perf_counter() - started)
-    return drawn
+    flight = target.launch(segments, lane)
+    times = Times(launched=started, passing=time.perf_counter() - started)
+    return Pass(sessions, segments, flight, taps, times)
 
 
-def _split(
-    output: ForwardOutput,
-    sessions: Sequence[Session],
-    segments: Sequence[Segment],
-    drawn: Sequence[Sequence[int] | None],
-) -> Sequence[ForwardOutput]:
-    """The rows of each session; empty where no session reads any: hundreds of views take their time."""
-    if len(sessions) == 1 or any(map(_reads_rows, sessions, drawn)):
-        return output.split(segments)
-    return [ForwardOutput(output.logits[:0], output.greedy_ids[:0], None)] * len(sessions)
-
-
-def _reads_rows(session: Session, drawn: Sequence[int] | None) -> bool:
-    return session.reads_rows or (drawn is None and session.reads_logits and not session.is_prefilling)
+def collect(launched: Pass) -> Answer:
+    """Waits for the pass and takes its answer."""
+    started = time.perf_counter()
+    output = launched.flight.wait()
+    choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
+    now, times = time.perf_counter(), launched.times
+    times.passing += now - started
+    times.elapsed = now - times.launched
+    return Answer(launched, output, choices)
 
 
 def select_taps(output: ForwardOutput, tapped: Sequence[int], wanted: Sequence[int]) -> ForwardOutput:

@@ -40,12 +40,15 @@ class Session:
         self.vocab_size = info.vocab_size
         self.sequence = -1  # set on admission
         self.capacity = 0  # positions of its sequence, the tree included
+        self.budget, self.max_tokens = sample.budget, sample.max_tokens
         self.tokens = list(request.prompt_ids)
         self.num_prompt = len(request.prompt_ids)
         self.num_read = self.num_prompt  # tokens that prefill has to commit, all but the last: the prompt at first
         self.num_committed = 0  # of those, in the target's cache; not updated after prefill
         self.tree = DraftTree.root_only(self.tokens[-1])  # under verification
         self.offered = self.tree  # what the drafter proposed, before it was cut
+        self.num_wanted = 1  # nodes that it was allowed
+        self.draft_seconds = 0.0  # of that tree
         self.matcher = None if request.structure is None else request.structure.start()
         self.warper = Warper(self.params, request.prompt_ids)
         self.randomness = SeededRandomness(self.params.seed, sample.index)
@@ -59,7 +62,7 @@ class Session:
         # Whether the target's greedy choices are the output: no sampling, no penalties, no structure.
         self.takes_choices = self.params.is_greedy and not self.params.has_penalties and self.matcher is None
         # Whether acceptance or the caller needs more than greedy choices.
-        wants_rows = self.params.logprobs is not None or request.with_cycles
+        wants_rows = self.events_read_logits = self.params.logprobs is not None or request.with_cycles
         self.reads_logits = not self.takes_choices or wants_rows
         # Whether anything but acceptance reads rows of the target's output.
         wanted = (drafter.wants_logits, drafter.wants_prompt_logits, drafter.wants_top, drafter.wants_taps)
@@ -71,9 +74,13 @@ class Session:
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
         if not isinstance(error, Exception):
             return False
+        self.fail(error)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Ends this session with an error."""
         self.error = error
         self.finish_reason = "error"
-        return True
 
     @property
     def is_prefilling(self) -> bool:
@@ -87,7 +94,17 @@ class Session:
     @property
     def num_left(self) -> int:
         """Tokens that may still be emitted."""
-        return self.sample.max_tokens - (len(self.tokens) - self.num_prompt)
+        return self.max_tokens - len(self.tokens) + self.num_prompt
+
+    @property
+    def room(self) -> int:
+        """Nodes of a tree that fit into the cache."""
+        return self.capacity - len(self.tokens) + 1
+
+    @property
+    def num_expected(self) -> float:
+        """Tokens expected from the last tree."""
+        return 1.0 if self.sizer is None or len(self.tree) == 1 else self.sizer.expected
 
     @property
     def output_ids(self) -> list[int]:

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, compress
+from itertools import accumulate
 from typing import Any
 
+from draftwood.engine.tally import TreeCounts
 from draftwood.tree import DraftTree
 
 SPINE_SOURCE, BRANCH_SOURCE = "context", "transition"
@@ -22,19 +23,13 @@ class RequestStats:
     output_tokens: int = 0
     cycles: int = 0
     drafted_nodes: int = 0  # roots not counted
-    trees_by_depth: Counter[int] = field(default_factory=Counter)  # cycles, by the depth of their tree
-    paths_by_length: Counter[int] = field(default_factory=Counter)  # cycles, by the number of accepted nodes
-    drafted_by_source: Counter[str] = field(default_factory=Counter)
-    tried_by_source: Counter[str] = field(default_factory=Counter)  # drafted as a child of an accepted node
-    accepted_by_source: Counter[str] = field(default_factory=Counter)
-    accepted_by_path: Counter[str] = field(default_factory=Counter)  # tokens, by the sources of the whole path
-    routes: Counter[str] = field(default_factory=Counter)  # cycles, by the drafter's route
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0  # this request's share of the target's passes, by positions
     accept_seconds: float = 0.0  # acceptance, cache compaction, learning, text
     first_token_seconds: float = 0.0  # from admission
     total_seconds: float = 0.0  # from admission to the last token
+    trees: TreeCounts = field(default_factory=TreeCounts, repr=False, compare=False)
 
     @property
     def acceptance_length(self) -> float:
@@ -50,6 +45,39 @@ class RequestStats:
         """Output tokens over the time after prefill."""
         seconds = self.total_seconds - self.prefill_seconds
         return self.output_tokens / seconds if seconds > 0 else 0.0
+
+    @property
+    def trees_by_depth(self) -> Counter[int]:
+        """Cycles, by the depth of their tree."""
+        return self.trees.trees_by_depth
+
+    @property
+    def paths_by_length(self) -> Counter[int]:
+        """Cycles, by the number of accepted nodes."""
+        return self.trees.paths_by_length
+
+    @property
+    def drafted_by_source(self) -> Counter[str]:
+        return self.trees.drafted_by_source
+
+    @property
+    def tried_by_source(self) -> Counter[str]:
+        """Nodes that were drafted as a child of an accepted node."""
+        return self.trees.tried_by_source
+
+    @property
+    def accepted_by_source(self) -> Counter[str]:
+        return self.trees.accepted_by_source
+
+    @property
+    def accepted_by_path(self) -> Counter[str]:
+        """Tokens, by the sources of the whole path."""
+        return self.trees.accepted_by_path
+
+    @property
+    def routes(self) -> Counter[str]:
+        """Cycles, by the drafter's route."""
+        return self.trees.routes
 
     @property
     def tried_by_depth(self) -> Counter[int]:
@@ -76,22 +104,8 @@ class RequestStats:
         """Counts one cycle; ``accepted`` are the emitted nodes of the path, without the root."""
         self.cycles += 1
         self.output_tokens += num_emitted
-        if len(tree.tokens) == 1:  # plain decoding
-            self.routes["plain"] += 1
-            self.trees_by_depth[0] += 1
-            self.paths_by_length[0] += 1
-            return
         self.drafted_nodes += len(tree) - 1
-        self.routes[tree.route or "draft"] += 1
-        self.trees_by_depth[max(tree.depths)] += 1
-        self.paths_by_length[len(accepted)] += 1
-        reached = {0, *accepted[: num_emitted - 1]}  # children of later nodes were cut off by a stop
-        _add(self.drafted_by_source, tree.sources[1:])
-        _add(self.tried_by_source, list(compress(tree.sources, map(reached.__contains__, tree.parents))))
-        if accepted:
-            sources = [tree.sources[node] for node in accepted]
-            _add(self.accepted_by_source, sources)
-            self.accepted_by_path["+".join(dict.fromkeys(sources))] += len(sources)
+        self.trees.note(tree, accepted, num_emitted)
 
     def acceptance_by_depth(self) -> list[float]:
         """Of the trees that reach depth 1, 2, ..., the fraction with a node accepted there."""
@@ -123,12 +137,6 @@ class RequestStats:
             return {}
         p_s, p_t = rates
         return {"p_s": round(p_s, 4), "p_t": round(p_t, 4), "p_ratio": round(p_s / p_t, 2) if p_t else None}
-
-
-def _add(counts: Counter[str], names: Sequence[str]) -> None:
-    """As ``counts.update(names)``, faster for few distinct names."""
-    for name in dict.fromkeys(names):
-        counts[name] += names.count(name)
 
 
 def _count_reaching(ends: Counter[int]) -> Counter[int]:

@@ -6,71 +6,87 @@ accepted nodes stay in the cache, the others are dropped, and the drafter learns
 Plain decoding is the same cycle with trees that are only their roots.
 """
 
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from draftwood.drafters import PromptRows
-from draftwood.engine.accepting import accept, emit, event_of, learn
+from draftwood.engine.accepting import Accepted, accept_trees, commit, learn, write
 from draftwood.engine.drafting import draft
 from draftwood.engine.events import TokenEvent
 from draftwood.engine.fitting import fit_trees
 from draftwood.engine.passes import Answer, Pass, collect, launch
 from draftwood.engine.session import Session
-from draftwood.engine.timing import charge_accepting
-from draftwood.targets import Segment, Target
+from draftwood.engine.timing import charge, note_costs
+from draftwood.targets import Target
 
 MAX_PREFILL_ROWS = 8192  # prompt positions of one pass, about: its memory grows with them
+
+
+class Finished(NamedTuple):
+    """A cycle whose tokens are not written out yet."""
+
+    accepted: Sequence[Accepted]
+    answer: Answer
+    at: float  # when it was finished, by the clock of ``time.perf_counter``
 
 
 def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
     """Runs one cycle. A session that fails is marked (``session.error``) and does not disturb the others."""
     launched = begin(target, sessions)
-    return [] if launched is None else finish(target, launched)
+    return [] if launched is None else write_out(finish(target, launched))
 
 
 def begin(target: Target, sessions: Sequence[Session], lane: int = 0) -> Pass | None:
     """The first half of a cycle: draft, size, and launch the pass that verifies. None: nothing to run."""
+    started = time.perf_counter()
     sessions = select_sessions(sessions)
-    drafts = draft(sessions)
-    fit_trees(sessions, drafts)
+    drafted = draft(sessions)
+    num_read = sum([session.num_unread for session in sessions if session.is_prefilling])
+    fit_trees(drafted, num_read, target.ready_sizes(len(sessions)))
     running = [session for session in sessions if session.error is None]
-    return launch(target, running, lane) if running else None
+    if not running:
+        return None
+    launched = launch(target, running, lane)
+    launched.times.drafting = time.perf_counter() - started - launched.times.passing
+    return launched
 
 
-def finish(target: Target, launched: Pass) -> list[TokenEvent]:
-    """The second half: accept, emit, commit and learn."""
-    events = []
-    for session, segment, answer in collect(launched):
-        if session.finish_reason is not None:  # cancelled while the pass ran
+def finish(target: Target, launched: Pass) -> Finished:
+    """The second half: accept, learn and commit. The next cycle may begin then."""
+    sessions, times = launched.sessions, launched.times
+    reading = [session.is_prefilling for session in sessions]
+    answer = collect(launched)
+    started = time.perf_counter()
+    accepted = accept_trees(answer)
+    learn(accepted, answer)
+    commit(target, accepted)
+    read_prompts(target, answer)
+    now = time.perf_counter()
+    times.accepting = now - started
+    sizes = [len(segment.token_ids) for segment in launched.segments]
+    charge(sessions, sizes, reading, times)
+    note_costs(sessions, sizes, reading, times)
+    return Finished(accepted, answer, now)
+
+
+def write_out(finished: Finished) -> list[TokenEvent]:
+    """Text, statistics and events of a finished cycle. Nothing in the next one depends on them."""
+    return write(*finished)
+
+
+def read_prompts(target: Target, answer: Answer) -> None:
+    """Commits parts of prompts and shows them to the drafters that ask for that."""
+    for index, (session, segment) in enumerate(zip(answer.sessions, answer.segments, strict=True)):
+        if session.finish_reason is not None or not session.is_prefilling:
             continue
-        if session.is_prefilling:
-            read_prompt(session, target, segment, answer)
-        elif (event := advance(session, target, answer)) is not None:
-            events.append(event)
-    return events
-
-
-@charge_accepting
-def advance(session: Session, target: Target, answer: Answer) -> TokenEvent | None:
-    """Takes one verified tree into the output. None if that failed."""
-    with session:
-        accepted = accept(session, answer)
-        block = emit(session, accepted)
-        learn(session, accepted, block, answer)
-        event = event_of(session, accepted, block, answer)
-        # All tokens but the last are committed: the root and the accepted nodes before it.
-        target.keep(session.sequence, accepted.path[: len(block.token_ids)])
-        return event
-    return None
-
-
-def read_prompt(session: Session, target: Target, segment: Segment, answer: Answer) -> None:
-    """Commits a part of the prompt and shows it to the drafter if it asked for that."""
-    target.keep(session.sequence, range(len(segment.token_ids)))
-    start, output = session.num_committed, answer.output
-    session.num_committed += len(segment.token_ids)
-    if segment.num_logits or session.drafter.wants_taps:
-        with session:
-            session.drafter.read_prompt(PromptRows(start, output.logits, output.top, output.taps))
+        target.keep(session.sequence, range(len(segment.token_ids)))
+        start = session.num_committed
+        session.num_committed += len(segment.token_ids)
+        if segment.num_logits or session.drafter.wants_taps:
+            with session:
+                output = answer.part(index)
+                session.drafter.read_prompt(PromptRows(start, output.logits, output.top, output.taps))
 
 
 def select_sessions(sessions: Sequence[Session]) -> Sequence[Session]:

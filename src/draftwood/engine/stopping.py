@@ -62,8 +62,14 @@ class StopTokens:
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
         self._max_tokens = max_tokens
 
-    def reason(self, token_id: int, num_output: int) -> str | None:
-        """Why the output ends with this token, its ``num_output``-th, or None."""
-        if token_id in self._ends:
-            return "stop"
-        return "length" if num_output >= self._max_tokens else None
+    def first(self, token_ids: Sequence[int], num_before: int) -> tuple[int, str | None]:
+        """How many of these tokens are output, after ``num_before`` others, and why it ends there; None: it goes on."""
+        count, room = len(token_ids), self._max_tokens - num_before
+        if count < room and self._ends.isdisjoint(token_ids):
+            return count, None
+        for place, token_id in enumerate(token_ids, start=1):
+            if token_id in self._ends:
+                return place, "stop"
+            if place >= room:
+                return place, "length"
+        return count, None

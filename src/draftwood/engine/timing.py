@@ -1,62 +1,48 @@
 """Seconds of each stage of a cycle, charged to the requests that it worked for."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from draftwood.engine.session import Session
-from draftwood.targets import Segment
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
-def charge_accepting(stage: Callable[Concatenate[Session, P], R]) -> Callable[Concatenate[Session, P], R]:
-    """Charges what the stage takes to its session's ``accept_seconds``."""
+@dataclass(slots=True)
+class Times:
+    """Seconds of one cycle."""
 
-    @wraps(stage)
-    def timed(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        started = time.perf_counter()
-        result = stage(session, *args, **kwargs)
-        session.stats.accept_seconds += time.perf_counter() - started
-        return result
-
-    return timed
+    launched: float = 0.0  # when the pass was launched, by the clock of ``time.perf_counter``
+    drafting: float = 0.0  # of the host, before the pass
+    passing: float = 0.0  # launching the pass and waiting for it
+    elapsed: float = 0.0  # from the launch of the pass to its answer
+    accepting: float = 0.0  # of the host, after the pass
 
 
-class Clock:
-    """Seconds of a block, once it has ended."""
-
-    seconds = 0.0
-
-
-@contextmanager
-def charge_pass(sessions: Sequence[Session], segments: Sequence[Segment]) -> Iterator[Clock]:
-    """Charges the block's time by positions: to prefill where a prompt is read, else to verification."""
-    clock = Clock()
-    started = time.perf_counter()
-    yield clock
-    clock.seconds = time.perf_counter() - started
-    sizes = [len(segment.token_ids) for segment in segments]
-    per_position = clock.seconds / sum(sizes)
-    for session, size in zip(sessions, sizes, strict=True):
-        if session.is_prefilling:
-            session.stats.prefill_seconds += per_position * size
+def charge(sessions: Sequence[Session], sizes: Sequence[int], reading: Sequence[bool], times: Times) -> None:
+    """Charges the pass by positions, to prefill where a prompt is read (``reading``), and acceptance in equal parts."""
+    per_position, accepting = times.passing / sum(sizes), times.accepting / len(sessions)
+    for session, size, reads in zip(sessions, sizes, reading, strict=True):
+        stats = session.stats
+        if reads:
+            stats.prefill_seconds += per_position * size
         else:
-            session.stats.verify_seconds += per_position * size
+            stats.verify_seconds += per_position * size
+            stats.draft_seconds += session.draft_seconds
+            stats.accept_seconds += accepting
 
 
-def note_cost(sessions: Sequence[Session], segments: Sequence[Segment], seconds: float) -> None:
-    """Shows the sizer what a pass took, if it verified the tree of a single request: other passes are mixtures."""
-    (session, segment) = sessions[0], segments[0]
-    if len(sessions) == 1 and session.sizer is not None and not session.is_prefilling:
-        session.sizer.note_pass(len(segment.token_ids), len(session.tokens) - 1, seconds)
+def note_costs(sessions: Sequence[Session], sizes: Sequence[int], reading: Sequence[bool], times: Times) -> None:
+    """Shows the sizers what a cycle took, if it did nothing but verify trees. For the pass only the tree of a single
+    request counts: other passes are mixtures of context lengths."""
+    sizer = sessions[0].sizer
+    if sizer is None or any(reading):
+        return
+    if len(sessions) == 1:
+        sizer.note_pass(sizes[0], len(sessions[0].tokens) - 1, times.elapsed)
+    sizer.note_host(len(sessions), sum(sizes) - len(sizes), times.drafting + times.accepting)
 
 
 def charge_rows(sessions: Sequence[Session], num_rows: Sequence[int], seconds: float) -> None:
-    """Charges acceptance that was computed for several requests at once, by rows."""
+    """Charges acceptance that was computed for some sessions at once, by rows."""
     total = sum(num_rows)
     for session, rows in zip(sessions, num_rows, strict=True):
         if rows:

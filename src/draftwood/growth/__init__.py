@@ -5,5 +5,5 @@ from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
 from draftwood.growth.expanding import ExpandingBlend, PassRecord
 from draftwood.growth.prefix_tree import grow_frequency_tree
 from draftwood.growth.priors import Priors, load_priors, new_learned, priors_path, save_priors, shipped_priors
-from draftwood.growth.spine import SPINE, Anchor, SpineBudget, grow_spine_tree
+from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.growth.static import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates

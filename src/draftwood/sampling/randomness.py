@@ -1,11 +1,12 @@
 """The only source of randomness: two methods, so that tests can enumerate outcomes and users can set a seed."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from draftwood.errors import ModelError
@@ -41,15 +42,7 @@ class SeededRandomness:
     def draw(self, probs: torch.Tensor) -> int:
         if not probs.is_cpu:
             return check_drawn(draw_tokens(probs[None], [self._next()])[0])
-        cumulative = np.cumsum(probs.detach().double().numpy())  # [V]
-        total = cumulative[-1]
-        if not 0.0 < total < np.inf:
-            return check_drawn(UNUSABLE)
-        # The first token whose cumulative sum exceeds the number; tokens of probability 0 are skipped.
-        token = int(np.searchsorted(cumulative, self._next() * total, side="right"))
-        if token == len(cumulative):  # if the product rounds up to the total: the token that reaches it
-            token = int(np.searchsorted(cumulative, total))
-        return token
+        return check_drawn(_draw_token(probs.detach().double().numpy(), self._next))
 
     def upcoming(self, count: int) -> list[float]:
         """The next ``count`` numbers, without consuming them."""
@@ -68,6 +61,30 @@ class SeededRandomness:
     def _uniform(self) -> float:
         """In [0, 1): the upper 53 bits, the precision of a float64."""
         return float(int(self._bits.random_raw()) >> 11) * 2.0**-53
+
+
+def _draw_token(probs: npt.NDArray[np.float64], number: Callable[[], float]) -> int:
+    """The first token whose cumulative sum exceeds the share of the total that ``number()`` gives.
+
+    Sums are taken block by block, and token by token only within the block that is reached, as in ``draw_tokens``.
+    """
+    whole = len(probs) // BLOCK * BLOCK
+    sums = probs[:whole].reshape(-1, BLOCK).sum(axis=1)
+    reached = np.cumsum(np.append(sums, probs[whole:].sum()))
+    total = reached[-1]
+    if not 0.0 < total < np.inf:
+        return UNUSABLE
+    share = number() * total
+    block = _find_beyond(reached, share)
+    start, before = block * BLOCK, reached[block - 1] if block else 0.0
+    return start + _find_beyond(np.cumsum(probs[start : start + BLOCK]), share - before)
+
+
+def _find_beyond(reached: npt.NDArray[np.float64], share: float) -> int:
+    """The first index whose cumulative sum exceeds the share, so that weights of 0 are skipped; if rounding lets none
+    exceed it, the one that reaches the total."""
+    place = int(np.searchsorted(reached, share, side="right"))
+    return place if place < len(reached) else int(np.searchsorted(reached, reached[-1]))
 
 
 def draw_tokens(probs: torch.Tensor, numbers: Sequence[float]) -> list[int]:

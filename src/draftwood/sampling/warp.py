@@ -67,7 +67,9 @@ class Warper:
         params, scores = self._params, self.penalise(logits, output_ids)
         if params.is_greedy:
             return torch.zeros_like(scores).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
-        kept, scores = None, scores / self._temperature  # each filter sees the result of the one before
+        if self._temperature != 1.0:
+            scores = scores / self._temperature
+        kept = None  # each filter sees the result of the one before
         if 0 < params.top_k < scores.shape[-1]:
             kept, scores = _top_k(scores, params.top_k)
         if params.top_p < 1.0:

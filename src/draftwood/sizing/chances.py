@@ -1,4 +1,4 @@
-"""The chance that a node is accepted, learned online, and the nodes that pay.
+"""The chance that a node is accepted, learned online.
 
 The chance of a node is the product, along its path, of the acceptance rates of each node given its parent. Rates are
 kept per kind: source, the source's own estimate, depth, and for first guesses whether the last first guess was right.
@@ -14,11 +14,10 @@ import ctypes
 from array import array
 from bisect import bisect
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from draftwood.compiled import Core, ExperienceRecord, GuessesRecord, RulesRecord, load_core
-from draftwood.tree import DraftTree
+from draftwood.compiled import Core, ExperienceRecord, RulesRecord, load_core
+from draftwood.tree import SOURCE_NUMBERS, DraftTree
 
 Kind = tuple[str, int, int, bool]
 
@@ -35,14 +34,7 @@ RULES, CALIBRATED_RULES = (
     RulesRecord(trust, prior_trials, DISCOUNT, DEEP, len(ESTIMATES), ESTIMATES)
     for trust, prior_trials in ((TRUST, PRIOR_TRIALS), (1.0, CALIBRATED_TRIALS))
 )
-
-
-class _Numbers(dict[str, int]):
-    """Numbers sources in the order of appearance."""
-
-    def __missing__(self, source: str) -> int:
-        self[source] = len(self)
-        return self[source]
+RULES_ADDRESS = ctypes.addressof(RULES)
 
 
 class AcceptanceRecord:
@@ -53,7 +45,6 @@ class AcceptanceRecord:
         self.decay = decay
         self.rules = before.rules if before else CALIBRATED_RULES if is_calibrated else RULES
         self._before = before
-        self._numbers: _Numbers = _Numbers() if before is None else before._numbers
         self._counts = array("d")  # by kind: trials, hits; decayed
 
     def rate(self, kind: Kind, estimate: float) -> float:
@@ -64,23 +55,19 @@ class AcceptanceRecord:
         """``right``: 1 or 0, or the fraction of several guesses that count as one trial."""
         self._note(self._place(kind), right)
 
-    def numbers_of(self, sources: Sequence[str]) -> array[int]:
-        """The numbers of sources, the same in this record and in the one before."""
-        return array("i", list(map(self._numbers.__getitem__, sources)))
-
     def address(self) -> int:
         """Address of the counts; valid until another source gets a number."""
         self._make_room()
         return self._counts.buffer_info()[0]
 
     def _make_room(self) -> None:
-        missing = 2 * KINDS_OF_A_SOURCE * len(self._numbers) - len(self._counts)
+        missing = 2 * KINDS_OF_A_SOURCE * len(SOURCE_NUMBERS) - len(self._counts)
         if missing > 0:
             self._counts.extend([0.0] * missing)
 
     def _place(self, kind: Kind) -> int:
         source, estimate, depth, in_run = kind
-        number = self._numbers[source]
+        number = SOURCE_NUMBERS[source]
         return (((number * (len(ESTIMATES) + 1) + estimate) * (DEEP + 1) + depth) * 2 + in_run) * 2
 
     def _rate(self, place: int, estimate: float) -> float:
@@ -99,28 +86,11 @@ class AcceptanceRecord:
             self._before._note(place, right)
 
 
-class PassCosts(NamedTuple):
-    """Costs and yield of the pass that a tree shares with other requests."""
-
-    seconds: array[float]  # of passes over 1, 2, ... positions in all
-    others: int  # positions of other requests
-    tokens: float  # expected from other requests
-    drafting: float  # seconds, independent of the size
-
-
-class Choice(NamedTuple):
-    kept: Sequence[int]  # nodes, ascending
-    expected: float  # tokens of the cycle
-
-
 class Guesses(Protocol):
     """Chances of one request's chosen nodes."""
 
     def chances(self, tree: DraftTree) -> list[float]:
         """The chance of every node but the root."""
-
-    def best_part(self, tree: DraftTree, verified_in: PassCosts) -> Choice:
-        """The nodes with the largest chances, as many as make expected tokens per second highest."""
 
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:
         """Counts the nodes whose outcome is known: the children of the root and of every accepted node."""
@@ -130,16 +100,6 @@ def new_guesses(request: AcceptanceRecord, drafter: AcceptanceRecord) -> Guesses
     """``request`` starts from the rates of ``drafter``; both are updated."""
     core = load_core()
     return PythonGuesses(request) if core is None else CompiledGuesses(core, request, drafter)
-
-
-def best_size(chances: Sequence[float], verified_in: PassCosts) -> tuple[int, float]:
-    """The number of nodes that maximises tokens per second, and their expected tokens; chances are sorted."""
-    tokens = list(accumulate(chances, initial=verified_in.tokens))[1:]  # [nodes] by size
-    seconds = verified_in.seconds[verified_in.others : verified_in.others + len(tokens)]
-    drafting = verified_in.drafting
-    rates = [count / (time + drafting) for count, time in zip(tokens, seconds, strict=True)]
-    size = rates.index(max(rates)) + 1
-    return size, 1.0 + (tokens[size - 1] - tokens[0]) / DISCOUNT
 
 
 class PythonGuesses:
@@ -157,12 +117,6 @@ class PythonGuesses:
             left[parent] -= share
             chances.append(chances[parent] * share)
         return chances[1:]
-
-    def best_part(self, tree: DraftTree, verified_in: PassCosts) -> Choice:
-        chances = [1.0, *(DISCOUNT * chance for chance in self.chances(tree))]
-        nodes = sorted(range(len(tree)), key=chances.__getitem__, reverse=True)  # stable: the earlier of equals first
-        size, expected = best_size([chances[node] for node in nodes], verified_in)
-        return Choice(sorted(nodes[:size]), expected)
 
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:
         children = offered.children()
@@ -191,56 +145,37 @@ def followed(tree: DraftTree, emitted: Sequence[int]) -> list[int]:
 
 class CompiledGuesses:
     def __init__(self, core: Core, request: AcceptanceRecord, drafter: AcceptanceRecord) -> None:
-        self._core = core
+        self.core = core
         self._request, self._drafter = request, drafter
         self._record = ExperienceRecord(
             rules=ctypes.addressof(request.rules), request_decay=request.decay, drafter_decay=drafter.decay
         )
-        self._tree: DraftTree | None = None
-        self._columns: _Columns
+        self._address = ctypes.addressof(self._record)
+        self._num_sources = 0  # that the counts have room for
 
     def chances(self, tree: DraftTree) -> list[float]:
-        record, guesses = self._records(tree)
-        chances = array("d", bytes(16 * len(tree)))
-        self._core.chances(record, guesses, chances.buffer_info()[0])
+        chances, place = array("d", bytes(16 * len(tree))), array("q", tree.pack().place)
+        self.core.chances(self.address(), place.buffer_info()[0], chances.buffer_info()[0])
         return chances[1 : len(tree)].tolist()
 
-    def best_part(self, tree: DraftTree, verified_in: PassCosts) -> Choice:
-        record, guesses = self._records(tree)
-        kept, tokens = array("i", bytes(4 * len(tree))), array("d", [verified_in.tokens])
-        seconds = verified_in.seconds.buffer_info()[0] + 8 * verified_in.others
-        places = tokens.buffer_info()[0], seconds, verified_in.drafting, kept.buffer_info()[0]
-        size = self._core.best_part(record, guesses, *places)
-        if not size:
-            raise MemoryError(f"a tree of {len(tree)} nodes")
-        return Choice(kept[:size].tolist(), tokens[0])
-
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:
-        record, guesses = self._records(offered)
-        tokens = array("i", emitted)
-        self._core.note(record, guesses, len(tokens), tokens.buffer_info()[0])
-        self._tree = None
+        note_all(self.core, [(self, offered, emitted)])
 
-    def _records(self, tree: DraftTree) -> tuple[int, int]:
-        """Addresses of the records. A cycle uses a tree twice, to cut it and to count it."""
-        if self._tree is not tree:
-            self._tree, self._columns = tree, _Columns(tree, self._request.numbers_of(tree.sources))
-        # New sources, in any request of the drafter, may have moved the counts.
-        self._record.request_counts = self._request.address()
-        self._record.drafter_counts = self._drafter.address()
-        return ctypes.addressof(self._record), self._columns.address
+    def address(self) -> int:
+        """Of the record in C; valid until another source gets a number, in any tree that is packed."""
+        if self._num_sources != len(SOURCE_NUMBERS):
+            self._record.request_counts = self._request.address()
+            self._record.drafter_counts = self._drafter.address()
+            self._num_sources = len(SOURCE_NUMBERS)
+        return self._address
 
 
-class _Columns:
-    """A tree in the layout that C reads."""
-
-    def __init__(self, tree: DraftTree, numbers: array[int]) -> None:
-        self._memory = (
-            array("i", tree.tokens),
-            array("i", tree.parents),
-            array("i", tree.depths),
-            numbers,
-            array("d", tree.probs),
-        )
-        self._record = GuessesRecord(len(tree), *(column.buffer_info()[0] for column in self._memory))
-        self.address = ctypes.addressof(self._record)
+def note_all(core: Core, outcomes: Sequence[tuple[CompiledGuesses, DraftTree, Sequence[int]]]) -> None:
+    """As ``note`` of each request with its offered tree and the emitted tokens."""
+    trees, lengths, tokens = array("q"), array("q"), array("i")
+    for _, tree, emitted in outcomes:
+        trees.extend(tree.pack().place)
+        lengths.append(len(emitted))
+        tokens.extend(emitted)
+    records = array("q", [guesses.address() for guesses, _, _ in outcomes])
+    core.note(len(outcomes), *[part.buffer_info()[0] for part in (records, trees, lengths, tokens)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +34,15 @@ PROBE_ROUNDS = 3
 FASTER, SLOWER = 0.5, 0.1  # parts of the way to a reading below or above the curve
 MIN_CHANGE = 0.03  # a smaller correction is not worth a new curve
 MIN_READINGS = 16  # before the refined curve is stored
+COST_STEP = 64  # positions: granularity of cost look-ups, in context and in size
+MAX_LINES = 512  # look-ups that are kept
+FIRST_PER_REQUEST, FIRST_PER_NODE = 20e-6, 1e-6  # seconds of the host, before the first cycle
+PRIOR_SPREAD = 100.0  # weight of the first slope: sum of squared deviations of the number of guesses
+HOST_DECAY = 0.98  # per cycle
+MAX_OUTLIER = 4.0  # times the expected time: what a single slow cycle counts at most
+
+
+Lines = dict[tuple[int, int, tuple[int, ...]], "array[float]"]  # by size and context, in steps, and ready sizes
 
 
 class LiveCosts:
@@ -46,6 +56,10 @@ class LiveCosts:
         self.is_estimate = is_estimate
         self._factors: dict[int, float] = {}  # by size, where there are readings: relative to the base
         self._built = dict.fromkeys(profile.sizes, 1.0)  # the factors of the current profile
+        self.host = HostCosts()
+        self._lines: Lines = {}  # of ``seconds``, for the current version
+        self._fixed_lines: Lines = {}
+        self._lines_version = 0
 
     @property
     def largest(self) -> int:
@@ -60,6 +74,20 @@ class LiveCosts:
         """The curve for drawn trees: it never changes, or a seed would not determine the output."""
         first = self.profile.first
         return self.profile if first is None else replace(self.profile, seconds=first)
+
+    def seconds(self, positions: int, context: int, ready: tuple[int, ...] = ()) -> array[float]:
+        """Seconds of passes over 1, 2, ... at least ``positions`` positions.
+
+        ``ready``: sizes that can run at once. Others run as the next of these, so they cost as much.
+        """
+        if self._lines_version != self.version:
+            self._lines_version = self.version
+            self._lines.clear()
+        return _look_up(self._lines, self.profile, positions, context, ready)
+
+    def fixed_seconds(self, positions: int, context: int) -> array[float]:
+        """As ``seconds``, by the ``fixed`` curve."""
+        return _look_up(self._fixed_lines, self.fixed, positions, context)
 
     def note(self, positions: int, ratio: float) -> None:
         """Takes a reading: the time of a pass over ``positions``, relative to what the current profile says."""
@@ -94,6 +122,53 @@ class LiveCosts:
         self._built = dict(zip(sizes, factors.tolist(), strict=True))
         self.profile = replace(self.profile, seconds=tuple(map(tuple, rows.tolist())))
         self.version += 1
+
+
+class HostCosts:
+    """Seconds of a cycle outside the pass: for each request, and for each guess in its tree.
+
+    A line through recent cycles: seconds per request over guesses per request. It starts as a rough guess, which counts
+    like a few cycles and holds the slope as long as all cycles have the same number of guesses.
+    """
+
+    def __init__(self) -> None:
+        self.per_request, self.per_node = FIRST_PER_REQUEST, FIRST_PER_NODE
+        self._weight, self._nodes, self._seconds = 1.0, 0.0, FIRST_PER_REQUEST  # decayed: cycles, means
+        self._spread, self._rise = PRIOR_SPREAD, PRIOR_SPREAD * FIRST_PER_NODE  # of nodes; of nodes and seconds
+
+    def note(self, num_requests: int, num_nodes: int, seconds: float) -> None:
+        """Takes the reading of one cycle; ``num_nodes``: guesses, the roots not counted."""
+        nodes, taken = num_nodes / num_requests, seconds / num_requests
+        taken = min(taken, MAX_OUTLIER * (self.per_request + self.per_node * nodes))  # a disturbed cycle counts little
+        self._weight = HOST_DECAY * self._weight + 1.0
+        share = 1.0 / self._weight
+        by_nodes, by_seconds = nodes - self._nodes, taken - self._seconds
+        self._nodes += share * by_nodes
+        self._seconds += share * by_seconds
+        self._spread = PRIOR_SPREAD + HOST_DECAY * (self._spread - PRIOR_SPREAD) + by_nodes * (nodes - self._nodes)
+        first = PRIOR_SPREAD * FIRST_PER_NODE
+        self._rise = first + HOST_DECAY * (self._rise - first) + by_nodes * (taken - self._seconds)
+        self.per_node = max(self._rise / self._spread, 0.0)
+        self.per_request = max(self._seconds - self.per_node * self._nodes, 0.0)
+
+
+def _look_up(
+    known: Lines, profile: CostProfile, positions: int, context: int, ready: tuple[int, ...] = ()
+) -> array[float]:
+    """Seconds of passes over 1, 2, ... positions; cached by context length in steps."""
+    key = (-(-positions // COST_STEP), context // COST_STEP, ready)
+    line = known.get(key)
+    if line is None:
+        if len(known) >= MAX_LINES:
+            known.clear()
+        size = key[0] * COST_STEP
+        costs = profile.of(max(size, *ready) if ready else size, context)
+        if ready:
+            counts = np.arange(1, len(costs) + 1)
+            next_ready = np.append(ready, len(costs) + 1)[np.searchsorted(ready, counts)]
+            costs = costs[np.where(next_ready <= len(costs), next_ready, counts) - 1]
+        line = known[key] = array("d", costs[:size].tolist())
+    return line
 
 
 def known_costs(target: Target) -> LiveCosts:

@@ -1,13 +1,13 @@
-"""The size of a tree with ``budget="auto"``: nodes are added while they gain more than they cost.
+"""The sizes of trees with ``budget="auto"``: nodes are added while they gain more than they cost.
 
-A node's gain is the chance that it is accepted (chances.py); what it costs follows from the times of passes (live.py,
-costs.py). Each cycle keeps the nodes
-with the largest chances, as many as maximise expected tokens per second; only the root, which is plain decoding, where
-guesses do not pay. Nodes that were offered and not verified are counted too, as far as the emitted tokens tell.
+A node's gain is the chance that it is accepted (chances.py); what it costs follows from the times of passes and of the
+host's work (live.py, costs.py). Each cycle keeps the nodes with the largest chances among those of all requests, as
+many as maximise expected tokens per second (cutting.py); only roots, which is plain decoding, where guesses do not pay.
+Nodes that were offered and not verified are counted too, as far as the emitted tokens tell.
 
-Drafting itself takes time: next to nothing from tables, more than a pass with a draft model. A drafter that does not
-pay is paused, tried again, and paused for longer if it still does not pay. A new request continues the pause of the
-last one, so that short requests also reach its end.
+Drafting itself takes time: little from tables, more than a pass with a draft model. A request whose drafts do not pay
+pauses, tries again, and pauses for longer if they still do not pay. A new request continues the pause of the last one,
+so that short requests also reach its end.
 
 Drawn children must not be dropped because of their token. A drawn tree is cut after a number of nodes that was fixed
 before it was drawn, from how often the 1st, 2nd, ... node of such trees was accepted so far.
@@ -15,23 +15,12 @@ before it was drawn, from how often the 1st, 2nd, ... node of such trees was acc
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
-from draftwood.sizing.chances import (
-    DISCOUNT,
-    AcceptanceRecord,
-    Choice,
-    Kind,
-    PassCosts,
-    best_size,
-    followed,
-    new_guesses,
-)
-from draftwood.sizing.costs import CostProfile
+from draftwood.sizing.chances import DISCOUNT, AcceptanceRecord, CompiledGuesses, Kind, followed, new_guesses, note_all
+from draftwood.sizing.cutting import Offer, PassCosts, best_size, cut_trees
 from draftwood.sizing.live import LiveCosts
 from draftwood.tree import DraftTree
 
@@ -42,9 +31,8 @@ FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # priors: of the first bucket, and of each 
 DRAFT_DECAY = 0.8
 MIN_WANTED = 8  # nodes that a drafter may always propose
 MAX_SECOND_COST = 1.3  # cost of two positions over one up to which prompt logits pay
-MIN_DRAFT_COST = 0.2  # of a plain pass: cheaper drafting is never paused
+MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests is never paused
 MAX_PAUSE = 64  # cycles
-COST_STEP = 64  # positions: granularity of cost look-ups, in context and in size
 
 
 class Load(NamedTuple):
@@ -54,18 +42,12 @@ class Load(NamedTuple):
     tokens: float = 0.0
 
 
-NO_LOAD = Load()
+class Drafted(NamedTuple):
+    """A drafter's tree for one request, before it is cut."""
 
-
-def loads_of_others(loads: Sequence[Load]) -> list[Load]:
-    """For each load, the sum of all others."""
-    positions = sum(load.positions for load in loads)
-    tokens = [load.tokens for load in loads]
-    before = accumulate(tokens, initial=0.0)
-    after = list(accumulate(reversed(tokens), initial=0.0))[-2::-1]
-    return [
-        Load(positions - load.positions, one + other) for load, one, other in zip(loads, before, after, strict=False)
-    ]
+    sizer: Sizer
+    offer: Offer
+    seconds: float  # that drafting took
 
 
 class Experience:
@@ -87,15 +69,12 @@ class Sizer:
 
     def __init__(self, costs: LiveCosts, drafter: Experience) -> None:
         self._costs = costs
-        self._version = costs.version  # of the cached seconds
         self._largest = costs.largest
         self._drafter = drafter
         self._record = AcceptanceRecord(REQUEST_DECAY, drafter.record)
         self._guesses = new_guesses(self._record, drafter.record)
-        self._known_seconds: dict[tuple[int, int], array[float]] = {}
-        self._fixed_seconds: dict[tuple[int, int], array[float]] = {}  # for drawn trees
         self.expected = 1.0  # tokens of the last cut tree
-        self._wanted = MIN_WANTED
+        self._wanted = min(MIN_WANTED, self._largest)
         self._last_draft_seconds = 0.0
         self._pause = 0  # cycles left without drafts
         self._next_pause = 1
@@ -109,73 +88,61 @@ class Sizer:
     @property
     def wanted(self) -> int:
         """How many nodes the drafter should propose."""
-        return 1 if self._pause else min(self._largest, self._wanted)
+        return 1 if self._pause else self._wanted
 
     @property
     def reads_prompts(self) -> bool:
         """Whether computing logits of the prompt pays: drafters learn alternatives from them, which help only where a
         second position is cheap."""
-        one, two = self._seconds(2, 0)[:2]
+        one, two = self._costs.seconds(2, 0)[:2]
         return two <= MAX_SECOND_COST * one
 
-    def cut(self, tree: DraftTree, context: int, draft_seconds: float, load: Load) -> DraftTree:
-        """The part of the tree that pays, after ``context`` positions and beside the ``load`` of other requests."""
-        kept, self.expected = self._choice(tree, context, load)
-        if len(tree) > 1:  # a drafter without guesses says nothing about sizes
-            # If all nodes paid, more might; else ask for somewhat more than was used, so that trees can grow.
-            whole = len(kept) == len(tree)
-            self._wanted = self._largest if whole else max(MIN_WANTED, 3 * len(kept))
-        # Ignore single slow drafts: a draft model reads its prompt first, and kernels may be compiled.
-        self._drafter.note_draft(min(draft_seconds, self._last_draft_seconds))
-        self._last_draft_seconds = draft_seconds
-        if not tree.proposals:
-            self._weigh_drafting(len(kept), context, load)
-        return tree.select(kept)
+    def cut_drawn(self, drafted: Drafted, context: int, load: Load) -> DraftTree:
+        """The first nodes of a tree with drawn children. ``load``: of the other requests.
+
+        Draws must not depend on times of this run, or a seed would not determine the output.
+        """
+        (tree, room, max_depth), chances = (
+            drafted.offer,
+            [1.0, *(DISCOUNT * chance for chance in self._chances_by_place())],
+        )
+        seconds = self._costs.fixed_seconds(load.positions + len(chances), context)
+        size, self.expected = best_size(chances, PassCosts(seconds, load.positions, load.tokens, 0.0))
+        size = min(size, len(tree))
+        self._want(len(tree), size)
+        self._note_draft(drafted.seconds)
+        return tree.first(min(size, room)).limit_depth(max_depth)
 
     def note(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> None:
         """Counts one cycle: the offered tree, the part that was verified, and the emitted tokens."""
-        if self._pause:
-            self._pause = self._drafter.pause_left = self._pause - 1
-        if offered.proposals:
-            self._note_places(offered, len(verified), emitted)
-        elif len(offered) > 1:
-            self._guesses.note(offered, emitted)
+        note_outcomes([Outcome(self, offered, verified, emitted)])
 
-    def _weigh_drafting(self, size: int, context: int, load: Load) -> None:
-        """Pauses the drafter if ``size`` positions and their drafting yield fewer tokens per second than none."""
-        seconds = self._seconds(load.positions + size, context)
-        plain = seconds[load.positions]
-        drafting, drafter = self._drafter.draft_seconds, self._drafter
-        drafted = (self.expected + load.tokens) / (seconds[load.positions + size - 1] + drafting)
-        if drafting < MIN_DRAFT_COST * plain or drafted >= (1.0 + load.tokens) / plain:
+    def _want(self, offered: int, kept: int) -> None:
+        """If all nodes paid, more might; else ask for somewhat more than was used, so that trees can grow."""
+        self._wanted = self._largest if kept == offered else min(max(MIN_WANTED, 2 * kept + 4), self._largest)
+
+    def _note_draft(self, seconds: float) -> None:
+        """Ignores single slow drafts: a draft model reads its prompt first, and kernels may be compiled."""
+        self._drafter.note_draft(min(seconds, self._last_draft_seconds))
+        self._last_draft_seconds = seconds
+
+    def _weigh(self, *, pays: bool) -> None:
+        """Pauses the drafts of this request if they do not pay."""
+        drafter = self._drafter
+        if pays:
             self._next_pause, drafter.pause_left = 1, 0
         else:
             self._pause, self._next_pause = self._next_pause + 1, min(2 * self._next_pause, MAX_PAUSE)
         drafter.pause = self._next_pause
 
-    def _choice(self, tree: DraftTree, context: int, load: Load) -> Choice:
-        if not tree.proposals:
-            seconds = self._seconds(load.positions + len(tree), context)
-            return self._guesses.best_part(
-                tree, PassCosts(seconds, load.positions, load.tokens, self._drafter.draft_seconds)
-            )
-        chances = [1.0, *(DISCOUNT * chance for chance in self._chances_by_place())]
-        # Draws must not depend on times of this run, or a seed would not determine the output.
-        seconds = _look_up(self._fixed_seconds, self._costs.fixed, load.positions + len(chances), context)
-        size, expected = best_size(chances, PassCosts(seconds, load.positions, load.tokens, 0.0))
-        return Choice(range(min(size, len(tree))), expected)
-
     def note_pass(self, positions: int, context: int, seconds: float) -> None:
         """Learns from the time of a pass for this request alone."""
         if not self._costs.is_measured:
-            self._costs.note(positions, seconds / self._seconds(positions, context)[positions - 1])
+            self._costs.note(positions, seconds / self._costs.seconds(positions, context)[positions - 1])
 
-    def _seconds(self, positions: int, context: int) -> array[float]:
-        """Seconds of passes over 1, 2, ... positions."""
-        if self._version != self._costs.version:
-            self._version = self._costs.version
-            self._known_seconds.clear()
-        return _look_up(self._known_seconds, self._costs.profile, positions, context)
+    def note_host(self, num_requests: int, num_nodes: int, seconds: float) -> None:
+        """Learns from the time that a cycle of ``num_requests`` took outside the pass."""
+        self._costs.host.note(num_requests, num_nodes, seconds)
 
     def _note_places(self, offered: DraftTree, num_verified: int, emitted: Sequence[int]) -> None:
         """The outcome of nodes after the cut is known if their parent was verified."""
@@ -197,14 +164,64 @@ class Sizer:
         return [rates[bisect(PLACES, node)] for node in range(1, self._largest)]
 
 
-def _look_up(
-    known: dict[tuple[int, int], array[float]], profile: CostProfile, positions: int, context: int
-) -> array[float]:
-    """Seconds of passes over 1, 2, ... positions; cached by context length in steps."""
-    key = (-(-positions // COST_STEP), context // COST_STEP)
-    if key not in known:
-        known[key] = array("d", profile.of(key[0] * COST_STEP, context).tolist())
-    return known[key]
+def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tuple[int, ...] = ()) -> list[DraftTree]:
+    """Cuts the trees of a batch, without drawn children, to the parts that pay.
+
+    ``context``: committed positions of a request, in the mean. ``load``: of requests that are not among these.
+    ``ready``: sizes of passes that can run at once, as in ``Target.ready_sizes``.
+    """
+    costs, sizers = drafted[0].sizer._costs, [each.sizer for each in drafted]
+    offers = [each.offer for each in drafted]
+    sizes = [len(offer.tree) for offer in offers]
+    seconds, host = costs.seconds(load.positions + sum(sizes), context, ready), costs.host
+    for sizer, _, taken in drafted:
+        sizer._note_draft(taken)
+    drafting = sum([sizer._drafter.draft_seconds for sizer in sizers])
+    fixed = drafting + host.per_request * len(drafted)
+    trees, expected = cut_trees(
+        [sizer._guesses for sizer in sizers],
+        offers,
+        PassCosts(seconds, load.positions, load.tokens, fixed, host.per_node),
+    )
+    kept = [len(tree) for tree in trees]
+    roots, num_guesses = load.positions + len(trees), sum(kept) - len(kept)
+    plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + host.per_node * num_guesses
+    is_cheap = drafting < MIN_DRAFT_COST * plain
+    per_token, per_guess = (whole + fixed) / (load.tokens + sum(expected)), (whole - plain) / max(num_guesses, 1)
+    for sizer, offered, size, tokens in zip(sizers, sizes, kept, expected, strict=True):
+        sizer.expected = tokens
+        sizer._want(offered, size)
+        own_cost = sizer._drafter.draft_seconds + per_guess * (size - 1)
+        sizer._weigh(pays=is_cheap or per_token * (tokens - 1.0) >= own_cost)
+    return trees
+
+
+class Outcome(NamedTuple):
+    """What came of one request's tree."""
+
+    sizer: Sizer
+    offered: DraftTree
+    verified: DraftTree  # the part of it
+    emitted: Sequence[int]
+
+
+def note_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Counts one cycle of many requests."""
+    compiled: list[tuple[CompiledGuesses, DraftTree, Sequence[int]]] = []
+    for sizer, offered, verified, emitted in outcomes:
+        if sizer._pause:
+            sizer._pause = sizer._drafter.pause_left = sizer._pause - 1
+        if len(offered) == 1:
+            continue
+        guesses = sizer._guesses
+        if offered.proposals:
+            sizer._note_places(offered, len(verified), emitted)
+        elif isinstance(guesses, CompiledGuesses):
+            compiled.append((guesses, offered, emitted))
+        else:
+            guesses.note(offered, emitted)
+    if compiled:
+        note_all(compiled[0][0].core, compiled)
 
 
 def _place_kind(place: int) -> Kind:

@@ -1,7 +1,7 @@
 """Sources of guesses: everything that suggests next tokens without running a model."""
 
 from draftwood.sources.adaptive import AdaptiveNgrams
-from draftwood.sources.context import ContextMatch, Match
+from draftwood.sources.context import CompiledContextMatch, ContextMatch, Match, new_context
 from draftwood.sources.datastore import Datastore, DatastoreInfo, build_datastore, tokenizer_fingerprint
 from draftwood.sources.hints import DraftedHints, PlaceHints, PositionHints, SuccessorHints
 from draftwood.sources.lookahead import JacobiWindow, NgramPool

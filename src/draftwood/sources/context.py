@@ -1,12 +1,16 @@
 """Context match: find an earlier occurrence of the last tokens in the prompt or output, and what followed it.
 
 An index maps every n-gram to the position after its latest occurrence. It is updated token by token, so neither an
-update nor a query depends on the length of the context.
+update nor a query depends on the length of the context. The same index exists in C (compiled/context.h).
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
+
+from draftwood.compiled import MAX_SIZES, CompiledContext, Core, load_core
 
 
 class Match(NamedTuple):
@@ -18,6 +22,35 @@ class Match(NamedTuple):
     def trust(self) -> list[float]:
         """Probability of each token given those before it; it rises with the length of the match."""
         return [1.0 - 1.0 / (self.length + i + 1.5) for i in range(len(self.tokens))]
+
+
+def new_context(ngram_sizes: Iterable[int], *, repeat: bool = False) -> ContextMatch | CompiledContextMatch:
+    """An n-gram index of one text, in C if there is a compiler."""
+    core, sizes = load_core(), set(ngram_sizes)
+    if core is None or len(sizes) > MAX_SIZES:
+        return ContextMatch(sizes, repeat=repeat)
+    return CompiledContextMatch(core, sizes, repeat=repeat)
+
+
+class CompiledContextMatch:
+    """As ``ContextMatch``."""
+
+    def __init__(self, core: Core, ngram_sizes: Iterable[int], *, repeat: bool = False) -> None:
+        self.index = CompiledContext(core, sorted(ngram_sizes, reverse=True))
+        self._repeat = repeat
+        self.extend = self.index.extend
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        return self.index.tokens()
+
+    @property
+    def last(self) -> int:
+        return self.index.last()
+
+    def match(self, max_tokens: int) -> Match | None:
+        found = self.index.match(max_tokens, repeat=self._repeat)
+        return None if found is None else Match(*found)
 
 
 class ContextMatch:
@@ -33,6 +66,10 @@ class ContextMatch:
     @property
     def tokens(self) -> Sequence[int]:
         return self._tokens
+
+    @property
+    def last(self) -> int:
+        return self._tokens[-1]
 
     def extend(self, tokens: Iterable[int]) -> None:
         history = self._tokens

@@ -77,6 +77,11 @@ class TransitionTable:
         return self._tiers.find(previous, token)
 
     @property
+    def compiled(self) -> CompiledTable | None:
+        """The table in C; None in Python."""
+        return self._tiers if isinstance(self._tiers, CompiledTable) else None
+
+    @property
     def address(self) -> int | None:
         """Of the table in C; None in Python."""
         return self._tiers.address if isinstance(self._tiers, CompiledTable) else None

@@ -230,6 +230,11 @@ class Target(ABC):
     def set_top(self, k: int) -> None:
         """Asks for the top ``k`` entries of every row in the next pass; 0: none. A target may ignore it."""
 
+    def ready_sizes(self, num_segments: int) -> tuple[int, ...]:
+        """Sizes of passes over this many trees that can run at once, ascending; others may have to be prepared first.
+        Empty: nothing has to be prepared."""
+        return ()
+
     def prepare(self, largest: int, progress: Progress | None = None) -> None:
         """Does the one-time work for passes of up to ``largest`` positions, such as compiling GPU kernels."""
 

@@ -127,6 +127,10 @@ class SlotBook(ABC):
         """Appends the accepted nodes to the prefix. Node ids on a path ascend, so rows only move down."""
         extent = self._extents[sequence]
         size, pending = len(nodes), len(extent.parents)
+        if size == 1 == pending and nodes[0] == 0:  # plain decoding
+            extent.length += 1
+            extent.parents = ()
+            return
         if nodes and not 0 <= min(nodes) <= max(nodes) < pending:
             raise CapabilityError(
                 "Only nodes of the pending tree can be kept", got=list(nodes), allowed=f"0 to {pending - 1}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,8 +40,8 @@ class TopRows(NamedTuple):
     def probs(self) -> npt.NDArray[np.float32]:
         """Returns their probabilities [n, k] under the softmax of the whole row; zeros if its total is not finite."""
         logits, shift = self.logits, self.log_total
-        if not math.isfinite(sum(shift.tolist())):
-            finite = np.isfinite(shift)
+        finite = np.isfinite(shift)
+        if not finite.all():
             logits = np.where(finite[:, None], logits, np.float32(0.0))
             shift = np.where(finite, shift, np.float32(np.inf))
         probs: npt.NDArray[np.float32] = np.exp(logits - shift[:, None])

@@ -7,7 +7,6 @@ A tree holds tokens, parents, depths, sources and probabilities. It is independe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter, lt
@@ -17,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood.errors import TreeError
+from draftwood.tree.packed import COLUMNS, ROOT_SOURCE, Forest, PackedTree
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 _Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
-ROOT_SOURCE = "root"
 BYPASS = "bypass"  # route: a drafter that usually builds trees proposes a bare chain
 
 
@@ -38,29 +37,41 @@ NONE_CHOSEN: Mapping[int, int] = {}
 CACHED_ROOTS = 1 << 13  # cached trees of one node: plain decoding creates one per token
 
 
-@dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Guesses for the tokens after the root.
+    """Guesses for the tokens after the root. Do not modify it: trees are shared.
 
     Children are tried in the order in which they were added. A node in ``proposals`` has *drawn* children: they were
     drawn without replacement, in that order, from its proposal. *Chosen* children of such a node come before the drawn
     ones and are counted in ``num_chosen``; the proposal then covers only the other tokens.
+
+    A tree that C has grown or cut stays packed in its forest; a column becomes a tuple when it is first read.
     """
+
+    __slots__ = (*COLUMNS, "_packed", "is_native", "num_chosen", "proposals", "route")
 
     tokens: tuple[int, ...]  # [N]
     parents: tuple[int, ...]  # [N], parents[0] == -1, parents[i] < i
     depths: tuple[int, ...]  # [N], depths[0] == 0
     sources: tuple[str, ...]  # [N], which source suggested the node
     probs: tuple[float, ...]  # [N], the drafter's estimate of the node given its parent
-    proposals: Mapping[int, Proposal] = field(default_factory=dict)
-    num_chosen: Mapping[int, int] = field(default_factory=dict)
-    route: str = ""  # how the drafter built this tree, if it has several ways
+    proposals: Mapping[int, Proposal]
+    num_chosen: Mapping[int, int]
+    route: str  # how the drafter built this tree, if it has several ways
+    is_native: bool  # whether C has made it, from tokens that the text or the target contain
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        tokens: tuple[int, ...],
+        parents: tuple[int, ...],
+        depths: tuple[int, ...],
+        sources: tuple[str, ...],
+        probs: tuple[float, ...],
+        proposals: Mapping[int, Proposal] = NO_PROPOSALS,
+        num_chosen: Mapping[int, int] = NONE_CHOSEN,
+        route: str = "",
+    ) -> None:
+        self._set(tokens, parents, depths, sources, probs, proposals, num_chosen, route)
         _check(self)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     @classmethod
     def unchecked(
@@ -75,16 +86,82 @@ class DraftTree:
         route: str = "",
     ) -> DraftTree:
         """Create a tree without checks; for callers that guarantee the invariants."""
-        tree, set_field = object.__new__(cls), object.__setattr__
-        set_field(tree, "tokens", tokens)
-        set_field(tree, "parents", parents)
-        set_field(tree, "depths", depths)
-        set_field(tree, "sources", sources)
-        set_field(tree, "probs", probs)
-        set_field(tree, "proposals", proposals)
-        set_field(tree, "num_chosen", num_chosen)
-        set_field(tree, "route", route)
+        tree = object.__new__(cls)
+        tree._set(tokens, parents, depths, sources, probs, proposals, num_chosen, route)
         return tree
+
+    @classmethod
+    def packed_in(cls, forest: Forest, start: int, size: int, route: str) -> DraftTree:
+        """A tree of chosen children whose columns lie in a forest, without checks."""
+        tree = object.__new__(cls)
+        tree._packed = PackedTree.at(forest, start, size)
+        tree.proposals, tree.num_chosen, tree.route, tree.is_native = NO_PROPOSALS, NONE_CHOSEN, route, True
+        return tree
+
+    def _set(
+        self,
+        tokens: tuple[int, ...],
+        parents: tuple[int, ...],
+        depths: tuple[int, ...],
+        sources: tuple[str, ...],
+        probs: tuple[float, ...],
+        proposals: Mapping[int, Proposal],
+        num_chosen: Mapping[int, int],
+        route: str,
+    ) -> None:
+        self.tokens, self.parents, self.depths, self.sources, self.probs = tokens, parents, depths, sources, probs
+        self.proposals, self.num_chosen, self.route = proposals, num_chosen, route
+        self._packed: PackedTree | None = None
+        self.is_native = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Unpacks a column that is read for the first time."""
+        if name not in COLUMNS or self._packed is None:
+            raise AttributeError(name)
+        column = self._packed.column(name)
+        setattr(self, name, column)
+        return column
+
+    def __len__(self) -> int:
+        return len(self.tokens) if self._packed is None else self._packed.size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DraftTree) and self._fields() == other._fields()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"DraftTree{self._fields()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DraftTree.unchecked, self._fields()  # memory has another address in a copy
+
+    def _fields(self) -> tuple[Any, ...]:
+        columns = self.tokens, self.parents, self.depths, self.sources, self.probs
+        return *columns, self.proposals, self.num_chosen, self.route
+
+    def replace(self, *, proposals: Mapping[int, Proposal], num_chosen: Mapping[int, int] | None = None) -> DraftTree:
+        """The tree with other proposals."""
+        chosen = self.num_chosen if num_chosen is None else num_chosen
+        columns = self.tokens, self.parents, self.depths, self.sources, self.probs
+        return DraftTree(*columns, proposals, chosen, self.route)
+
+    @property
+    def root(self) -> int:
+        """The token of the root."""
+        packed = self._packed
+        return self.tokens[0] if packed is None else packed.forest.ints[packed.start]
+
+    def links(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Tokens and parents, without a conversion."""
+        return (self.tokens, self.parents) if self._packed is None else self._packed.links()
+
+    def pack(self) -> PackedTree:
+        """The tree as columns of numbers, which are kept."""
+        if self._packed is None:
+            forest = Forest.of((self.tokens, self.parents, self.depths), self.sources, self.probs)
+            self._packed = PackedTree.at(forest, 0, len(self.tokens))
+        return self._packed
 
     @staticmethod
     def root_only(token: int) -> DraftTree:
@@ -114,6 +191,9 @@ class DraftTree:
 
     def children_of(self, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    def source_of(self, node: int) -> str:
+        return self.sources[node] if self._packed is None else self._packed.source_of(node)
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root to ``node``, inclusive."""

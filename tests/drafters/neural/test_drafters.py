@@ -32,7 +32,7 @@ def target_on(backend: str = "auto") -> NativeTarget:
 
 
 def test_every_neural_drafter_is_tested() -> None:
-    runs_models = [name for name in drafter_names() if drafter_class(name).drafts_in_batch]
+    runs_models = [name for name in drafter_names() if drafter_class(name).runs_model]
     assert runs_models == sorted(NEURAL)
 
 

@@ -51,3 +51,49 @@ def test_server_traffic_has_few_shapes() -> None:
         if shape.num_rows <= decoder.ROWS[-1]:
             shapes.add(shape)
     assert 2 * len(shapes) <= decoder.MAX_PASSES  # in two lanes
+
+
+def test_ready_shape_replaces_one_that_is_not() -> None:
+    wanted = decoder.Shape(16, 4, 16, 10)
+    ready = [
+        decoder.Shape(8, 4, 8, 10),  # too few rows
+        decoder.Shape(64, 16, 64, 10),  # four times the rows: takes too long
+        decoder.Shape(24, 1, 24, 10),  # too few sequences
+        decoder.Shape(24, 16, 0, 10),  # no logits
+        decoder.Shape(24, 16, 24, 1),  # too few top entries
+        decoder.Shape(24, 16, 24, 10, taps=(3,)),
+        decoder.Shape(24, 16, 24, 10, lane=1),
+        decoder.Shape(24, 16, 24, 10, is_single=True),  # for plain decoding only
+    ]
+    assert decoder.find_ready(wanted, ready) is None
+    fitting = [decoder.Shape(32, 4, 32, 10), decoder.Shape(24, 16, 24, 12), decoder.Shape(24, 4, 24, 10)]
+    assert decoder.find_ready(wanted, ready + fitting) == fitting[2]
+    assert decoder.find_ready(wanted._replace(is_single=True), fitting) == fitting[2]
+    assert decoder.find_ready(decoder.Shape(1024, 4, 64, 10), [decoder.Shape(1536, 4, 64, 10)]) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), min_size=1, max_size=20),
+    st.lists(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), min_size=1, max_size=20), max_size=8),
+)
+def test_ready_shape_fits_the_batch(sizes: list[tuple[int, int]], others: list[list[tuple[int, int]]]) -> None:
+    shape = shape_of(batch_of(sizes))
+    found = decoder.find_ready(shape, [shape_of(batch_of(other)) for other in others])
+    if found is not None:
+        assert all(own <= other for own, other in zip(shape[:4], found[:4], strict=True))
+        assert found.num_rows <= decoder.MAX_WASTE * shape.num_rows
+
+
+def test_ready_sizes_are_those_of_trees() -> None:
+    ready = [
+        decoder.Shape(8, 4, 8, 10),
+        decoder.Shape(32, 16, 32, 10),
+        decoder.Shape(4, 4, 4, 10),  # a pass of 4 rows has no more sequences
+        decoder.Shape(16, 1, 16, 10),
+        decoder.Shape(512, 16, 64, 10),  # few logits: prompts
+        decoder.Shape(24, 16, 24, 10, lane=1),
+        decoder.Shape(48, 16, 48, 10, is_single=True),
+    ]
+    assert decoder.list_ready(16, ready) == (4, 32)
+    assert decoder.list_ready(4, ready) == (4, 8, 32)
+    assert decoder.list_ready(1, ready) == (4, 8, 16, 32)

@@ -11,7 +11,7 @@ another drafter it is an approximation: real verification would have sampled its
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -217,7 +217,7 @@ class _Replayer:
         """Build what the drafter observes: the part of its tree with known rows."""
         kept = [node for node, row in enumerate(rows) if row is not None]
         if len(kept) < len(tree):
-            tree = replace(tree, proposals={}, num_chosen={}).select(kept)
+            tree = tree.replace(proposals={}, num_chosen={}).select(kept)
         numbers = [row for row in rows if row is not None]
         ids = script.ids[numbers]
         choices: list[int] = ids[:, 0].tolist()

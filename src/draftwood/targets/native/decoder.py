@@ -68,6 +68,10 @@ class Decoder(ABC):
         """Like ``Target.launch``, for decoders with several lanes."""
         return FinishedPass(self.forward(batch, tap_layers))
 
+    def ready_sizes(self, num_segments: int) -> tuple[int, ...]:
+        """Like ``Target.ready_sizes``."""
+        return ()
+
     @abstractmethod
     def move_rows(self, sources: list[int], first: int) -> None:
         """Like ``KVCache.move_rows``, as fast as this decoder can."""

@@ -188,6 +188,9 @@ class NativeTarget(SlotTarget):
     def set_top(self, k: int) -> None:
         self._decoder.num_best = k if k <= min(MAX_TOP_K, self.info.vocab_size) else 0
 
+    def ready_sizes(self, num_segments: int) -> tuple[int, ...]:
+        return self._decoder.ready_sizes(num_segments)
+
     def prepare(self, largest: int, progress: Progress | None = None) -> None:
         sizes = self.info.pass_sizes
         sizes = sizes[: bisect_left(sizes, largest) + 1]

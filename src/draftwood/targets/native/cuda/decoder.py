@@ -1,13 +1,15 @@
 """The GPU decoder: passes of fixed shapes, captured as CUDA graphs at first use and replayed afterwards.
 
-A batch runs in the smallest shape that holds it; the results of padding rows are ignored. A shape's first batch runs
+A batch runs in the smallest shape that holds it; the results of padding rows are ignored. If that shape was not
+captured yet and a somewhat larger one was, the batch runs in the larger one. Otherwise a shape's first batch runs
 launch by launch, which compiles its kernels, and is captured after that. Batches beyond the largest shape are never
-captured. Cache rows that acceptance moves are recorded, and moved at the start of the next pass.
+captured.
+Cache rows that acceptance moves are recorded, and moved at the start of the next pass.
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -40,6 +42,8 @@ SEQUENCES = (1, 4, 16, 64, 256)
 FEW_LOGITS = 64  # rows of logits in a wide pass that wants few; otherwise it computes logits for all rows
 LARGE_STEP = 512  # larger passes are rounded up to a multiple of this, and not captured
 MAX_PASSES = 160  # kept at once
+MAX_WASTE = 2  # times the rows that a batch needs: a larger shape is no substitute
+MAX_DETOURS = 1000  # batches in a larger shape, which take about as long as preparing their own
 
 PassT = TypeVar("PassT", bound=Pass)
 
@@ -138,6 +142,8 @@ class CudaDecoder(Decoder):
             exact,
         )
         self._passes: OrderedDict[Shape, CapturedPass[Pass]] = OrderedDict()
+        self._ready: dict[tuple[int, int], tuple[int, ...]] = {}  # of ``ready_sizes``, as long as no pass is added
+        self._detours: Counter[Shape] = Counter()  # batches that ran in a larger shape, by the shape that they need
         self._stream = new_stream(device)  # for graph capture
         self._moves = new_moves()  # cache rows to move before the next pass
         self._touched: set[int] = set()  # their source and target slots
@@ -154,6 +160,8 @@ class CudaDecoder(Decoder):
         shape = _choose_shape(batch, num_wanted, max(self.num_best, 1), tap_layers)
         is_single = self.is_exact and all(len(segment.parents) == 1 for segment in batch.segments)
         shape = shape._replace(is_single=is_single, lane=lane)
+        if shape not in self._passes:
+            shape = self._detour(shape)
         captured = self._passes.get(shape)
         with on_device(self._device):
             if captured is None:
@@ -170,6 +178,21 @@ class CudaDecoder(Decoder):
                 captured.done.record()
         flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best > 0)
         return flight
+
+    def ready_sizes(self, num_segments: int) -> tuple[int, ...]:
+        """Of passes that compute logits without taps; the same for all numbers of sequences that share a shape."""
+        key = _round_up(num_segments, SEQUENCES), len(self._passes)
+        if key not in self._ready:
+            self._ready = {key: list_ready(key[0], self._passes)}
+        return self._ready[key]
+
+    def _detour(self, shape: Shape) -> Shape:
+        """A larger shape that is ready, in place of one that is not; the shape itself once detours cost too much."""
+        ready = find_ready(shape, self._passes)
+        if ready is None or self._detours[shape] >= MAX_DETOURS:
+            return shape
+        self._detours[shape] += 1
+        return ready
 
     def move_rows(self, sources: list[int], first: int) -> None:
         """Record moves for the next pass. Many moves, or moves that touch recorded ones, are applied at once."""
@@ -214,6 +237,36 @@ def count_rows(batch: PackedBatch) -> int:
     size = len(batch.token_ids)
     grown = max([count_bits(segment) for segment in batch.segments if segment.after], default=0)
     return max(size, grown) if grown > MIN_WORDS * WORD_BITS else size
+
+
+def find_ready(shape: Shape, ready: Iterable[Shape]) -> Shape | None:
+    """The smallest of the ready shapes that can run the batches of ``shape``. Compiling kernels and capturing a graph
+    takes so long that running requests should not wait for it."""
+    fitting = [
+        other
+        for other in ready
+        if shape.num_rows <= other.num_rows <= min(MAX_WASTE * shape.num_rows, ROWS[-1])
+        and other.num_sequences >= shape.num_sequences
+        and other.num_logits >= shape.num_logits
+        and (other.num_logits > 0) == (shape.num_logits > 0)
+        and other.num_best >= shape.num_best
+        and (other.taps, other.lane) == (shape.taps, shape.lane)
+        and other.is_single <= shape.is_single
+    ]
+    return min(fitting, default=None)
+
+
+def list_ready(num_sequences: int, ready: Iterable[Shape]) -> tuple[int, ...]:
+    """Rows of the ready shapes for trees of this many sequences, ascending."""
+    fitting = {
+        shape.num_rows
+        for shape in ready
+        if shape.num_rows <= ROWS[-1]
+        and shape.num_sequences >= min(num_sequences, shape.num_rows)
+        and shape.num_logits == shape.num_rows
+        and not (shape.taps or shape.is_single or shape.lane)
+    }
+    return tuple(sorted(fitting))
 
 
 def _choose_shape(batch: PackedBatch, num_wanted: int, num_best: int, taps: tuple[int, ...]) -> Shape:

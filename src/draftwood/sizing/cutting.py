@@ -1,0 +1,123 @@
+"""The trees of a batch, cut to the nodes that pay: those with the largest chances, whichever requests they belong to,
+as many as maximise the expected tokens per second of the whole batch.
+
+A child is never likelier than its parent, so the likeliest nodes form trees. The same steps exist in C
+(compiled/sizing.h), with identical results.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from draftwood.sizing.chances import DISCOUNT, RULES_ADDRESS, CompiledGuesses, Guesses
+from draftwood.tree import DraftTree, Forest
+
+
+class Offer(NamedTuple):
+    """The tree that a drafter offers for one request, and its limits."""
+
+    tree: DraftTree
+    room: int  # nodes that fit into the cache, at least 1
+    max_depth: int  # guesses beyond it cannot be emitted
+
+
+class PassCosts(NamedTuple):
+    """Costs and yield of the pass that the trees share with other requests."""
+
+    seconds: array[float]  # of passes over 1, 2, ... positions in all
+    others: int  # positions of other requests
+    tokens: float  # expected from other requests
+    fixed: float  # seconds outside the pass, whatever is kept
+    per_node: float = 0.0  # seconds outside the pass for each guess
+
+
+class Cut(NamedTuple):
+    trees: list[DraftTree]
+    expected: list[float]  # tokens of each request
+
+
+def cut_trees(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
+    """``guesses``: what is known about the chances of each request."""
+    compiled = [each for each in guesses if isinstance(each, CompiledGuesses)]
+    if len(compiled) == len(offers) > 0:
+        return _cut_in_c(compiled, offers, costs)
+    return _cut_in_python(guesses, offers, costs)
+
+
+def best_size(chances: Sequence[float], costs: PassCosts) -> tuple[int, float]:
+    """The number of nodes that maximises tokens per second, and their expected tokens; chances are sorted."""
+    tokens = list(accumulate(chances, initial=costs.tokens))[1:]  # [nodes] by size
+    seconds = costs.seconds[costs.others : costs.others + len(tokens)]
+    rates = [count / (time + costs.fixed) for count, time in zip(tokens, seconds, strict=True)]
+    size = rates.index(max(rates)) + 1
+    return size, 1.0 + (tokens[size - 1] - tokens[0]) / DISCOUNT
+
+
+def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
+    total, fields = 0, list[int]()
+    packed = [offer.tree.pack() for offer in offers]  # first, since a new source moves the records
+    for each, whole, (_, room, max_depth) in zip(compiled, packed, offers, strict=True):
+        total += whole.size
+        fields += whole.place
+        fields += (each.address(), room, max_depth)
+    forest, given = Forest(total), array("q", fields)
+    sizes, expected = array("q", bytes(8 * len(offers))), array("d", bytes(8 * len(offers)))
+    done = compiled[0].core.cut(
+        len(offers),
+        given.buffer_info()[0],
+        RULES_ADDRESS,
+        costs.tokens,
+        costs.seconds.buffer_info()[0] + 8 * costs.others,
+        costs.fixed,
+        costs.per_node,
+        total,
+        forest.address,
+        forest.probs_address,
+        sizes.buffer_info()[0],
+        expected.buffer_info()[0],
+    )
+    if not done:
+        raise MemoryError(f"trees of {total} nodes")
+    trees, start = list[DraftTree](), 0
+    for (tree, _, _), whole, size in zip(offers, packed, sizes, strict=True):
+        trees.append(tree if size == whole.size else DraftTree.packed_in(forest, start, size, tree.route))
+        start += size
+    return Cut(trees, expected.tolist())
+
+
+def _cut_in_python(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
+    chances = [
+        [1.0, *(chance * DISCOUNT for chance in each.chances(offer.tree))]
+        for each, offer in zip(guesses, offers, strict=True)
+    ]
+    candidates = [
+        (number, node)
+        for number, (tree, room, max_depth) in enumerate(offers)
+        for node in range(1, min(room, len(tree)))
+        if tree.depths[node] <= max_depth
+    ]
+    values = np.array([chances[number][node] for number, node in candidates], np.float32)
+    order = [candidates[index] for index in np.argsort(-values, kind="stable")]  # of equals the earlier first
+    tokens, positions = costs.tokens, costs.others + len(offers)
+    for _ in offers:
+        tokens += 1.0
+    best, best_rate = 0, tokens / (costs.seconds[positions - 1] + costs.fixed)
+    for size, (number, node) in enumerate(order, start=1):
+        tokens += chances[number][node]
+        rate = tokens / (costs.seconds[positions + size - 1] + costs.fixed + costs.per_node * size)
+        if rate > best_rate:
+            best, best_rate = size, rate
+    kept: list[list[int]] = [[0] for _ in offers]
+    for number, node in order[:best]:
+        kept[number].append(node)
+    trees = [offer.tree.select(sorted(nodes)) for offer, nodes in zip(offers, kept, strict=True)]
+    expected = [1.0] * len(offers)
+    for number, nodes in enumerate(kept):
+        for node in sorted(nodes)[1:]:
+            expected[number] += chances[number][node] / DISCOUNT
+    return Cut(trees, expected)
