@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 from draftwood.tree import DraftTree
@@ -28,9 +27,15 @@ class Outcomes:
         self, trees: Sequence[DraftTree], paths: Sequence[Sequence[int]], emitted: Sequence[Sequence[int]]
     ) -> None:
         self.trees, self.paths, self.emitted = trees, paths, emitted
+        self._memory: OutcomesMemory | None = None
 
-    @cached_property
+    @property
     def memory(self) -> OutcomesMemory:
+        if self._memory is None:
+            self._memory = self._pack()
+        return self._memory
+
+    def _pack(self) -> OutcomesMemory:
         places, paths, tokens = list[int](), list[int](), list[int]()
         for tree, path, emitted in zip(self.trees, self.paths, self.emitted, strict=True):
             places += tree.pack().place

@@ -19,6 +19,7 @@ from draftwood.tree import DraftTree
 from draftwood.verify import AcceptedPath, accept_greedy, accept_predrawn, accept_sampled
 
 BONUS_ONLY = (BONUS_SOURCE,)
+ROOT_PATH = (0,)
 
 
 @dataclass(slots=True)
@@ -42,7 +43,9 @@ def accept_trees(answer: Answer) -> list[Accepted]:
     for index, session in enumerate(answer.sessions):
         if session.finish_reason is not None or session.is_prefilling:
             continue
-        if core is not None and session.takes_choices:
+        if session.takes_choices and len(session.tree) == 1:  # plain decoding
+            results.append(_cut(index, session, ROOT_PATH, [answer.choices[answer.first_rows[index]]]))
+        elif core is not None and session.takes_choices:
             greedy.append(index)
         else:
             with session:

@@ -36,8 +36,9 @@ class Answer:
         # Sampled token after each node, where it was drawn for many sessions at once.
         started = time.perf_counter()
         self.drawn = draw_sampled(output.logits, self.sessions, num_rows)
-        drawn_rows = [len(tokens) if tokens else 0 for tokens in self.drawn]
-        charge_rows(self.sessions, drawn_rows, time.perf_counter() - started)
+        if any(self.drawn):
+            drawn_rows = [len(tokens or ()) for tokens in self.drawn]
+            charge_rows(self.sessions, drawn_rows, time.perf_counter() - started)
         self._taps = launched.taps
         self._parts: Sequence[ForwardOutput] | None = None
 
