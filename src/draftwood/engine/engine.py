@@ -149,7 +149,7 @@ class Engine:
         """Admits requests that fit, runs one cycle, releases finished ones. Events go to the inboxes."""
         with self._lock:
             self._scheduler.admit()
-            self._scheduler.grow([] if self._in_flight is None else list(map(id, self._in_flight.sessions)))
+            self._scheduler.grow(set() if self._in_flight is None else set(map(id, self._in_flight.sessions)))
             if self._scheduler.has_work and not self._scheduler.running:
                 raise CapabilityError(
                     "The cache has no room for any waiting request",
@@ -199,7 +199,7 @@ class Engine:
     def _run_ahead(self) -> None:
         """Launches the next pass, unless events still read logits of the last one or drafting would wait for it."""
         ended = [session for session in self._scheduler.running if session.finish_reason is not None]
-        self._scheduler.grow(list(map(id, ended)))
+        self._scheduler.grow(set(map(id, ended)))
         sessions = [session for session in self._scheduler.running if session.finish_reason is None]
         if not sessions or any(
             session.events_read_logits or session.drafter.runs_model for session in self._scheduler.running

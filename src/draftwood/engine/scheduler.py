@@ -80,10 +80,10 @@ class Scheduler:
     def grow(self, busy: Collection[int] = ()) -> None:
         """Makes room for the next cycle of every running request. ``busy``: ids of sessions that are in a pass."""
         for session in list(self._running):
-            if id(session) in busy or session not in self._running or session.is_prefilling:
+            if id(session) in busy or session.is_prefilling:
                 continue
-            needed = len(session.tokens) + session.sample.budget
-            if needed > session.capacity < session.sample.capacity:
+            needed = len(session.tokens) + session.budget
+            if needed > session.capacity < session.sample.capacity and session in self._running:
                 self._enlarge(session, next_capacity(session), busy)
 
     def release(self, session: Session) -> None:
