@@ -51,7 +51,7 @@ class AcceptanceRecord:
     def __init__(self, decay: float, before: AcceptanceRecord | None = None, *, is_calibrated: bool = False) -> None:
         """``before``: the record that provides the priors. ``is_calibrated``: estimates are learned rates."""
         self.decay = decay
-        self.rules = before.rules if before else CALIBRATED_RULES if is_calibrated else RULES
+        self.rules: RulesRecord = before.rules if before else CALIBRATED_RULES if is_calibrated else RULES
         self._before = before
         self._numbers: _Numbers = _Numbers() if before is None else before._numbers
         self._counts = array("d")  # by kind: trials, hits; decayed
