@@ -300,7 +300,7 @@ def test_a_benchmark_takes_a_drafter_from_a_file(drafter_file: Path) -> None:
 
 COMMANDS = [
     ("generate",), ("chat",), ("inspect", "tree"), ("check",), ("drafters",), ("tune",),
-    ("inspect", "theory"), ("datastore", "build"), ("datastore", "show"),
+    ("inspect", "theory"), ("inspect", "calibration"), ("datastore", "build"), ("datastore", "show"),
     *(("models", action) for action in ("list", "get", "path", "rm", "show", "add")), ("train", "config"),
 ]  # fmt: skip
 

@@ -17,7 +17,8 @@ WIDTH = 10  # predictions per node
 BATCH = 10  # nodes per pass
 MAX_PASSES = 12
 MIN_GAIN = 0.02  # tokens for which a pass is made where time does not matter
-FIRST_SHARE = 0.5  # prior: gained tokens over the sum of the chances of the nodes that a pass runs over
+FIRST_SHARE = 0.5  # prior: gained tokens over the chance that a path ends, so far, at a node that the pass runs over
+MAX_SHARE, MIN_CHANCES = 2.0, 0.01
 SMOOTHING = 0.1
 RECOVERY = 0.02  # of the way back to the prior per cycle without the pass, so that it is tried again
 
@@ -34,7 +35,8 @@ class PassRecord:
         self.num_passes = self.num_cycles = 0
 
     def note_pass(self, number: int, chances: float, gained: float, seconds: float) -> None:
-        self._shares[number] += SMOOTHING * (gained / chances - self._shares[number])
+        # Fewer tokens than expected before: the tables were too sure, which is no reason to believe them next time.
+        self._shares[number] += SMOOTHING * (min(max(gained, 0.0) / chances, MAX_SHARE) - self._shares[number])
         self._seconds[number] = _follow(self._seconds[number], seconds)
         self.num_passes += 1
 
@@ -43,8 +45,8 @@ class PassRecord:
         self.num_cycles += 1
 
     def is_worth(self, number: int, chances: float, expected: float, spent: float, *, is_timed: bool) -> bool:
-        """Whether to make pass ``number`` over nodes whose chances sum to ``chances``, if the tree without it promises
-        ``expected`` tokens after ``spent`` seconds of drafting."""
+        """Whether to make pass ``number`` over nodes at which the path ends with ``chances``, if the tree without it
+        promises ``expected`` tokens after ``spent`` seconds of drafting."""
         if number >= MAX_PASSES:
             return False
         gain = self._shares[number] * chances
@@ -127,19 +129,22 @@ class ExpandingBlend:
         return tree
 
     def _select(self) -> tuple[list[Path], float]:
-        """The nodes of the next pass, and the sum of their chances; none if it does not pay."""
+        """The nodes of the next pass, and the chance that the path ends at one of them; none if it does not pay."""
         if self._record is None or self._limits.budget == 1:
             return [], 0.0
         # A child is not likelier than its parent, so the last nodes of a full tree cannot have any.
         floor = self._values[-1] if len(self._values) == self._limits.budget else 0.0
         found = [
-            (value, path)
-            for value, path in zip(self._values, self._paths, strict=True)
+            node
+            for node, (value, path) in enumerate(zip(self._values, self._paths, strict=True))
             if value > floor and path not in self._expanded and self._can_run(path)
         ][:BATCH]  # likeliest first, as the tree is
-        chances = sum(value for value, _ in found)
+        ends = list(self._values)
+        for node, parent in enumerate(self._tree.parents[1:], start=1):
+            ends[parent] -= self._values[node]
+        chances = max(sum(ends[node] for node in found), MIN_CHANCES)
         pays = self._record.is_worth(self._num_passes, chances, self._expected, self._seconds, is_timed=self._is_timed)
-        return ([path for _, path in found], chances) if found and pays else ([], 0.0)
+        return ([self._paths[node] for node in found], chances) if found and pays else ([], 0.0)
 
     def _can_run(self, path: Path) -> bool:
         """The draft model runs over a node after its parent."""
