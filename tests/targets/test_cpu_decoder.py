@@ -58,6 +58,7 @@ VARIANTS = {
     "untied": {"tied_embeddings": False},
     "head 64": {"head_dim": 64},
     "head 96": {"head_dim": 96},
+    "head 128": {"head_dim": 128, "num_heads": 6, "sliding_window": 70},
     "head 10": {"head_dim": 10},
     "odd sizes": {"hidden_size": 40, "intermediate_size": 100, "vocab_size": 101, "tied_embeddings": False},
     "odder sizes": {"hidden_size": 50, "intermediate_size": 37, "vocab_size": 3},
@@ -208,7 +209,9 @@ def widened(weights: Weights, config: ModelConfig) -> Weights:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("variant", ["plain", "group of 3", "window", "head 96", "odd sizes", "everything"])
+@pytest.mark.parametrize(
+    "variant", ["plain", "group of 3", "window", "head 64", "head 96", "head 128", "odd sizes", "everything"]
+)
 def test_a_node_does_not_depend_on_its_batch(variant: str, dtype: torch.dtype) -> None:
     """Every node of packed trees is bit-identical to decoding its path alone, one token at a time."""
     config = replace(BASE, **VARIANTS[variant])  # type: ignore[arg-type]

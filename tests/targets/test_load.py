@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,17 @@ def test_compiling_the_kernel_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(not CpuDecoder.is_available(), reason="no kernel")
+def test_a_cpu_does_without_triton() -> None:
+    """Importing it would take as much memory as a small model."""
+    code = (
+        "import sys; from draftwood.config import ModelOptions; from draftwood.targets.load import load_target; "
+        "load_target(ModelOptions(model='tiny', device='cpu')); print('triton' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
 class TestStored:
     def test_gguf_file_runs_as_stored(self, toy: Path) -> None:
         labels: list[str] = []
