@@ -310,7 +310,7 @@ def start_server(options: list[str]) -> Iterator[tuple[str, int]]:
     command = [sys.executable, "-m", "draftwood", "serve", "--port", "0", *options]
     with tempfile.NamedTemporaryFile("r+") as log, subprocess.Popen(command, stderr=log) as process:
         try:
-            while not (match := re.search(r"(http://\S+)/v1\. Press", Path(log.name).read_text())):
+            while not (match := re.search(r"(http://\S+)/v1[.,]", Path(log.name).read_text())):
                 if process.poll() is not None:
                     sys.exit(f"the server did not start\n{Path(log.name).read_text()}")
                 time.sleep(0.2)

@@ -33,6 +33,8 @@ def reference(params: SamplingParams, logits: torch.Tensor, prompt: list[int], o
     scores = hf.RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty))(ids, logits[None])
     counts = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=len(logits))
     scores = scores - params.presence_penalty * (counts > 0) - params.frequency_penalty * counts
+    for token, bias in params.logit_bias:
+        scores[0, token] += bias
     scores = hf.TemperatureLogitsWarper(float(params.temperature))(ids, scores)
     if params.top_k > 0:
         scores = hf.TopKLogitsWarper(params.top_k)(ids, scores)
@@ -55,6 +57,8 @@ PENALTIES: list[dict[str, Any]] = [
     {"repetition_penalty": 0.8, "presence_penalty": 0.7},
     {"presence_penalty": -0.5, "frequency_penalty": 0.4},
     {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.3},
+    {"logit_bias": {2: 3.5, 7: -100.0}},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": {1: 2.0, 3: -1.5}},
 ]
 
 
