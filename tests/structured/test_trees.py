@@ -65,7 +65,7 @@ def test_the_tree_stays_within_the_budget() -> None:
         assert len(constrain(tree_of("hel"), start("hello world"), size)) == size
     tree = constrain(tree_of("ax", "bx", "cx"), start("(a|b|c)x{5}"), 8)
     assert len(tree) == 8
-    assert tree.sources.count("test") == 6
+    assert tree.sources.count("test") == 3  # the guess of what is forced is surer than the drafter's
 
 
 def test_a_plain_tree_gets_forced_text() -> None:

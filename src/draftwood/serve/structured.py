@@ -55,7 +55,7 @@ def compile_structure(llm: LLM, params: SamplingParams, fields: Mapping[str, Any
     try:
         llm.compile_structure(params)
     except DraftwoodError as error:
-        names = ("tools", *STRUCTURE_FIELDS)
+        names = ("tools", *STRUCTURE_FIELDS, "text")  # the last one is of OpenAI's responses
         raise _name_field(error, next((name for name in names if fields.get(name)), "response_format")) from error
 
 
