@@ -24,7 +24,6 @@ def register_generate(commands: Subparsers[Any]) -> None:
         "draftwood generate 'Write a haiku about trees.'",
         "cat notes.txt | draftwood generate 'Summarise this.' --max-tokens 400 --compare",
         "echo 'def fibonacci(n):' | draftwood generate --raw --json",
-        "draftwood generate 'Name a colour.' --regex '(red|green|blue)'",
         details="If the model has a chat template, the prompt is sent as a user message.",
     )
     add_prompt_options(parser)
