@@ -4,7 +4,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import ItemsView, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -263,8 +263,9 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
 
 
 def _biases(given: object) -> tuple[tuple[int, float], ...]:
-    pairs = tuple(given.items()) if isinstance(given, Mapping) else given
-    if not isinstance(pairs, tuple) or not all(
+    pairs = given.items() if isinstance(given, Mapping) else given
+    pairs = tuple(map(tuple, pairs)) if isinstance(pairs, ItemsView | tuple | list) else None
+    if pairs is None or not all(
         type(token) is int and token >= 0 and isinstance(bias, int | float) and abs(bias) <= MAX_PENALTY
         for token, bias in pairs
     ):

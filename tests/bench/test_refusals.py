@@ -200,5 +200,5 @@ def test_hub_errors_of_models_and_prompts_have_same_form(monkeypatch: pytest.Mon
 
 def test_colours_name_existing_sources() -> None:
     """The command line lists the names itself because it must not import the sources."""
-    others = {"datastore", "pool", "window"}
+    others = {"datastore", "head", "pool", "position", "window"}
     assert set(_KNOWN) == {SPINE, BRANCH, stand.SOURCE, OWN_SOURCE, CORPUS_SOURCE, *others}

@@ -116,6 +116,16 @@ class Drafter(ABC):
     learns_in_batch: bool = False  # whether ``observe_batch`` may replace ``observe``; it reads only top entries
     runs_model: bool = False  # whether it drafts with a model, on the target's device
 
+    observes_alone: ClassVar[bool] = False  # whether a subclass changed ``observe`` and not ``observe_batch``
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """A subclass that changes ``propose`` or ``observe`` alone is called for each request: the method for batches
+        that it inherits would leave the change out."""
+        super().__init_subclass__(**kwargs)
+        cls.observes_alone = not _changes_together(cls, "observe", "observe_batch")
+        if not _changes_together(cls, "propose", "propose_batch"):
+            cls.propose_batch = classmethod(Drafter.propose_batch.__func__)  # type: ignore[method-assign, assignment, attr-defined]
+
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         self.options = options
         self.shared = shared
@@ -171,3 +181,9 @@ class Drafter(ABC):
 
     def end(self) -> None:
         """Release what the request holds."""
+
+
+def _changes_together(cls: type, single: str, batch: str) -> bool:
+    """Whether the method for one request comes from no later class than the one for batches."""
+    latest = next(base for base in cls.__mro__ if single in vars(base) or batch in vars(base))
+    return batch in vars(latest)

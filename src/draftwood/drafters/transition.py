@@ -78,7 +78,7 @@ class TransitionDrafter(Drafter):
             [drafter._tail[0] for drafter in drafters],
             verified.outcomes,
             verified.first_rows,
-            *_with_probs(verified.top.first(drafters[0].wants_top)),
+            *_with_probs(verified.top.first(drafters[0].options.top_k)),
         )
         for drafter, emitted in zip(drafters, verified.outcomes.emitted, strict=True):
             drafter._advance(emitted)

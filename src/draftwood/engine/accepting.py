@@ -68,7 +68,7 @@ def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
     alone, groups = list[Accepted](), dict[object, list[Accepted]]()
     for each in accepted:
         drafter = each.session.drafter
-        if drafter.learns_in_batch:
+        if drafter.learns_in_batch and not drafter.observes_alone:
             groups.setdefault((type(drafter), drafter.wants_top), []).append(each)
         else:
             alone.append(each)

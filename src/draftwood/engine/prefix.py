@@ -45,13 +45,13 @@ class PrefixStore:
         length, best = max(lengths, key=lambda found: found[0], default=(0, None))
         return (best, length) if length >= MIN_SHARED else (None, 0)
 
-    def open(self, kept: KeptPrefix, length: int, capacity: int) -> int | None:
+    def open(self, kept: KeptPrefix, length: int, capacity: int, *, copies: bool) -> int | None:
         """A sequence of that capacity with the first ``length`` tokens of a kept one. None: there is no room.
 
-        A sequence that has nothing else is taken over; of others a copy is made, if there is room for it.
+        A sequence that has nothing else is taken over. Of others a copy is made if ``copies`` and there is room for it.
         """
         self._kept.remove(kept)
-        if length < len(kept.tokens) and self.make_room(capacity):
+        if copies and length < len(kept.tokens) and self.make_room(capacity):
             sequence = self._target.fork(kept.sequence, capacity, length)
             self._kept.append(kept)
             return sequence

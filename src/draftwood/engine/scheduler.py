@@ -140,7 +140,7 @@ class Scheduler:
         if may_reuse and not session.drafter.wants_taps:
             kept, shared = self._prefixes.find(session.token_array[:-1], request.owner)
             if kept is not None and (donor is None or shared > donor.ready):
-                sequence = self._prefixes.open(kept, shared, capacity)
+                sequence = self._prefixes.open(kept, shared, capacity, copies=request.reuse)
                 if sequence is not None:
                     return sequence, shared
         if not self._prefixes.make_room(capacity):
