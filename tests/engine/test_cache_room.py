@@ -237,7 +237,7 @@ def test_kept_sequences_give_way() -> None:
 
 def test_a_conversation_is_kept_once() -> None:
     """A longer sequence replaces its beginnings, of the same owner only."""
-    target = tiny_target(cache_tokens=100)
+    target = tiny_target(cache_tokens=200)
     store = prefix.PrefixStore(target)
     text = np.arange(40, dtype=np.int32)
     for owner, lengths in (("me", (10, 20, 30)), ("you", (15,))):
@@ -246,5 +246,8 @@ def test_a_conversation_is_kept_once() -> None:
     assert sorted(len(kept.tokens) for kept in store._kept) == [15, 30]
     kept, shared = store.find(text, "me")
     assert (shared, len(kept.tokens) if kept else 0) == (30, 30)
+    for number in range(5):  # at most a quarter of the cache, the latest ones
+        store.put(np.full(20, number, np.int32), target.open(20), "me")
+    assert [int(kept.tokens[0]) for kept in store._kept] == [3, 4]
     store.clear()
-    assert target.can_open(100)
+    assert target.can_open(200)

@@ -116,15 +116,15 @@ class Drafter(ABC):
     learns_in_batch: bool = False  # whether ``observe_batch`` may replace ``observe``; it reads only top entries
     runs_model: bool = False  # whether it drafts with a model, on the target's device
 
+    proposes_alone: ClassVar[bool] = False  # whether a subclass changed ``propose`` and not ``propose_batch``
     observes_alone: ClassVar[bool] = False  # whether a subclass changed ``observe`` and not ``observe_batch``
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A subclass that changes ``propose`` or ``observe`` alone is called for each request: the method for batches
         that it inherits would leave the change out."""
         super().__init_subclass__(**kwargs)
+        cls.proposes_alone = not _changes_together(cls, "propose", "propose_batch")
         cls.observes_alone = not _changes_together(cls, "observe", "observe_batch")
-        if not _changes_together(cls, "propose", "propose_batch"):
-            cls.propose_batch = classmethod(Drafter.propose_batch.__func__)  # type: ignore[method-assign, assignment, attr-defined]
 
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         self.options = options

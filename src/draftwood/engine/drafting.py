@@ -17,7 +17,7 @@ def draft(sessions: Sequence[Session]) -> list[Session]:
     for session in drafting:
         drafter = session.drafter
         session.num_wanted = _count_wanted(session)
-        if drafter.drafts_in_batch:
+        if drafter.drafts_in_batch and not drafter.proposes_alone:
             groups.setdefault((type(drafter), id(drafter.shared)), []).append(session)
         else:
             _draft_one(session)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from draftwood.targets import Target
 
 MIN_SHARED = 8  # tokens; below this prefill costs nothing
-MAX_KEPT = 64
+MAX_SHARE = 4  # at most a quarter of the cache is kept: slots that were never used take no memory
 
 Tokens = npt.NDArray[np.int32]
 
@@ -33,7 +33,9 @@ class PrefixStore:
             if common_prefix(kept.tokens, tokens) == len(kept.tokens):
                 self._drop(kept)
         self._kept.append(KeptPrefix(tokens, sequence, owner))
-        while len(self._kept) > MAX_KEPT:
+        while (
+            len(self._kept) > 1 and sum(len(kept.tokens) for kept in self._kept) > self._target.num_slots // MAX_SHARE
+        ):
             self.drop_oldest()
 
     def find(self, prompt: Tokens, owner: str) -> tuple[KeptPrefix | None, int]:
