@@ -222,8 +222,8 @@ class LLM:
     ) -> GenerationRequest:
         """A request for ``engine.submit``, for callers that run cycles themselves.
 
-        Requests of one ``owner`` reuse each other's cache and memory, and nobody else's. ``budget``: a fixed
-        number of positions per pass, at most those of the engine. ``with_cycles``: events have a ``detail``.
+        Requests of one ``owner`` reuse each other's cache and memory, but not those of other owners. ``budget``: a
+        fixed number of positions per pass, at most those of the engine. ``with_cycles``: events have a ``detail``.
         """
         if params is not None and not isinstance(params, SamplingParams):
             raise OptionError("params must be SamplingParams", got=type(params).__name__)

@@ -177,7 +177,7 @@ class Drafter(ABC):
     @classmethod
     def observe_batch(cls, drafters: Sequence[Any], verified: VerifiedBatch) -> None:
         """As ``observe`` for several requests of one LLM; used if all of them set ``learns_in_batch``."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{cls.__name__} sets learns_in_batch and has no observe_batch")
 
     def end(self) -> None:
         """Release what the request holds."""

@@ -1,4 +1,4 @@
-"""One tree from several sources: the guess with the highest chance of acceptance is added next, whoever made it.
+"""One tree from several sources: the likeliest guess of all sources is added next.
 
     chance of a guess = logistic(bias + sum over sources of weight * log odds of its kind)
 

@@ -35,7 +35,7 @@ class PassRecord:
         self.num_passes = self.num_cycles = 0
 
     def note_pass(self, number: int, chances: float, gained: float, seconds: float) -> None:
-        # Fewer tokens than expected before: the tables were too sure, which is no reason to believe them next time.
+        # A negative gain means that the tables expected too much, not that the pass did harm: it counts as none.
         self._shares[number] += SMOOTHING * (min(max(gained, 0.0) / chances, MAX_SHARE) - self._shares[number])
         self._seconds[number] = _follow(self._seconds[number], seconds)
         self.num_passes += 1
