@@ -292,7 +292,7 @@ def judge(result: dict[str, Any]) -> list[str]:
     """What the server did not withstand."""
     found = []
     for side in ("responses", "statuses"):  # what the server counted, and what clients read
-        found += [f"{count} {side} of {status}" for status, count in result[side].items() if status[0] == "5"]
+        found += [f"{count} {side} of {status}" for status, count in result[side].items() if status.startswith("5")]
     for row in result["rows"]:
         if row["worst_health"] > MAX_HEALTH_SECONDS or row["health_failed"]:
             found.append(f"{row['attack']}: /health took {row['worst_health']:.2f} s, {row['health_failed']} failed")
