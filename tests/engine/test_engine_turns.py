@@ -11,7 +11,7 @@ import pytest
 from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import make_factory
 from draftwood.engine import Engine, GenerationRequest
-from draftwood.engine.engine import MIN_IN_TURNS
+from draftwood.engine.turns import MIN_REQUESTS, Turns
 from draftwood.errors import CapabilityError
 from draftwood.targets.base import ForwardOutput, PendingPass, Segment
 from draftwood.targets.native.decoder import pack
@@ -19,7 +19,13 @@ from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
 
-PROMPTS = [f"abab{'xyz'[n % 3]}abab{n}" * (1 + n % 3) for n in range(MIN_IN_TURNS + 3)]
+PROMPTS = [f"abab{'xyz'[n % 3]}abab{n}" * (1 + n % 3) for n in range(MIN_REQUESTS + 3)]
+
+
+@pytest.fixture(autouse=True)
+def always_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the host and the target of this machine take."""
+    monkeypatch.setattr(Turns, "pay", lambda _, num_requests: num_requests >= MIN_REQUESTS)
 
 
 class LateFlight(PendingPass):
@@ -138,7 +144,7 @@ def test_halves_join_for_new_request_that_reads_logits() -> None:
 
 def test_few_requests_share_every_pass() -> None:
     late = LateTarget.made()
-    run(late, [SamplingParams(max_tokens=8)] * (MIN_IN_TURNS - 1))
+    run(late, [SamplingParams(max_tokens=8)] * (MIN_REQUESTS - 1))
     assert late.most_at_once == 1
 
 

@@ -17,14 +17,13 @@ from draftwood.engine.passes import Pass
 from draftwood.engine.requests import GenerationRequest, Sample
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Session
-from draftwood.engine.step import begin, finish, step, write_out
+from draftwood.engine.step import Finished, begin, finish, step, write_out
+from draftwood.engine.turns import Turns
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, CapabilityError, PromptError
 from draftwood.progress import Progress
 from draftwood.sizing import Experience, LiveCosts, Sizer, keep_costs, known_costs, probe_costs
 from draftwood.targets import Target
 from draftwood.text import TextCodec
-
-MIN_IN_TURNS = 8  # requests: fewer share one pass, whose time hardly depends on their number
 
 
 class Engine:
@@ -40,6 +39,7 @@ class Engine:
         self._in_flight: Pass | None = None
         self._late_error: Exception | None = None
         self._lane = 0
+        self._turns = Turns()
         self._experience: WeakKeyDictionary[DrafterFactory, Experience] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
@@ -166,16 +166,18 @@ class Engine:
     def _cycle(self) -> list[TokenEvent]:
         """Runs a cycle: all of it, or with the next pass already running, where passes do not block the host.
 
-        With many requests, the drafts of one half are made while the target verifies those of the other. Logits can be
-        read only after the following pass too, so requests that read logits, or whose draft model runs on the same
-        device, gain nothing and run together. Then the next pass is launched before the tokens of the last one are
-        written out.
+        Where the host is slower than the target, the drafts of one half are made while the target verifies those of the
+        other (turns.py). Logits can be read only after the following pass too, so requests that read logits, or whose
+        draft model runs on the same device, gain nothing and run together. Then the next pass is launched before the
+        tokens of the last one are written out.
         """
         running, before = self._scheduler.running, self._in_flight
         if self.target.num_lanes == 1:
             return step(self.target, running)
         self._raise_late()
-        if len(running) >= MIN_IN_TURNS and not any(
+        if before is None:
+            self._turns.rest()
+        if self._turns.pay(len(running)) and not any(
             session.reads_logits or session.drafter.runs_model for session in running
         ):
             return self._take_turns(running, before)
@@ -183,7 +185,7 @@ class Engine:
         launched = begin(self.target, running) if before is None else before
         if launched is None:
             return []
-        finished = finish(self.target, launched)
+        finished = self._finish(launched)
         self._run_ahead()
         return write_out(finished)
 
@@ -194,7 +196,12 @@ class Engine:
         half = idle[: -(-len(running) // 2)]
         self._lane = 1 - self._lane
         self._in_flight = begin(self.target, half, self._lane) if half else None
-        return [] if before is None else write_out(finish(self.target, before))
+        return [] if before is None else write_out(self._finish(before))
+
+    def _finish(self, launched: Pass) -> Finished:
+        finished = finish(self.target, launched)
+        self._turns.note(launched.times.waiting)
+        return finished
 
     def _run_ahead(self) -> None:
         """Launches the next pass, unless events still read logits of the last one or drafting would wait for it."""

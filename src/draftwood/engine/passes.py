@@ -91,7 +91,8 @@ def collect(launched: Pass) -> Answer:
     output = launched.flight.wait()
     choices: list[int] = output.greedy_ids.tolist()  # the one place where the host waits for the device
     now, times = time.perf_counter(), launched.times
-    times.passing += now - started
+    times.waiting = now - started
+    times.passing += times.waiting
     times.elapsed = now - times.launched
     return Answer(launched, output, choices)
 

@@ -76,7 +76,7 @@ def exact_unit_sum(values, COUNT: tl.constexpr):
     """``exact_sum`` along the first axis of values of at most 1. What rounding takes away is summed too."""
     shift: tl.constexpr = 3.0 * COUNT
     rounded = (values + shift) - shift
-    rest = values - rounded
+    rest = tl.where(rounded == values, 0.0, values - rounded)  # infinity minus itself is not a number
     small: tl.constexpr = shift * COUNT / 2.0**23
     return tl.sum(rounded, axis=0) + tl.sum((rest + small) - small, axis=0)
 

@@ -87,11 +87,11 @@ class CapturedPass(Generic[PassT]):
 
 
 class CudaFlight(PendingPass):
-    def __init__(self, captured: CapturedPass[Pass], batch: PackedBatch, num_wanted: int, with_best: bool) -> None:
+    def __init__(self, captured: CapturedPass[Pass], batch: PackedBatch, num_wanted: int, num_best: int) -> None:
         self._captured = captured
         self._batch = batch
         self._num_wanted = num_wanted
-        self._with_best = with_best
+        self._num_best = num_best  # that were asked for; the pass may have found more
         self._was_read = False
         self._saved: ForwardOutput | None = None
 
@@ -117,7 +117,8 @@ class CudaFlight(PendingPass):
         else:
             output = captured.output.at(rows)
         taps = None if output.taps is None else output.taps[:size]
-        return output._replace(taps=taps, top=output.top if self._with_best else None)
+        top = output.top.first(self._num_best) if output.top is not None and self._num_best else None
+        return output._replace(taps=taps, top=top)
 
 
 class CudaDecoder(Decoder):
@@ -176,7 +177,7 @@ class CudaDecoder(Decoder):
                 self._passes.move_to_end(shape)
             if captured.done is not None:
                 captured.done.record()
-        flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best > 0)
+        flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best)
         return flight
 
     def ready_sizes(self, num_segments: int) -> tuple[int, ...]:
