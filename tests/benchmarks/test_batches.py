@@ -1,0 +1,39 @@
+"""``benchmarks/batches.py`` on the tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftwood.engine.turns import Turns
+from tests.tools.script import load_script
+
+
+def test_every_cell_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batches, pay = load_script("batches"), Turns.pay
+    lines = [json.dumps({"id": name, "turns": ["one two one two"]}) for name in "ab"]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    out = tmp_path / "cells.json"
+    wanted = ["plain", "goose:budget=4", "--model", "tiny", "--data", str(tmp_path), "--batches", "1,3", "--alone"]
+    fast = ["--max-tokens", "6", "--rounds", "1", "--device", "cpu", "--dtype", "float32", "--turns", "auto,never"]
+    assert batches.main([*wanted, *fast, "--out", str(out)]) == 0
+    Turns.pay = pay  # type: ignore[method-assign]
+    cells = json.loads(out.read_text(encoding="utf-8"))["cells"]
+    assert [(cell["batch"], cell["drafter"], cell["turns"]) for cell in cells] == [
+        (batch, drafter, turns)
+        for batch in (1, 3)
+        for drafter in ("plain", "goose:budget=4")
+        for turns in ("auto", "never")
+    ]
+    assert all(cell["equal"] == cell["equal_alone"] == 1.0 for cell in cells)
+    assert [cell["prompts"] for cell in cells] == [2] * 4 + [6] * 4
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(shown) == 2 * (2 + 4)
+    assert len({line.count("|") for line in shown}) == 1
+
+
+def test_unknown_tasks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert load_script("batches").main(["--tasks", "none", "--model", "tiny"]) == 2
+    assert "none" in capsys.readouterr().err
