@@ -78,7 +78,8 @@ class Runner:
         alone = None
         if args.alone:
             set_turns("never")
-            alone = [self._answer_alone(prompt) for prompt in prompts]
+            with self._llm(f"{PLAIN}:budget=1", 1) as llm:
+                alone = [self._answer_alone(llm, prompt) for prompt in prompts]
         cells = [self._cell((batch, task), method, made, seconds, next(iter(methods)), alone) for method in methods]
         for llm in llms.values():
             llm.close()
@@ -121,11 +122,10 @@ class Runner:
             ),
         )
 
-    def _answer_alone(self, prompt: list[int]) -> list[int]:
+    def _answer_alone(self, llm: LLM, prompt: list[int]) -> list[int]:
         key = tuple(prompt)
         if key not in self._alone:
-            with self._llm(PLAIN, 1) as llm:
-                self._alone[key] = list(llm.generate([prompt], self._params)[0].token_ids)
+            self._alone[key] = list(llm.generate([prompt], self._params)[0].token_ids)
         return self._alone[key]
 
     def _llm(self, text: str, batch: int) -> LLM:
