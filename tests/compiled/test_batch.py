@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from draftwood.compiled import CORE, Outcomes, extend_contexts, learn_trees, load_core
 from draftwood.config import SamplingParams
 from draftwood.drafters import DraftRequest, VerifiedBatch
+from draftwood.drafters.blend import DEFAULT_SOURCES, BlendDrafter, BlendOptions
 from draftwood.drafters.goose import BYPASSES, CONSENSUS, GooseDrafter, GooseOptions
 from draftwood.engine.tally import TreeCounts
 from draftwood.sizing.chances import AcceptanceRecord, new_guesses
@@ -235,6 +236,53 @@ def test_goose_drafts_and_learns_alike(options: dict[str, Any], count: int, seed
             drafter.observe(mock.Mock(tree=tree, path=path, emitted=tokens, best=lambda *_, own=own: own))
         assert [one.spine_rate for one in together] == [one.spine_rate for one in alone]
         assert [one.anchor for one in together] == [one.anchor for one in alone]
+
+
+@given(
+    st.sampled_from([DEFAULT_SOURCES, "context", "transition", "position", "position+context"]),
+    st.booleans(),
+    st.integers(1, 4),
+    seeds,
+)
+@settings(max_examples=60, deadline=None)
+def test_blend_drafts_and_learns_alike(sources: str, has_shared_table: bool, count: int, seed: int) -> None:
+    """Requests of one batch in C, against single requests in Python, over several cycles."""
+    rng = random.Random(seed)
+    options = BlendOptions(sources=sources, top_k=K)
+    prompts = [[rng.randrange(V) for _ in range(rng.randint(1, 30))] for _ in range(count)]
+    info = mock.Mock(vocab_size=V, num_parameters=1)
+    info.name = "none"
+
+    def begun() -> list[BlendDrafter]:
+        shared, tables = BlendDrafter.share(options, info), [TransitionTable(V, K, num_pairs=40) for _ in prompts]
+        drafters = [
+            BlendDrafter(options, shared, tables[0 if has_shared_table else index]) for index in range(len(prompts))
+        ]
+        for drafter, prompt in zip(drafters, prompts, strict=True):
+            drafter.begin(DraftRequest(prompt, SamplingParams(), np.random.default_rng(0)))
+        return drafters
+
+    together = begun()
+    with in_python():
+        alone = begun()
+    assert all(drafter.learns_in_batch for drafter in together)
+    assert not any(drafter.learns_in_batch for drafter in alone)
+    for _ in range(8):
+        budgets = [rng.choice([1, 2, 9, 25]) for _ in prompts]
+        trees = BlendDrafter.propose_batch(together, budgets)
+        assert trees == BlendDrafter.propose_batch(alone, budgets)
+        emitted = [[token % V for token in tokens_along(tree, rng)] for tree in trees]
+        paths = [accept_path(tree, tokens) for tree, tokens in zip(trees, emitted, strict=True)]
+        first_rows = [sum(map(len, trees[:index])) for index in range(count)]
+        ids, scores = random_rows(rng, sum(map(len, trees)))
+        top = TopRows(np.maximum(ids, 0), np.log(np.maximum(scores, 1e-3)), np.zeros(len(ids), np.float32))
+        BlendDrafter.observe_batch(together, VerifiedBatch(Outcomes(trees, paths, emitted), first_rows, top))
+        for drafter, tree, path, tokens, first in zip(alone, trees, paths, emitted, first_rows, strict=True):
+            own = top.at(slice(first, first + len(tree)))
+            drafter.observe(mock.Mock(tree=tree, path=path, emitted=tokens, best=lambda *_, own=own: own))
+        assert [one.anchor for one in together] == [one.anchor for one in alone]
+    learned = [next(iter(group[0].shared.states.values())).learned for group in (together, alone)]
+    np.testing.assert_array_equal(learned[0].weights, learned[1].weights)
 
 
 def accept_path(tree: DraftTree, emitted: Sequence[int]) -> list[int]:

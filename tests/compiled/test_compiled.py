@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -34,14 +34,17 @@ contexts = st.lists(st.tuples(st.integers(0, V - 1), st.integers(0, V - 1)), max
 seeds = st.integers(0, 1 << 30)
 
 
+WITH_CORE = ("sources.transitions", "sources.context", "sizing.chances", "growth.blend") + tuple(
+    f"sources.hints.{name}" for name in ("text", "positions", "drafted")
+)
+
+
 @contextmanager
 def in_python() -> Iterator[None]:
     """Behave as on a machine without a compiler."""
-    with (
-        mock.patch("draftwood.sources.transitions.load_core", return_value=None),
-        mock.patch("draftwood.sources.context.load_core", return_value=None),
-        mock.patch("draftwood.sizing.chances.load_core", return_value=None),
-    ):
+    with ExitStack() as patches:
+        for module in WITH_CORE:
+            patches.enter_context(mock.patch(f"draftwood.{module}.load_core", return_value=None))
         yield
 
 

@@ -6,10 +6,14 @@ from draftwood.compiled.blend import (
     NUM_DEPTHS,
     TAIL,
     CompiledBlend,
+    CompiledSource,
     Harvest,
     Hints,
     HintSource,
     Learned,
+    name_sets,
+    observe_blends,
+    propose_blends,
 )
 from draftwood.compiled.chains import follow_texts
 from draftwood.compiled.context import MAX_SIZES, CompiledContext, extend_contexts

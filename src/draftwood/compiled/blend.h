@@ -14,7 +14,8 @@ enum { MAX_SOURCES = 8, NUM_DEPTHS = 3, NUM_BINS = 20 };
 
 typedef struct {
     Look look;
-    const void *data;
+    Follow follow; /* NULL: it learns nothing from trees */
+    void *data;
     double *trials, *hits, *logits; /* [kinds] decayed counts; log odds of their ratio */
 } Source;
 
@@ -24,6 +25,7 @@ typedef struct {
     double *weights; /* [NUM_DEPTHS][1 << num_sources][num_sources + 1], bias first */
     double (*bins)[3]; /* [NUM_BINS] count, sum of chances, hits: how well chances were calibrated */
     double decay, step, bias_step;
+    const int32_t *names; /* [1 << num_sources] number of each set of sources, as trees have it */
 } Blend;
 
 /* A token that may follow a node. */
@@ -167,14 +169,24 @@ static int32_t keep_best(const GuessList *all, Offer *offers, int64_t room, doub
     return (int32_t)count;
 }
 
-/* -- called from Python -------------------------------------------------------------------------------------------- */
+/* The last tokens of a text, at most TAIL. */
+typedef struct {
+    int64_t length;
+    int32_t tokens[TAIL];
+} TextEnd;
 
-/* Grows a tree of at most `budget` nodes below the last token of `tail`. Writes tokens, parents, depths and the sources
- * of each node ([4][budget]) and chances given the parent ([budget]). Returns the number of nodes, 0 without memory. */
-int64_t draftwood_blend_tree(const Blend *b, const int32_t *tail, int64_t length, int64_t budget, int64_t max_depth,
-                             double min_value, int32_t *nodes, double *chances) {
+typedef struct {
+    int64_t budget, max_depth;
+    double min_value; /* chance of a path below which nothing is added */
+} Limits;
+
+/* Grows a tree of at most `budget` nodes below the last token of a text. Writes tokens, parents, depths and sources of
+ * each node (columns `stride` apart) and chances given the parent. Returns the number of nodes, 0 without memory. */
+static int64_t grow_blend(const Blend *b, const TextEnd *end, Limits limits, int64_t stride, int32_t *nodes,
+                          double *chances) {
     enum { WIDTH = 16 }; /* guesses kept per node */
-    int32_t *tokens = nodes, *parents = nodes + budget, *depths = nodes + 2 * budget, *listed = nodes + 3 * budget;
+    const int64_t budget = limits.budget, length = end->length;
+    int32_t *tokens = nodes, *parents = nodes + stride, *depths = nodes + 2 * stride, *sources = nodes + 3 * stride;
     const size_t heap_bytes = budget * sizeof(Open), offer_bytes = budget * WIDTH * sizeof(Offer);
     const size_t value_bytes = budget * sizeof(double), tail_bytes = budget * TAIL * sizeof(int32_t);
     char *memory = malloc(heap_bytes + offer_bytes + value_bytes + tail_bytes + sizeof(GuessList));
@@ -184,18 +196,17 @@ int64_t draftwood_blend_tree(const Blend *b, const int32_t *tail, int64_t length
     Offer *offers = (Offer *)((char *)queue.heap + heap_bytes);
     double *values = (double *)((char *)offers + offer_bytes);
     int32_t *tails = (int32_t *)((char *)values + value_bytes);
-    if (length > TAIL) tail += length - TAIL, length = TAIL;
-    tokens[0] = tail[length - 1], parents[0] = NONE, depths[0] = listed[0] = 0;
+    tokens[0] = end->tokens[length - 1], parents[0] = NONE, depths[0] = 0, sources[0] = b->names[0];
     chances[0] = values[0] = 1.0;
-    memcpy(tails, tail, length * sizeof *tail);
+    memcpy(tails, end->tokens, length * sizeof *tails);
     int64_t size = 1;
     for (int64_t node = 0;;) {
         const int64_t room = budget - size;
-        if (room && depths[node] < max_depth) {
+        if (room && depths[node] < limits.max_depth) {
             const int64_t own = length + depths[node] < TAIL ? length + depths[node] : TAIL;
             find_guesses(b, tails + node * TAIL, own, depths[node], all);
             Offer *best = offers + node * WIDTH;
-            const int32_t count = keep_best(all, best, room < WIDTH ? room : WIDTH, min_value / values[node]);
+            const int32_t count = keep_best(all, best, room < WIDTH ? room : WIDTH, limits.min_value / values[node]);
             if (count) push_open(&queue, (Open){values[node] * best->chance, queue.order++, (int32_t)node, 0, count});
         }
         if (!room || !queue.size) break;
@@ -209,7 +220,7 @@ int64_t draftwood_blend_tree(const Blend *b, const int32_t *tail, int64_t length
         }
         node = size++;
         tokens[node] = offer->token, parents[node] = first.parent, depths[node] = depths[first.parent] + 1;
-        listed[node] = (int32_t)offer->listed;
+        sources[node] = b->names[offer->listed];
         chances[node] = offer->chance, values[node] = first.value;
         const int64_t above = length + depths[first.parent] < TAIL ? length + depths[first.parent] : TAIL;
         const int64_t kept = above < TAIL ? above : TAIL - 1;
@@ -218,6 +229,59 @@ int64_t draftwood_blend_tree(const Blend *b, const int32_t *tail, int64_t length
     }
     free(memory);
     return size;
+}
+
+/* Learns from the tokens that followed a text. Nonzero: no memory. */
+static int learn_blend(Blend *b, const int32_t *tail, int64_t length, int64_t n, const int32_t *emitted) {
+    GuessList *all = malloc(sizeof *all + (TAIL + n) * sizeof *tail);
+    if (!all) return 1;
+    int32_t *text = (int32_t *)(all + 1);
+    memcpy(text, tail, length * sizeof *tail);
+    memcpy(text + length, emitted, n * sizeof *tail);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t known = length + i < TAIL ? length + i : TAIL;
+        find_guesses(b, text + length + i - known, known, i, all);
+        learn_outcome(b, all, emitted[i]);
+    }
+    free(all);
+    return 0;
+}
+
+/* -- called from Python -------------------------------------------------------------------------------------------- */
+
+/* Grows a tree for each request, at node `budget 0 + ... + budget i - 1` of a forest. Nonzero: no memory. */
+int draftwood_propose_blends(int64_t n, const Blend *const *blends, const TextEnd *ends, const Limits *limits,
+                             int64_t stride, int32_t *ints, double *probs, int64_t *sizes) {
+    for (int64_t i = 0; i < n; ints += limits[i].budget, probs += limits[i].budget, i++) {
+        sizes[i] = grow_blend(blends[i], &ends[i], limits[i], stride, ints, probs);
+        if (!sizes[i]) return 1;
+    }
+    return 0;
+}
+
+/* Learns from verified trees: how good the hints about the emitted tokens were, then the rows of all nodes. `ends`: of
+ * the texts that the trees grew from. The other arguments are those of learn_trees, and the tokens that are now text.
+ * Python has reserved memory. Nonzero: no memory, or a tree is invalid; the other requests have learned. */
+int draftwood_observe_blends(int64_t n, Blend *const *blends, const TextEnd *ends, Table *const *tables,
+                             const Tree *trees, const int64_t *before, const int64_t *lengths, const int32_t *paths,
+                             const int64_t *num_emitted, const int32_t *emitted, const int64_t *rows, const int32_t *ids,
+                             const float *scores) {
+    int failed = 0;
+    for (int64_t i = 0; i < n; paths += lengths[i], emitted += num_emitted[i], i++) {
+        const Blend *b = blends[i];
+        const Tree *t = &trees[i];
+        const TextEnd *end = &ends[i];
+        const int64_t width = tables[i]->width, first = rows[i] * width;
+        const Seen seen = {t, lengths[i], paths, num_emitted[i], emitted, width, ids + first, scores + first};
+        prefetch_tree(tables[i], t, before[i], prefetch_slot);
+        failed |= learn_blend(blends[i], end->tokens, end->length, num_emitted[i], emitted);
+        prefetch_tree(tables[i], t, before[i], prefetch_row);
+        failed |= learn_tree(tables[i], t->size, t->tokens, parents_of(t), before[i], lengths[i], paths, seen.ids,
+                             seen.scores);
+        for (int64_t s = 0; s < b->num_sources; s++)
+            if (b->sources[s].follow) failed |= b->sources[s].follow(b->sources[s].data, &seen);
+    }
+    return failed;
 }
 
 /* Writes what all sources hint at after a text: tokens, the sources of each, and its kinds ([guesses][sources]). Returns
@@ -240,19 +304,8 @@ int64_t draftwood_blend_guesses(const Blend *b, const int32_t *tail, int64_t len
 
 /* Learns from the tokens that followed `tail`. Nonzero: no memory. */
 int draftwood_blend_learn(Blend *b, const int32_t *tail, int64_t length, int64_t n, const int32_t *emitted) {
-    GuessList *all = malloc(sizeof *all + (TAIL + n) * sizeof *tail);
-    if (!all) return 1;
-    int32_t *text = (int32_t *)(all + 1);
-    if (length > TAIL) tail += length - TAIL, length = TAIL;
-    memcpy(text, tail, length * sizeof *tail);
-    memcpy(text + length, emitted, n * sizeof *tail);
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t known = length + i < TAIL ? length + i : TAIL;
-        find_guesses(b, text + length + i - known, known, i, all);
-        learn_outcome(b, all, emitted[i]);
-    }
-    free(all);
-    return 0;
+    const int64_t known = length < TAIL ? length : TAIL;
+    return learn_blend(b, tail + length - known, known, n, emitted);
 }
 
 #endif

@@ -1,6 +1,9 @@
 """One tree from several sources, in C: owns the memory of what is learned and calls the functions of blend.h."""
 
+from __future__ import annotations
+
 import ctypes
+import sys
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int32, c_int64, c_void_p
@@ -9,11 +12,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.compiled.core import Core
-from draftwood.tree import DraftTree
+from draftwood.compiled.core import Core, address_of
+from draftwood.compiled.outcomes import Outcomes
+from draftwood.compiled.table import CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
+from draftwood.tree import ROOT_SOURCE, SOURCE_NUMBERS, DraftTree, Forest
 
 TAIL, MAX_SOURCES, MAX_HINTS, NUM_DEPTHS, NUM_BINS = 32, 8, 64, 3, 20  # as in blend.h and hints.h
 NONE = -1
+PADDING = (0,) * TAIL
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,6 +42,15 @@ class Harvest(NamedTuple):
     scores: npt.NDArray[np.float32]  # [N, K] probabilities
 
 
+class CompiledSource(NamedTuple):
+    """A source in C."""
+
+    look: str  # function that gives the same hints
+    address: int  # of its data
+    follow: str = ""  # function that reads a verified tree: ``learn`` and ``extend``; empty: there is nothing to do
+    reserve: Callable[[int], None] | None = None  # makes room for tokens, before ``follow``
+
+
 class HintSource(Protocol):
     """Suggests what follows a text, from its last tokens alone.
 
@@ -56,8 +71,8 @@ class HintSource(Protocol):
         """Hints after a text that ends with ``tail``; None if it knows nothing about it. ``depth``: how many of these
         tokens are drafted."""
 
-    def compiled(self) -> tuple[str, int] | None:
-        """The function of hints.h that gives the same hints, and the address of its data; None if there is none."""
+    def compiled(self) -> CompiledSource | None:
+        """The functions of hints.h that do the same; None if there are none."""
 
 
 class Learned:
@@ -88,7 +103,7 @@ class _HintsRecord(ctypes.Structure):
 
 
 class _SourceRecord(ctypes.Structure):
-    _fields_ = (("look", c_void_p), ("data", c_void_p), ("trials", c_void_p), ("hits", c_void_p), ("logits", c_void_p))
+    _fields_ = tuple((name, c_void_p) for name in ("look", "follow", "data", "trials", "hits", "logits"))
 
 
 class _BlendRecord(ctypes.Structure):
@@ -100,7 +115,14 @@ class _BlendRecord(ctypes.Structure):
         ("decay", c_double),
         ("step", c_double),
         ("bias_step", c_double),
+        ("names", c_void_p),
     )
+
+
+class Limits(ctypes.Structure):
+    """``Limits`` of blend.h: of a tree."""
+
+    _fields_ = (("budget", c_int64), ("max_depth", c_int64), ("min_value", c_double))
 
 
 _Look = ctypes.CFUNCTYPE(None, c_void_p, ctypes.POINTER(c_int32), c_int64, c_int64, ctypes.POINTER(_HintsRecord))
@@ -112,38 +134,26 @@ class CompiledBlend:
     def __init__(
         self, core: Core, sources: Sequence[HintSource], learned: Learned, decay: float, step: float, bias_step: float
     ) -> None:
-        self._core = core
+        self.core = core
         self._sources = sources
         self._callbacks: list[Any] = []  # kept alive
+        compiled = [source.compiled() for source in sources]
+        self.follows = None not in compiled  # whether ``observe_blends`` can replace ``learn`` and what sources read
+        self._reserve = [each.reserve for each in compiled if each is not None and each.reserve is not None]
         records = (_SourceRecord * len(sources))()
-        for number, source in enumerate(sources):
-            look, data = self._function(source)
+        for number, (source, known) in enumerate(zip(sources, compiled, strict=True)):
             columns = learned.trials[number], learned.hits[number], learned.logits[number]
-            records[number] = _SourceRecord(look, data, *[column.ctypes.data for column in columns])
-        self._memory = records, learned
+            functions = self._call_back(source) if known is None else self._functions(known)
+            records[number] = _SourceRecord(*functions, *[column.ctypes.data for column in columns])
+        names = array("i", [SOURCE_NUMBERS[name] for name in name_sets([source.name for source in sources])])
+        self._memory = records, learned, names
         places = ctypes.addressof(records), learned.weights.ctypes.data, learned.bins.ctypes.data
-        self._record = _BlendRecord(len(sources), *places, decay, step, bias_step)
+        self._record = _BlendRecord(len(sources), *places, decay, step, bias_step, names.buffer_info()[0])
         self.address = ctypes.addressof(self._record)
 
-    def grow(
-        self, tail: Sequence[int], budget: int, max_depth: int, min_value: float
-    ) -> tuple[list[list[int]], list[float]]:
-        """Tokens, parents, depths and sources (as bits) of the nodes, and their chances given the parent."""
-        text = array("i", tail)
-        nodes, chances = array("i", bytes(4 * 4 * budget)), array("d", bytes(8 * budget))
-        size = self._core.blend_tree(
-            self.address,
-            text.buffer_info()[0],
-            len(text),
-            budget,
-            max_depth,
-            min_value,
-            nodes.buffer_info()[0],
-            chances.buffer_info()[0],
-        )
-        if not size:
-            raise MemoryError(f"a tree of {budget} nodes")
-        return [nodes[start : start + size].tolist() for start in range(0, 4 * budget, budget)], chances[:size].tolist()
+    def tree(self, tail: Sequence[int], budget: int, max_depth: int, min_value: float) -> DraftTree:
+        """``tail``: the last tokens of the text, the root last."""
+        return propose_blends([self], [tail], [(budget, max_depth, min_value)])[0]
 
     def guesses(self, tail: Sequence[int], depth: int) -> list[tuple[int, int, list[int]]]:
         """All hinted tokens after a text, who hints at each (as bits), and the kind that each source gives to it."""
@@ -151,23 +161,109 @@ class CompiledBlend:
         room = count * MAX_HINTS
         columns = np.empty(room, np.int32), np.empty(room, np.int32), np.empty((room, count), np.int32)
         places = len(text), depth, room, *[column.ctypes.data for column in columns]
-        size = self._core.blend_guesses(self.address, text.buffer_info()[0], *places)
+        size = self.core.blend_guesses(self.address, text.buffer_info()[0], *places)
         if size < 0:
             raise MemoryError("guesses after a text")
         return list(zip(*[column[:size].tolist() for column in columns], strict=True))
 
     def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
         text, after = array("i", tail), array("i", emitted)
-        if self._core.blend_learn(self.address, text.buffer_info()[0], len(text), len(after), after.buffer_info()[0]):
+        if self.core.blend_learn(self.address, text.buffer_info()[0], len(text), len(after), after.buffer_info()[0]):
             raise MemoryError("outcomes of a tree")
 
-    def _function(self, source: HintSource) -> tuple[int, int]:
-        known = source.compiled()
-        if known is not None:
-            return self._core.address(known[0]), known[1]
+    def reserve(self, num_tokens: int) -> None:
+        """Makes room for tokens that its sources are about to read."""
+        for reserve in self._reserve:
+            reserve(num_tokens)
+
+    def _functions(self, known: CompiledSource) -> tuple[int, int, int]:
+        return self.core.address(known.look), self.core.address(known.follow) if known.follow else 0, known.address
+
+    def _call_back(self, source: HintSource) -> tuple[int, int, int]:
         callback = _Look(_call(source.look))
         self._callbacks.append(callback)
-        return ctypes.cast(callback, c_void_p).value or 0, 0
+        return ctypes.cast(callback, c_void_p).value or 0, 0, 0
+
+
+def propose_blends(
+    blends: Sequence[CompiledBlend], tails: Sequence[Sequence[int]], limits: Sequence[tuple[int, int, float]]
+) -> list[DraftTree]:
+    """Grows the trees of many requests. ``tails``: the last tokens of their texts; ``limits``: see ``Limits``."""
+    count, forest = len(blends), Forest(sum([budget for budget, _, _ in limits]))
+    addresses, sizes = array("q", [blend.address for blend in blends]), array("q", bytes(8 * count))
+    ends, bounds = _pack_ends(tails), (Limits * count)(*limits)
+    if blends[0].core.propose_blends(
+        count,
+        addresses.buffer_info()[0],
+        ends.buffer_info()[0],
+        ctypes.addressof(bounds),
+        forest.capacity,
+        forest.address,
+        forest.probs_address,
+        sizes.buffer_info()[0],
+    ):
+        raise MemoryError(f"trees of {forest.capacity} nodes")
+    trees, start = list[DraftTree](), 0
+    for size, (budget, _, _) in zip(sizes, limits, strict=True):
+        trees.append(DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(tails[len(trees)][-1]))
+        start += budget
+    return trees
+
+
+def observe_blends(
+    blends: Sequence[CompiledBlend],
+    tails: Sequence[Sequence[int]],
+    tables: Sequence[CompiledTable],
+    befores: Sequence[int],
+    verified: tuple[Outcomes, Sequence[int]],
+    ids: IdRows,
+    scores: ScoreRows,
+) -> None:
+    """Learns from the verified trees of many requests: how good hints were, and what the rows of the nodes say.
+
+    ``verified``: the outcomes, and the first row of each tree in ``ids`` and ``scores [R, K]``. ``befores``: the tokens
+    before the roots.
+    """
+    outcomes, first_rows = verified
+    for blend, emitted in zip(blends, outcomes.emitted, strict=True):
+        blend.reserve(len(emitted))
+    table_addresses = reserve_rows(tables, outcomes, ids, scores)
+    memory = array("q", [blend.address for blend in blends]), array("q", befores), array("q", first_rows)
+    addresses, before_tokens, rows = [part.buffer_info()[0] for part in memory]
+    ends, kept, packed = _pack_ends(tails), contiguous_rows(ids, scores), outcomes.memory
+    if blends[0].core.observe_blends(
+        len(blends),
+        addresses,
+        ends.buffer_info()[0],
+        table_addresses.buffer_info()[0],
+        packed.places,
+        before_tokens,
+        packed.path_lengths,
+        packed.path_nodes,
+        packed.emitted_lengths,
+        packed.emitted_tokens,
+        rows,
+        address_of(kept[0]),
+        address_of(kept[1]),
+    ):
+        raise IndexError("a verified tree has a token outside the vocabulary or an invalid path")
+
+
+def name_sets(names: Sequence[str]) -> list[str]:
+    """How trees name every set of sources, by its bits."""
+    sets = ["+".join([name for bit, name in enumerate(names) if bits >> bit & 1]) for bits in range(1, 1 << len(names))]
+    return [ROOT_SOURCE, *sets]
+
+
+def _pack_ends(tails: Sequence[Sequence[int]]) -> array[int]:
+    """``TextEnd`` of blend.h for each text: a length in 64 bits, and room for ``TAIL`` tokens."""
+    ends = array("i")
+    for tail in tails:
+        kept = tail[-TAIL:]
+        ends.extend((len(kept), 0) if sys.byteorder == "little" else (0, len(kept)))
+        ends.extend(kept)
+        ends.extend(PADDING[len(kept) :])
+    return ends
 
 
 def _call(look: Callable[[Sequence[int], int], Hints | None]) -> Callable[..., None]:

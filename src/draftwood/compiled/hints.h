@@ -19,8 +19,23 @@ typedef struct {
     int32_t absent;
 } Hints;
 
+/* A verified tree: its accepted path, root first, the tokens that are now text, and the rows of all nodes. */
+typedef struct {
+    const Tree *tree;
+    int64_t path_length;
+    const int32_t *path;
+    int64_t num_emitted;
+    const int32_t *emitted;
+    int64_t width;
+    const int32_t *ids; /* [nodes][width] best first */
+    const float *scores;
+} Seen;
+
 /* `depth`: how many of the last tokens are drafted, not text. */
 typedef void (*Look)(const void *data, const int32_t *tail, int64_t length, int64_t depth, Hints *hints);
+
+/* Reads a verified tree. Nonzero: no memory. */
+typedef int (*Follow)(void *data, const Seen *seen);
 
 static int32_t bucket(const double *edges, int32_t count, double value) {
     int32_t at = 0;
@@ -67,6 +82,12 @@ void draftwood_look_places(const void *data, const int32_t *tail, int64_t length
         const int32_t by_votes = votes[i] < 3 ? (int32_t)votes[i] - 1 : 2;
         hints->kinds[i] = NUM_LENGTHS + ((i != first) * NUM_LENGTHS + by_length) * 3 + by_votes;
     }
+}
+
+/* Python has reserved memory. */
+int draftwood_follow_places(void *data, const Seen *seen) {
+    draftwood_add_places(data, seen->num_emitted, seen->emitted);
+    return 0;
 }
 
 /* -- successors of the last tokens --------------------------------------------------------------------------------- */
@@ -172,6 +193,12 @@ int draftwood_note_positions(Positions *p, int64_t n, const int32_t *parents, co
     }
     free(values);
     return 0;
+}
+
+int draftwood_follow_positions(void *data, const Seen *seen) {
+    const Tree *t = seen->tree;
+    return draftwood_note_positions(data, t->size, parents_of(t), depths_of(t), t->probs, seen->path_length, seen->path,
+                                    seen->num_emitted, seen->width, seen->ids, seen->scores);
 }
 
 /* -- a draft model ------------------------------------------------------------------------------------------------- */

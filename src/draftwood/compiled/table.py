@@ -179,18 +179,12 @@ def learn_trees(
 ) -> None:
     """As ``learn_tree`` for each verified tree, in one call. ``befores``: the tokens before the roots;
     ``first_rows``: of the trees, in ``ids`` and ``scores [R, K]``."""
-    find_full = tables[0].core.find_full
-    memory = array("q", [table.address for table in tables]), array("q", befores), array("q", first_rows)
-    table_addresses, before_tokens, rows = [part.buffer_info()[0] for part in memory]
-    if {table.width for table in tables} != {ids.shape[1]} or scores.shape != ids.shape:
-        raise ValueError(f"rows {ids.shape} and {scores.shape}")
-    total, full = len(ids) if len(set(memory[0])) < len(tables) else 0, -1
-    while (full := find_full(len(tables), table_addresses, outcomes.memory.places, total, full + 1)) >= 0:
-        tables[full]._reserve(total or len(outcomes.trees[full]))
-    kept = _contiguous(ids, np.int32), _contiguous(scores, np.float32)
+    table_addresses, memory = reserve_rows(tables, outcomes, ids, scores), (array("q", befores), array("q", first_rows))
+    before_tokens, rows = [part.buffer_info()[0] for part in memory]
+    kept = contiguous_rows(ids, scores)
     if tables[0].core.learn_trees(
         len(tables),
-        table_addresses,
+        table_addresses.buffer_info()[0],
         outcomes.memory.places,
         before_tokens,
         outcomes.memory.path_lengths,
@@ -200,6 +194,24 @@ def learn_trees(
         address_of(kept[1]),
     ):
         raise IndexError("a verified tree has a token outside the vocabulary or an invalid path")
+
+
+def reserve_rows(
+    tables: Sequence[CompiledTable], outcomes: Outcomes, ids: IdRows, scores: ScoreRows
+) -> array[int]:
+    """Makes room for the rows of verified trees, and returns the addresses of the tables."""
+    if {table.width for table in tables} != {ids.shape[1]} or scores.shape != ids.shape:
+        raise ValueError(f"rows {ids.shape} and {scores.shape}")
+    addresses, find_full = array("q", [table.address for table in tables]), tables[0].core.find_full
+    total, full = len(ids) if len(set(addresses)) < len(tables) else 0, -1
+    places = addresses.buffer_info()[0], outcomes.memory.places
+    while (full := find_full(len(tables), *places, total, full + 1)) >= 0:
+        tables[full]._reserve(total or len(outcomes.trees[full]))
+    return addresses
+
+
+def contiguous_rows(ids: IdRows, scores: ScoreRows) -> tuple[IdRows, ScoreRows]:
+    return _contiguous(ids, np.int32), _contiguous(scores, np.float32)
 
 
 def _contiguous(rows: npt.NDArray[Any], kind: type[np.generic]) -> npt.NDArray[Any]:

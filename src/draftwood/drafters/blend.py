@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from draftwood.compiled import TAIL, Harvest, HintSource, Learned
-from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedTree
+from draftwood.compiled import TAIL, Harvest, HintSource, Learned, observe_blends, propose_blends
+from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedBatch, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_int
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
@@ -84,6 +84,7 @@ class BlendDrafter(TransitionDrafter):
     tree_shape = "best-first over all sources"
     copies_text = True
     is_calibrated = True
+    drafts_in_batch = True
     Options = BlendOptions
     options: BlendOptions
     shared: _Shared
@@ -124,7 +125,7 @@ class BlendDrafter(TransitionDrafter):
 
             self._head = BlendHead(BlendHead.Options(), shared.head)
             self.wants_taps = self._head.wants_taps
-            self.drafts_in_batch = self.runs_model = True
+            self.runs_model = True
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
@@ -137,6 +138,9 @@ class BlendDrafter(TransitionDrafter):
             )
         self._blend = Blend(sources, state.learned)
         self._passes = state.passes
+        compiled = self._blend.compiled
+        is_native = compiled is not None and compiled.follows and self.memory.compiled is not None
+        self.learns_in_batch = is_native and self.options.harvest == "all" and self._head is None
         self.sources = sources
         self._text_end: list[int] = []  # the last tokens
         self._proposed = 0.0  # when the last tree was ready
@@ -161,6 +165,9 @@ class BlendDrafter(TransitionDrafter):
             for drafter, budget in zip(drafters, budgets, strict=True)
         ]
         heads = [drafter._head for drafter in drafters if drafter._head is not None]
+        compiled = [blend for drafter in drafters if (blend := drafter._blend.compiled) is not None]
+        if not heads and len(compiled) == len(drafters):
+            return propose_blends(compiled, [drafter._text_end for drafter in drafters], limits)
         if not heads:
             return [drafter._blend.tree(drafter._text_end, own) for drafter, own in zip(drafters, limits, strict=True)]
         for drafter, head, own in zip(drafters, heads, limits, strict=True):
@@ -188,6 +195,24 @@ class BlendDrafter(TransitionDrafter):
             self._head.observe(verified)
         self._read(verified.emitted)
 
+    @classmethod
+    def observe_batch(cls, drafters: Sequence[BlendDrafter], verified: VerifiedBatch) -> None:
+        outcomes, first_rows, top = verified
+        assert top is not None
+        best = top.first(drafters[0].options.top_k)
+        observe_blends(
+            [blend for drafter in drafters if (blend := drafter._blend.compiled) is not None],
+            [drafter._text_end for drafter in drafters],
+            [table for drafter in drafters if (table := drafter.memory.compiled) is not None],
+            [drafter.anchor.previous for drafter in drafters],
+            (outcomes, first_rows),
+            best.ids,
+            best.probs(),
+        )
+        for drafter, emitted in zip(drafters, outcomes.emitted, strict=True):
+            drafter._advance(emitted)
+            drafter._move_end(emitted)
+
     def end(self) -> None:
         if self._head is not None:
             self._head.end()
@@ -195,4 +220,7 @@ class BlendDrafter(TransitionDrafter):
     def _read(self, tokens: Sequence[int]) -> None:
         for source in self.sources:
             source.extend(tokens)
+        self._move_end(tokens)
+
+    def _move_end(self, tokens: Sequence[int]) -> None:
         self._text_end = [*self._text_end, *tokens[-TAIL:]][-TAIL:]

@@ -19,8 +19,8 @@ from heapq import heappop, heappush
 from math import exp, log
 from typing import NamedTuple
 
-from draftwood.compiled import NONE, NUM_BINS, TAIL, CompiledBlend, HintSource, Learned, load_core
-from draftwood.tree import ROOT_SOURCE, DraftTree
+from draftwood.compiled import NONE, NUM_BINS, TAIL, CompiledBlend, HintSource, Learned, load_core, name_sets
+from draftwood.tree import DraftTree
 
 DECAY = 0.998  # per trial of a kind
 STEP, BIAS_STEP = 0.005, 0.003  # of the gradient, for the weights and for the bias
@@ -46,16 +46,15 @@ class Blend:
 
     def __init__(self, sources: Sequence[HintSource], learned: Learned) -> None:
         self._own = new_blend(sources, learned)
-        names = [source.name for source in sources]
-        self._names = [
-            "+".join(name for number, name in enumerate(names) if bits >> number & 1) for bits in range(1 << len(names))
-        ]
+
+    @property
+    def compiled(self) -> CompiledBlend | None:
+        """The blend in C; None in Python."""
+        return self._own if isinstance(self._own, CompiledBlend) else None
 
     def tree(self, tail: Sequence[int], limits: BlendLimits) -> DraftTree:
         """``tail``: the last tokens of the text, the root last."""
-        (tokens, parents, depths, listed), chances = self._own.grow(tail, *limits)
-        sources = (ROOT_SOURCE, *[self._names[bits] for bits in listed[1:]])
-        return DraftTree.unchecked(tuple(tokens), tuple(parents), tuple(depths), sources, tuple(chances))
+        return self._own.tree(tail, *limits)
 
     def outcomes(self, tail: Sequence[int], emitted: Sequence[int]) -> list[Outcome]:
         """What came of every guess that the sources had about ``emitted``; as ``learn``, but nothing is learned."""
@@ -95,10 +94,9 @@ class PythonBlend:
 
     def __init__(self, sources: Sequence[HintSource], learned: Learned) -> None:
         self._sources, self._learned = sources, learned
+        self._names = name_sets([source.name for source in sources])
 
-    def grow(
-        self, tail: Sequence[int], budget: int, max_depth: int, min_value: float
-    ) -> tuple[list[list[int]], list[float]]:
+    def tree(self, tail: Sequence[int], budget: int, max_depth: int, min_value: float) -> DraftTree:
         tokens, parents, depths, listed, chances, values = [tail[-1]], [NONE], [0], [0], [1.0], [1.0]
         tails = [list(tail[-TAIL:])]
         queue: list[tuple[float, int, int, int, list[_Guess]]] = []  # -value, order, parent, rank, its guesses
@@ -113,7 +111,8 @@ class PythonBlend:
                     heappush(queue, (-values[node] * best[0].chance, order, node, 0, best))
                     order += 1
             if not room or not queue:
-                return [tokens, parents, depths, listed], chances
+                sources = tuple([self._names[bits] for bits in listed])
+                return DraftTree.unchecked(tuple(tokens), tuple(parents), tuple(depths), sources, tuple(chances))
             negative, _, parent, rank, best = heappop(queue)
             if rank + 1 < len(best):
                 heappush(queue, (-values[parent] * best[rank + 1].chance, order, parent, rank + 1, best))

@@ -3,7 +3,7 @@
 from bisect import bisect
 from collections.abc import Sequence
 
-from draftwood.compiled import TAIL, CompiledDrafted, Harvest, Hints, load_core
+from draftwood.compiled import TAIL, CompiledDrafted, CompiledSource, Harvest, Hints, load_core
 from draftwood.sources.hints.successors import MIDDLES, NUM_PROBS, PROBS
 from draftwood.sources.rowtable import IdRows, ScoreRows
 
@@ -46,8 +46,9 @@ class DraftedHints:
         first = NUM_DRAFT_DEPTHS + by_depth * NUM_PROBS
         return Hints(row[0], [first + bisect(PROBS, score) for score in row[1]], by_depth)
 
-    def compiled(self) -> tuple[str, int] | None:
-        return ("look_drafted", self._rows.address) if isinstance(self._rows, CompiledDrafted) else None
+    def compiled(self) -> CompiledSource | None:
+        rows = self._rows
+        return CompiledSource("look_drafted", rows.address) if isinstance(rows, CompiledDrafted) else None
 
 
 class PythonDrafted:

@@ -7,7 +7,7 @@ is still a good guess for the token after it, though no table has a row for *the
 from bisect import bisect
 from collections.abc import Sequence
 
-from draftwood.compiled import CompiledPositions, Harvest, Hints, load_core
+from draftwood.compiled import CompiledPositions, CompiledSource, Harvest, Hints, load_core
 
 SHARES = (0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.8)  # bucket edges
 MIDDLES = (0.005, 0.015, 0.03, 0.05, 0.09, 0.15, 0.25, 0.37, 0.52, 0.7, 0.9)  # of the buckets
@@ -48,8 +48,11 @@ class PositionHints:
         first = 2 + (depth > 0) * NUM_SHARES
         return Hints(tokens, [first + bisect(SHARES, share) for share in shares], int(depth > 0))
 
-    def compiled(self) -> tuple[str, int] | None:
-        return ("look_positions", self._levels.address) if isinstance(self._levels, CompiledPositions) else None
+    def compiled(self) -> CompiledSource | None:
+        levels = self._levels
+        if not isinstance(levels, CompiledPositions):
+            return None
+        return CompiledSource("look_positions", levels.address, "follow_positions")
 
 
 class PythonPositions:

@@ -4,7 +4,7 @@ from bisect import bisect
 from collections.abc import Sequence
 from math import sqrt
 
-from draftwood.compiled import Harvest, Hints
+from draftwood.compiled import CompiledSource, Harvest, Hints
 from draftwood.sources.transitions import TransitionTable
 
 PROBS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2, 0.3, 0.45, 0.6, 0.75, 0.88, 0.95, 0.985)  # bucket edges
@@ -39,9 +39,9 @@ class SuccessorHints:
         kinds = [NUM_TIERS + tier * NUM_PROBS + bisect(PROBS, score) for _, score in known]
         return Hints([token for token, _ in known], kinds, tier)
 
-    def compiled(self) -> tuple[str, int] | None:
+    def compiled(self) -> CompiledSource | None:
         address = self._table.address
-        return None if address is None else ("look_successors", address)
+        return None if address is None else CompiledSource("look_successors", address)
 
 
 def _successor_priors() -> list[float]:

@@ -3,7 +3,7 @@
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 
-from draftwood.compiled import TAIL, CompiledPlaces, Harvest, Hints, load_core
+from draftwood.compiled import TAIL, CompiledPlaces, CompiledSource, Harvest, Hints, load_core
 
 LENGTHS = (2, 3, 4, 5, 6, 8, 11, 16, 24)  # bucket edges of matched tokens
 ORDERS = (8, 4, 2)  # lengths of the runs that are indexed, longest first
@@ -48,8 +48,11 @@ class PlaceHints:
         kinds = [place_kind(token == first, matched[token], votes[token]) for token in matched]
         return Hints(list(matched), kinds, bisect(LENGTHS, longest))
 
-    def compiled(self) -> tuple[str, int] | None:
-        return ("look_places", self.index.address) if isinstance(self.index, CompiledPlaces) else None
+    def compiled(self) -> CompiledSource | None:
+        index = self.index
+        if not isinstance(index, CompiledPlaces):
+            return None
+        return CompiledSource("look_places", index.address, "follow_places", index.reserve)
 
 
 def place_kind(is_first: bool, length: int, votes: int) -> int:
