@@ -34,8 +34,12 @@ contexts = st.lists(st.tuples(st.integers(0, V - 1), st.integers(0, V - 1)), max
 seeds = st.integers(0, 1 << 30)
 
 
-WITH_CORE = ("sources.transitions", "sources.context", "sizing.chances", "growth.blend") + tuple(
-    f"sources.hints.{name}" for name in ("text", "positions", "drafted")
+WITH_CORE = (
+    "sources.transitions",
+    "sources.context",
+    "sizing.chances",
+    "growth.blend",
+    *(f"sources.hints.{name}" for name in ("text", "positions", "drafted")),
 )
 
 

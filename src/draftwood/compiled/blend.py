@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -191,7 +192,7 @@ def propose_blends(
     """Grows the trees of many requests. ``tails``: the last tokens of their texts; ``limits``: see ``Limits``."""
     count, forest = len(blends), Forest(sum([budget for budget, _, _ in limits]))
     addresses, sizes = array("q", [blend.address for blend in blends]), array("q", bytes(8 * count))
-    ends, bounds = _pack_ends(tails), (Limits * count)(*limits)
+    ends, bounds = _pack_ends(tails), (Limits * count)(*itertools.starmap(Limits, limits))
     if blends[0].core.propose_blends(
         count,
         addresses.buffer_info()[0],
@@ -205,7 +206,9 @@ def propose_blends(
         raise MemoryError(f"trees of {forest.capacity} nodes")
     trees, start = list[DraftTree](), 0
     for size, (budget, _, _) in zip(sizes, limits, strict=True):
-        trees.append(DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(tails[len(trees)][-1]))
+        trees.append(
+            DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(tails[len(trees)][-1])
+        )
         start += budget
     return trees
 

@@ -4,6 +4,7 @@
     drafter.read_prompt(rows)         the target's logits and taps along the prompt, if the drafter wants them
     drafter.propose(budget)           returns a tree of at most ``budget`` nodes; its root is the last committed token
     drafter.observe(verified)         the target's outputs for that tree, and the emitted tokens
+    drafter.skip(token_ids)           tokens of cycles that it was left out of, if it allows that (``can_rest``)
     drafter.end()                     the request has finished, failed or been cancelled
 
 A drafter never sees the target's cache. State that all requests of one model share (a corpus, a head) is created once
@@ -115,14 +116,17 @@ class Drafter(ABC):
     drafts_in_batch: bool = False  # whether ``propose_batch`` does more than call ``propose`` in a loop
     learns_in_batch: bool = False  # whether ``observe_batch`` may replace ``observe``; it reads only top entries
     runs_model: bool = False  # whether it drafts with a model, on the target's device
+    can_rest: bool = False  # whether it may be left out of cycles and is then told their tokens with ``skip``
 
     proposes_alone: ClassVar[bool] = False  # whether a subclass changed ``propose`` and not ``propose_batch``
     observes_alone: ClassVar[bool] = False  # whether a subclass changed ``observe`` and not ``observe_batch``
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A subclass that changes ``propose`` or ``observe`` alone is called for each request: the method for batches
-        that it inherits would leave the change out."""
+        that it inherits would leave the change out. One that changes ``observe`` and not ``skip`` sees every cycle."""
         super().__init_subclass__(**kwargs)
+        if not _changes_together(cls, "observe", "skip"):
+            cls.can_rest = False
         cls.proposes_alone = not _changes_together(cls, "propose", "propose_batch")
         cls.observes_alone = not _changes_together(cls, "observe", "observe_batch")
 
@@ -179,11 +183,15 @@ class Drafter(ABC):
         """As ``observe`` for several requests of one LLM; used if all of them set ``learns_in_batch``."""
         raise NotImplementedError(f"{cls.__name__} sets learns_in_batch and has no observe_batch")
 
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Append tokens that were emitted without a tree of this drafter; called before the next ``propose``."""
+        raise NotImplementedError(f"{type(self).__name__} sets can_rest and has no skip")
+
     def end(self) -> None:
         """Release what the request holds."""
 
 
-def _changes_together(cls: type, single: str, batch: str) -> bool:
-    """Whether the method for one request comes from no later class than the one for batches."""
-    latest = next(base for base in cls.__mro__ if single in vars(base) or batch in vars(base))
-    return batch in vars(latest)
+def _changes_together(cls: type, first: str, second: str) -> bool:
+    """Whether the first method comes from no later class than the second."""
+    latest = next(base for base in cls.__mro__ if first in vars(base) or second in vars(base))
+    return second in vars(latest)

@@ -85,6 +85,7 @@ class BlendDrafter(TransitionDrafter):
     copies_text = True
     is_calibrated = True
     drafts_in_batch = True
+    can_rest = True
     Options = BlendOptions
     options: BlendOptions
     shared: _Shared
@@ -126,6 +127,7 @@ class BlendDrafter(TransitionDrafter):
             self._head = BlendHead(BlendHead.Options(), shared.head)
             self.wants_taps = self._head.wants_taps
             self.runs_model = True
+            self.can_rest = False  # the head needs the target's hidden states of the whole text
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
@@ -212,6 +214,10 @@ class BlendDrafter(TransitionDrafter):
         for drafter, emitted in zip(drafters, outcomes.emitted, strict=True):
             drafter._advance(emitted)
             drafter._move_end(emitted)
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        super().skip(token_ids)
+        self._read(token_ids)
 
     def end(self) -> None:
         if self._head is not None:

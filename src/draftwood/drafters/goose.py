@@ -91,6 +91,7 @@ class GooseDrafter(TransitionDrafter):
     copies_text = True
     Options = GooseOptions
     drafts_in_batch = True
+    can_rest = True
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
@@ -155,6 +156,12 @@ class GooseDrafter(TransitionDrafter):
         if drafted:
             accepted = sum(sources[node] == SPINE for node in verified.path)
             self._own_rate += self.options.smoothing * (accepted / drafted - self._own_rate)
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        self._context.extend(token_ids)
+        super().skip(token_ids)
+        if self._spines is not None:
+            self._spines.start(*self.anchor)
 
     @property
     def spine_rate(self) -> float:

@@ -29,6 +29,7 @@ class PromptLookupDrafter(Drafter):
     copies_text = True
     Options = PromptLookupOptions
     wants_logits = False
+    can_rest = True
 
     def begin(self, request: DraftRequest) -> None:
         options = self.options
@@ -50,3 +51,6 @@ class PromptLookupDrafter(Drafter):
 
     def observe(self, verified: VerifiedTree) -> None:
         self._context.extend(verified.emitted)
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        self._context.extend(token_ids)

@@ -1,5 +1,6 @@
 """Suffix automaton decoding: copy what followed the longest suffix of the text that occurred before."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -34,6 +35,7 @@ class SuffixDrafter(Drafter):
     copies_text = True
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
     wants_logits = False
+    can_rest = True
 
     @classmethod
     def share(cls, options: SuffixOptions, target: TargetInfo) -> CorpusAutomaton | None:
@@ -55,3 +57,6 @@ class SuffixDrafter(Drafter):
 
     def observe(self, verified: VerifiedTree) -> None:
         self._source.extend(verified.emitted)
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        self._source.extend(token_ids)

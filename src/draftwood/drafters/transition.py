@@ -20,6 +20,7 @@ class TransitionDrafter(Drafter):
     """
 
     wants_prompt_logits = True
+    can_rest = True
     memory: TransitionTable
 
     @classmethod
@@ -54,6 +55,9 @@ class TransitionDrafter(Drafter):
 
     def observe(self, verified: VerifiedTree) -> None:
         self._harvest(verified)
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        self._advance(token_ids)
 
     def _harvest(self, verified: VerifiedTree) -> tuple[IdRows, ScoreRows] | None:
         """Fill the table, and return the rows of all nodes if all are read."""

@@ -1,5 +1,6 @@
 """From the target's answer to events: accept the longest correct paths, let drafters learn, write the tokens out."""
 
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ def accept_trees(answer: Answer) -> list[Accepted]:
 
 
 def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
-    """Shows sizers and drafters what came of their trees."""
+    """Shows sizers and drafters what came of their trees. Drafters that rest see nothing."""
+    started = time.perf_counter()
     note_outcomes(
         [
             Outcome(each.session.sizer, each.session.offered, each.tree, each.block.token_ids)
@@ -66,8 +68,13 @@ def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
         ]
     )
     alone, groups = list[Accepted](), dict[object, list[Accepted]]()
+    awake = list[Session]()
     for each in accepted:
-        drafter = each.session.drafter
+        session, drafter = each.session, each.session.drafter
+        if session.is_resting:
+            session.num_skipped += len(each.block.token_ids)
+            continue
+        awake.append(session)
         if drafter.learns_in_batch and not drafter.observes_alone:
             groups.setdefault((type(drafter), drafter.wants_top), []).append(each)
         else:
@@ -78,6 +85,10 @@ def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
     for each in alone:
         with each.session:
             _observe(each, answer)
+    if awake:
+        share = (time.perf_counter() - started) / len(awake)
+        for session in awake:
+            session.learn_seconds = share
 
 
 def _observe(each: Accepted, answer: Answer) -> None:

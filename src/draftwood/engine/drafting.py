@@ -15,7 +15,13 @@ def draft(sessions: Sequence[Session]) -> list[Session]:
     drafting = [session for session in sessions if session.error is None and not session.is_prefilling]
     groups: dict[object, list[Session]] = {}  # whose drafts are made together
     for session in drafting:
-        drafter = session.drafter
+        drafter, sizer = session.drafter, session.sizer
+        if sizer is not None and sizer.is_pausing and drafter.can_rest:
+            session.rest()
+            continue
+        session.wake()
+        if session.error is not None:
+            continue
         session.num_wanted = _count_wanted(session)
         if drafter.drafts_in_batch and not drafter.proposes_alone:
             groups.setdefault((type(drafter), id(drafter.shared)), []).append(session)

@@ -76,7 +76,7 @@ def segment_of(session: Session) -> Segment:
 def launch(target: Target, sessions: Sequence[Session], lane: int) -> Pass:
     segments = [segment_of(session) for session in sessions]
     drafters = [session.drafter for session in sessions]
-    target.set_top(max([drafter.wants_top for drafter in drafters]))
+    target.set_top(max([session.drafter.wants_top for session in sessions if not session.is_resting], default=0))
     taps = sorted(set().union(*[drafter.wants_taps for drafter in drafters if drafter.wants_taps]))
     target.set_taps(taps)
     started = time.perf_counter()

@@ -49,6 +49,9 @@ class Session:
         self.offered = self.tree  # what the drafter proposed, before it was cut
         self.num_wanted = 1  # nodes that it was allowed
         self.draft_seconds = 0.0  # of that tree
+        self.learn_seconds = 0.0  # that the drafter took to learn from the last one
+        self.is_resting = False  # whether its drafter is left out of this cycle
+        self.num_skipped = 0  # last tokens, from cycles that it was left out of
         self.matcher = None if request.structure is None else request.structure.start()
         self.warper = Warper(self.params, request.prompt_ids)
         self.randomness = SeededRandomness(self.params.seed, sample.index)
@@ -105,6 +108,19 @@ class Session:
     def num_expected(self) -> float:
         """Tokens expected from the last tree."""
         return 1.0 if self.sizer is None or len(self.tree) == 1 else self.sizer.expected
+
+    def rest(self) -> None:
+        """Decodes plainly in this cycle, at the cost of plain decoding."""
+        self.is_resting, self.num_wanted, self.draft_seconds = True, 1, 0.0
+        self.offered = DraftTree.root_only(self.tokens[-1])
+
+    def wake(self) -> None:
+        """Tells the drafter what it missed, if anything."""
+        self.is_resting = False
+        if self.num_skipped:
+            skipped, self.num_skipped = self.tokens[-self.num_skipped :], 0
+            with self:
+                self.drafter.skip(skipped)
 
     @property
     def output_ids(self) -> list[int]:

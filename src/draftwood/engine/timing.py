@@ -39,7 +39,8 @@ def note_costs(sessions: Sequence[Session], sizes: Sequence[int], reading: Seque
         return
     if len(sessions) == 1:
         sizer.note_pass(sizes[0], len(sessions[0].tokens) - 1, times.elapsed)
-    sizer.note_host(len(sessions), sum(sizes) - len(sizes), times.drafting + times.accepting)
+    drafting = sum([session.draft_seconds for session in sessions])  # counted apart
+    sizer.note_host(len(sessions), sum(sizes) - len(sizes), max(times.drafting - drafting, 0.0) + times.accepting)
 
 
 def charge_rows(sessions: Sequence[Session], num_rows: Sequence[int], seconds: float) -> None:

@@ -5,9 +5,9 @@ host's work (live.py, costs.py). Each cycle keeps the nodes with the largest cha
 many as maximise expected tokens per second (cutting.py); only roots, which is plain decoding, where guesses do not pay.
 Nodes that were offered and not verified are counted too, as far as the emitted tokens tell.
 
-Drafting itself takes time: little from tables, more than a pass with a draft model. A request whose drafts do not pay
-pauses, tries again, and pauses for longer if they still do not pay. A new request continues the pause of the last one,
-so that short requests also reach its end.
+Drafting and learning take time: little from tables, more than a pass with a draft model. A request whose drafts do not
+pay pauses, tries again, and pauses for longer if they still do not pay. A new request continues the pause of the last
+one, so that short requests also reach its end.
 
 Drawn children must not be dropped because of their token. A drawn tree is cut after a number of nodes that was fixed
 before it was drawn, from how often the 1st, 2nd, ... node of such trees was accepted so far.
@@ -48,6 +48,7 @@ class Drafted(NamedTuple):
     sizer: Sizer
     offer: Offer
     seconds: float  # that drafting took
+    learning: float = 0.0  # seconds that learning took in the cycle before
 
 
 class Experience:
@@ -57,11 +58,13 @@ class Experience:
         """``is_calibrated``: the drafter's own estimates are learned acceptance rates."""
         self.record = AcceptanceRecord(DRAFTER_DECAY, is_calibrated=is_calibrated)
         self.draft_seconds = 0.0  # per cycle, running mean
+        self.learn_seconds = 0.0  # likewise
         self.pause = 1  # length of the next pause, in cycles
         self.pause_left = 0  # cycles left of the current pause
 
-    def note_draft(self, seconds: float) -> None:
+    def note_draft(self, seconds: float, learning: float) -> None:
         self.draft_seconds += (1.0 - DRAFT_DECAY) * (seconds - self.draft_seconds)
+        self.learn_seconds += (1.0 - DRAFT_DECAY) * (learning - self.learn_seconds)
 
 
 class Sizer:
@@ -75,15 +78,20 @@ class Sizer:
         self._guesses = new_guesses(self._record, drafter.record)
         self.expected = 1.0  # tokens of the last cut tree
         self._wanted = min(MIN_WANTED, self._largest)
-        self._last_draft_seconds = 0.0
+        self._last_draft_seconds = self._last_learn_seconds = 0.0
         self._pause = 0  # cycles left without drafts
         self._next_pause = 1
 
     def begin(self, *, pausing: bool = True) -> None:
         """Starts the request; ``pausing``: continue a pause of earlier requests."""
         self._last_draft_seconds = self._drafter.draft_seconds
+        self._last_learn_seconds = self._drafter.learn_seconds
         self._next_pause = self._drafter.pause
         self._pause = self._drafter.pause_left if pausing else 0
+
+    @property
+    def is_pausing(self) -> bool:
+        return self._pause > 0
 
     @property
     def wanted(self) -> int:
@@ -110,7 +118,7 @@ class Sizer:
         size, self.expected = best_size(chances, PassCosts(seconds, load.positions, load.tokens, 0.0))
         size = min(size, len(tree))
         self._want(len(tree), size)
-        self._note_draft(drafted.seconds)
+        self._note_draft(drafted)
         return tree.first(min(size, room)).limit_depth(max_depth)
 
     def note(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> None:
@@ -121,10 +129,11 @@ class Sizer:
         """If all nodes paid, more might; else ask for somewhat more than was used, so that trees can grow."""
         self._wanted = self._largest if kept == offered else min(max(MIN_WANTED, 2 * kept + 4), self._largest)
 
-    def _note_draft(self, seconds: float) -> None:
+    def _note_draft(self, drafted: Drafted) -> None:
         """Ignores single slow drafts: a draft model reads its prompt first, and kernels may be compiled."""
-        self._drafter.note_draft(min(seconds, self._last_draft_seconds))
-        self._last_draft_seconds = seconds
+        seconds, learning = drafted.seconds, drafted.learning
+        self._drafter.note_draft(min(seconds, self._last_draft_seconds), min(learning, self._last_learn_seconds))
+        self._last_draft_seconds, self._last_learn_seconds = seconds, learning
 
     def _weigh(self, *, pays: bool) -> None:
         """Pauses the drafts of this request if they do not pay."""
@@ -174,9 +183,10 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     offers = [each.offer for each in drafted]
     sizes = [len(offer.tree) for offer in offers]
     seconds, host = costs.seconds(load.positions + sum(sizes), context, ready), costs.host
-    for sizer, _, taken in drafted:
-        sizer._note_draft(taken)
+    for each in drafted:
+        each.sizer._note_draft(each)
     drafting = sum([sizer._drafter.draft_seconds for sizer in sizers])
+    learning = sum([sizer._drafter.learn_seconds for sizer in sizers])
     fixed = drafting + host.per_request * len(drafted)
     trees, expected = cut_trees(
         [sizer._guesses for sizer in sizers],
@@ -186,12 +196,12 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     kept = [len(tree) for tree in trees]
     roots, num_guesses = load.positions + len(trees), sum(kept) - len(kept)
     plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + host.per_node * num_guesses
-    is_cheap = drafting < MIN_DRAFT_COST * plain
+    is_cheap = drafting + learning < MIN_DRAFT_COST * plain
     per_token, per_guess = (whole + fixed) / (load.tokens + sum(expected)), (whole - plain) / max(num_guesses, 1)
     for sizer, offered, size, tokens in zip(sizers, sizes, kept, expected, strict=True):
         sizer.expected = tokens
         sizer._want(offered, size)
-        own_cost = sizer._drafter.draft_seconds + per_guess * (size - 1)
+        own_cost = sizer._drafter.draft_seconds + sizer._drafter.learn_seconds + per_guess * (size - 1)
         sizer._weigh(pays=is_cheap or per_token * (tokens - 1.0) >= own_cost)
     return trees
 

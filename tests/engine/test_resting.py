@@ -1,0 +1,118 @@
+"""Requests whose drafts do not pay decode plainly, and their drafters are told later what they missed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood.config import EngineOptions, SamplingParams
+from draftwood.drafters import make_factory
+from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
+from draftwood.drafters.blend import BlendDrafter
+from draftwood.drafters.goose import GooseDrafter
+from draftwood.drafters.pld import PromptLookupDrafter
+from draftwood.drafters.recycling import RecyclingDrafter
+from draftwood.drafters.sam import SuffixDrafter
+from draftwood.engine import Engine, GenerationRequest
+from draftwood.sizing.sizer import Sizer
+from draftwood.targets.tiny import tiny_target
+from draftwood.text.bytes import ByteTokenizer
+from draftwood.tree import DraftTree
+
+RESTING = {"blend": BlendDrafter, "goose": GooseDrafter, "pld": PromptLookupDrafter, "recycling": RecyclingDrafter}
+RESTING |= {"sam": SuffixDrafter}
+PROMPTS = ["abcabcabcabc", "one two one two", "x" * 9, "The cat sat. The cat"]
+
+
+class Calls:
+    """Pauses drafts in some cycles and counts what drafters are called for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, drafter: type[Drafter], awake_every: int) -> None:
+        self.seen: dict[int, list[int]] = {}  # tokens by drafter
+        self.num_proposed = self.num_cycles = 0
+        own = self
+        propose, observe, skip = drafter.propose, drafter.observe, drafter.skip
+
+        def counted(self: Any, budget: int) -> Any:
+            own.num_proposed += 1
+            return propose(self, budget)
+
+        def observed(self: Any, verified: VerifiedTree) -> None:
+            own.seen.setdefault(id(self), []).extend(verified.emitted)
+            observe(self, verified)
+
+        def skipped(self: Any, token_ids: Sequence[int]) -> None:
+            own.seen.setdefault(id(self), []).extend(token_ids)
+            skip(self, token_ids)
+
+        def is_pausing(_: Sizer) -> bool:
+            own.num_cycles += 1
+            return own.num_cycles % awake_every != 0
+
+        monkeypatch.setattr(drafter, "propose", counted)
+        monkeypatch.setattr(drafter, "observe", observed)
+        monkeypatch.setattr(drafter, "skip", skipped)
+        monkeypatch.setattr(drafter, "proposes_alone", True)
+        monkeypatch.setattr(drafter, "observes_alone", True)
+        monkeypatch.setattr(Sizer, "is_pausing", property(is_pausing))
+
+
+def run(name: str, num_tokens: int = 40) -> list[list[int]]:
+    target = tiny_target()
+    engine = Engine(target, ByteTokenizer(), EngineOptions(budget="auto", max_batch=len(PROMPTS)))
+    factory = make_factory(name, {}, target.info)
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    ids = []
+    for prompt in PROMPTS:
+        ids += engine.submit(
+            GenerationRequest(prompt_ids=tuple(ByteTokenizer().encode(prompt)), params=params, drafter=factory)
+        )
+    tokens: dict[int, list[int]] = {request: [] for request in ids}
+    for event in engine.events(ids):
+        tokens[event.request_id] += event.token_ids
+    return list(tokens.values())
+
+
+@pytest.mark.parametrize("name", RESTING)
+@pytest.mark.parametrize("awake_every", [3, 7])
+def test_drafters_see_every_token_in_order(name: str, awake_every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = run("plain")
+    calls = Calls(monkeypatch, RESTING[name], awake_every)
+    assert run(name) == plain
+    assert 0 < calls.num_proposed <= calls.num_cycles / awake_every
+    seen = sorted(calls.seen.values())
+    assert all(any(text[: len(tokens)] == tokens for text in plain) for tokens in seen)
+    assert sum(map(len, seen)) > 0.5 * sum(map(len, plain))
+
+
+@pytest.mark.parametrize("name", ["pld", "sam"])
+def test_a_rest_leaves_no_trace_in_copied_guesses(name: str) -> None:
+    """Two drafters of the same text, one of which missed a part of it, propose the same tree."""
+
+    text = ByteTokenizer().encode("the old man and the sea and the old man and the")
+    factory = make_factory(name, {}, tiny_target().info)
+    request = DraftRequest(text[:20], SamplingParams(), np.random.default_rng(0))
+    drafters = [factory.new(0, None), factory.new(1, None)]
+    for drafter in drafters:
+        drafter.begin(request)
+    for before, token in itertools.pairwise(text[19:]):
+        tree = DraftTree.root_only(before)
+        drafters[0].observe(VerifiedTree(tree, torch.zeros(0, 256), [token], [0], [token], None))
+    drafters[1].skip(text[20:])
+    first, second = (drafter.propose(12) for drafter in drafters)
+    assert len(first) > 1
+    assert (list(first.tokens), list(first.parents)) == (list(second.tokens), list(second.parents))
+
+
+def test_a_drafter_that_changes_observe_alone_is_never_left_out() -> None:
+    class Own(GooseDrafter):
+        def observe(self, verified: VerifiedTree) -> None:
+            super().observe(verified)
+
+    assert GooseDrafter.can_rest
+    assert not Own.can_rest
