@@ -13,6 +13,7 @@ class PlainDrafter(Drafter):
     tree_shape = "root only"
     wants_logits = False
     learns_in_batch = True
+    can_rest = True  # and does, always
     _last: int
 
     def begin(self, request: DraftRequest) -> None:
@@ -28,3 +29,6 @@ class PlainDrafter(Drafter):
 
     def observe(self, verified: VerifiedTree) -> None:
         self._last = verified.emitted[-1]
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        self._last = token_ids[-1]

@@ -60,21 +60,19 @@ def accept_trees(answer: Answer) -> list[Accepted]:
 def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
     """Shows sizers and drafters what came of their trees. Drafters that rest see nothing."""
     started = time.perf_counter()
-    note_outcomes(
-        [
-            Outcome(each.session.sizer, each.session.offered, each.tree, each.block.token_ids)
-            for each in accepted
-            if each.session.sizer is not None
-        ]
-    )
     alone, groups = list[Accepted](), dict[object, list[Accepted]]()
-    awake = list[Session]()
+    awake, outcomes = list[Session](), list[Outcome]()
     for each in accepted:
-        session, drafter = each.session, each.session.drafter
+        session, sizer, token_ids = each.session, each.session.sizer, each.block.token_ids
         if session.is_resting:
-            session.num_skipped += len(each.block.token_ids)
+            session.num_skipped += len(token_ids)
+            if sizer is not None:
+                sizer.note_rest()
             continue
         awake.append(session)
+        if sizer is not None:
+            outcomes.append(Outcome(sizer, session.offered, each.tree, token_ids))
+        drafter = session.drafter
         if drafter.learns_in_batch and not drafter.observes_alone:
             groups.setdefault((type(drafter), drafter.wants_top), []).append(each)
         else:
@@ -86,6 +84,7 @@ def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
         with each.session:
             _observe(each, answer)
     if awake:
+        note_outcomes(outcomes)
         share = (time.perf_counter() - started) / len(awake)
         for session in awake:
             session.learn_seconds = share

@@ -16,7 +16,7 @@ def draft(sessions: Sequence[Session]) -> list[Session]:
     groups: dict[object, list[Session]] = {}  # whose drafts are made together
     for session in drafting:
         drafter, sizer = session.drafter, session.sizer
-        if sizer is not None and sizer.is_pausing and drafter.can_rest:
+        if drafter.can_rest and (not session.drafts or (sizer is not None and sizer.is_pausing)):
             session.rest()
             continue
         session.wake()

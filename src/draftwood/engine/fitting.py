@@ -17,7 +17,11 @@ def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...])
     """
     started = time.perf_counter()
     plain, drawn, chosen = list[Session](), list[Session](), list[Session]()
+    num_resting = 0
     for session in drafted:
+        if session.is_resting and session.matcher is None:
+            num_resting += 1
+            continue
         tree = session.offered
         size = len(tree)
         is_known = size == 1 or tree.is_native or (min(tree.tokens) >= 0 and max(tree.tokens) < session.vocab_size)
@@ -37,10 +41,13 @@ def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...])
         session.tree = tree if len(tree) == 1 else tree.first(session.room).limit_depth(session.num_left - 1)
     if chosen:
         others = [len(session.tree) for group in (plain, drawn) for session in group]
-        _cut_chosen(chosen, Load(num_read + sum(others), float(len(others))), ready)
-    share = (time.perf_counter() - started) / max(len(drafted), 1)  # checking and cutting count as drafting
+        load = Load(num_read + num_resting + sum(others), float(num_resting + len(others)))
+        _cut_chosen(chosen, load, ready)
+    num_awake = sum([not session.is_resting for session in drafted])
+    share = (time.perf_counter() - started) / max(num_awake, 1)  # checking and cutting count as drafting
     for session in drafted:
-        session.draft_seconds += share
+        if not session.is_resting:
+            session.draft_seconds += share
 
 
 def _cut_chosen(sessions: Sequence[Session], load: Load, ready: tuple[int, ...]) -> None:

@@ -112,7 +112,7 @@ class Session:
     def rest(self) -> None:
         """Decodes plainly in this cycle, at the cost of plain decoding."""
         self.is_resting, self.num_wanted, self.draft_seconds = True, 1, 0.0
-        self.offered = DraftTree.root_only(self.tokens[-1])
+        self.tree = self.offered = DraftTree.root_only(self.tokens[-1])
 
     def wake(self) -> None:
         """Tells the drafter what it missed, if anything."""

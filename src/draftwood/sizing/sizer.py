@@ -93,6 +93,11 @@ class Sizer:
     def is_pausing(self) -> bool:
         return self._pause > 0
 
+    def note_rest(self) -> None:
+        """Counts a cycle of a pause, if there is one."""
+        if self._pause:
+            self._pause = self._drafter.pause_left = self._pause - 1
+
     @property
     def wanted(self) -> int:
         """How many nodes the drafter should propose."""
@@ -219,8 +224,7 @@ def note_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Counts one cycle of many requests."""
     compiled: list[tuple[CompiledGuesses, DraftTree, Sequence[int]]] = []
     for sizer, offered, verified, emitted in outcomes:
-        if sizer._pause:
-            sizer._pause = sizer._drafter.pause_left = sizer._pause - 1
+        sizer.note_rest()
         if len(offered) == 1:
             continue
         guesses = sizer._guesses
