@@ -34,8 +34,14 @@ contexts = st.lists(st.tuples(st.integers(0, V - 1), st.integers(0, V - 1)), max
 seeds = st.integers(0, 1 << 30)
 
 
-WITH_CORE = ("sources.transitions", "sources.context", "sizing.chances", "growth.blend") + tuple(
-    f"sources.hints.{name}" for name in ("text", "positions", "drafted")
+WITH_CORE = (
+    "sources.transitions",
+    "sources.context",
+    "sources.hints.text",
+    "sources.hints.positions",
+    "sources.hints.drafted",
+    "sizing.chances",
+    "growth.blend",
 )
 
 

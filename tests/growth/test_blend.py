@@ -239,11 +239,7 @@ def test_rejected_branches_predict_the_position(compiled: bool, monkeypatch: pyt
     sources = [hints]
     grown = Blend(sources, new_learned(sources)).tree([1, 9], BlendLimits(4, 2, 0.0))
     pairs = zip(grown.tokens[1:], grown.parents[1:], strict=True)
-    assert {(token, grown.tokens[parent]) for token, parent in pairs} == {
-        (6, 9),
-        (7, 9),
-        (3, 6),
-    }
+    assert {(token, grown.tokens[parent]) for token, parent in pairs} == {(6, 9), (7, 9), (3, 6)}
 
 
 def test_positions_move_with_the_text() -> None:

@@ -205,7 +205,9 @@ def propose_blends(
         raise MemoryError(f"trees of {forest.capacity} nodes")
     trees, start = list[DraftTree](), 0
     for size, (budget, _, _) in zip(sizes, limits, strict=True):
-        trees.append(DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(tails[len(trees)][-1]))
+        trees.append(
+            DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(tails[len(trees)][-1])
+        )
         start += budget
     return trees
 

@@ -196,9 +196,7 @@ def learn_trees(
         raise IndexError("a verified tree has a token outside the vocabulary or an invalid path")
 
 
-def reserve_rows(
-    tables: Sequence[CompiledTable], outcomes: Outcomes, ids: IdRows, scores: ScoreRows
-) -> array[int]:
+def reserve_rows(tables: Sequence[CompiledTable], outcomes: Outcomes, ids: IdRows, scores: ScoreRows) -> array[int]:
     """Makes room for the rows of verified trees, and returns the addresses of the tables."""
     if {table.width for table in tables} != {ids.shape[1]} or scores.shape != ids.shape:
         raise ValueError(f"rows {ids.shape} and {scores.shape}")
