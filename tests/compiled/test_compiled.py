@@ -37,9 +37,11 @@ seeds = st.integers(0, 1 << 30)
 WITH_CORE = (
     "sources.transitions",
     "sources.context",
+    "sources.hints.text",
+    "sources.hints.positions",
+    "sources.hints.drafted",
     "sizing.chances",
     "growth.blend",
-    *(f"sources.hints.{name}" for name in ("text", "positions", "drafted")),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, drafter: type[Drafter], awake_every: int) -> None:
         self.seen: dict[int, list[int]] = {}  # tokens by drafter
         self.num_proposed = self.num_cycles = 0
-        own = self
+        own, rng = self, random.Random(awake_every)
         propose, observe, skip = drafter.propose, drafter.observe, drafter.skip
 
         def counted(self: Any, budget: int) -> Any:
@@ -52,7 +53,7 @@ class Calls:
 
         def is_pausing(_: Sizer) -> bool:
             own.num_cycles += 1
-            return own.num_cycles % awake_every != 0
+            return rng.random() * awake_every > 1.0
 
         monkeypatch.setattr(drafter, "propose", counted)
         monkeypatch.setattr(drafter, "observe", observed)
@@ -84,7 +85,7 @@ def test_drafters_see_every_token_in_order(name: str, awake_every: int, monkeypa
     plain = run("plain")
     calls = Calls(monkeypatch, RESTING[name], awake_every)
     assert run(name) == plain
-    assert 0 < calls.num_proposed <= calls.num_cycles / awake_every
+    assert 0 < calls.num_proposed < 0.6 * calls.num_cycles
     seen = sorted(calls.seen.values())
     assert all(any(text[: len(tokens)] == tokens for text in plain) for tokens in seen)
     assert sum(map(len, seen)) > 0.5 * sum(map(len, plain))

@@ -16,7 +16,6 @@ from draftwood.sizing.costs import CostProfile
 from draftwood.sizing.cutting import Offer
 from draftwood.sizing.live import HostCosts, LiveCosts
 from draftwood.sizing.sizer import (
-    MAX_PAUSE,
     MIN_DRAFT_COST,
     MIN_WANTED,
     Drafted,
@@ -27,6 +26,7 @@ from draftwood.sizing.sizer import (
     cut_drafted,
     note_outcomes,
 )
+from draftwood.sizing.watch import MAX_PAUSE
 from draftwood.tree import DraftTree, TreeBuilder
 from tests.conftest import random_parents
 from tests.tools.sizing import CHAIN, FREE, HOPELESS, KNEE, PROFILES, STEEP, cut, play, sizer
@@ -226,13 +226,13 @@ def test_request_that_may_not_pause_starts_drafting() -> None:
 def test_short_requests_resume_profitable_drafting() -> None:
     drafter = Experience()
     pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
-    assert drafter.pause == MAX_PAUSE
+    assert drafter.watch.pause == MAX_PAUSE
     found: list[bool] = []
     for _ in range(40):
         short = sizer(FREE, drafter)
         short.begin()
         found += pauses(short, CHAIN, 0.0, MAX_PAUSE // 4, [*CHAIN.tokens[1:], 9])
-    assert drafter.pause == 1
+    assert drafter.watch.pause == 1
     assert not any(found[-MAX_PAUSE:])
 
 
@@ -252,7 +252,7 @@ def side_by_side(num_requests: int, seconds: Sequence[float], costs: CostProfile
 def test_simultaneous_first_drafts_do_not_cause_pause(num_requests: int) -> None:
     """Each of them reads its prompt, or all of them wait for the compilation of a kernel."""
     drafter = side_by_side(num_requests, [50.0, 0.01, 0.01], FREE, [*CHAIN.tokens[1:], 9])
-    assert drafter.pause == 1
+    assert drafter.watch.pause == 1
     assert drafter.draft_seconds <= 0.01
 
 
@@ -260,22 +260,22 @@ def test_simultaneous_first_drafts_do_not_cause_pause(num_requests: int) -> None
 def test_failed_retry_of_a_batch_extends_pause_once(num_requests: int) -> None:
     for num_cycles in range(2, 8):
         alone, together = (side_by_side(n, [5.0] * num_cycles, STEEP, [999]) for n in (1, num_requests))
-        assert together.pause == alone.pause < MAX_PAUSE
+        assert together.watch.pause == alone.watch.pause < MAX_PAUSE
 
 
 def test_profitable_drafting_resumes() -> None:
     drafter = Experience()
     pauses(sizer(drafter=drafter), CHAIN, 5.0, 200, [999])
     pauses(sizer(drafter=drafter), CHAIN, 0.0, 40 * MAX_PAUSE, [999])  # it has become fast
-    assert drafter.pause == 1
+    assert drafter.watch.pause == 1
     later = sizer(drafter=drafter)
     later.begin()
     assert later.wanted > 1
 
 
 def test_cheap_or_profitable_drafts_are_never_paused() -> None:
-    plain = STEEP.of(1, 16)[0]
-    assert not any(pauses(sizer(), CHAIN, 0.9 * MIN_DRAFT_COST * plain, 100, [999]))
+    plain = HOPELESS.of(1, 16)[0]
+    assert not any(pauses(sizer(HOPELESS), CHAIN, 0.9 * MIN_DRAFT_COST * plain, 100, [999]))  # nothing is verified
     right = [*CHAIN.tokens[1:], 999]
     assert not any(pauses(play(sizer(FREE), [7] * 100), CHAIN, 0.5 * float(FREE.of(1, 16)[0]), 100, right))
 

@@ -5,9 +5,8 @@ host's work (live.py, costs.py). Each cycle keeps the nodes with the largest cha
 many as maximise expected tokens per second (cutting.py); only roots, which is plain decoding, where guesses do not pay.
 Nodes that were offered and not verified are counted too, as far as the emitted tokens tell.
 
-Drafting and learning take time: little from tables, more than a pass with a draft model. A request whose drafts do not
-pay pauses, tries again, and pauses for longer if they still do not pay. A new request continues the pause of the last
-one, so that short requests also reach its end.
+Drafting and learning take time: little from tables, more than a pass with a draft model. A request whose drafts turn
+out not to pay pauses, tries again, and pauses for longer if they still do not pay (watch.py).
 
 Drawn children must not be dropped because of their token. A drawn tree is cut after a number of nodes that was fixed
 before it was drawn, from how often the 1st, 2nd, ... node of such trees was accepted so far.
@@ -22,6 +21,7 @@ from typing import NamedTuple
 from draftwood.sizing.chances import DISCOUNT, AcceptanceRecord, CompiledGuesses, Kind, followed, new_guesses, note_all
 from draftwood.sizing.cutting import Offer, PassCosts, best_size, cut_trees
 from draftwood.sizing.live import LiveCosts
+from draftwood.sizing.watch import Watch, WatchRecord
 from draftwood.tree import DraftTree
 
 REQUEST_DECAY, DRAFTER_DECAY = 0.96, 0.995  # per trial of a kind
@@ -31,8 +31,7 @@ FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # priors: of the first bucket, and of each 
 DRAFT_DECAY = 0.8
 MIN_WANTED = 8  # nodes that a drafter may always propose
 MAX_SECOND_COST = 1.3  # cost of two positions over one up to which prompt logits pay
-MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests is never paused
-MAX_PAUSE = 64  # cycles
+MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests is no reason for a pause
 
 
 class Load(NamedTuple):
@@ -59,8 +58,7 @@ class Experience:
         self.record = AcceptanceRecord(DRAFTER_DECAY, is_calibrated=is_calibrated)
         self.draft_seconds = 0.0  # per cycle, running mean
         self.learn_seconds = 0.0  # likewise
-        self.pause = 1  # length of the next pause, in cycles
-        self.pause_left = 0  # cycles left of the current pause
+        self.watch = WatchRecord()
 
     def note_draft(self, seconds: float, learning: float) -> None:
         self.draft_seconds += (1.0 - DRAFT_DECAY) * (seconds - self.draft_seconds)
@@ -79,29 +77,26 @@ class Sizer:
         self.expected = 1.0  # tokens of the last cut tree
         self._wanted = min(MIN_WANTED, self._largest)
         self._last_draft_seconds = self._last_learn_seconds = 0.0
-        self._pause = 0  # cycles left without drafts
-        self._next_pause = 1
+        self._watch = Watch(drafter.watch)
 
     def begin(self, *, pausing: bool = True) -> None:
         """Starts the request; ``pausing``: continue a pause of earlier requests."""
         self._last_draft_seconds = self._drafter.draft_seconds
         self._last_learn_seconds = self._drafter.learn_seconds
-        self._next_pause = self._drafter.pause
-        self._pause = self._drafter.pause_left if pausing else 0
+        self._watch.begin(pausing=pausing)
 
     @property
     def is_pausing(self) -> bool:
-        return self._pause > 0
+        return self._watch.is_pausing
 
     def note_rest(self) -> None:
-        """Counts a cycle of a pause, if there is one."""
-        if self._pause:
-            self._pause = self._drafter.pause_left = self._pause - 1
+        """Counts a cycle without drafts."""
+        self._watch.note(0)
 
     @property
     def wanted(self) -> int:
         """How many nodes the drafter should propose."""
-        return 1 if self._pause else self._wanted
+        return 1 if self.is_pausing else self._wanted
 
     @property
     def reads_prompts(self) -> bool:
@@ -139,15 +134,6 @@ class Sizer:
         seconds, learning = drafted.seconds, drafted.learning
         self._drafter.note_draft(min(seconds, self._last_draft_seconds), min(learning, self._last_learn_seconds))
         self._last_draft_seconds, self._last_learn_seconds = seconds, learning
-
-    def _weigh(self, *, pays: bool) -> None:
-        """Pauses the drafts of this request if they do not pay."""
-        drafter = self._drafter
-        if pays:
-            self._next_pause, drafter.pause_left = 1, 0
-        else:
-            self._pause, self._next_pause = self._next_pause + 1, min(2 * self._next_pause, MAX_PAUSE)
-        drafter.pause = self._next_pause
 
     def note_pass(self, positions: int, context: int, seconds: float) -> None:
         """Learns from the time of a pass for this request alone."""
@@ -206,8 +192,9 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     for sizer, offered, size, tokens in zip(sizers, sizes, kept, expected, strict=True):
         sizer.expected = tokens
         sizer._want(offered, size)
-        own_cost = sizer._drafter.draft_seconds + sizer._drafter.learn_seconds + per_guess * (size - 1)
-        sizer._weigh(pays=is_cheap or per_token * (tokens - 1.0) >= own_cost)
+        own_cost = 0.0 if is_cheap else sizer._drafter.draft_seconds + sizer._drafter.learn_seconds
+        cost = (own_cost + per_guess * (size - 1)) / per_token
+        sizer._watch.charge(cost, pays=is_cheap or tokens - 1.0 >= cost)
     return trees
 
 
@@ -224,7 +211,7 @@ def note_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Counts one cycle of many requests."""
     compiled: list[tuple[CompiledGuesses, DraftTree, Sequence[int]]] = []
     for sizer, offered, verified, emitted in outcomes:
-        sizer.note_rest()
+        sizer._watch.note(len(emitted) - 1 if len(verified) > 1 else 0)
         if len(offered) == 1:
             continue
         guesses = sizer._guesses

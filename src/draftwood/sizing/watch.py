@@ -1,0 +1,69 @@
+"""Whether drafts pay, by what they promise and by what they really gained.
+
+A request whose drafts promise less than they cost, and gained nothing lately, decodes plainly for a while and then
+tries again; good guesses come in bursts. Promises may be wrong, so every drafted cycle is booked in tokens too: those
+that guesses added to the output, less those that the batch would have emitted in the time that drafting and verifying
+the guesses took. At a balance of ``-MAX_LOSS`` the request
+pauses, whatever the next drafts promise. A pause is twice as long as the one before, unless drafts gained something in
+between. So if a drafter, its estimates or the known costs are wrong, plain decoding is at most a little faster.
+
+A new request takes over the balance and the pause of the last one, so that short requests also reach their ends.
+"""
+
+from __future__ import annotations
+
+MAX_LOSS, MAX_GAIN = 1.0, 2.0  # tokens; a larger gain is forgotten, so that drafts which stop paying are noticed soon
+MAX_PAUSE = 64  # cycles
+
+
+class WatchRecord:
+    """What the last request of a drafter left; requests share it."""
+
+    def __init__(self) -> None:
+        self.balance = 0.0  # tokens
+        self.pause = 1  # length of the next pause, in cycles
+        self.pause_left = 0  # cycles left of the current pause
+
+
+class Watch:
+    """Watches the drafts of one request."""
+
+    def __init__(self, record: WatchRecord) -> None:
+        self._record = record
+        self._balance = 0.0
+        self._pause_left, self._next_pause = 0, 1
+        self._cost: float | None = None  # of the drafts of this cycle; None: there are none
+        self._pays = True
+
+    def begin(self, *, pausing: bool) -> None:
+        """``pausing``: continue a pause of earlier requests."""
+        self._balance, self._next_pause = self._record.balance, self._record.pause
+        self._pause_left = self._record.pause_left if pausing else 0
+
+    @property
+    def is_pausing(self) -> bool:
+        return self._pause_left > 0
+
+    def charge(self, cost: float, *, pays: bool) -> None:
+        """The drafts of a cycle are going to be verified.
+
+        ``cost``: tokens that could have been emitted in the time that they take. ``pays``: whether they promise as
+        much.
+        """
+        self._cost, self._pays = cost, pays
+
+    def note(self, num_gained: int) -> None:
+        """The cycle is over; ``num_gained``: tokens more than a plain one emits."""
+        record, cost, self._cost = self._record, self._cost, None
+        if self._pause_left:
+            self._pause_left = record.pause_left = self._pause_left - 1
+        if cost is None:
+            return
+        self._balance = min(self._balance + num_gained - cost, MAX_GAIN)
+        if (not self._pays and self._balance <= 0.0) or self._balance <= -MAX_LOSS:
+            self._balance = max(self._balance, 0.0)
+            self._pause_left = record.pause_left = self._next_pause
+            self._next_pause = min(2 * self._next_pause, MAX_PAUSE)
+        elif self._balance > 0.0 or not cost:
+            self._next_pause, record.pause_left = 1, 0
+        record.balance, record.pause = self._balance, self._next_pause
