@@ -7,16 +7,24 @@ from draftwood.engine.session import Session
 from draftwood.tree import DraftTree
 
 
-def draft(sessions: Sequence[Session]) -> list[Session]:
+def draft(sessions: Sequence[Session], *, drafts: bool = True) -> list[Session]:
     """Lets the drafter of every session propose a tree (``session.offered``). A drafter that fails ends its session.
 
-    Returns the sessions that have one: not those that are still reading their prompt.
+    Returns the sessions that have one: not those that are still reading their prompt. ``drafts``: False lets all
+    drafters rest that may.
     """
-    drafting = [session for session in sessions if session.error is None and not session.is_prefilling]
+    drafting = list[Session]()
+    for session in sessions:
+        if session.is_prefilling:
+            session.is_resting = not drafts and session.may_rest  # logits of prompts cost something too
+        elif session.error is None:
+            drafting.append(session)
     groups: dict[object, list[Session]] = {}  # whose drafts are made together
     for session in drafting:
         drafter, sizer = session.drafter, session.sizer
-        if drafter.can_rest and (not session.drafts or (sizer is not None and sizer.is_pausing)):
+        if drafter.can_rest and (
+            not session.drafts or (sizer is not None and (sizer.is_pausing or (not drafts and session.may_rest)))
+        ):
             session.rest()
             continue
         session.wake()

@@ -17,8 +17,9 @@ from draftwood.engine.passes import Pass
 from draftwood.engine.requests import GenerationRequest, Sample
 from draftwood.engine.scheduler import Scheduler
 from draftwood.engine.session import Session
-from draftwood.engine.step import Finished, begin, finish, step, write_out
+from draftwood.engine.step import Finished, begin, finish, write_out
 from draftwood.engine.turns import Turns
+from draftwood.engine.worth import Worth
 from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, CapabilityError, PromptError
 from draftwood.progress import Progress
 from draftwood.sizing import Experience, LiveCosts, Sizer, keep_costs, known_costs, probe_costs
@@ -39,7 +40,7 @@ class Engine:
         self._in_flight: Pass | None = None
         self._late_error: Exception | None = None
         self._lane = 0
-        self._turns = Turns()
+        self._turns, self._worth = Turns(), Worth()
         self._experience: WeakKeyDictionary[DrafterFactory, Experience] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
@@ -107,12 +108,14 @@ class Engine:
         found: list[tuple[int, TokenEvent | Exception]] = []
         with self._lock:
             for request_id in request_ids:
-                inbox = self._inboxes.get(request_id, ())
+                inbox = self._inboxes.get(request_id)
+                if not inbox:
+                    continue
                 found += [(request_id, what) for what in inbox]
                 if any(isinstance(what, Exception) or what.finish_reason is not None for what in inbox):
                     del self._inboxes[request_id]
-                elif inbox:
-                    self._inboxes[request_id].clear()
+                else:
+                    inbox.clear()
         return found
 
     def cancel(self, request_id: int) -> None:
@@ -148,6 +151,9 @@ class Engine:
     def step(self) -> None:
         """Admits requests that fit, runs one cycle, releases finished ones. Events go to the inboxes."""
         with self._lock:
+            if not self._scheduler.running:
+                self._turns.rest()
+                self._worth.rest()
             self._scheduler.admit()
             self._scheduler.grow(set() if self._in_flight is None else set(map(id, self._in_flight.sessions)))
             if self._scheduler.has_work and not self._scheduler.running:
@@ -173,16 +179,15 @@ class Engine:
         """
         running, before = self._scheduler.running, self._in_flight
         if self.target.num_lanes == 1:
-            return step(self.target, running)
+            launched = self._begin(running)
+            return [] if launched is None else write_out(self._finish(launched))
         self._raise_late()
-        if before is None:
-            self._turns.rest()
         if self._turns.pay(len(running)) and not any(
             session.reads_logits or session.drafter.runs_model for session in running
         ):
             return self._take_turns(running, before)
         self._in_flight = None
-        launched = begin(self.target, running) if before is None else before
+        launched = self._begin(running) if before is None else before
         if launched is None:
             return []
         finished = self._finish(launched)
@@ -195,13 +200,19 @@ class Engine:
         idle = [session for session in running if id(session) not in busy]
         half = idle[: -(-len(running) // 2)]
         self._lane = 1 - self._lane
-        self._in_flight = begin(self.target, half, self._lane) if half else None
+        self._in_flight = self._begin(half, self._lane) if half else None
         return [] if before is None else write_out(self._finish(before))
 
     def _finish(self, launched: Pass) -> Finished:
         finished = finish(self.target, launched)
         self._turns.note(launched.times.waiting)
+        tokens = sum([len(each.block.token_ids) for each in finished.accepted])
+        counts = not finished.reads and all(session.may_rest for session in launched.sessions)
+        self._worth.note(len(self._scheduler.running), tokens, counts=counts)
         return finished
+
+    def _begin(self, sessions: Sequence[Session], lane: int = 0) -> Pass | None:
+        return begin(self.target, sessions, lane, drafts=self._worth.of_drafts(len(self._scheduler.running)))
 
     def _run_ahead(self) -> None:
         """Launches the next pass, unless events still read logits of the last one or drafting would wait for it."""
@@ -213,7 +224,7 @@ class Engine:
         ):
             return
         try:
-            self._in_flight = begin(self.target, sessions)
+            self._in_flight = self._begin(sessions)
         except Exception as error:  # noqa: BLE001 - raised by the next cycle: this one has tokens to deliver
             self._late_error = error
 

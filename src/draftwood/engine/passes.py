@@ -66,7 +66,7 @@ def segment_of(session: Session) -> Segment:
         return Segment(session.sequence, token_ids, parents, len(token_ids))
     start = session.num_committed
     part = session.tokens[start : start + session.num_unread]
-    is_new = session.num_read == session.num_prompt  # drafters have seen what is read again
+    is_new = session.num_read == session.num_prompt and not session.is_resting  # drafters have seen what is read again
     reads_prompt = (
         is_new and session.drafter.wants_prompt_logits and (session.sizer is None or session.sizer.reads_prompts)
     )

@@ -64,6 +64,8 @@ class Session:
         self.error: Exception | None = None
         # Whether the target's greedy choices are the output: no sampling, no penalties, no structure.
         self.takes_choices = self.params.is_greedy and not self.params.has_penalties and self.matcher is None
+        # Whether its drafts may be left out because of measured times: not if a seed determines them.
+        self.may_rest = self.drafts and sizer is not None and drafter.can_rest and self.params.is_greedy
         # Whether acceptance or the caller needs more than greedy choices.
         wants_rows = self.events_read_logits = self.params.logprobs is not None or request.with_cycles
         self.reads_logits = not self.takes_choices or wants_rows

@@ -29,19 +29,17 @@ class Finished(NamedTuple):
     accepted: Sequence[Accepted]
     answer: Answer
     at: float  # when it was finished, by the clock of ``time.perf_counter``
+    reads: bool  # whether it read parts of prompts
 
 
-def step(target: Target, sessions: Sequence[Session]) -> list[TokenEvent]:
-    """Runs one cycle. A session that fails is marked (``session.error``) and does not disturb the others."""
-    launched = begin(target, sessions)
-    return [] if launched is None else write_out(finish(target, launched))
+def begin(target: Target, sessions: Sequence[Session], lane: int = 0, *, drafts: bool = True) -> Pass | None:
+    """The first half of a cycle: draft, size, and launch the pass that verifies. None: nothing to run.
 
-
-def begin(target: Target, sessions: Sequence[Session], lane: int = 0) -> Pass | None:
-    """The first half of a cycle: draft, size, and launch the pass that verifies. None: nothing to run."""
+    A session that fails is marked (``session.error``) and does not disturb the others. ``drafts``: see engine/worth.py.
+    """
     started = time.perf_counter()
     sessions = select_sessions(sessions)
-    drafted = draft(sessions)
+    drafted = draft(sessions, drafts=drafts)
     num_read = sum([session.num_unread for session in sessions if session.is_prefilling])
     fit_trees(drafted, num_read, target.ready_sizes(len(sessions)))
     running = [session for session in sessions if session.error is None]
@@ -67,12 +65,12 @@ def finish(target: Target, launched: Pass) -> Finished:
     sizes = [len(segment.token_ids) for segment in launched.segments]
     charge(sessions, sizes, reading, times)
     note_costs(sessions, sizes, reading, times)
-    return Finished(accepted, answer, now)
+    return Finished(accepted, answer, now, any(reading))
 
 
 def write_out(finished: Finished) -> list[TokenEvent]:
     """Text, statistics and events of a finished cycle. Nothing in the next one depends on them."""
-    return write(*finished)
+    return write(finished.accepted, finished.answer, finished.at)
 
 
 def read_prompts(target: Target, answer: Answer) -> None:

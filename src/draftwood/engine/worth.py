@@ -1,0 +1,108 @@
+"""Whether a batch drafts at all: tokens per second with drafts and without, as they are measured while it runs.
+
+Sizes of trees are chosen by what single guesses cost (sizing/). What drafts cost a whole batch is more than their sum:
+the host may become slower than the target, passes of other sizes may have to be prepared, requests may take turns. So
+batches that draft decode plainly for a few passes now and then, and batches that decode plainly try drafts. The quicker
+way stays, and the other one is tried again after twice the time.
+
+Rates depend on the number of requests, so each power of two has its own. Passes that read prompts do not count.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MIN_REQUESTS = 4  # fewer: sizes and pauses of single requests are enough
+TRIAL = {True: 12, False: 8}  # passes: with drafts, without
+UNCOUNTED = 2  # passes after a change, which still belong to the way before
+FIRST_STAY, MAX_STAY = 512, 8192  # passes until the other way is tried again
+DECAY = 0.98  # per pass
+MAX_OUTLIER = 8.0  # times the mean: a longer pass was disturbed, or had to be prepared
+
+
+@dataclass(slots=True)
+class Rate:
+    """Decayed sums over passes."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    passes: float = 0.0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        if self.passes >= 1.0 and seconds * self.passes > MAX_OUTLIER * self.seconds:
+            return
+        self.tokens = DECAY * self.tokens + tokens
+        self.seconds = DECAY * self.seconds + seconds
+        self.passes = DECAY * self.passes + 1.0
+
+    @property
+    def per_second(self) -> float:
+        return self.tokens / max(self.seconds, 1e-9)
+
+
+class Choice:
+    """The way of batches of one size."""
+
+    def __init__(self) -> None:
+        self.drafts = True
+        self._is_trial = True
+        self._left = TRIAL[True]  # passes until the next decision
+        self._stay = FIRST_STAY
+        self._uncounted = 0
+        self._rates = {True: Rate(), False: Rate()}
+
+    def note(self, tokens: int, seconds: float) -> None:
+        if self._uncounted:
+            self._uncounted -= 1
+            return
+        self._rates[self.drafts].note(tokens, seconds)
+        self._left -= 1
+        if self._left <= 0:
+            self._decide()
+
+    def _decide(self) -> None:
+        """After a trial the quicker way stays; after a stay the other way is tried."""
+        own, other = self._rates[self.drafts], self._rates[not self.drafts]
+        if not self._is_trial or not other.passes:
+            self._is_trial = True
+            self._change()
+            self._rates[self.drafts] = Rate()
+            self._left = TRIAL[self.drafts]
+            return
+        self._is_trial = False
+        if own.per_second > other.per_second:
+            self._stay = FIRST_STAY
+        else:
+            self._stay = min(2 * self._stay, MAX_STAY)
+            self._change()
+        self._left = self._stay
+
+    def _change(self) -> None:
+        self.drafts = not self.drafts
+        self._uncounted = UNCOUNTED
+
+
+class Worth:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._last: float | None = None  # when the pass before was finished
+        self._choices: dict[int, Choice] = {}  # by the number of requests: the power of two
+
+    def of_drafts(self, num_requests: int) -> bool:
+        """Whether a batch of this many requests should draft."""
+        if num_requests < MIN_REQUESTS:
+            return True
+        return self._choice(num_requests).drafts
+
+    def note(self, num_requests: int, tokens: int, *, counts: bool) -> None:
+        """A pass is finished; ``counts``: it did nothing but decode for requests that may rest."""
+        last, self._last = self._last, self._clock()
+        if counts and last is not None and num_requests >= MIN_REQUESTS:
+            self._choice(num_requests).note(tokens, self._last - last)
+
+    def rest(self) -> None:
+        """Nothing runs: the time until the next pass does not count."""
+        self._last = None
+
+    def _choice(self, num_requests: int) -> Choice:
+        return self._choices.setdefault(num_requests.bit_length(), Choice())
