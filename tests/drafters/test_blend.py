@@ -6,15 +6,19 @@ from collections import defaultdict
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import make_factory
+from draftwood.drafters import DraftRequest, VerifiedTree, make_factory
 from draftwood.drafters.blend import DEFAULT_SOURCES, SOURCES
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth.expanding import FIRST_SHARE, PassRecord
+from draftwood.targets import TopRows
 from draftwood.targets.native.target import NativeTarget
 from draftwood.text.bytes import ByteTokenizer
+from draftwood.tree import DraftTree
 from tests.tools.enumeration import Branching, Law, difference, outcomes
 from tests.tools.head import random_head
 from tests.tools.neural import (
@@ -103,6 +107,22 @@ def test_seeds_give_the_text_of_plain_decoding() -> None:
     params = SamplingParams(max_tokens=12, temperature=0.8, seed=5, n=3)
     results, plain = (llm.generate(PROMPTS, params, drafter=drafter) for drafter in (None, "plain"))
     assert [c.token_ids for c in results] == [c.token_ids for c in plain]
+
+
+def test_predictions_for_positions_move_with_skipped_tokens() -> None:
+    """A rejected branch predicted 11, 12 and 13 for the next positions; two of them pass without this drafter."""
+    factory = make_factory("blend", {"sources": "position", "top_k": 1}, target_on().info)
+    told, skipping = (factory.new(number) for number in range(2))
+    tree = DraftTree((7, 8, 9, 10), (-1, 0, 1, 2), (0, 1, 2, 3), ("root", *["position"] * 3), (1.0, *[0.5] * 3))
+    row = TopRows(np.array([[10], [11], [12], [13]], np.int32), np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
+    for drafter in (told, skipping):
+        drafter.begin(DraftRequest([7], SamplingParams(), np.random.default_rng(0)))
+        drafter.observe(VerifiedTree(tree, torch.empty(0), [], [0], [1], None, row))
+    for token in (2, 3):
+        root, rows = DraftTree.root_only(token - 1), row.at([0])
+        told.observe(VerifiedTree(root, torch.empty(0), [], [0], [token], None, rows))
+    skipping.skip([2, 3])
+    assert told.propose(4).tokens == skipping.propose(4).tokens == (3, 13)
 
 
 def test_sources_are_checked() -> None:

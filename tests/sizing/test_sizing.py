@@ -322,7 +322,7 @@ def test_disturbed_cycles_hardly_change_the_costs_of_the_host() -> None:
 
 @pytest.mark.parametrize("num_requests", [1, 8])
 def test_speculation_that_never_pays_is_hardly_tried(num_requests: int) -> None:
-    """Drafting takes 2% of a pass, every further position as long as a whole pass."""
+    """Drafting takes 5% to 10% of the time of a token, every further position twice as long as the first."""
     costs, drafter = LiveCosts(HOPELESS), Experience()
     sizers = [Sizer(costs, drafter) for _ in range(num_requests)]
     num_tries = [0] * num_requests
@@ -331,7 +331,7 @@ def test_speculation_that_never_pays_is_hardly_tried(num_requests: int) -> None:
         for index in tried:
             num_tries[index] += 1
         load = Load(num_requests - len(tried), float(num_requests - len(tried)))
-        drafted = [Drafted(sizers[index], Offer(CHAIN, 8, 8), 0.02) for index in tried]
+        drafted = [Drafted(sizers[index], Offer(CHAIN, 8, 8), 0.1) for index in tried]
         assert all(len(tree) == 1 for tree in (cut_drafted(drafted, 16, load) if drafted else []))
         root = DraftTree.root_only(0)
         note_outcomes(
@@ -340,4 +340,4 @@ def test_speculation_that_never_pays_is_hardly_tried(num_requests: int) -> None:
                 for index, sizer in enumerate(sizers)
             ]
         )
-    assert max(num_tries) < 20
+    assert max(num_tries) < 200

@@ -175,17 +175,13 @@ typedef struct {
     int32_t tokens[TAIL];
 } TextEnd;
 
-typedef struct {
-    int64_t budget, max_depth;
-    double min_value; /* chance of a path below which nothing is added */
-} Limits;
-
-/* Grows a tree of at most `budget` nodes below the last token of a text. Writes tokens, parents, depths and sources of
- * each node (columns `stride` apart) and chances given the parent. Returns the number of nodes, 0 without memory. */
-static int64_t grow_blend(const Blend *b, const TextEnd *end, Limits limits, int64_t stride, int32_t *nodes,
-                          double *chances) {
+/* Grows a tree of at most `budget` nodes below the last token of a text; nothing is added if the chance of its path is
+ * below `min_value`. Writes tokens, parents, depths and sources of each node (columns `stride` apart) and chances given
+ * the parent. Returns the number of nodes, 0 without memory. */
+static int64_t grow_blend(const Blend *b, const TextEnd *end, int64_t budget, int64_t max_depth, double min_value,
+                          int64_t stride, int32_t *nodes, double *chances) {
     enum { WIDTH = 16 }; /* guesses kept per node */
-    const int64_t budget = limits.budget, length = end->length;
+    const int64_t length = end->length;
     int32_t *tokens = nodes, *parents = nodes + stride, *depths = nodes + 2 * stride, *sources = nodes + 3 * stride;
     const size_t heap_bytes = budget * sizeof(Open), offer_bytes = budget * WIDTH * sizeof(Offer);
     const size_t value_bytes = budget * sizeof(double), tail_bytes = budget * TAIL * sizeof(int32_t);
@@ -202,11 +198,11 @@ static int64_t grow_blend(const Blend *b, const TextEnd *end, Limits limits, int
     int64_t size = 1;
     for (int64_t node = 0;;) {
         const int64_t room = budget - size;
-        if (room && depths[node] < limits.max_depth) {
+        if (room && depths[node] < max_depth) {
             const int64_t own = length + depths[node] < TAIL ? length + depths[node] : TAIL;
             find_guesses(b, tails + node * TAIL, own, depths[node], all);
             Offer *best = offers + node * WIDTH;
-            const int32_t count = keep_best(all, best, room < WIDTH ? room : WIDTH, limits.min_value / values[node]);
+            const int32_t count = keep_best(all, best, room < WIDTH ? room : WIDTH, min_value / values[node]);
             if (count) push_open(&queue, (Open){values[node] * best->chance, queue.order++, (int32_t)node, 0, count});
         }
         if (!room || !queue.size) break;
@@ -250,10 +246,11 @@ static int learn_blend(Blend *b, const int32_t *tail, int64_t length, int64_t n,
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
 /* Grows a tree for each request, at node `budget 0 + ... + budget i - 1` of a forest. Nonzero: no memory. */
-int draftwood_propose_blends(int64_t n, const Blend *const *blends, const TextEnd *ends, const Limits *limits,
-                             int64_t stride, int32_t *ints, double *probs, int64_t *sizes) {
-    for (int64_t i = 0; i < n; ints += limits[i].budget, probs += limits[i].budget, i++) {
-        sizes[i] = grow_blend(blends[i], &ends[i], limits[i], stride, ints, probs);
+int draftwood_propose_blends(int64_t n, const Blend *const *blends, const TextEnd *ends, const int64_t *budgets,
+                             int64_t max_depth, double min_value, int64_t stride, int32_t *ints, double *probs,
+                             int64_t *sizes) {
+    for (int64_t i = 0; i < n; ints += budgets[i], probs += budgets[i], i++) {
+        sizes[i] = grow_blend(blends[i], &ends[i], budgets[i], max_depth, min_value, stride, ints, probs);
         if (!sizes[i]) return 1;
     }
     return 0;

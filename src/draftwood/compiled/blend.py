@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -120,12 +119,6 @@ class _BlendRecord(ctypes.Structure):
     )
 
 
-class Limits(ctypes.Structure):
-    """``Limits`` of blend.h: of a tree."""
-
-    _fields_ = (("budget", c_int64), ("max_depth", c_int64), ("min_value", c_double))
-
-
 _Look = ctypes.CFUNCTYPE(None, c_void_p, ctypes.POINTER(c_int32), c_int64, c_int64, ctypes.POINTER(_HintsRecord))
 
 
@@ -154,7 +147,7 @@ class CompiledBlend:
 
     def tree(self, tail: Sequence[int], budget: int, max_depth: int, min_value: float) -> DraftTree:
         """``tail``: the last tokens of the text, the root last."""
-        return propose_blends([self], [tail], [(budget, max_depth, min_value)])[0]
+        return propose_blends([self], [tail], [budget], max_depth, min_value)[0]
 
     def guesses(self, tail: Sequence[int], depth: int) -> list[tuple[int, int, list[int]]]:
         """All hinted tokens after a text, who hints at each (as bits), and the kind that each source gives to it."""
@@ -187,17 +180,22 @@ class CompiledBlend:
 
 
 def propose_blends(
-    blends: Sequence[CompiledBlend], tails: Sequence[Sequence[int]], limits: Sequence[tuple[int, int, float]]
+    blends: Sequence[CompiledBlend],
+    tails: Sequence[Sequence[int]],
+    budgets: Sequence[int],
+    max_depth: int,
+    min_value: float,
 ) -> list[DraftTree]:
-    """Grows the trees of many requests. ``tails``: the last tokens of their texts; ``limits``: see ``Limits``."""
-    count, forest = len(blends), Forest(sum([budget for budget, _, _ in limits]))
-    addresses, sizes = array("q", [blend.address for blend in blends]), array("q", bytes(8 * count))
-    ends, bounds = _pack_ends(tails), (Limits * count)(*itertools.starmap(Limits, limits))
+    """Grows the trees of many requests. ``tails``: the last tokens of their texts. ``min_value``: nothing is added if
+    the chance of its path is lower."""
+    count, forest = len(blends), Forest(sum(budgets))
+    memory = array("q", [blend.address for blend in blends]), _pack_ends(tails), array("q", budgets)
+    sizes = array("q", bytes(8 * count))
     if blends[0].core.propose_blends(
         count,
-        addresses.buffer_info()[0],
-        ends.buffer_info()[0],
-        ctypes.addressof(bounds),
+        *[part.buffer_info()[0] for part in memory],
+        max_depth,
+        min_value,
         forest.capacity,
         forest.address,
         forest.probs_address,
@@ -205,10 +203,8 @@ def propose_blends(
     ):
         raise MemoryError(f"trees of {forest.capacity} nodes")
     trees, start = list[DraftTree](), 0
-    for size, (budget, _, _) in zip(sizes, limits, strict=True):
-        trees.append(
-            DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(tails[len(trees)][-1])
-        )
+    for size, budget, tail in zip(sizes, budgets, tails, strict=True):
+        trees.append(DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(tail[-1]))
         start += budget
     return trees
 

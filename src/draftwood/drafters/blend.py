@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from draftwood.compiled import TAIL, Harvest, HintSource, Learned, observe_blends, propose_blends
 from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedBatch, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_int
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 MIN_VALUE = 1e-4  # chance of a path below which a node is never worth its place
 HEAD = "head"
+NO_ROWS = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)
 # Sources by name, made from the table that the drafter maintains.
 SOURCES: Mapping[str, Callable[[TransitionTable], HintSource]] = {
     PlaceHints.name: lambda _: PlaceHints(),
@@ -162,14 +165,12 @@ class BlendDrafter(TransitionDrafter):
 
     @classmethod
     def propose_batch(cls, drafters: Sequence[BlendDrafter], budgets: Sequence[int]) -> list[DraftTree]:
-        limits = [
-            BlendLimits(budget, drafter.options.depth, MIN_VALUE)
-            for drafter, budget in zip(drafters, budgets, strict=True)
-        ]
         heads = [drafter._head for drafter in drafters if drafter._head is not None]
         compiled = [blend for drafter in drafters if (blend := drafter._blend.compiled) is not None]
+        depth = drafters[0].options.depth
         if not heads and len(compiled) == len(drafters):
-            return propose_blends(compiled, [drafter._text_end for drafter in drafters], limits)
+            return propose_blends(compiled, [drafter._text_end for drafter in drafters], budgets, depth, MIN_VALUE)
+        limits = [BlendLimits(budget, depth, MIN_VALUE) for budget in budgets]
         if not heads:
             return [drafter._blend.tree(drafter._text_end, own) for drafter, own in zip(drafters, limits, strict=True)]
         for drafter, head, own in zip(drafters, heads, limits, strict=True):
@@ -216,6 +217,9 @@ class BlendDrafter(TransitionDrafter):
             drafter._move_end(emitted)
 
     def skip(self, token_ids: Sequence[int]) -> None:
+        nothing = Harvest(DraftTree.root_only(self.anchor.root), (0,), len(token_ids), *NO_ROWS)
+        for source in self.sources:
+            source.learn(nothing)  # predictions for positions move along
         super().skip(token_ids)
         self._read(token_ids)
 

@@ -5,8 +5,8 @@ host's work (live.py, costs.py). Each cycle keeps the nodes with the largest cha
 many as maximise expected tokens per second (cutting.py); only roots, which is plain decoding, where guesses do not pay.
 Nodes that were offered and not verified are counted too, as far as the emitted tokens tell.
 
-Drafting and learning take time: little from tables, more than a pass with a draft model. A request whose drafts turn
-out not to pay pauses, tries again, and pauses for longer if they still do not pay (watch.py).
+Drafting and learning take time: little from tables, more than a pass with a draft model. A request whose drafts do not
+pay pauses, tries again, and pauses for longer if they still do not pay (watch.py).
 
 Drawn children must not be dropped because of their token. A drawn tree is cut after a number of nodes that was fixed
 before it was drawn, from how often the 1st, 2nd, ... node of such trees was accepted so far.
@@ -31,7 +31,7 @@ FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # priors: of the first bucket, and of each 
 DRAFT_DECAY = 0.8
 MIN_WANTED = 8  # nodes that a drafter may always propose
 MAX_SECOND_COST = 1.3  # cost of two positions over one up to which prompt logits pay
-MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests is no reason for a pause
+MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests counts as free
 
 
 class Load(NamedTuple):
@@ -188,13 +188,13 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     roots, num_guesses = load.positions + len(trees), sum(kept) - len(kept)
     plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + host.per_node * num_guesses
     is_cheap = drafting + learning < MIN_DRAFT_COST * plain
-    per_token, per_guess = (whole + fixed) / (load.tokens + sum(expected)), (whole - plain) / max(num_guesses, 1)
+    per_guess = (whole - plain) / max(num_guesses, 1)
+    per_token = (plain + host.per_request * len(drafted)) / (load.tokens + len(drafted))  # of plain decoding
     for sizer, offered, size, tokens in zip(sizers, sizes, kept, expected, strict=True):
         sizer.expected = tokens
         sizer._want(offered, size)
-        own_cost = 0.0 if is_cheap else sizer._drafter.draft_seconds + sizer._drafter.learn_seconds
-        cost = (own_cost + per_guess * (size - 1)) / per_token
-        sizer._watch.charge(cost, pays=is_cheap or tokens - 1.0 >= cost)
+        around = 0.0 if is_cheap else sizer._drafter.draft_seconds + sizer._drafter.learn_seconds
+        sizer._watch.charge((around + per_guess * (size - 1)) / per_token)
     return trees
 
 

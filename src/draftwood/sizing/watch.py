@@ -1,11 +1,10 @@
-"""Whether drafts pay, by what they promise and by what they really gained.
+"""Whether drafts pay, by what they really gained.
 
-A request whose drafts promise less than they cost, and gained nothing lately, decodes plainly for a while and then
-tries again; good guesses come in bursts. Promises may be wrong, so every drafted cycle is booked in tokens too: those
-that guesses added to the output, less those that the batch would have emitted in the time that drafting and verifying
-the guesses took. At a balance of ``-MAX_LOSS`` the request
-pauses, whatever the next drafts promise. A pause is twice as long as the one before, unless drafts gained something in
-between. So if a drafter, its estimates or the known costs are wrong, plain decoding is at most a little faster.
+Every drafted cycle of a request is booked in tokens: those that guesses added to the output, less those that plain
+decoding emits in the time that drafting, verifying and learning took. A request that has lost ``MAX_LOSS`` pauses:
+it decodes plainly for a while and tries again. A pause is twice as long as the one before, unless drafts gained
+something in between. So where drafts do not pay, for whatever reason, plain decoding is at most 2% faster. What drafts
+promise is no reason for a pause: drafters have to learn before they can promise anything.
 
 A new request takes over the balance and the pause of the last one, so that short requests also reach their ends.
 """
@@ -33,7 +32,6 @@ class Watch:
         self._balance = 0.0
         self._pause_left, self._next_pause = 0, 1
         self._cost: float | None = None  # of the drafts of this cycle; None: there are none
-        self._pays = True
 
     def begin(self, *, pausing: bool) -> None:
         """``pausing``: continue a pause of earlier requests."""
@@ -44,13 +42,9 @@ class Watch:
     def is_pausing(self) -> bool:
         return self._pause_left > 0
 
-    def charge(self, cost: float, *, pays: bool) -> None:
-        """The drafts of a cycle are going to be verified.
-
-        ``cost``: tokens that could have been emitted in the time that they take. ``pays``: whether they promise as
-        much.
-        """
-        self._cost, self._pays = cost, pays
+    def charge(self, cost: float) -> None:
+        """``cost``: tokens that plain decoding emits in the time that the drafts of this cycle take."""
+        self._cost = cost
 
     def note(self, num_gained: int) -> None:
         """The cycle is over; ``num_gained``: tokens more than a plain one emits."""
@@ -60,8 +54,8 @@ class Watch:
         if cost is None:
             return
         self._balance = min(self._balance + num_gained - cost, MAX_GAIN)
-        if (not self._pays and self._balance <= 0.0) or self._balance <= -MAX_LOSS:
-            self._balance = max(self._balance, 0.0)
+        if self._balance <= -MAX_LOSS:
+            self._balance = 0.0
             self._pause_left = record.pause_left = self._next_pause
             self._next_pause = min(2 * self._next_pause, MAX_PAUSE)
         elif self._balance > 0.0 or not cost:
