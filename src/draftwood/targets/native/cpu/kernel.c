@@ -260,6 +260,8 @@ const char *draftwood_describe(void) {
     return "AVX-VNNI";
 #elif defined(__AVX__)
     return "AVX2";
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+    return "NEON with matrix products";
 #elif defined(__ARM_FEATURE_DOTPROD)
     return "NEON with dot products";
 #elif defined(__aarch64__)
