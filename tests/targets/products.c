@@ -1,6 +1,6 @@
-/* Multiplies rows with one matrix: products MATRIX_FORMAT OUTPUTS INPUTS ROWS < blocks and inputs > outputs.
+/* Multiplies rows with one matrix: products FORMAT OUTPUTS INPUTS ROWS BYTES < blocks and inputs > outputs.
  *
- * test_stored.py compiles it for several instruction sets and compares the outputs bit by bit. */
+ * test_instruction_sets.py compiles it for several instruction sets and compares the outputs bit by bit. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

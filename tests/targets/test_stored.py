@@ -1,31 +1,27 @@
-"""Weights in the blocks of GGUF files: true to their values, the same bits in any batch, on every instruction set."""
+"""Weights in the blocks of GGUF files: true to their values, the same bits in any batch."""
 
 import random
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from draftwood.disk.compiler import COMMON_FLAGS, LIBRARIES, describe_cpu, find_compiler
 from draftwood.errors import ModelError
 from draftwood.models.config import ModelConfig, Rope
 from draftwood.models.gguf.stored import StoredTensor
 from draftwood.models.tensors import tensor_shapes
 from draftwood.targets.base import ForwardOutput, Segment, chain_parents
 from draftwood.targets.cache import KVCache
-from draftwood.targets.native.cpu import CpuDecoder, build
+from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.native.cpu.records import FORMATS
 from draftwood.targets.native.decoder import Decoder, pack
 from draftwood.targets.native.eager import EagerDecoder
 from draftwood.targets.native.stored import assemble_stored
 from draftwood.targets.native.weights import assemble
 from tests.conftest import threads
-from tests.tools.blocks import KIND, random_blocks, random_stored
+from tests.tools.blocks import KIND, random_stored
 
 pytestmark = pytest.mark.skipif(not CpuDecoder.is_available(), reason=f"no kernel: {CpuDecoder.why_unavailable()}")
 
@@ -224,77 +220,6 @@ def test_values_that_are_not_finite_stay_visible() -> None:
 def test_formats_without_a_kernel_are_named() -> None:
     assert CpuDecoder.why_not_stored(["Q4_K", "F32"]) == ""
     assert "Q2_K and Q3_K" in CpuDecoder.why_not_stored(["Q2_K", "Q4_K", "Q3_K"])
-
-
-# Instruction sets
-
-COMPILER = find_compiler()
-ARM_COMPILER, ARM_EMULATOR = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
-SETS = {
-    "portable": ((), ("-mavx", "-mfma", "-mf16c")),
-    "AVX2": (("avx2", "fma", "f16c"), ("-mavx2", "-mfma", "-mf16c")),
-    "AVX-VNNI": (("avx_vnni", "fma", "f16c"), ("-mavx2", "-mfma", "-mf16c", "-mavxvnni")),
-    "VNNI with 256 bits": (
-        ("avx512_vnni", "avx512vl", "fma"),
-        ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512vnni",
-         "-DVW=8", "-DGROUP=2", "-DMAX_ROWS=6"),
-    ),
-    "AVX-512": (("avx512bw", "avx512dq"), ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")),
-    "AVX-512-VNNI": (
-        ("avx512_vnni",), ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma")
-    ),
-}  # fmt: skip
-FEATURES = set(describe_cpu().split())
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The product of one matrix, compiled for every instruction set that can run here."""
-    folder = tmp_path_factory.mktemp("products")
-    wanted = {}
-    if COMPILER is not None and "x86_64" in describe_cpu():
-        for name, (needed, flags) in SETS.items():
-            if FEATURES.issuperset(needed) and "fma" in FEATURES:
-                wanted[name] = (COMPILER, flags, [])
-    if ARM_COMPILER is not None and ARM_EMULATOR is not None:
-        emulator = [ARM_EMULATOR, "-cpu", "max"]
-        wanted["NEON"] = (ARM_COMPILER, ("-static", "-march=armv8-a"), emulator)
-        wanted["NEON dot product"] = (ARM_COMPILER, ("-static", "-march=armv8.2-a+dotprod"), emulator)
-        wanted["NEON i8mm"] = (ARM_COMPILER, ("-static", "-march=armv8.6-a"), emulator)
-    made = {}
-    for name, (compiler, flags, runner) in wanted.items():
-        program = folder / name.replace(" ", "-")
-        common = [flag for flag in COMMON_FLAGS if flag not in ("-O3", "-fPIC", "-shared")]
-        headers = f"-I{Path(build.__file__).parent}"
-        source = str(Path(__file__).parent / "products.c")
-        subprocess.run([compiler, "-O1", *common, *flags, headers, source, "-o", str(program), *LIBRARIES], check=True)
-        made[name] = [*runner, str(program)]
-    return made
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_every_instruction_set_gives_the_same_bits(name: str, programs: dict[str, list[str]]) -> None:
-    outputs, inputs, rows = 50, 512, 7
-    blocks = random_blocks(name, outputs, inputs, seed=1)
-    x = np.random.default_rng(2).standard_normal((rows, inputs)).astype(np.float32)
-    x[0, 5], x[1, :32], x[2] = 1000, 0, 1  # an outlier, a block of zeros, equal numbers
-    sizes = map(str, (FORMATS[name], outputs, inputs, rows, blocks.size))
-    given = blocks.tobytes() + x.tobytes()
-    arguments = list(sizes)
-    answers = {
-        label: subprocess.run([*command, *arguments], input=given, capture_output=True, check=True).stdout
-        for label, command in programs.items()
-    }
-    assert len(answers) >= 1
-    for label, answer in answers.items():
-        numbers = np.frombuffer(answer, dtype=np.float32)
-        product, unpacked = numbers[: rows * outputs], numbers[rows * outputs :].reshape(outputs, inputs)
-        exact = random_stored(name, outputs, inputs, seed=1).floats()
-        assert np.array_equal(unpacked, exact), label
-        wanted = x @ exact.T
-        error = np.linalg.norm(product.reshape(rows, outputs) - wanted, axis=1)
-        assert (error / np.linalg.norm(wanted, axis=1)).max() < 0.03, label
-        assert answer == next(iter(answers.values())), label
 
 
 def test_the_kernel_knows_the_formats_of_the_files() -> None:

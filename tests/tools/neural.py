@@ -114,7 +114,9 @@ def neural_llm(
     prefill_chunk: int = 256,
     **options: Any,
 ) -> LLM:
-    """By default with a random head, or a draft model that sometimes agrees with the target."""
+    """By default with a random head in its own numbers, or a draft model that sometimes agrees with the target."""
+    if drafter != "sps":
+        options = {"quantize": False, **options}
     with draft_models(model or (lambda **kwargs: random_target(noise=0.02, **kwargs))):
         place = {"model": "draft"} if drafter == "sps" else {"head": head or head_folder(KIND_OF[drafter])}
         return LLM.from_target(

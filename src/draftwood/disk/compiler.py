@@ -25,14 +25,15 @@ _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 # features that vec.h, integers.h and amx.h test for, so the first variant that fits computes the same bits as a native
 # build.
 _X86_64 = {
-    "amx": (*_AVX512, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"),
+    "amx": (*_AVX512, "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"),
     "avx512vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
     "avx2vnni": (*_AVX2, "avx_vnni"),
     "avx2": _AVX2,
     "baseline": (),
 }
-_AARCH64: dict[str, tuple[str, ...]] = {"dotprod": ("asimddp",), "baseline": ()}
+_AARCH64: dict[str, tuple[str, ...]] = {"i8mm": ("asimddp", "i8mm"), "dotprod": ("asimddp",), "baseline": ()}
+_ARM_FLAGS = {"asimddp": "-march=armv8.2-a+dotprod", "i8mm": "-march=armv8.2-a+dotprod+i8mm"}  # the last one counts
 _ALL_VARIANTS = {"x86_64": _X86_64, "aarch64": _AARCH64}
 VARIANTS: dict[str, tuple[str, ...]] = _ALL_VARIANTS.get(platform.machine(), {"baseline": ()})
 
@@ -53,8 +54,8 @@ def compile_variant(compiler: str, source: Path, to: Path, variant: str) -> None
 
 def _flag(feature: str) -> str:
     """The compiler flag for a CPU feature."""
-    if feature == "asimddp":
-        return "-march=armv8.2-a+dotprod"
+    if feature in _ARM_FLAGS:
+        return _ARM_FLAGS[feature]
     return f"-m{feature.replace('amx_', 'amx-').replace('_', '')}"
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 
+from draftwood.drafters.checks import check_flag
 from draftwood.drafters.neural import NeuralDrafter, NeuralOptions, SharedDraftModel
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.heads import ShippedHead, find_head, find_shipped_head, fingerprint, list_shipped_heads, load_head_for
@@ -19,6 +20,11 @@ SLOT_FACTOR = 2  # cache slots per slot of the target; a head's cache is small a
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions(NeuralOptions):
     head: str = ""  # folder, or name of a shipped head; empty: the head that ships for this target
+    quantize: bool = True  # on a CPU: run an EAGLE-3 head in 8 bits
+
+    def __post_init__(self) -> None:
+        NeuralOptions.__post_init__(self)
+        check_flag(self, "quantize")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +64,7 @@ class HeadDrafter(NeuralDrafter):
         if config.kind not in cls.kinds:
             raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
         head.bind(parts)
-        model = make_head_model(head, info.num_layers, SLOT_FACTOR * target.num_slots)
+        model = make_head_model(head, info.num_layers, SLOT_FACTOR * target.num_slots, quantize=options.quantize)
         return cls.make_shared(model, options, info)
 
     @classmethod

@@ -41,7 +41,8 @@ class SmallModelDrafter(NeuralDrafter):
         loaded = load_target(
             ModelOptions(
                 model=options.model,
-                dtype=str(info.dtype).removeprefix("torch."),
+                # On a CPU a GGUF file runs as it is stored, which a dtype would forbid.
+                dtype="auto" if info.device.type == "cpu" else str(info.dtype).removeprefix("torch."),
                 device=str(info.device),
                 cache_tokens=target.num_slots + EXTRA_SLOTS,
             )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from draftwood import LLM, SamplingParams
+from draftwood.config import ModelOptions
 from draftwood.drafters import make_factory
 from draftwood.drafters.heads import HeadOptions
 from draftwood.drafters.neural import NeuralOptions
@@ -232,3 +233,16 @@ def test_a_head_whose_layout_leaves_sizes_to_the_target(tmp_path: Path) -> None:
     plain = LLM.from_target(target, ByteTokenizer(), drafter="plain")
     params = SamplingParams(max_tokens=12)
     assert llm.generate("abc", params)[0].token_ids == plain.generate("abc", params)[0].token_ids
+
+
+def test_a_draft_model_on_a_cpu_runs_as_its_file_stores_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dtype would ask for expanded weights."""
+    asked = []
+
+    def load(options: ModelOptions) -> Loaded:
+        asked.append(options.dtype)
+        return Loaded(tiny_target(cache_tokens=options.cache_tokens), ByteTokenizer())
+
+    monkeypatch.setattr("draftwood.drafters.sps.load_target", load)
+    LLM.from_target(tiny_target(), ByteTokenizer(), drafter="sps", drafter_options={"model": "small.gguf"})
+    assert asked == ["auto"]

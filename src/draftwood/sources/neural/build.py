@@ -2,11 +2,15 @@
 
 from draftwood.heads import Eagle3Head, EagleHead, Head, HydraHead, MedusaHead
 from draftwood.sources.neural.head import AheadModel, EagleModel, HeadModel
+from draftwood.sources.neural.head_fused import FusedEagleModel, why_not_fused
 from draftwood.targets.native import cuda
 
 
-def make_head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
-    """Wrap a head, bound to its target of ``num_layers`` layers, with a cache of ``num_slots`` positions."""
+def make_head_model(head: Head, num_layers: int, num_slots: int, *, quantize: bool = False) -> HeadModel:
+    """Wrap a head, bound to its target of ``num_layers`` layers, with a cache of ``num_slots`` positions.
+
+    ``quantize``: an EAGLE-3 head on a CPU may run in 8 bits.
+    """
     taps = head.config.taps_for(num_layers)
     if isinstance(head, (MedusaHead, HydraHead)):
         return AheadModel(head, taps, num_slots)
@@ -15,4 +19,6 @@ def make_head_model(head: Head, num_layers: int, num_slots: int) -> HeadModel:
 
         if not why_not_graphed(head):
             return GraphedEagleModel(head, taps, num_slots)
+    if quantize and isinstance(head, Eagle3Head) and not why_not_fused(head):
+        return FusedEagleModel(head, taps, num_slots)
     return EagleModel(head, taps, num_slots)

@@ -86,18 +86,24 @@ class EagleModel(HeadModel):
 
     def _logits(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:
         head = self._head
-        given = torch.cat(
-            [
-                self._hidden[self._index(_slots_above(segment))] if own is None else head.fuse(self._convert(own))
-                for segment, own in zip(batch.segments, features, strict=True)
-            ]
-        )  # [N, H]
         embeds = self._convert(head.embed(self._index(batch.token_ids)))  # [N, Ht]
         attend = CacheAttention(self._cache, batch.segments)
-        hidden = head(embeds, given, self._index(batch.positions()), attend)  # [N, H]
+        hidden = head(embeds, self._given(batch, features), self._index(batch.positions()), attend)  # [N, H]
+        self._store(batch, hidden)
+        return head.logits(hidden[self._index(batch.logit_rows())])
+
+    def _given(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:
+        """The features that the rows read, [N, H]: the target's, or what was stored at their parents."""
+        return torch.cat(
+            [
+                self._hidden[self._index(_slots_above(segment))] if own is None else self._head.fuse(self._convert(own))
+                for segment, own in zip(batch.segments, features, strict=True)
+            ]
+        )
+
+    def _store(self, batch: PackedBatch, hidden: Tensor) -> None:
         for segment in batch.segments:
             self._hidden[segment.first_slot : segment.first_slot + segment.size] = hidden[segment.rows]
-        return head.logits(hidden[self._index(batch.logit_rows())])
 
 
 class AheadModel(HeadModel):

@@ -1,22 +1,19 @@
 """EAGLE heads on a GPU: a draft pass is one replay of a captured CUDA graph.
 
-The head's parameters are merged as the kernels of the native target need them: q, k and v into one matrix, gate and up
-projections into another. The module's parameters become views of these, so nothing is stored twice. Passes that are too
-large for a graph, such as prompts, run through the module.
+Passes that are too large for a graph, such as prompts, run through the module, whose parameters become views of the
+merged ones: nothing is stored twice.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from draftwood.heads import DecoderLayer, Eagle3Head, EagleHead, FirstLayer, HeadConfig, RMSNorm
-from draftwood.models import ModelConfig
+from draftwood.heads import Eagle3Head, EagleHead, FirstLayer
 from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.head import EagleModel
+from draftwood.sources.neural.head_weights import bias_of, decoder_config, layer_weights
 from draftwood.targets import TopRows
-from draftwood.targets.native import LayerWeights, Weights, cuda, pack
+from draftwood.targets.native import Weights, cuda, pack
 from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder, FeatureWeights
 
 
@@ -46,7 +43,7 @@ def why_not_graphed(head: EagleHead | Eagle3Head) -> str:
     embed = head.parts.embed
     if embed.device.type != "cuda":
         return "not a GPU"
-    return cuda.why_unavailable(_decoder_config(head.config), embed.dtype, embed.device)
+    return cuda.why_unavailable(decoder_config(head.config), embed.dtype, embed.device)
 
 
 def feature_weights(head: EagleHead | Eagle3Head) -> FeatureWeights:
@@ -56,12 +53,12 @@ def feature_weights(head: EagleHead | Eagle3Head) -> FeatureWeights:
 
 def _eagle(head: EagleHead) -> FeatureWeights:
     config, parts = head.config, head.parts
-    layers = [_layer_weights(layer) for layer in head.layers]
+    layers = [layer_weights(layer) for layer in head.layers]
     return FeatureWeights(
-        config=_decoder_config(config),
+        config=decoder_config(config),
         weights=Weights(parts.embed, layers, parts.norm, parts.head, tied=True),
         fc=head.fc.weight.detach(),
-        fc_bias=_bias(head.fc),
+        fc_bias=bias_of(head.fc),
         feature_norm=None,
         norm_before_residual=False,
         has_norm=config.feature != "normed",
@@ -76,11 +73,11 @@ def _eagle3(head: Eagle3Head) -> FeatureWeights:
     config, parts = head.config, head.parts
     embed = parts.embed if head.embed_tokens is None else head.embed_tokens.weight.detach()
     lm_head = parts.head if head.lm_head is None else head.lm_head.weight.detach()
-    layers = [_layer_weights(layer) for layer in head.layers]
+    layers = [layer_weights(layer) for layer in head.layers]
     first = head.layers[0]
     assert isinstance(first, FirstLayer)
     return FeatureWeights(
-        config=_decoder_config(config),
+        config=decoder_config(config),
         weights=Weights(embed, layers, head.norm.weight.detach(), lm_head, tied=head.lm_head is None),
         fc=None,
         fc_bias=None,
@@ -92,63 +89,6 @@ def _eagle3(head: Eagle3Head) -> FeatureWeights:
         fuse=head.fuse,
         tap_size=config.num_taps * config.target_hidden_size,
     )
-
-
-def _decoder_config(config: HeadConfig) -> ModelConfig:
-    """The layers of a head as a model configuration."""
-    return ModelConfig(
-        architecture=config.kind,
-        vocab_size=config.draft_vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        norm_eps=config.norm_eps,
-        context_length=config.context_length,
-        rope=config.rope,
-        tied_embeddings=False,
-        qkv_bias=config.qkv_bias,
-        o_bias=config.o_bias,
-        qk_norm=config.qk_norm,
-    )
-
-
-def _layer_weights(layer: nn.Module) -> LayerWeights:
-    assert isinstance(layer, DecoderLayer)
-    attention, mlp, size = layer.self_attn, layer.mlp, layer.mlp.down_proj.out_features
-    norm = _norm(layer.input_layernorm)
-    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-    return LayerWeights(
-        input_norm=attention.o_proj.weight.new_ones(size) if norm is None else norm,  # unused if the layer has none
-        qkv=_merge([linear.weight for linear in qkv]),
-        qkv_bias=_merge([linear.bias for linear in qkv]) if attention.q_proj.bias is not None else None,
-        q_norm=_norm(attention.q_norm),
-        k_norm=_norm(attention.k_norm),
-        o=attention.o_proj.weight.detach(),
-        o_bias=_bias(attention.o_proj),
-        post_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_merge([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=mlp.down_proj.weight.detach(),
-    )
-
-
-def _merge(parameters: Sequence[Tensor]) -> Tensor:
-    """Concatenate parameters; they become views of the result."""
-    whole = torch.cat([parameter.detach() for parameter in parameters])
-    parts = torch.split(whole, [len(parameter) for parameter in parameters])
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.data = part
-    return whole
-
-
-def _bias(linear: nn.Linear) -> Tensor | None:
-    return None if linear.bias is None else linear.bias.detach()
-
-
-def _norm(module: nn.Module) -> Tensor | None:
-    return module.weight.detach() if isinstance(module, RMSNorm) else None
 
 
 def _split_passes(segments: Sequence[DraftSegment]) -> Iterator[list[DraftSegment]]:

@@ -2,3 +2,4 @@
 
 from draftwood.targets.native.cpu.build import load_kernel
 from draftwood.targets.native.cpu.decoder import CpuDecoder
+from draftwood.targets.native.cpu.features import CpuFeatureDecoder

@@ -1,10 +1,14 @@
-/* Matrix products with AMX tiles, the matrix unit of recent x86 servers, for bfloat16 weights and caches.
+/* Matrix products with AMX tiles, the matrix unit of recent x86 servers: for bfloat16 weights and caches, and for the
+ * integers of quantised weights.
  *
- * One instruction multiplies 16 rows of 32 inputs with 32 inputs of 16 columns. The sums of a row run over its own
+ * bfloat16: one instruction multiplies 16 rows of 32 inputs with 32 inputs of 16 columns. The sums of a row run over its own
  * inputs in a fixed order, whatever the other rows contain, so products stay batch-invariant. Inputs are rounded to
  * bfloat16; sums are float32.
  *
- * A right-hand side is 64 columns wide: [inputs / 32][4 tiles][16 pairs of inputs][16 columns][2]. */
+ * A right-hand side is 64 columns wide: [inputs / 32][4 tiles][16 pairs of inputs][16 columns][2].
+ *
+ * Integers: one instruction multiplies up to 16 rows of bytes with those of 16 columns, four inputs per line and column:
+ * a vector of weights of format_blocks.h is one line. Sums are exact. */
 #ifndef DRAFTWOOD_AMX_H
 #define DRAFTWOOD_AMX_H
 
@@ -22,7 +26,8 @@ INLINE long place_in_tiles(long k, long c) {
     return tile * TILE_NUMBERS + k % TILE_INPUTS / 2 * (2 * TILE_COLUMNS) + c % TILE_COLUMNS * 2 + k % 2;
 }
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__) && defined(__linux__)
+#define TILES 1
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -36,18 +41,56 @@ static int amx_granted(void) {
     return granted;
 }
 
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes_per_row[16];
+    uint8_t rows[16];
+} __attribute__((aligned(64))) TileShapes;
+
+INLINE void tiles_shape(TileShapes *shapes, int tile, int rows, int bytes_per_row) {
+    shapes->rows[tile] = (uint8_t)rows;
+    shapes->bytes_per_row[tile] = (uint16_t)bytes_per_row;
+}
+
+/* Compilers do not know that tile loads read memory. */
+#define MEMORY_IS_READ __asm__ volatile("" ::: "memory")
+
 /* Sets all eight tiles of the calling thread to full size; cheap enough for the start of every item. */
 INLINE void amx_configure(void) {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t bytes_per_row[16];
-        uint8_t rows[16];
-    } __attribute__((aligned(64))) shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        shape.bytes_per_row[i] = 64;
-        shape.rows[i] = TILE_ROWS;
+    TileShapes shapes = {.palette = 1};
+    for (int i = 0; i < 8; i++) tiles_shape(&shapes, i, TILE_ROWS, 64);
+    MEMORY_IS_READ;
+    _tile_loadconfig(&shapes);
+}
+
+/* For products of `rows` rows of 4 * steps bytes: sums in tiles 0 and 1, inputs in 4, weights in 6 and 7. */
+INLINE void amx_configure_integers(int rows, int steps) {
+    TileShapes shapes = {.palette = 1};
+    for (int i = 0; i < 2; i++) {
+        tiles_shape(&shapes, i, rows, 4 * TILE_COLUMNS);
+        tiles_shape(&shapes, 6 + i, steps, 4 * TILE_COLUMNS);
     }
-    _tile_loadconfig(&shape);
+    tiles_shape(&shapes, 4, rows, 4 * steps);
+    MEMORY_IS_READ;
+    _tile_loadconfig(&shapes);
+}
+
+/* The weights of the next products: [2][steps][16 columns][4] signed bytes, `half` bytes apart. */
+INLINE void amx_load_weights(const void *weights, long half) {
+    MEMORY_IS_READ;
+    _tile_loadd(6, weights, 4 * TILE_COLUMNS);
+    _tile_loadd(7, (const char *)weights + half, 4 * TILE_COLUMNS);
+}
+
+/* sums[2][rows][16 columns] of signed bytes: rows `input_bytes` apart times the loaded weights. */
+INLINE void amx_multiply_integers(const void *input, long input_bytes, int32_t *sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(4, input, input_bytes);
+    _tile_dpbssd(0, 4, 6);
+    _tile_dpbssd(1, 4, 7);
+    _tile_stored(0, sums, 4 * TILE_COLUMNS);
+    _tile_stored(1, sums + TILE_ROWS * TILE_COLUMNS, 4 * TILE_COLUMNS);
 }
 
 /* Prefetches `count` tiles of the next right-hand side, so that all of it is in the cache when it is used. */
@@ -58,6 +101,7 @@ INLINE void amx_prefetch(const char *tiles, long count) {
 /* out[16][64] = input[16][inputs] times a right-hand side; inputs is a multiple of 32. `next`: to prefetch, or NULL. */
 INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,
                          long out_stride, const char *next) {
+    MEMORY_IS_READ;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -84,6 +128,7 @@ INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side,
 INLINE void amx_multiply_32(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,
                             long out_stride, const char *next) {
     const bf16 *below = input + TILE_ROWS * input_stride;
+    MEMORY_IS_READ;
     for (int half = 0; half < 2; half++, side += 2 * TILE_NUMBERS, out += 32) {
         const bf16 *at = side;
         _tile_zero(0);
@@ -115,38 +160,14 @@ INLINE void narrow_row(const float *from, long count, long padded, bf16 *to) {
     for (long i = count; i < padded; i += 16) _mm256_storeu_si256((__m256i *)(to + i), _mm256_setzero_si256());
 }
 
-/* Transposes 16 x 16 numbers of 32 bits. */
-INLINE void transpose_16(const __m512i in[16], uint32_t *to) {
-    __m512i a[16], b[16];
-    UNROLL for (int i = 0; i < 16; i += 2) {
-        a[i] = _mm512_unpacklo_epi32(in[i], in[i + 1]);
-        a[i + 1] = _mm512_unpackhi_epi32(in[i], in[i + 1]);
-    }
-    UNROLL for (int i = 0; i < 16; i += 4) {
-        b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-        b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-        b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-        b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-    }
-    UNROLL for (int i = 0; i < 4; i++) { /* quarter q of b[4 * g + i]: column 4 * q + i of the rows 4 * g ... */
-        const __m512i even = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
-        const __m512i odd = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
-        const __m512i even_below = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
-        const __m512i odd_below = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
-        _mm512_storeu_si512(to + 16 * i, _mm512_shuffle_i32x4(even, even_below, 0x88));
-        _mm512_storeu_si512(to + 16 * (4 + i), _mm512_shuffle_i32x4(odd, odd_below, 0x88));
-        _mm512_storeu_si512(to + 16 * (8 + i), _mm512_shuffle_i32x4(even, even_below, 0xdd));
-        _mm512_storeu_si512(to + 16 * (12 + i), _mm512_shuffle_i32x4(odd, odd_below, 0xdd));
-    }
-}
-
 /* Packs 16 rows of keys (NULL: zeros) as columns of a right-hand side; `tiles`: their first tile. */
 INLINE void amx_pack_keys(const bf16 *const rows[16], long head_dim, bf16 *tiles) {
     for (long d = 0; d < head_dim; d += TILE_INPUTS, tiles += 4 * TILE_NUMBERS) {
-        __m512i in[16];
+        vi v[16];
         UNROLL for (int i = 0; i < 16; i++)
-            in[i] = rows[i] ? _mm512_loadu_si512(rows[i] + d) : _mm512_setzero_si512();
-        transpose_16(in, (uint32_t *)tiles);
+            v[i] = (vi)(rows[i] ? _mm512_loadu_si512(rows[i] + d) : _mm512_setzero_si512());
+        transpose_16(v);
+        UNROLL for (int i = 0; i < 16; i++) _mm512_storeu_si512(tiles + 32 * i, (__m512i)v[i]);
     }
 }
 
@@ -165,8 +186,14 @@ INLINE void amx_pack_values(const bf16 *first, const bf16 *second, long head_dim
 }
 #else
 /* Stubs for CPUs without AMX; never called. */
+#define TILES 0
 INLINE int amx_granted(void) { return 0; }
 INLINE void amx_configure(void) {}
+INLINE void amx_configure_integers(int rows, int steps) { (void)rows, (void)steps; }
+INLINE void amx_load_weights(const void *weights, long half) { (void)weights, (void)half; }
+INLINE void amx_multiply_integers(const void *input, long input_bytes, int32_t *sums) {
+    (void)input, (void)input_bytes, (void)sums;
+}
 INLINE void amx_multiply(const bf16 *input, long input_stride, const bf16 *side, long inputs, float *out,
                          long out_stride, const char *next) {
     (void)input, (void)input_stride, (void)side, (void)inputs, (void)out, (void)out_stride, (void)next;

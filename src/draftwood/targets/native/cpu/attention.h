@@ -229,22 +229,6 @@ INLINE int scores_columns(const Model *m, long queries) {
 }
 
 #if VW == 16
-/* 16 rows of 16 words: swaps the off-diagonal quarters of squares of 16, 8, 4 and 2. */
-INLINE void transpose_16(vi v[16]) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    UNROLL for (int half = 8; half; half /= 2) {
-        const vi right = (lane & half) != 0; /* -1 or 0 */
-        const __m512i first = (__m512i)((right & (16 + lane - half)) | (~right & lane));
-        const __m512i second = (__m512i)((right & (16 + lane)) | (~right & (lane + half)));
-        UNROLL for (int i = 0; i < 16; i++) {
-            if (i & half) continue;
-            const __m512i low = (__m512i)v[i], high = (__m512i)v[i | half];
-            v[i] = (vi)_mm512_permutex2var_epi32(low, first, high);
-            v[i | half] = (vi)_mm512_permutex2var_epi32(low, second, high);
-        }
-    }
-}
-
 /* 16 keys of the cache, the last one again after `count`, as columns[padded head][COLUMNS] in the workspace's order. */
 INLINE void take_columns(const char *keys, const long type, long row_bytes, long count, float *columns) {
     for (long at = 0; at < row_bytes; at += 64) {

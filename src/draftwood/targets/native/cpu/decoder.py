@@ -43,6 +43,7 @@ class CpuDecoder(Decoder):
         self._cache = cache  # keep alive what the model record points to: this and the next
         self._vectors: list[torch.Tensor] = []
         self._embed = weights.embed.contiguous()
+        self._num_tokens = len(self._embed) or config.vocab_size  # a draft head may have fewer tokens than it reads
         self._packer = Packer(kernel, weights, self._dtype)
         # Allocating logits in every forward would cost more than all other work between two forwards.
         self._logits = torch.empty(KEPT_LOGITS, config.vocab_size)
@@ -92,6 +93,13 @@ class CpuDecoder(Decoder):
         return f"it has no kernel for {' and '.join(unknown)}" if unknown else ""
 
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
+        output = self._run(batch, tap_layers)
+        return output._replace(taps=None if output.taps is None else output.taps.to(self._dtype))
+
+    def _run(
+        self, batch: PackedBatch, tap_layers: tuple[int, ...], features: torch.Tensor | None = None
+    ) -> ForwardOutput:
+        """``features [rows, H]`` float32, if the model reads such. Taps are float32."""
         config = self._config
         rows, wanted = len(batch.token_ids), sum(segment.num_logits for segment in batch.segments)
         logits = self._logits[:wanted] if wanted <= len(self._logits) else torch.empty(wanted, config.vocab_size)
@@ -103,11 +111,11 @@ class CpuDecoder(Decoder):
         firsts = list(accumulate(map(len, trees), initial=0))
         parents = np.fromiter(chain.from_iterable(trees), dtype=np.int64, count=firsts[-1])
         taps = np.array(tap_layers, dtype=np.int64)
-        if rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < config.vocab_size:
+        if rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._num_tokens:
             raise OptionError(
                 "A token id is outside the vocabulary",
                 got=f"ids from {token_ids.min()} to {token_ids.max()}",
-                allowed=f"0 to {config.vocab_size - 1}",
+                allowed=f"0 to {self._num_tokens - 1}",
             )
         segments = (Segment * len(batch.segments))(
             *[
@@ -129,10 +137,11 @@ class CpuDecoder(Decoder):
             logits=logits.data_ptr(),
             greedy_ids=greedy_ids.data_ptr(),
             tapped=tapped.data_ptr(),
+            features=None if features is None else features.data_ptr(),
         )
         if self._kernel.draftwood_forward(ctypes.byref(self._model), ctypes.byref(record), torch.get_num_threads()):
             raise MemoryError(f"not enough memory for a forward of {rows} positions")
-        return ForwardOutput(logits, greedy_ids, tapped.to(self._dtype) if tap_layers else None)
+        return ForwardOutput(logits, greedy_ids, tapped if tap_layers else None)
 
     def move_rows(self, sources: list[int], first: int) -> None:
         """Like ``KVCache.move_rows``: every cycle moves a few rows."""

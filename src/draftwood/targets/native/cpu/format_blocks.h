@@ -149,7 +149,10 @@ INLINE void blocks_unpack_row(const BlockKind *kind, const Matrix *m, long row, 
 
 /* ---- products ---- */
 
-INLINE void unpack_codes(const BlockKind *kind, const char *at, vu w[STEPS]) {
+INLINE int is_signed(const BlockKind *kind) { return kind->bits == 8 || kind->table != NULL; }
+
+/* `lifted`: signed codes get 128 added. */
+INLINE void unpack_codes(const BlockKind *kind, const char *at, const int lifted, vu w[STEPS]) {
     if (kind->bits == 8) {
         UNROLL for (int j = 0; j < STEPS; j++) w[j] = *(const vu_any *)(at + j * LINE);
     } else {
@@ -172,7 +175,7 @@ INLINE void unpack_codes(const BlockKind *kind, const char *at, vu w[STEPS]) {
     if (kind->table) {
         UNROLL for (int j = 0; j < STEPS; j++) w[j] = look_up(kind->table, w[j]);
     }
-    if (UNSIGNED_WEIGHTS && (kind->bits == 8 || kind->table)) {
+    if (lifted && is_signed(kind)) {
         UNROLL for (int j = 0; j < STEPS; j++) w[j] ^= 0x80808080;
     }
 }
@@ -210,12 +213,33 @@ INLINE int start_index(int offset) {
     return offset == 8 ? TIMES_8 : offset == 16 ? TIMES_16 : offset == 32 ? FIRST_TIMES_32 : TIMES_128;
 }
 
+/* Unpacks SUBS * VW columns of block b of a stretch. */
+INLINE void unpack_block(const BlockKind *kind, const char *stretch, const char *lines, int b, long column,
+                         const int lifted, Unpacked *u) {
+    UNROLL for (int s = 0; s < SUBS; s++) {
+        unpack_codes(kind, lines + 4 * (column + s * VW), lifted, u->w[s]);
+        load_scales(kind, stretch, column + s * VW, b, u->scale[s], &u->minimum[s]);
+        UNROLL for (int h = 0; h < 2; h++) u->lift[s][h] = lift_of(u->scale[s][h]);
+    }
+}
+
+/* Adds the sum of a block (with two sums: of half h), which started from start_of(...), and its minimum to `total`. */
+INLINE vf add_scaled(const BlockKind *kind, const Unpacked *u, int s, int h, const InputBlock *x, vi sum, vf total) {
+    if (kind->scales == HALF_MIN || kind->scales == SUPER_MIN) /* does not wait for the sum */
+        total = fma_vec(total, u->minimum[s], splat(x->scaled_sum));
+    return fma_vec(total, scale_sum(sum, u->scale[s][h], u->lift[s][h]), splat(x->scale));
+}
+
+/* What a sum starts from, so that the offset of the weights is subtracted. */
+INLINE vi start_of(const BlockKind *kind, const InputBlock *x, int h, const int lifted) {
+    const int offset = !is_signed(kind) ? kind->offset : lifted ? 128 : 0;
+    return splat_int(offset ? x->starts[start_index(offset) + h] : START);
+}
+
 /* Adds the products of some rows with a block to out[rows][GROUP_COLUMNS]. */
 INLINE void multiply_rows(const BlockKind *kind, const int rows, const Unpacked *u, const char *input, long input_bytes,
                           float *out) {
-    const int is_signed = kind->bits == 8 || kind->table != NULL;
-    const int offset = !is_signed ? kind->offset : UNSIGNED_WEIGHTS ? 128 : 0;
-    const int largest = is_signed ? 128 : (1 << kind->bits) - 1;
+    const int largest = is_signed(kind) ? 128 : (1 << kind->bits) - 1;
     const int halves = kind->scales == SUPER_16 ? 2 : 1, steps = STEPS / halves;
     const int8_t *values[MAX_TOGETHER];
     vf total[MAX_TOGETHER][SUBS];
@@ -227,18 +251,12 @@ INLINE void multiply_rows(const BlockKind *kind, const int rows, const Unpacked 
         vi sum[MAX_TOGETHER][SUBS];
         UNROLL for (int r = 0; r < rows; r++) {
             const InputBlock *x = (const InputBlock *)(input + r * input_bytes);
-            UNROLL for (int s = 0; s < SUBS; s++)
-                sum[r][s] = splat_int(offset ? x->starts[start_index(offset) + h] : START);
+            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = start_of(kind, x, h, UNSIGNED_WEIGHTS);
         }
         add_products(rows, sum, u->w, h * steps, steps, values, largest);
         UNROLL for (int r = 0; r < rows; r++) {
             const InputBlock *x = (const InputBlock *)(input + r * input_bytes);
-            UNROLL for (int s = 0; s < SUBS; s++) {
-                if (kind->scales == HALF_MIN || kind->scales == SUPER_MIN) /* does not wait for the sum */
-                    total[r][s] = fma_vec(total[r][s], u->minimum[s], splat(x->scaled_sum));
-                const vf product = scale_sum(sum[r][s], u->scale[s][h], u->lift[s][h]);
-                total[r][s] = fma_vec(total[r][s], product, splat(x->scale));
-            }
+            UNROLL for (int s = 0; s < SUBS; s++) total[r][s] = add_scaled(kind, u, s, h, x, sum[r][s], total[r][s]);
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
@@ -249,11 +267,7 @@ INLINE void multiply_rows(const BlockKind *kind, const int rows, const Unpacked 
 INLINE void multiply_block(const BlockKind *kind, const GroupProduct *p, const char *input, const char *stretch,
                            const char *lines, int b, long column, float *out) {
     Unpacked u;
-    UNROLL for (int s = 0; s < SUBS; s++) {
-        unpack_codes(kind, lines + 4 * (column + s * VW), u.w[s]);
-        load_scales(kind, stretch, column + s * VW, b, u.scale[s], &u.minimum[s]);
-        UNROLL for (int h = 0; h < 2; h++) u.lift[s][h] = lift_of(u.scale[s][h]);
-    }
+    unpack_block(kind, stretch, lines, b, column, UNSIGNED_WEIGHTS, &u);
     const long bytes = p->input_bytes;
     long rows = p->rows;
     for (; rows >= MAX_TOGETHER; rows -= MAX_TOGETHER) {
@@ -266,9 +280,40 @@ INLINE void multiply_block(const BlockKind *kind, const GroupProduct *p, const c
     if (rows == 1) multiply_rows(kind, 1, &u, input, bytes, out);
 }
 
+#if TILES
+/* The same with AMX tiles of `tile_rows` rows, the last of which may reach past the last row. */
+INLINE void multiply_block_tiles(const BlockKind *kind, const GroupProduct *p, long tile_rows, const char *input,
+                                 const char *stretch, const char *lines, int b, float *out) {
+    const int halves = kind->scales == SUPER_16 ? 2 : 1, steps = STEPS / halves;
+    Unpacked u;
+    unpack_block(kind, stretch, lines, b, 0, 0, &u);
+    UNROLL for (int h = 0; h < halves; h++) {
+        amx_load_weights(&u.w[0][h * steps], sizeof(u.w[0]));
+        for (long row = 0; row < p->rows; row += tile_rows) {
+            int32_t sums[SUBS][TILE_ROWS][TILE_COLUMNS];
+            const char *x = input + row * p->input_bytes;
+            amx_multiply_integers(((const InputBlock *)x)->values + 4 * steps * h, p->input_bytes, sums[0][0]);
+            for (long r = 0; r < min_long(tile_rows, p->rows - row); r++, x += p->input_bytes) {
+                const vi start = start_of(kind, (const InputBlock *)x, h, 0);
+                UNROLL for (int s = 0; s < SUBS; s++) {
+                    float *to = out + (row + r) * GROUP_COLUMNS + s * VW;
+                    const vi sum = *(const vi_any *)sums[s][r] + start;
+                    store(to, add_scaled(kind, &u, s, h, (const InputBlock *)x, sum, load(to)));
+                }
+            }
+        }
+    }
+}
+#endif
+
 INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
     const long blocks = kind->elements / QBLOCK, block_bytes = lines_of(kind) * LINE;
     const char *at = p->weights;
+#if TILES /* a few rows need no tile: they wait for the weights */
+    const int tiled = p->rows > MAX_TOGETHER && amx_granted();
+    const long num_tiles = (p->rows + TILE_ROWS - 1) / TILE_ROWS, tile_rows = (p->rows + num_tiles - 1) / num_tiles;
+    if (tiled) amx_configure_integers((int)tile_rows, kind->scales == SUPER_16 ? STEPS / 2 : STEPS);
+#endif
     memset(p->out, 0, (size_t)(p->rows * GROUP_COLUMNS) * sizeof(float));
     for (long strip = 0; strip < GROUP_COLUMNS; strip += STRIP) {
         const char *input = p->input;
@@ -276,6 +321,12 @@ INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
             const char *lines = at + scale_bytes(kind);
             for (int b = 0; b < blocks; b++, lines += block_bytes, input += sizeof(InputBlock)) {
                 for (long i = 0; i < block_bytes; i += 64) __builtin_prefetch(lines + BLOCKS_AHEAD * block_bytes + i);
+#if TILES
+                if (tiled) {
+                    multiply_block_tiles(kind, p, tile_rows, input, at, lines, b, p->out + strip);
+                    continue;
+                }
+#endif
                 for (long column = 0; column < STRIP; column += SUBS * VW)
                     multiply_block(kind, p, input, at, lines, b, column, p->out + strip + column);
             }

@@ -121,6 +121,9 @@ INLINE vf scale_sum(vi sum, vf scale, vf lift) {
 #elif VW == 8
 #define SUBS 1
 #define MAX_TOGETHER 4
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#define SUBS 2
+#define MAX_TOGETHER 4
 #else
 #define SUBS 2
 #define MAX_TOGETHER 2
@@ -186,17 +189,51 @@ INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], in
 }
 #elif VW == 4 && defined(__ARM_FEATURE_DOTPROD)
 #define DOT(sum, w, x, LANE) ((vi)vdotq_laneq_s32((int32x4_t)(sum), (int8x16_t)(w), x, LANE))
+INLINE void add_row_products(vi sum[SUBS], const vu w[][STEPS], int first, int steps, const int8_t *x) {
+    UNROLL for (int j = first; j < first + steps; j += 4) {
+        const int8x16_t inputs = vld1q_s8(x + 4 * j);
+        UNROLL for (int s = 0; s < SUBS; s++) sum[s] = DOT(sum[s], w[s][j], inputs, 0);
+        UNROLL for (int s = 0; s < SUBS; s++) sum[s] = DOT(sum[s], w[s][j + 1], inputs, 1);
+        UNROLL for (int s = 0; s < SUBS; s++) sum[s] = DOT(sum[s], w[s][j + 2], inputs, 2);
+        UNROLL for (int s = 0; s < SUBS; s++) sum[s] = DOT(sum[s], w[s][j + 3], inputs, 3);
+    }
+}
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+/* One instruction multiplies eight inputs of two rows with those of two columns: two steps of a vector of weights are
+ * interleaved into columns 0 and 1, and 2 and 3. */
+INLINE void add_pair_products(const int pairs, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,
+                              const int8_t *const *x) {
+    int32x4_t square[MAX_TOGETHER / 2][SUBS][2]; /* two rows, two columns */
+    UNROLL for (int i = 0; i < pairs; i++)
+        UNROLL for (int s = 0; s < SUBS; s++) square[i][s][0] = square[i][s][1] = vdupq_n_s32(0);
+    UNROLL for (int j = first; j < first + steps; j += 2)
+        UNROLL for (int s = 0; s < SUBS; s++) {
+            const int32x4_t one = (int32x4_t)w[s][j], two = (int32x4_t)w[s][j + 1];
+            const int8x16_t left = (int8x16_t)vzip1q_s32(one, two), right = (int8x16_t)vzip2q_s32(one, two);
+            UNROLL for (int i = 0; i < pairs; i++) {
+                const int8x16_t inputs = vcombine_s8(vld1_s8(x[2 * i] + 4 * j), vld1_s8(x[2 * i + 1] + 4 * j));
+                square[i][s][0] = vmmlaq_s32(square[i][s][0], inputs, left);
+                square[i][s][1] = vmmlaq_s32(square[i][s][1], inputs, right);
+            }
+        }
+    UNROLL for (int i = 0; i < pairs; i++)
+        UNROLL for (int s = 0; s < SUBS; s++) {
+            const int64x2_t left = (int64x2_t)square[i][s][0], right = (int64x2_t)square[i][s][1];
+            sum[2 * i][s] += (vi)vzip1q_s64(left, right);
+            sum[2 * i + 1][s] += (vi)vzip2q_s64(left, right);
+        }
+}
+#else
+INLINE void add_pair_products(const int pairs, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,
+                              const int8_t *const *x) {
+    UNROLL for (int r = 0; r < 2 * pairs; r++) add_row_products(sum[r], w, first, steps, x[r]);
+}
+#endif
 INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,
                          const int8_t *const *x, int largest) {
     (void)largest;
-    UNROLL for (int j = first; j < first + steps; j += 4)
-        UNROLL for (int r = 0; r < rows; r++) {
-            const int8x16_t inputs = vld1q_s8(x[r] + 4 * j);
-            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = DOT(sum[r][s], w[s][j], inputs, 0);
-            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = DOT(sum[r][s], w[s][j + 1], inputs, 1);
-            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = DOT(sum[r][s], w[s][j + 2], inputs, 2);
-            UNROLL for (int s = 0; s < SUBS; s++) sum[r][s] = DOT(sum[r][s], w[s][j + 3], inputs, 3);
-        }
+    add_pair_products(rows / 2, sum, w, first, steps, x);
+    if (rows % 2) add_row_products(sum[rows - 1], w, first, steps, x[rows - 1]);
 }
 #else
 INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], int first, int steps,

@@ -46,7 +46,7 @@ static void multiply_qkv(Run *run, const Layer *layer) {
     Product jobs[3];
     int count = 0;
     for (long column = 0; count < 3 && layer->qkv[count].outputs; column += layer->qkv[count++].outputs)
-        jobs[count] = new_product(run, layer->qkv + count, run->normed, run->hidden_stride, rows, STORE,
+        jobs[count] = new_product(run, layer->qkv + count, run->normed, run->normed_stride, rows, STORE,
                                   layer->qkv_bias ? layer->qkv_bias + column : NULL, run->qkv + column, stride);
     run_products(jobs, count);
 }
@@ -54,8 +54,8 @@ static void multiply_qkv(Run *run, const Layer *layer) {
 static void multiply_gate_up(Run *run, const Layer *layer) {
     const Matrix *gate = layer->gate_up, *up = gate + 1;
     const long rows = run->batch->rows, stride = row_stride(run->model->inner);
-    multiply(run, gate, run->normed, run->hidden_stride, rows, gate->joined ? GATED : STORE, NULL, run->gated, stride);
-    if (up->outputs) multiply(run, up, run->normed, run->hidden_stride, rows, GATE, NULL, run->gated, stride);
+    multiply(run, gate, run->normed, run->normed_stride, rows, gate->joined ? GATED : STORE, NULL, run->gated, stride);
+    if (up->outputs) multiply(run, up, run->normed, run->normed_stride, rows, GATE, NULL, run->gated, stride);
 }
 
 static void attend(Run *run) {
@@ -77,7 +77,7 @@ static int run_layer(Run *run, long index, int only_cache) {
     const long rows = run->batch->rows, mixed_size = m->heads * m->head_dim;
     run->layer = index;
     run->norm_weight = layer->input_norm;
-    for_rows(run, tap_and_norm_row, rows);
+    if (index || !m->feature_norm) for_rows(run, tap_and_norm_row, rows);
     multiply_qkv(run, layer);
     for_rows(run, rotate_row, rows);
     if (only_cache) return 0;
@@ -99,7 +99,7 @@ static void run_head(Run *run) {
             run->wanted_rows[next++] = b->segment[s].start + i;
     for (long i = 0; i < run->threads * wanted; i++) run->best[i] = (Best){-INFINITY, INT64_MAX};
     for_rows(run, norm_wanted_row, wanted);
-    multiply(run, &run->model->head, run->normed, run->hidden_stride, wanted, LOGITS, NULL, b->logits,
+    multiply(run, &run->model->head, run->normed, run->normed_stride, wanted, LOGITS, NULL, b->logits,
              run->model->vocab);
     for (long row = 0; row < wanted; row++) {
         Best best = run->best[row];
@@ -122,6 +122,7 @@ static int prepare(Run *run) {
     Cursor cursor = {0};
     measure_contexts(run);
     run->hidden_stride = row_stride(m->hidden);
+    run->normed_stride = m->feature_norm ? row_stride(2 * m->hidden) : run->hidden_stride;
     run->half = m->head_dim / 2;
     run->units = count_units(m, run->batch);
     run->scratch_stride = attention_scratch(m);
@@ -260,6 +261,8 @@ const char *draftwood_describe(void) {
     return "AVX-VNNI";
 #elif defined(__AVX__)
     return "AVX2";
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+    return "NEON with matrix products";
 #elif defined(__ARM_FEATURE_DOTPROD)
     return "NEON with dot products";
 #elif defined(__aarch64__)

@@ -41,6 +41,8 @@ typedef struct {
     int64_t embed_packed; /* else its rows are as loaded */
     Matrix head;
     void *keys, *values; /* [layers, kv_heads, slots, head_dim] */
+    const float *feature_norm; /* draft heads, or NULL: the first layer reads normed tokens beside normed features */
+    int64_t norm_before_residual; /* with features: the residual of the first layer is the normed feature */
 } Model;
 
 typedef struct {
@@ -58,6 +60,7 @@ typedef struct {
     float *logits; /* [wanted, vocab] */
     int64_t *greedy_ids; /* [wanted] */
     float *tapped; /* [rows, taps * hidden] */
+    const float *features; /* [rows, hidden], if the model reads features */
 } Batch;
 
 INLINE long cache_item_bytes(const Model *m) { return m->cache_type == BFLOAT16 ? 2 : 4; }

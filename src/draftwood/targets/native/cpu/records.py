@@ -48,7 +48,8 @@ class Model(Structure):
         ("embed", Matrix),
         *_numbers("embed_packed"),
         ("head", Matrix),
-        *_pointers("keys", "values"),
+        *_pointers("keys", "values", "feature_norm"),
+        *_numbers("norm_before_residual"),
     )
 
 
@@ -59,5 +60,6 @@ class Segment(Structure):
 class Batch(Structure):
     _fields_ = (
         *_numbers("rows", "nodes", "segments", "taps", "wanted"),
-        *_pointers("token_ids", "positions", "parents", "segment", "tap_layers", "logits", "greedy_ids", "tapped"),
+        *_pointers("token_ids", "positions", "parents", "segment", "tap_layers"),
+        *_pointers("logits", "greedy_ids", "tapped", "features"),
     )

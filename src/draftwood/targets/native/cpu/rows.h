@@ -43,6 +43,16 @@ static void for_rows(Run *run, RowFn fn, long rows) {
     pool_run(row_item, &phase, (rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM);
 }
 
+/* Norms the token in `hidden` and its feature, side by side. The feature becomes the hidden state. */
+static void join_feature(Run *run, long row, float *hidden) {
+    const Model *m = run->model;
+    const float *feature = run->batch->features + row * m->hidden;
+    float *normed = run->normed + row * run->normed_stride;
+    rms_norm(hidden, m->layer->input_norm, m->hidden, m->norm_eps, normed);
+    rms_norm(feature, m->feature_norm, m->hidden, m->norm_eps, normed + m->hidden);
+    memcpy(hidden, m->norm_before_residual ? normed + m->hidden : feature, (size_t)m->hidden * sizeof(float));
+}
+
 static void embed_row(Run *run, long row) {
     const Model *m = run->model;
     const long token = run->batch->token_ids[row];
@@ -52,7 +62,8 @@ static void embed_row(Run *run, long row) {
     (table == &m->head || m->embed_packed ? format->unpack_row : format->load_row)(table, token, to);
     /* The padding columns are multiplied by padded weights, which are zero: they must be finite. */
     memset(to + m->hidden, 0, (size_t)(run->hidden_stride - m->hidden) * sizeof(float));
-    memset(run->normed + row * run->hidden_stride, 0, (size_t)run->hidden_stride * sizeof(float));
+    memset(run->normed + row * run->normed_stride, 0, (size_t)run->normed_stride * sizeof(float));
+    if (m->feature_norm) join_feature(run, row, to);
     const long mixed = m->heads * m->head_dim, mixed_stride = row_stride(mixed);
     memset(run->mixed + row * mixed_stride + mixed, 0, (size_t)(mixed_stride - mixed) * sizeof(float));
     for (long i = 0; i < run->half; i++) {
@@ -73,7 +84,7 @@ static void tap_row(Run *run, long row) {
 
 static void norm_row(Run *run, long row) {
     rms_norm(run->hidden + row * run->hidden_stride, run->norm_weight, run->model->hidden, run->model->norm_eps,
-             run->normed + row * run->hidden_stride);
+             run->normed + row * run->normed_stride);
 }
 
 static void tap_and_norm_row(Run *run, long row) {
@@ -84,7 +95,7 @@ static void tap_and_norm_row(Run *run, long row) {
 /* The rows with logits are contiguous in `normed`. */
 static void norm_wanted_row(Run *run, long row) {
     rms_norm(run->hidden + run->wanted_rows[row] * run->hidden_stride, run->model->norm, run->model->hidden,
-             run->model->norm_eps, run->normed + row * run->hidden_stride);
+             run->model->norm_eps, run->normed + row * run->normed_stride);
 }
 
 INLINE void rotate_head(float *x, const float *cosine, const float *sine, long half) {

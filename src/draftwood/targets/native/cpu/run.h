@@ -14,8 +14,8 @@ typedef struct {
     const Model *model;
     const Batch *batch;
     int threads;
-    long hidden_stride, half;
-    float *hidden, *normed; /* [rows][hidden stride] */
+    long hidden_stride, normed_stride, half;
+    float *hidden, *normed; /* [rows][their stride] */
     float *qkv, *mixed, *gated; /* [rows][stride of their width] */
     float *cosine, *sine; /* [rows][half] */
     int64_t *wanted_rows; /* [wanted] */
@@ -55,7 +55,7 @@ static void lay_out(Run *run, Cursor *cursor) {
     const Model *m = run->model;
     const long rows = run->batch->rows;
     run->hidden = take_floats(cursor, rows * run->hidden_stride);
-    run->normed = take_floats(cursor, rows * run->hidden_stride);
+    run->normed = take_floats(cursor, rows * run->normed_stride);
     run->qkv = take_floats(cursor, rows * row_stride((m->heads + 2 * m->kv_heads) * m->head_dim));
     run->mixed = take_floats(cursor, rows * row_stride(m->heads * m->head_dim));
     run->gated = take_floats(cursor, rows * row_stride(m->inner));

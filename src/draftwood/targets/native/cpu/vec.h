@@ -219,6 +219,24 @@ INLINE vf load_halves(const uint16_t *p) {
 #endif
 }
 
+#if VW == 16 && defined(__AVX512F__)
+/* 16 rows of 16 words: swaps the off-diagonal quarters of squares of 16, 8, 4 and 2. */
+INLINE void transpose_16(vi v[16]) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    UNROLL for (int half = 8; half; half /= 2) {
+        const vi right = (lane & half) != 0; /* -1 or 0 */
+        const __m512i first = (__m512i)((right & (16 + lane - half)) | (~right & lane));
+        const __m512i second = (__m512i)((right & (16 + lane)) | (~right & (lane + half)));
+        UNROLL for (int i = 0; i < 16; i++) {
+            if (i & half) continue;
+            const __m512i low = (__m512i)v[i], high = (__m512i)v[i | half];
+            v[i] = (vi)_mm512_permutex2var_epi32(low, first, high);
+            v[i | half] = (vi)_mm512_permutex2var_epi32(low, second, high);
+        }
+    }
+}
+#endif
+
 INLINE long round_up(long n, long step) { return (n + step - 1) / step * step; }
 INLINE long min_long(long a, long b) { return a < b ? a : b; }
 INLINE long max_long(long a, long b) { return a > b ? a : b; }
