@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ MAX_GROWTH = 0.10
 NUM_IDLE, NUM_SLOW = 1300, 64
 NOTHING_OPEN = {"open_samples": 0.0, "held_body_bytes": 0.0, "open_connections": 1.0}  # one connection asks
 ANSWER_SECONDS = 120.0
+WARM_UP = 0.25  # of each attack, before anything is measured
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 NUMBERS = [0, 1, -1, 0.5, 2**31, 2**64, -(2**64), 10**400, 1e308, -1e308, 1e-308, float("nan"), float("inf")]
@@ -338,25 +339,28 @@ def select_open(gauges: dict[str, float]) -> dict[str, float]:
 async def attack(args: argparse.Namespace, url: str, pid: int | None) -> dict[str, Any]:
     server, rng, times = Server(url), random.Random(args.seed), list[AnswerTimes]()
     cache_bytes = (await server.get_gauges()).get("cache_bytes", 0.0)
-    parts = {
-        "odd requests": lambda: send_odd_requests(server, rng, args.requests, args.clients),
-        "disconnects": lambda: disconnect_at_random(server, rng, args.clients, args.seconds),
-        "mixed clients": lambda: mix_clients(server, rng, args.clients, args.seconds, times),
-        "slow bodies": lambda: send_slowly(server, rng, args.seconds),
-        "idle connections": lambda: stay_idle(server, args.seconds),
-    }
-    # Memory is compared with that of a server that has worked: caches fill and pages are touched at first use.
-    await asyncio.gather(*(server.ask(f"POST {CHAT}", chat_body(max_tokens=200, n=2)) for _ in range(args.clients)))
-    await send_odd_requests(server, rng, args.requests // 10, args.clients)
-    await disconnect_at_random(server, rng, args.clients, args.seconds / 4)
+
+    def parts(share: float, times: list[AnswerTimes]) -> dict[str, Coroutine[Any, Any, None]]:
+        seconds = share * args.seconds
+        return {
+            "odd requests": send_odd_requests(server, rng, int(share * args.requests), args.clients),
+            "disconnects": disconnect_at_random(server, rng, args.clients, seconds),
+            "mixed clients": mix_clients(server, rng, args.clients, seconds, times),
+            "slow bodies": send_slowly(server, rng, seconds),
+            "idle connections": stay_idle(server, seconds),
+        }
+
+    # Memory is compared with that of a server that has met all of this once: caches fill, pages are touched.
+    for part in parts(WARM_UP, []).values():
+        await part
     await wait_until_idle(server, args.patience)
     before, responses = resident_bytes(pid, cache_bytes), await server.get_responses()
     server.statuses.clear()
     rows = []
-    for name, start in parts.items():
+    for name, part in parts(1.0, times).items():
         probe, began = HealthProbe(server), time.monotonic()
         probing = asyncio.create_task(probe.run())
-        await start()
+        await part
         probing.cancel()
         seconds = time.monotonic() - began
         rows.append({"attack": name, "seconds": seconds, "worst_health": probe.worst, "health_failed": probe.failed})

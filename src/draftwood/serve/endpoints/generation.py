@@ -34,7 +34,7 @@ from draftwood.serve.responses import EventStreamResponse, json_response
 from draftwood.serve.runner import GenerationJob, Result
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
 from draftwood.serve.structured import compile_structure
-from draftwood.serve.tools import bind_answer, format_of, mark_of
+from draftwood.serve.tools import bind_answer, format_of, marks_of
 from draftwood.text import TextCodec, Tool
 
 IGNORED_HEADER = "x-draftwood-warning"
@@ -229,8 +229,10 @@ def bind_to_tools(options: RequestOptions, codec: TextCodec) -> RequestOptions:
     if tools is None:
         return options
     form = format_of(codec.tool_template)
-    structured = bind_answer(tools, form, params.structured, mark_of(form, codec))
-    return options._replace(params=replace(params, structured=structured), tools=replace(tools, form=form))
+    marks = marks_of(form, codec)
+    structured = bind_answer(tools, form, params.structured, marks)
+    tools = replace(tools, form=form, marks=marks)
+    return options._replace(params=replace(params, structured=structured), tools=tools)
 
 
 def _warn_of_ignored(names: Sequence[str]) -> dict[str, str]:

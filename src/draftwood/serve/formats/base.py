@@ -29,7 +29,7 @@ class Order(NamedTuple):
 
     def _new_reader(self) -> ToolReader | None:
         tools = self.options.tools
-        return None if tools is None else ToolReader(tools.form, parallel=tools.parallel)
+        return None if tools is None else ToolReader(tools.form, parallel=tools.parallel, marks=tools.marks)
 
 
 class SampleOutput:
@@ -63,7 +63,8 @@ class SampleOutput:
         self.stats = event.stats
         self.delta = AnswerDelta(event.text)
         if self._reader is not None:
-            self.delta = self._reader.feed(event.text, is_last=event.finish_reason is not None)
+            text = self._reader.spell(event.token_ids, event.texts)
+            self.delta = self._reader.feed(text, is_last=event.finish_reason is not None)
             if self._reader.num_calls and event.finish_reason == "stop":
                 self.finish_reason = "tool_calls"
         self.content += self.delta.content

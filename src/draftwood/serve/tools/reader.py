@@ -1,6 +1,8 @@
 """Reads calls out of a growing answer. The result does not depend on how the text is cut into parts."""
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -8,6 +10,8 @@ from draftwood.serve.tools.formats import ToolFormat
 from draftwood.serve.tools.scan import NoCallError, ObjectEnd, UnfinishedError, read_head
 
 BLANKS = " \t\r\n"
+MAX_HEAD = 160  # characters of a name with its marks, at least
+HEAD = re.compile(r"\s{0,4}([\w.-]{1,64})(?:\[CALL_ID\][\w-]{0,40})?(?:\[ARGS\])?\s{0,4}", re.ASCII)
 
 
 class ToolCall(NamedTuple):
@@ -36,9 +40,11 @@ class ToolReader:
     Calls are passed on as they are written, arguments in parts. Text that turns out not to be a call is content.
     """
 
-    def __init__(self, form: ToolFormat, *, parallel: bool) -> None:
+    def __init__(self, form: ToolFormat, *, parallel: bool, marks: Mapping[str, int] | None = None) -> None:
+        """``marks``: those of the format that are special tokens."""
         self._form, self._max_calls = form, None if parallel else 1
         self._read = self._read_text if form.anywhere else self._read_start
+        self._text_of = {token: text for text, token in (marks or {}).items()}
         self._text = ""  # not read yet
         self._mark = form.opening.rstrip()
         self._opening = ""  # text before the current call, in case that it is none
@@ -47,6 +53,13 @@ class ToolReader:
         self._is_kept = True  # whether the current call is passed on
         self._delta = AnswerDelta()
         self.num_calls = 0
+
+    def spell(self, token_ids: Sequence[int], texts: Sequence[str]) -> str:
+        """The text of tokens, with the marks that decoding skips."""
+        if not self._text_of:
+            return "".join(texts)
+        spelled = [text + self._text_of.get(token, "") for token, text in zip(token_ids, texts, strict=True)]
+        return "".join(spelled)
 
     def feed(self, text: str, *, is_last: bool) -> AnswerDelta:
         """What the next part of the answer adds."""
@@ -96,6 +109,8 @@ class ToolReader:
 
     def _read_call(self, is_last: bool) -> bool:
         """The start of a call, up to its arguments."""
+        if self._form.middle:
+            return self._read_name(is_last)
         try:
             name, start = read_head(self._text)
         except UnfinishedError:
@@ -113,8 +128,24 @@ class ToolReader:
         size = self._end.find(self._text)
         self._add_arguments(self._text[:size])
         self._text = self._text[size:]
-        if self._end.is_reached:
-            self._read = self._read_closing if self._form.anywhere else self._read_next
+        if self._end.is_reached and self._form.anywhere:
+            self._read = self._read_closing if self._form.closing else self._read_text
+        elif self._end.is_reached:
+            self._read = self._read_next
+        return True
+
+    def _read_name(self, is_last: bool) -> bool:
+        """A name before an object of arguments."""
+        head, brace, _ = self._text.partition("{")
+        if not brace and not is_last and len(head) <= MAX_HEAD:
+            return False
+        found = HEAD.fullmatch(head) if brace else None
+        if found is None:
+            self._add_content(self._opening)
+            self._read = self._read_text
+        else:
+            self._start_call(found[1])
+            self._text, self._end, self._read = self._text[len(head) :], ObjectEnd(), self._read_arguments
         return True
 
     def _read_closing(self, is_last: bool) -> bool:
