@@ -8,11 +8,15 @@ from typing import Any, ClassVar
 import pytest
 
 from draftwood import SamplingParams, Structured
+from draftwood.engine import RequestStats, TokenEvent
 from draftwood.serve.errors import ApiError
+from draftwood.serve.formats import AnswerReaders, SampleOutput
+from draftwood.serve.runner import GenerationJob
 from draftwood.serve.tools import ToolFormat, ToolReader, bind_answer, encode_chat, format_of, marks_of, parse_tools
 from draftwood.serve.tools.formats import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS
 from draftwood.serve.tools.messages import explain_tools
 from draftwood.text.bytes import BOS, VOCAB_SIZE, ByteTokenizer
+from draftwood.tree import DraftTree
 from tests.tools.engine import make_llm
 from tests.tools.serve import user_message
 from tests.tools.structured import compile_for
@@ -188,11 +192,15 @@ def test_special_tokens_mark_calls() -> None:
             if choice == "required":
                 spelled = CODEC.encode(write_call(form, NOW), add_special=False)
                 assert compile_for(codec, structured).start().take(spelled) == 0
-        reader = ToolReader(form, parallel=True, marks=marks_of(form, codec))
-        texts = ["" if token in (BOS, ARGS) else chr(token) for token in ids]
-        delta = reader.feed(reader.spell(ids, texts), is_last=True)
-        assert [(call.name, json.loads(call.arguments)) for call in delta.calls] == [NOW, OSLO]
-        assert delta.content == ""
+        text_of = {token: text for text, token in marks_of(form, codec).items()}
+        job = GenerationJob((), SamplingParams())
+        sample = SampleOutput(0, job, AnswerReaders(calls=ToolReader(form, parallel=True)), text_of)
+        texts = tuple("" if token in (BOS, ARGS) else chr(token) for token in ids)
+        tree = DraftTree.root_only(0)
+        sample.add(TokenEvent(0, tuple(ids), ("target",) * len(ids), texts, (), "stop", RequestStats(), tree, (0,)))
+        assert [(call.name, json.loads(call.arguments)) for call in sample.calls] == [NOW, OSLO]
+        assert sample.content == ""
+        assert sample.finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)

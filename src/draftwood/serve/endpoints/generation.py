@@ -34,7 +34,8 @@ from draftwood.serve.responses import EventStreamResponse, json_response
 from draftwood.serve.runner import GenerationJob, Result
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
 from draftwood.serve.structured import compile_structure
-from draftwood.serve.tools import bind_answer, format_of, marks_of
+from draftwood.serve.thoughts import CLOSE, OPEN, bind_after_thoughts, thinking_of
+from draftwood.serve.tools import bind_answer, format_of, marks_of, special_marks
 from draftwood.text import TextCodec, Tool
 
 IGNORED_HEADER = "x-draftwood-warning"
@@ -120,7 +121,10 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
             for prompt in prompts:
                 prompt_ids = self.encode(prompt, llm.tokenizer, tools)
                 llm.engine.check(prompt_ids)
-                jobs.append(job._replace(prompt_ids=prompt_ids))
+                if self.is_chat:
+                    options = bind_to_thoughts(options, prompt_ids, llm.tokenizer)
+                    compile_structure(llm, options.params, fields)
+                jobs.append(job._replace(prompt_ids=prompt_ids, params=options.params))
         except DraftwoodError as error:
             raise (error if isinstance(error, ApiError) else ApiError.wrap(error, self.prompt_field)) from error
         return Order(model, fields, options, jobs), ignored
@@ -186,6 +190,18 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
                 raise  # it can still be the response
             parts += answer.fail(error)
         yield b"".join(parts)
+
+
+def bind_to_thoughts(options: RequestOptions, prompt_ids: Sequence[int], codec: TextCodec) -> RequestOptions:
+    """The options for a model that thinks before its answer: a structure binds what follows."""
+    thinking, params = thinking_of(prompt_ids, codec), options.params
+    if thinking == "no":
+        return options
+    if params.structured is not None:
+        params = replace(params, structured=bind_after_thoughts(params.structured, thinking, codec))
+    if not options.splits_thoughts:
+        return options._replace(params=params)
+    return options._replace(params=params, thinking=thinking, marks=special_marks((OPEN, CLOSE), codec))
 
 
 class Inbox:

@@ -51,8 +51,10 @@ class CompletionFormat(ResponseFormat):
             yield encode_event(self._chunk([_choice(sample, {"text": text}, None, None)]))
 
     def add(self, sample: SampleOutput, event: TokenEvent, samples: Sequence[SampleOutput]) -> Iterator[bytes]:
-        if self._is_plain and sample.finish_reason is None and sample.delta.content and not sample.delta.calls:
-            yield self._frame(sample, sample.delta.content)
+        delta = sample.delta
+        has_text_only = bool(delta.content) and not delta.calls and not delta.thoughts
+        if self._is_plain and has_text_only and sample.finish_reason is None:
+            yield self._frame(sample, delta.content)
             return
         content = {"delta": _delta(sample.delta)} if self._is_chat else {"text": event.text}
         logprobs = self._logprobs(event.logprobs, event.texts, sample.last_offset)
@@ -120,17 +122,18 @@ class CompletionFormat(ResponseFormat):
 
 
 def _message(sample: SampleOutput) -> Json:
-    if not sample.calls:
-        return {"role": "assistant", "content": sample.content}
-    return {
-        "role": "assistant",
-        "content": sample.content or None,
-        "tool_calls": [_call(call) for call in sample.calls],
-    }
+    message: Json = {"role": "assistant", "content": sample.content}
+    if sample.thoughts:
+        message["reasoning_content"] = sample.thoughts
+    if sample.calls:
+        message |= {"content": sample.content or None, "tool_calls": [_call(call) for call in sample.calls]}
+    return message
 
 
 def _delta(delta: AnswerDelta) -> Json:
-    content: Json = {"content": delta.content} if delta.content else {}
+    content: Json = {"reasoning_content": delta.thoughts} if delta.thoughts else {}
+    if delta.content:
+        content["content"] = delta.content
     calls = [{"index": call.place, **_call(call)} for call in delta.calls]
     return {**content, "tool_calls": calls} if calls else content
 

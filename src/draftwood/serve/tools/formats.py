@@ -3,6 +3,7 @@
 import re
 import secrets
 import string
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from draftwood.text import TextCodec
@@ -53,9 +54,12 @@ def format_of(template: str | None) -> ToolFormat:
 def marks_of(form: ToolFormat, codec: TextCodec) -> dict[str, int]:
     """The marks of a format that are special tokens, which decoded texts lack. Llama's marks other calls than those of
     functions."""
-    if form is LLAMA:
-        return {}
-    ids = {text: codec.encode(text, add_special=False) for text in (form.mark, form.opening, form.middle) if text}
+    return {} if form is LLAMA else special_marks((form.mark, form.opening, form.middle), codec)
+
+
+def special_marks(texts: Iterable[str], codec: TextCodec) -> dict[str, int]:
+    """Those of the texts that are one special token each."""
+    ids = {text: codec.encode(text, add_special=False) for text in texts if text}
     return {text: found[0] for text, found in ids.items() if len(found) == 1 and found[0] in codec.special_token_ids}
 
 

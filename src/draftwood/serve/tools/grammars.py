@@ -28,7 +28,7 @@ def bind_answer(
     if tools.required:
         return Structured(grammar=f"start: calls\n{_calls(tools, form, marks)}")
     if structured is not None:
-        answer = f"answer: %json {_schema(json.loads(structured.text), structured.strict)}"
+        answer = f"answer: {json_rule(structured)}"
         return Structured(grammar=f"start: calls | answer\n{answer}\n{_calls(tools, form, marks)}")
     if not any(function.strict for function in tools.functions):
         return None
@@ -77,6 +77,11 @@ def _text_with_calls(tools: Tools, form: ToolFormat, marks: Marks) -> str:
 def _parameters(function: Function, index: int) -> Mapping[str, Any]:
     """The schema of the arguments: an object. With an id, its references stay within it."""
     return {"type": "object", "$id": f"urn:draftwood:tool{index}", **function.parameters}
+
+
+def json_rule(structured: Structured) -> str:
+    """What a rule of a grammar has in place of a JSON schema."""
+    return f"%json {_schema(json.loads(structured.text), structured.strict)}"
 
 
 def _schema(schema: Mapping[str, Any], strict: bool) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ class AnswerDelta:
     """What a part of the text added."""
 
     content: str = ""
+    thoughts: str = ""  # of a model that thinks before its answer
     calls: list[ToolCall] = field(default_factory=list)
 
 
@@ -40,11 +40,9 @@ class ToolReader:
     Calls are passed on as they are written, arguments in parts. Text that turns out not to be a call is content.
     """
 
-    def __init__(self, form: ToolFormat, *, parallel: bool, marks: Mapping[str, int] | None = None) -> None:
-        """``marks``: those of the format that are special tokens."""
+    def __init__(self, form: ToolFormat, *, parallel: bool) -> None:
         self._form, self._max_calls = form, None if parallel else 1
         self._read = self._read_text if form.anywhere else self._read_start
-        self._text_of = {token: text for text, token in (marks or {}).items()}
         self._text = ""  # not read yet
         self._mark = form.opening.rstrip()
         self._opening = ""  # text before the current call, in case that it is none
@@ -53,13 +51,6 @@ class ToolReader:
         self._is_kept = True  # whether the current call is passed on
         self._delta = AnswerDelta()
         self.num_calls = 0
-
-    def spell(self, token_ids: Sequence[int], texts: Sequence[str]) -> str:
-        """The text of tokens, with the marks that decoding skips."""
-        if not self._text_of:
-            return "".join(texts)
-        spelled = [text + self._text_of.get(token, "") for token, text in zip(token_ids, texts, strict=True)]
-        return "".join(spelled)
 
     def feed(self, text: str, *, is_last: bool) -> AnswerDelta:
         """What the next part of the answer adds."""
