@@ -63,8 +63,11 @@ def start_server(llm: LLM, num_clients: int) -> Iterator[str]:
             thread.join()
 
 
-def run_on_server(url: str, prompts: Sequence[object], num_clients: int, max_tokens: int) -> ServingRound:
-    fields = {"model": NAME, "max_tokens": max_tokens, "temperature": 0}
+def run_on_server(
+    url: str, prompts: Sequence[object], num_clients: int, max_tokens: int, *, cycles: bool = False
+) -> ServingRound:
+    stream_options = {"include_usage": True, "include_cycles": cycles}
+    fields = {"model": NAME, "max_tokens": max_tokens, "temperature": 0, "stream_options": stream_options}
     job = json.dumps({"url": url, "chats": prompts, "clients": num_clients, "fields": fields})
     started = time.process_time()
     found = subprocess.run([sys.executable, CLIENTS], input=job, capture_output=True, text=True, check=True)
@@ -102,7 +105,10 @@ def compare(args: argparse.Namespace, num_clients: int, prompts: Sequence[object
         llm.generate("warm up", SamplingParams(max_tokens=8))
         with start_server(llm, num_clients) as url:
             rounds = [
-                (run_in_library(llm, prompts, max_tokens), run_on_server(url, prompts, num_clients, max_tokens))
+                (
+                    run_in_library(llm, prompts, max_tokens),
+                    run_on_server(url, prompts, num_clients, max_tokens, cycles=args.cycles),
+                )
                 for _ in range(args.rounds)
             ]
     library, server = zip(*rounds, strict=True)
@@ -141,6 +147,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--limit", type=int, default=8, metavar="N", help="number of prompts (default: 8)")
     add("--clients", type=lambda text: [int(each) for each in text.split(",")], default=[1, 8])
     add("--max-tokens", type=int, default=64, metavar="N", help="maximum number of tokens per response (default: 64)")
+    add("--cycles", action="store_true", help="ask for the tree of each pass (include_cycles)")
     add("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
     add("--out", type=Path, metavar="FILE", help="write the results to this JSON file")
     args = parser.parse_args(argv)

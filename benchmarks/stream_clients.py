@@ -16,7 +16,7 @@ from typing import Any
 
 def read_stream(url: str, fields: dict[str, Any]) -> dict[str, Any]:
     """Send one request; return its text, its number of tokens, and the seconds to its first text."""
-    body = json.dumps({**fields, "stream": True, "stream_options": {"include_usage": True}}).encode()
+    body = json.dumps({**fields, "stream": True}).encode()
     started, first, texts, num_tokens = time.perf_counter(), None, [], 0
     request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request) as response:
