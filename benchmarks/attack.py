@@ -4,10 +4,13 @@
     python benchmarks/attack.py -- --model MODEL.gguf --max-batch 4   # options of draftwood serve
     python benchmarks/attack.py --url http://127.0.0.1:8000 --pid 4711  # a server that runs already
 
-Four attacks: requests of wrong types and sizes; clients that disconnect at random; bodies that arrive slowly or in
-part; idle connections, more than the server admits. Meanwhile /health is asked several times per second. The server
-must answer nothing with a status of 500 or above, answer /health within one second, grow by no more than 10% of its
-memory, and have nothing left open in the end. The exit code is 1 if it does not.
+Five attacks: requests of wrong types and sizes; clients that disconnect at random; a mix of clients that read whole
+answers, read slowly, or leave; bodies that arrive slowly or in part; idle connections, more than the server admits.
+Meanwhile /health is asked several times per second. The server must answer nothing with a status of 500 or above,
+answer /health within one second, grow by no more than 10% of its memory, and have nothing left open in the end. The
+exit code is 1 if it does not.
+
+The pages of the KV cache count apart: they are taken when a slot is first used, up to the size of the cache.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ import json
 import random
 import re
 import resource
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 MAX_HEALTH_SECONDS = 1.0
@@ -34,6 +39,7 @@ MAX_GROWTH = 0.10
 NUM_IDLE, NUM_SLOW = 1300, 64
 NOTHING_OPEN = {"open_samples": 0.0, "held_body_bytes": 0.0, "open_connections": 1.0}  # one connection asks
 ANSWER_SECONDS = 120.0
+WARM_UP = 0.25  # of each attack, before anything is measured
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 NUMBERS = [0, 1, -1, 0.5, 2**31, 2**64, -(2**64), 10**400, 1e308, -1e308, 1e-308, float("nan"), float("inf")]
@@ -75,8 +81,16 @@ class Server:
             sys.exit(f"attack.py only attacks this machine, not {self._host}")
         self.statuses: Counter[str] = Counter()
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(self._host, self._port)
+    async def connect(self, buffer: int | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """``buffer``: bytes that the system holds for this client."""
+        if buffer is None:
+            return await asyncio.open_connection(self._host, self._port)
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        connection = socket.socket(family)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, (self._host, self._port))
+        return await asyncio.open_connection(sock=connection, limit=buffer)
 
     async def ask(self, head: str, body: bytes = b"", headers: str = "content-type: application/json\r\n") -> bytes:
         """Send a request on a connection of its own. Returns the response; its status is counted."""
@@ -100,7 +114,7 @@ class Server:
 
     async def get_gauges(self) -> dict[str, float]:
         found = re.findall(r"^draftwood_(\w+) (\S+)$", (await self.ask("GET /metrics")).decode(), re.MULTILINE)
-        return {name: float(value) for name, value in found if name in NOTHING_OPEN}
+        return {name: float(value) for name, value in found}
 
     async def get_responses(self) -> Counter[str]:
         """The server's own count of its responses by status: it includes those that no client read."""
@@ -161,24 +175,85 @@ async def send_odd_requests(server: Server, rng: random.Random, count: int, num_
     await asyncio.gather(*(send() for _ in range(count)))
 
 
+async def leave_early(server: Server, rng: random.Random) -> None:
+    """Send a request or a part of it, and disconnect within two seconds."""
+    writer = None
+    with suppress(OSError, TimeoutError):
+        reader, writer = await server.connect()
+        body = chat_body(stream=rng.random() < 0.7, max_tokens=200, ignore_eos=True, n=rng.randint(1, 2))
+        whole = request_bytes(f"POST {CHAT}", body, headers="content-type: application/json\r\n")
+        writer.write(whole if rng.random() < 0.8 else whole[: rng.randrange(len(whole))])
+        async with asyncio.timeout(rng.uniform(0.0, 2.0)):
+            found = await reader.read(rng.randint(1, 5000))
+            server.statuses[found[9:12].decode(errors="replace")] += 1
+    if writer is not None and rng.random() < 0.5:
+        writer.transport.abort()
+    elif writer is not None:
+        writer.close()
+
+
+async def read_slowly(server: Server, rng: random.Random) -> None:
+    """Ask for a long response and read it in small parts, with pauses, into a small buffer."""
+    with suppress(OSError, TimeoutError):
+        reader, writer = await server.connect(buffer=4096)
+        body = chat_body(stream=True, max_tokens=48, ignore_eos=True, logprobs=True, top_logprobs=20)
+        writer.write(request_bytes(f"POST {CHAT}", body, headers="content-type: application/json\r\n"))
+        async with asyncio.timeout(ANSWER_SECONDS):
+            last = b""
+            while b"[DONE]" not in last and (part := await reader.read(8192)):
+                last = last[-16:] + part
+                await asyncio.sleep(rng.uniform(0.0, 0.2))
+        writer.close()
+
+
+class AnswerTimes(NamedTuple):
+    """Seconds from the request to the first token and to the end of an answer."""
+
+    first: float
+    whole: float
+
+
+async def read_answer(server: Server, rng: random.Random) -> AnswerTimes | None:
+    """Read one streamed answer; None if there was none."""
+    started = time.monotonic()
+    with suppress(OSError, TimeoutError, EOFError):
+        reader, writer = await server.connect()
+        body = chat_body(stream=True, max_tokens=rng.randint(16, 48), ignore_eos=True, seed=rng.randrange(100))
+        writer.write(request_bytes(f"POST {CHAT}", body, headers="content-type: application/json\r\n"))
+        async with asyncio.timeout(ANSWER_SECONDS):
+            found = await reader.readuntil(b'{"content": "')
+            first = time.monotonic() - started
+            server.statuses[found[9:12].decode(errors="replace")] += 1
+            await reader.readuntil(b"[DONE]")
+        writer.close()
+        return AnswerTimes(first, time.monotonic() - started)
+    return None
+
+
 async def disconnect_at_random(server: Server, rng: random.Random, num_clients: int, seconds: float) -> None:
     end = time.monotonic() + seconds
 
     async def run_client() -> None:
         while time.monotonic() < end:
-            writer = None
-            with suppress(OSError, TimeoutError):
-                reader, writer = await server.connect()
-                body = chat_body(stream=rng.random() < 0.7, max_tokens=200, ignore_eos=True, n=rng.randint(1, 2))
-                whole = request_bytes(f"POST {CHAT}", body, headers="content-type: application/json\r\n")
-                writer.write(whole if rng.random() < 0.8 else whole[: rng.randrange(len(whole))])
-                async with asyncio.timeout(rng.uniform(0.0, 2.0)):
-                    found = await reader.read(rng.randint(1, 5000))
-                    server.statuses[found[9:12].decode(errors="replace")] += 1
-            if writer is not None and rng.random() < 0.5:
-                writer.transport.abort()
-            elif writer is not None:
-                writer.close()
+            await leave_early(server, rng)
+
+    await asyncio.gather(*(run_client() for _ in range(num_clients)))
+
+
+async def mix_clients(
+    server: Server, rng: random.Random, num_clients: int, seconds: float, times: list[AnswerTimes]
+) -> None:
+    """Most clients read their answers, whose times are noted; the others leave early or read slowly."""
+    end = time.monotonic() + seconds
+
+    async def run_client() -> None:
+        while time.monotonic() < end:
+            kind = rng.random()
+            if kind < 0.6:
+                found = await read_answer(server, rng)
+                times.extend([] if found is None else [found])
+            else:
+                await (leave_early if kind < 0.9 else read_slowly)(server, rng)
 
     await asyncio.gather(*(run_client() for _ in range(num_clients)))
 
@@ -237,54 +312,70 @@ class HealthProbe:
             await asyncio.sleep(0.2)
 
 
-def resident_bytes(pid: int | None) -> int | None:
-    """Memory of a process; None where it cannot be read."""
+def resident_bytes(pid: int | None, cache_bytes: float) -> tuple[int, int] | None:
+    """Memory of a process without its KV cache, and that of the cache; None where it cannot be read.
+
+    The keys and the values of the cache are one large mapping each, or both one.
+    """
     with suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+        maps = re.split(r"^(?=[0-9a-f]+-)", Path(f"/proc/{pid}/smaps").read_text(), flags=re.MULTILINE)[1:]
+        sizes = [[1024 * int(size) for size in re.findall(r"\n(?:Size|Rss): +(\d+)", each)] for each in maps]
+        cache = min(int(cache_bytes), sum(rss for size, rss in sizes if size >= cache_bytes / 2))
+        return sum(rss for _, rss in sizes) - cache, cache
     return None
 
 
 async def wait_until_idle(server: Server, seconds: float) -> dict[str, float]:
     end = time.monotonic() + seconds
-    while (gauges := await server.get_gauges()) != NOTHING_OPEN and time.monotonic() < end:
+    while (gauges := select_open(await server.get_gauges())) != NOTHING_OPEN and time.monotonic() < end:
         await asyncio.sleep(0.5)
     return gauges
 
 
+def select_open(gauges: dict[str, float]) -> dict[str, float]:
+    return {name: gauges[name] for name in NOTHING_OPEN if name in gauges}
+
+
 async def attack(args: argparse.Namespace, url: str, pid: int | None) -> dict[str, Any]:
-    server, rng = Server(url), random.Random(args.seed)
-    parts = {
-        "odd requests": lambda: send_odd_requests(server, rng, args.requests, args.clients),
-        "disconnects": lambda: disconnect_at_random(server, rng, args.clients, args.seconds),
-        "slow bodies": lambda: send_slowly(server, rng, args.seconds),
-        "idle connections": lambda: stay_idle(server, args.seconds),
-    }
-    # Memory is compared with that of a server that has worked: caches fill and pages are touched at first use.
-    await asyncio.gather(*(server.ask(f"POST {CHAT}", chat_body(max_tokens=200, n=2)) for _ in range(args.clients)))
-    await send_odd_requests(server, rng, args.requests // 10, args.clients)
-    await disconnect_at_random(server, rng, args.clients, args.seconds / 4)
+    server, rng, times = Server(url), random.Random(args.seed), list[AnswerTimes]()
+    cache_bytes = (await server.get_gauges()).get("cache_bytes", 0.0)
+
+    def parts(share: float, times: list[AnswerTimes]) -> dict[str, Coroutine[Any, Any, None]]:
+        seconds = share * args.seconds
+        return {
+            "odd requests": send_odd_requests(server, rng, int(share * args.requests), args.clients),
+            "disconnects": disconnect_at_random(server, rng, args.clients, seconds),
+            "mixed clients": mix_clients(server, rng, args.clients, seconds, times),
+            "slow bodies": send_slowly(server, rng, seconds),
+            "idle connections": stay_idle(server, seconds),
+        }
+
+    # Memory is compared with that of a server that has met all of this once: caches fill, pages are touched.
+    for part in parts(WARM_UP, []).values():
+        await part
     await wait_until_idle(server, args.patience)
-    before, responses = resident_bytes(pid), await server.get_responses()
+    before, responses = resident_bytes(pid, cache_bytes), await server.get_responses()
     server.statuses.clear()
     rows = []
-    for name, start in parts.items():
+    for name, part in parts(1.0, times).items():
         probe, began = HealthProbe(server), time.monotonic()
         probing = asyncio.create_task(probe.run())
-        await start()
+        await part
         probing.cancel()
         seconds = time.monotonic() - began
         rows.append({"attack": name, "seconds": seconds, "worst_health": probe.worst, "health_failed": probe.failed})
         print(f"{name:18}{seconds:8.1f} s   worst /health {probe.worst:.3f} s of {probe.count}, {probe.failed} failed")
     gauges = await wait_until_idle(server, args.patience)
-    after = resident_bytes(pid)
+    after = resident_bytes(pid, cache_bytes)
     return {
         "rows": rows,
         "responses": dict(sorted((await server.get_responses() - responses).items())),
         "statuses": dict(sorted(server.statuses.items())),
         "gauges": gauges,
-        "bytes_before": before,
-        "bytes_after": after,
+        "times": times,
+        "cache_bytes": (0 if before is None else before[1], 0 if after is None else after[1], int(cache_bytes)),
+        "bytes_before": before and before[0],
+        "bytes_after": after and after[0],
     }
 
 
@@ -302,6 +393,14 @@ def judge(result: dict[str, Any]) -> list[str]:
     if before and after and after > before * (1 + MAX_GROWTH):
         found.append(f"memory grew from {before:,} to {after:,} bytes")
     return found
+
+
+def print_times(times: list[AnswerTimes]) -> None:
+    print(f"answers that clients of the mix read: {len(times)}")
+    if len(times) > 1:
+        for name, seconds in zip(("first token", "whole answer"), zip(*times, strict=True), strict=True):
+            cuts = statistics.quantiles(seconds, n=100, method="inclusive")
+            print(f"{name:14} p50 {cuts[49]:.2f} s, p99 {cuts[98]:.2f} s")
 
 
 @contextmanager
@@ -347,7 +446,9 @@ def main() -> int:
     for side, what in (("responses", "sent by the server"), ("statuses", "read by clients")):
         print(f"{what}:", ", ".join(f"{status}: {count}" for status, count in result[side].items()))
     print("open in the end:", result["gauges"])
+    print_times(result["times"])
     print(f"memory: {result['bytes_before'] or 0:,} bytes before, {result['bytes_after'] or 0:,} after")
+    print("KV cache: {:,} bytes before, {:,} after, of {:,}".format(*result["cache_bytes"]))
     problems = judge(result)
     print("\n".join(f"FAILED: {problem}" for problem in problems) or "passed")
     return 1 if problems else 0

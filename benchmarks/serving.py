@@ -3,10 +3,11 @@
     python benchmarks/serving.py --limit 8 --clients 1,8
     python benchmarks/serving.py --model MODEL.gguf --data prompts.jsonl --clients 1,32 --max-tokens 256
 
-Both run in one process, in alternating rounds. Each client sends its next request, greedy and streamed, as soon as it
-has the last response. Throughput is all output tokens over the time from the first request to the last response,
-including prefill. "first text" is the median time to the first text of a response. The library gets all prompts at
-once and runs as many of them together as there are clients.
+Both run in one process, in alternating rounds; the clients run in another one. Each client sends its next request,
+greedy and streamed, as soon as it has the last response. Throughput is all output tokens over the time from the first
+request to the last response, including prefill. "CPU" is the processor time of that process per token, without the
+clients. "first text" is the median time to the first text of a response. The library gets all prompts at once and runs
+as many of them together as there are clients.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
@@ -35,18 +35,14 @@ from outcome import exit_code
 
 BUILTIN_PROMPTS = ("Name three trees.", "What is a loop?", "Write a haiku about rain.", "Count to twenty.")
 NAME = "model"
-
-
-class StreamedResponse(NamedTuple):
-    text: str
-    num_tokens: int
-    first_seconds: float
+CLIENTS = Path(__file__).with_name("stream_clients.py")
 
 
 class ServingRound(NamedTuple):
     """All requests once, through the server or the library."""
 
     tokens_per_second: float
+    cpu_seconds: float  # per token
     first_seconds: float | None
     texts: list[str]
 
@@ -67,39 +63,27 @@ def start_server(llm: LLM, num_clients: int) -> Iterator[str]:
             thread.join()
 
 
-def request_stream(url: str, messages: object, max_tokens: int) -> StreamedResponse:
-    fields = {"model": NAME, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True}
-    body = json.dumps({**fields, "stream_options": {"include_usage": True}}).encode()
-    started, first, texts, num_tokens = time.perf_counter(), None, [], 0
-    request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request) as response:
-        for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            for choice in chunk["choices"]:
-                if text := choice["delta"].get("content"):
-                    first = first or time.perf_counter() - started
-                    texts.append(text)
-            if chunk.get("usage"):
-                num_tokens = chunk["usage"]["completion_tokens"]
-    return StreamedResponse("".join(texts), num_tokens, first or 0.0)
-
-
-def run_on_server(url: str, prompts: Sequence[object], num_clients: int, max_tokens: int) -> ServingRound:
-    started = time.perf_counter()
-    with ThreadPoolExecutor(num_clients) as pool:
-        responses = list(pool.map(lambda prompt: request_stream(url, prompt, max_tokens), prompts))
-    seconds = time.perf_counter() - started
-    num_tokens = sum(response.num_tokens for response in responses)
-    first = statistics.median(response.first_seconds for response in responses)
-    return ServingRound(num_tokens / seconds, first, [response.text for response in responses])
+def run_on_server(
+    url: str, prompts: Sequence[object], num_clients: int, max_tokens: int, *, cycles: bool = False
+) -> ServingRound:
+    stream_options = {"include_usage": True, "include_cycles": cycles}
+    fields = {"model": NAME, "max_tokens": max_tokens, "temperature": 0, "stream_options": stream_options}
+    job = json.dumps({"url": url, "chats": prompts, "clients": num_clients, "fields": fields})
+    started = time.process_time()
+    found = subprocess.run([sys.executable, CLIENTS], input=job, capture_output=True, text=True, check=True)
+    cpu_seconds = time.process_time() - started
+    result = json.loads(found.stdout)
+    responses = result["responses"]
+    num_tokens = sum(response["num_tokens"] for response in responses)
+    first = statistics.median(response["first_seconds"] for response in responses)
+    texts = [response["text"] for response in responses]
+    return ServingRound(num_tokens / result["seconds"], cpu_seconds / num_tokens, first, texts)
 
 
 def run_in_library(llm: LLM, prompts: Sequence[object], max_tokens: int) -> ServingRound:
     """Submit all prompts to the engine. Cached prefixes are reused, as the server does for chats."""
     params, factory = SamplingParams(max_tokens=max_tokens), llm.factory()
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     texts: dict[int, str] = {}
     num_tokens = 0
     for prompt in prompts:
@@ -110,7 +94,8 @@ def run_in_library(llm: LLM, prompts: Sequence[object], max_tokens: int) -> Serv
     for event in llm.engine.events(list(texts)):
         texts[event.request_id] += event.text
         num_tokens += len(event.token_ids)
-    return ServingRound(num_tokens / (time.perf_counter() - started), None, list(texts.values()))
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    return ServingRound(num_tokens / seconds, cpu_seconds / num_tokens, None, list(texts.values()))
 
 
 def compare(args: argparse.Namespace, num_clients: int, prompts: Sequence[object]) -> dict[str, object]:
@@ -120,29 +105,36 @@ def compare(args: argparse.Namespace, num_clients: int, prompts: Sequence[object
         llm.generate("warm up", SamplingParams(max_tokens=8))
         with start_server(llm, num_clients) as url:
             rounds = [
-                (run_in_library(llm, prompts, max_tokens), run_on_server(url, prompts, num_clients, max_tokens))
+                (
+                    run_in_library(llm, prompts, max_tokens),
+                    run_on_server(url, prompts, num_clients, max_tokens, cycles=args.cycles),
+                )
                 for _ in range(args.rounds)
             ]
     library, server = zip(*rounds, strict=True)
     speeds = [statistics.median(each.tokens_per_second for each in side) for side in (library, server)]
+    cpu = [statistics.median(each.cpu_seconds for each in side) for side in (library, server)]
     same = sum(a == b for a, b in zip(library[0].texts, server[0].texts, strict=True))
     return {
         "clients": num_clients,
         "library_tokens_per_second": speeds[0],
         "server_tokens_per_second": speeds[1],
         "ratio": speeds[1] / speeds[0],
+        "library_cpu_seconds": cpu[0],
+        "server_cpu_seconds": cpu[1],
         "first_seconds": statistics.median(each.first_seconds for each in server),
         "same_texts": f"{same} of {len(prompts)}",
     }
 
 
 def format_table(rows: Sequence[dict[str, object]]) -> Iterator[str]:
-    yield "| clients | library, tokens/s | server, tokens/s | ratio | first text, ms | same texts |"
-    yield "| --- " * 6 + "|"
+    yield "| clients | library, tokens/s | server, tokens/s | ratio | CPU per token, ms | first text, ms | same texts |"
+    yield "| --- " * 7 + "|"
     for row in rows:
         speeds = f"{row['library_tokens_per_second']:.1f} | {row['server_tokens_per_second']:.1f}"
+        cpu = " and ".join(f"{1000.0 * float(row[f'{side}_cpu_seconds']):.2f}" for side in ("library", "server"))  # type: ignore[arg-type]
         first = 1000.0 * float(row["first_seconds"])  # type: ignore[arg-type]
-        yield f"| {row['clients']} | {speeds} | {row['ratio']:.3f} | {first:.0f} | {row['same_texts']} |"
+        yield f"| {row['clients']} | {speeds} | {row['ratio']:.3f} | {cpu} | {first:.0f} | {row['same_texts']} |"
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -155,6 +147,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--limit", type=int, default=8, metavar="N", help="number of prompts (default: 8)")
     add("--clients", type=lambda text: [int(each) for each in text.split(",")], default=[1, 8])
     add("--max-tokens", type=int, default=64, metavar="N", help="maximum number of tokens per response (default: 64)")
+    add("--cycles", action="store_true", help="ask for the tree of each pass (include_cycles)")
     add("--rounds", type=int, default=3, metavar="N", help="(default: 3)")
     add("--out", type=Path, metavar="FILE", help="write the results to this JSON file")
     args = parser.parse_args(argv)

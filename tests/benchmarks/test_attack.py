@@ -35,9 +35,12 @@ def test_a_short_attack(attack: ModuleType, monkeypatch: pytest.MonkeyPatch) -> 
     with serving({"max_connections": 30}, drafter="goose") as server:
         result = asyncio.run(attack.attack(ARGS, server.url, os.getpid()))
     assert [row["attack"] for row in result["rows"]] == [
-        "odd requests", "disconnects", "slow bodies", "idle connections",
+        "odd requests", "disconnects", "mixed clients", "slow bodies", "idle connections",
     ]  # fmt: skip
     assert result["gauges"] == attack.NOTHING_OPEN
+    assert all(0 < times.first <= times.whole for times in result["times"])
+    assert len(result["times"]) > 0
+    assert result["cache_bytes"][2] > 0
     assert result["statuses"]["200"] > 0
     assert result["statuses"]["400"] > 0
     assert result["responses"]["499"] > 0  # disconnected

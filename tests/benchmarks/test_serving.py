@@ -15,7 +15,7 @@ pytest.importorskip("uvicorn")
 def test_server_and_library_give_same_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "serving.json"
     quick = ["--model", "tiny", "--budget", "8", "--limit", "5", "--max-tokens", "6", "--rounds", "1"]
-    assert load_script("serving").main([*quick, "--clients", "1,3", "--out", str(out)]) == 0
+    assert load_script("serving").main([*quick, "--clients", "1,3", "--cycles", "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [row["clients"] for row in rows] == [1, 3]
     for row in rows:

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,3 +138,21 @@ def test_help(draftwood_command: Command) -> None:
     result = draftwood_command("serve", "--help")
     assert result.code == 0
     assert "/v1/chat/completions" in result.out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="heaps of glibc")
+def test_threads_share_heaps_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftwood.cli.generation.serve import M_ARENA_MAX, MAX_HEAPS, _share_heaps
+
+    calls: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *given: calls.append(given))
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    _share_heaps()
+    assert calls == [(M_ARENA_MAX, MAX_HEAPS)]
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
+    _share_heaps()
+    assert len(calls) == 1
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    _share_heaps()  # another C library

@@ -237,3 +237,14 @@ def test_a_key_is_asked_for(browser: Any) -> None:
         page.reload()
         playwright.expect(page.locator("#model")).to_have_text(NAME)
         page.close()
+
+
+def test_a_hint_where_no_guesses_pay(browser: Any, page: Any) -> None:
+    ask(page)
+    playwright.expect(page.locator(".assistant > .hint")).to_be_hidden()  # there were guesses
+    with serving(drafter="goose", budget=1) as alone:
+        found = open_page(browser, alone)
+        playwright.expect(found.locator("#model")).to_have_text(NAME)
+        ask(found)
+        playwright.expect(found.locator(".assistant > .hint")).to_be_visible()
+        found.close()

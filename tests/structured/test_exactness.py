@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from draftwood.engine.accepting import accept_matching
 from draftwood.engine.session import Session
 from draftwood.sampling import Randomness, Warper
 from draftwood.sources import build_datastore, tokenizer_fingerprint
-from draftwood.structured import Structure, constrain
+from draftwood.structured import Structure, constrain, trees
 from draftwood.tree import DraftTree
 from tests.tools.engine import CHOOSING, DRAWING, WildDrafter, make_llm
 from tests.tools.enumeration import KINDS, Case, Law, Shape, depth_of, difference, outcomes
@@ -189,13 +189,13 @@ def test_the_enumeration_detects_dropped_draws(monkeypatch: pytest.MonkeyPatch) 
 
     def run(chance: Randomness) -> tuple[int, ...]:
         with monkeypatch.context() as patch:
-            select = DraftTree.select
+            walk = trees._walk
 
-            def drop(tree: DraftTree, kept: list[int]) -> DraftTree:
-                allowed = words.allowed(())
-                return select(tree, [node for node in kept if node == 0 or tree.tokens[node] in allowed])
+            def drop(tree: DraftTree, *args: Any, **options: Any) -> tuple[list[int], list[trees.Span]]:
+                allowed, (kept, _) = words.allowed(()), walk(tree, *args, **options)
+                return [node for node in kept if node == 0 or tree.tokens[node] in allowed], []
 
-            patch.setattr(DraftTree, "select", drop)
+            patch.setattr(trees, "_walk", drop)
             return run_cycle(structure, case, shape, "drawn", (), chance)
 
     law: Law = defaultdict(float)

@@ -79,9 +79,27 @@ def test_drawn_guesses_stay_without_what_follows_them() -> None:
     for first in "xa":
         node = builder.add(0, ord(first), "test")
         builder.add(node, ord("b"), "test")
-    tree = constrain(builder.build({0: proposal}), start("ab+c"), 99)
+    tree = constrain(builder.build({0: proposal}), start("[ay]b+c"), 99)
     assert paths(tree) == {"x", "ab"}
     assert list(tree.proposals) == [0]
+
+
+def test_forced_text_replaces_drawn_guesses() -> None:
+    proposals = [Proposal(np.array(list(text.encode())), np.array([0.5, 0.5])) for text in ("ay", "bx")]
+    builder = TreeBuilder(ROOT)
+    for first in "ay":
+        node = builder.add(0, ord(first), "test")
+    for second in "xb":
+        builder.add(node, ord(second), "test")
+    drawn = builder.build({0: proposals[0], node: proposals[1]})
+    tree = constrain(drawn, start("(a|ybc)d"), 99)
+    assert paths(tree) == {"ad", "ybcd"}
+    assert list(tree.proposals) == [0]
+    assert tree.sources[1:3] == ("test", "test")  # drawn guesses are never cut for forced text
+    assert len(constrain(drawn, start("(a|ybc)d"), 4)) == 4
+    forced = constrain(drawn, start("ybcd"), 99)
+    assert paths(forced) == {"ybcd"}
+    assert not forced.proposals
 
 
 def test_the_end_of_a_value_is_guessed() -> None:

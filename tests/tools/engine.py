@@ -12,6 +12,7 @@ from draftwood import LLM, Completion, SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, NeuralDrafter, VerifiedTree, check_drafter, drafter_classes
 from draftwood.errors import OptionError
 from draftwood.targets.tiny import tiny_target
+from draftwood.text import TextCodec
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree, Proposal, TreeBuilder
 from tests.conftest import logits_after
@@ -110,9 +111,9 @@ def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
         yield llm
 
 
-def make_llm(backend: str = "auto", **options: object) -> LLM:
+def make_llm(backend: str = "auto", codec: TextCodec | None = None, **options: object) -> LLM:
     target = tiny_target(backend=backend, cache_tokens=4096)
-    return LLM.from_target(target, ByteTokenizer(), **{"drafter": "plain", "budget": 12, **options})
+    return LLM.from_target(target, codec or ByteTokenizer(), **{"drafter": "plain", "budget": 12, **options})
 
 
 def reference(llm: LLM, prompt: str, max_tokens: int) -> list[int]:

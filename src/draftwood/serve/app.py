@@ -55,7 +55,7 @@ def create_app(state: ServerState) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        state.runner.start()
+        state.runner.start(asyncio.get_running_loop().call_soon_threadsafe)
         with suppress(asyncio.CancelledError):  # a second Ctrl-C
             yield
             await asyncio.to_thread(state.runner.close)

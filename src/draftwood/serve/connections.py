@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -18,6 +18,7 @@ from draftwood.serve.errors import ServerBusyError
 from draftwood.serve.responses import error_response
 
 BACKLOG = 128  # connections that the system holds; as many may be accepted before one of them can be refused
+MAX_HEADER_BYTES = 16 << 10  # of a request
 RESERVED_FILES = BACKLOG + 128  # for everything but connections
 
 
@@ -57,6 +58,19 @@ class ConnectionLimits:
         self._open.pop(connection, None)
 
 
+class ResponseParts(h11.Connection):
+    """Frames the parts of a chunked response itself: h11 checks each of them at length."""
+
+    _is_chunked = False  # whether the response that is being sent is
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override] # it has overloads
+        if self._is_chunked and type(event) is h11.Data:
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        output = super().send(event)
+        self._is_chunked = isinstance(event, h11.Response) and b"\r\nTransfer-Encoding: chunked\r\n" in (output or b"")
+        return output
+
+
 class LimitedConnection(H11Protocol):
     """Uvicorn's protocol for HTTP/1.1, with limits for clients that are slow in either direction."""
 
@@ -64,6 +78,10 @@ class LimitedConnection(H11Protocol):
 
     _waiting: asyncio.TimerHandle | None = None  # closes the connection if no request arrives
     _stalled: asyncio.TimerHandle | None = None  # closes the connection if the client does not read
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn = ResponseParts(h11.SERVER, MAX_HEADER_BYTES)
 
     @property
     def address(self) -> str:

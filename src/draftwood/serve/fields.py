@@ -47,7 +47,7 @@ class ApiFields(NamedTuple):
 
 
 CHAT = ApiFields(
-    SAMPLING_FIELDS | COMMON_FIELDS | TOOL_FIELDS | {"messages", "top_logprobs"},
+    SAMPLING_FIELDS | COMMON_FIELDS | TOOL_FIELDS | {"messages", "top_logprobs", "reasoning_format"},
     IGNORED_FIELDS,
     {**UNSUPPORTED_FIELDS, "echo": (False,)},
 )

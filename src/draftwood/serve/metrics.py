@@ -34,6 +34,7 @@ GAUGES = {
     "open_connections": "Connections of clients",
     "held_body_bytes": "Bytes of request bodies that are being read",
     "cache_tokens": "KV cache capacity in tokens",
+    "cache_bytes": "KV cache capacity in bytes; on a CPU, memory is taken when a part is first used",
     "reserved_cache_tokens": "KV cache tokens that running samples have reserved",
 }
 

@@ -15,6 +15,7 @@ from draftwood.serve.requests import (
     MAX_STOP_TOKENS,
     MAX_STOPS,
     MAX_TOP_LOGPROBS,
+    REASONING_FORMATS,
     RequestLimits,
 )
 
@@ -116,6 +117,7 @@ def field_schemas(limits: RequestLimits) -> dict[str, Json]:
         "messages": _list(MESSAGE, minItems=1),
         "prompt": {"anyOf": [prompt, _list(prompt, minItems=1), ids, _list(ids, minItems=1)]},
         "echo": FLAG,
+        "reasoning_format": _one_of(*REASONING_FORMATS),
         "tools": _list(_object({"type": _one_of("function"), "function": FUNCTION})),
         "tool_choice": {"anyOf": [_one_of("auto", "none", "required"), OBJECT]},
         "parallel_tool_calls": FLAG,
@@ -163,7 +165,10 @@ COUNTS = {"usage": USAGE, "timings": TIMINGS, "draftwood": DRAFTING}
 TOOL_CALL = _object({"id": TEXT, "type": _one_of("function"), "function": _object({"name": TEXT, "arguments": TEXT})})
 FINISH = _one_of("stop", "length", "tool_calls")
 BASICS = {"id": TEXT, "created": COUNT, "model": TEXT}
-ANSWER = _object({"role": _one_of("assistant"), "content": _or_null(TEXT)}, {"tool_calls": _list(TOOL_CALL)})
+ANSWER = _object(
+    {"role": _one_of("assistant"), "content": _or_null(TEXT)},
+    {"reasoning_content": TEXT, "tool_calls": _list(TOOL_CALL)},
+)
 LOGPROBS = {"logprobs": _or_null(OBJECT)}
 MODEL = _object(
     {

@@ -12,6 +12,7 @@ from draftwood.errors import CONTEXT_LENGTH_EXCEEDED, OptionError
 from draftwood.serve.errors import ApiError
 from draftwood.serve.fields import SAMPLING_FIELDS, Fields
 from draftwood.serve.structured import parse_structured
+from draftwood.serve.thoughts import Thinking
 from draftwood.serve.tools import Tools, parse_tools
 
 MAX_CHARACTERS_PER_TOKEN = 32  # a text with more characters per token of the context cannot fit, so it is not encoded
@@ -21,6 +22,8 @@ MAX_PREDICTION_TOKENS = 16_384  # less if the context is shorter
 MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 256, 256
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default
 NUM_SEEDS = 2**63
+REASONING_FORMATS = ("auto", "none")  # of llama.cpp: thoughts apart from the answer, or within it
+NO_MARKS: Mapping[str, int] = {}
 MAX_BIASES, MAX_BIAS = 1024, 100.0  # the second one is OpenAI's
 
 
@@ -36,6 +39,9 @@ class RequestOptions(NamedTuple):
     prediction: str  # the expected output, or empty
     echo: bool  # whether the response repeats the prompt
     tools: Tools | None
+    splits_thoughts: bool = True  # whether the response has thoughts apart from the answer
+    thinking: Thinking = "no"  # whether thoughts are looked for
+    marks: Mapping[str, int] = NO_MARKS  # those of thoughts that are special tokens
 
 
 class RequestLimits(NamedTuple):
@@ -111,6 +117,7 @@ def parse_options(fields: Fields, limits: RequestLimits, *, is_chat: bool) -> Re
         prediction,
         echo,
         parse_tools(fields) if is_chat else None,
+        _parse_choice(fields, "reasoning_format", REASONING_FORMATS) == "auto",
     )
 
 
@@ -232,6 +239,14 @@ def _parse_int(fields: Fields, name: str, low: int, high: int) -> int | None:
     if value is not None and (type(value) is not int or not low <= value <= high):
         raise ApiError(f"{name} must be an integer", got=repr(value), allowed=f"{low} to {high}", param=name)
     return value
+
+
+def _parse_choice(fields: Fields, name: str, allowed: Sequence[str]) -> str:
+    """One of the texts; the first one is the default."""
+    value = fields.get(name)
+    if value is not None and value not in allowed:
+        raise ApiError(f"{name} is unknown", got=repr(value)[:80], allowed=allowed, param=name)
+    return allowed[0] if value is None else str(value)
 
 
 def parse_flag(fields: Fields, name: str, default: bool = False) -> bool:

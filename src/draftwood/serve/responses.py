@@ -10,11 +10,12 @@ from starlette.types import Receive, Scope, Send
 
 from draftwood.serve.errors import ApiError
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 MESSAGES_PATH = "/v1/messages"  # errors of Anthropic's API have another format
 
 
 def json_response(body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_encode_json(body), status, headers, "application/json")
+    return Response(encode_json(body), status, headers, "application/json")
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None, path: str = "") -> Response:
@@ -25,12 +26,12 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None, pa
 
 def encode_event(body: Mapping[str, Any]) -> bytes:
     """Encode one server-sent event."""
-    return b"data: " + _encode_json(body) + b"\n\n"
+    return b"data: " + encode_json(body) + b"\n\n"
 
 
-def _encode_json(body: Mapping[str, Any]) -> bytes:
+def encode_json(body: Mapping[str, Any] | str) -> bytes:
     # A client may send half of a surrogate pair, and an error may quote it.
-    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    return _ENCODER.encode(body).encode("utf-8", "replace")
 
 
 class EventStreamResponse(Response):

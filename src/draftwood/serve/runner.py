@@ -1,12 +1,13 @@
 """Runs the engine in a thread of its own and delivers events to the requests.
 
 Other threads send commands, which the runner executes between two cycles. So no thread waits for a lock while the
-target runs.
+target runs. The events of a cycle are handed over together: waking another thread costs more than its work with one.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from draftwood.errors import DraftwoodError
 from draftwood.llm import LLM
 from draftwood.serve.errors import SHUTTING_DOWN, ApiError, ServerBusyError
 
-Deliver = Callable[[int, TokenEvent | Exception], None]  # (sample index in the ticket, result), in the runner's thread
+Result = TokenEvent | Exception
+Deliver = Callable[[int, Result], None]  # (sample index in the ticket, result), in the thread of the requests
 
 LOG = logging.getLogger("draftwood.serve")
 
@@ -44,6 +46,16 @@ class Ticket:
         self.is_cancelled = False  # by the client, or because the engine rejected a job
 
 
+Results = list[tuple[Ticket, int, Result]]
+# Lets the thread of the requests call a function, as ``call_soon_threadsafe`` of an event loop does.
+CallThere = Callable[[Callable[[Results], None], Results], object]
+
+
+def deliver_all(results: Results) -> None:
+    for ticket, index, result in results:
+        ticket.deliver(index, result)
+
+
 class Runner:
     """``max_samples``: limit of running and queued samples. Jobs beyond it are rejected."""
 
@@ -52,9 +64,11 @@ class Runner:
         self._max_samples = max_samples
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._owners: dict[int, tuple[Ticket, int]] = {}  # by request id: its ticket and sample index
+        self._results: Results = []  # to be handed over
         self._num_open = 0  # running and queued samples
         self._lock = threading.Lock()  # guards _num_open
         self._is_closing = False
+        self._call_there: CallThere = lambda function, argument: function(argument)
         self._thread = threading.Thread(target=self._run, name="draftwood-runner", daemon=True)
 
     @property
@@ -65,7 +79,8 @@ class Runner:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def start(self) -> None:
+    def start(self, call_there: CallThere) -> None:
+        self._call_there = call_there
         self._thread.start()
 
     def close(self) -> None:
@@ -103,6 +118,7 @@ class Runner:
         self._engine.step()
         for request_id, result in self._engine.take_ready(list(self._owners)):
             self._deliver(request_id, result)
+        self._hand_over()
         self._llm.keep_memory(self._llm.factory())
 
     def _execute_commands(self) -> None:
@@ -122,7 +138,8 @@ class Runner:
                     ticket.request_ids.append(request_id)
         except Exception as error:  # noqa: BLE001 - delivered to the request
             self._cancel(ticket)
-            ticket.deliver(0, ApiError.wrap(error) if isinstance(error, DraftwoodError) else error)
+            self._results.append((ticket, 0, ApiError.wrap(error) if isinstance(error, DraftwoodError) else error))
+            self._hand_over()
 
     def _cancel(self, ticket: Ticket) -> None:
         if not ticket.is_cancelled:
@@ -133,19 +150,25 @@ class Runner:
                 self._count_ended(1)
                 self._engine.cancel(request_id)
 
-    def _deliver(self, request_id: int, result: TokenEvent | Exception) -> None:
+    def _deliver(self, request_id: int, result: Result) -> None:
         owner = self._owners.get(request_id)
         if owner is None:
             return
         if isinstance(result, Exception) or result.finish_reason is not None:
             del self._owners[request_id]
             self._count_ended(1)
-        ticket, index = owner
-        ticket.deliver(index, result)
+        self._results.append((*owner, result))
+
+    def _hand_over(self) -> None:
+        results, self._results = self._results, []
+        if results:
+            with suppress(RuntimeError):  # the event loop is closed: nothing waits for results any more
+                self._call_there(deliver_all, results)
 
     def _fail_all(self, error: Exception) -> None:
         for request_id in list(self._owners):
             self._deliver(request_id, error)
+        self._hand_over()
         try:
             self._engine.clear()
         except Exception:

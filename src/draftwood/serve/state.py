@@ -52,6 +52,7 @@ class ServerState:
                 "open_connections": lambda: self.connections.num_open,
                 "held_body_bytes": lambda: self.bodies.num_held,
                 "cache_tokens": lambda: llm.engine.target.num_slots,
+                "cache_bytes": lambda: llm.engine.target.num_slots * llm.info.cache_bytes_per_token,
                 "reserved_cache_tokens": lambda: llm.engine.num_reserved,
             }
         )

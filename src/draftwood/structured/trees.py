@@ -24,9 +24,9 @@ def constrain(tree: DraftTree, matcher: StructureMatcher, max_size: int) -> Draf
     """The tree without forbidden guesses, and with forced text where there is room; the matcher ends where it was.
 
     Where children were drawn, forbidden ones stay too, for verification must see them rejected. Nothing stays below
-    them. Such trees get no forced text.
+    them. Forced text replaces all drawn children of a node: that does not depend on their tokens.
     """
-    kept, spans = _walk(tree, matcher, finds_spans=max_size > 1 and not tree.proposals)
+    kept, spans = _walk(tree, matcher, finds_spans=max_size > 1)
     allowed = tree.select(kept)
     if not spans:
         return allowed
@@ -54,9 +54,12 @@ def _walk(tree: DraftTree, matcher: StructureMatcher, *, finds_spans: bool) -> t
         kept.append(node)
         if matcher.is_complete:
             continue
+        is_drawn = node in tree.proposals
         if finds_spans and (forced := matcher.forced()):
             spans.append(Span(node, forced))
-        elif finds_spans and node == 0 and (closing := matcher.closing()):
+            if is_drawn:
+                continue
+        elif finds_spans and node == 0 and not is_drawn and (closing := matcher.closing()):
             spans.append(Span(node, closing, CLOSING_PROB))
         waiting += reversed(below[node])
     matcher.go_back(num_taken)
@@ -77,7 +80,8 @@ def _add_spans(tree: DraftTree, spans: Sequence[Span]) -> DraftTree:
     for span in spans:
         if not _comes_first(span):
             _add(builder, number[span.node], span)
-    return builder.build(route=tree.route)
+    proposals = {number[node]: proposal for node, proposal in tree.proposals.items()}
+    return builder.build(proposals, {number[node]: count for node, count in tree.num_chosen.items()}, tree.route)
 
 
 def _comes_first(span: Span) -> bool:

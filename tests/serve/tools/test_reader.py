@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood.serve.tools import ToolFormat, ToolReader
-from draftwood.serve.tools.formats import HERMES, LLAMA, MISTRAL
+from draftwood.serve.tools.formats import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS
 
 Calls = list[tuple[str, str]]
 ARGUMENTS = '{"a": "}{\\"]</x>", "b": [1, {"c": 2}]}'
@@ -39,6 +39,13 @@ CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (MISTRAL, "[1, 2]", "[1, 2]", []),
     (MISTRAL, '[{"a": 2}]', '[{"a": 2}]', []),
     (MISTRAL, "[a link](url)", "[a link](url)", []),
+    (MISTRAL_ARGS, f"[TOOL_CALLS]f[ARGS]{ARGUMENTS}", "", [("f", ARGUMENTS)]),
+    (MISTRAL_ARGS, "Well. [TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g{}\nEnd.", "Well.End.", [("f", "{}"), ("g", "{}")]),
+    (MISTRAL_ARGS, '[TOOL_CALLS]f[CALL_ID]a1b2[ARGS]{"x": 1}', "", [("f", '{"x": 1}')]),
+    (MISTRAL_ARGS, "[TOOL_CALLS]no call", "[TOOL_CALLS]no call", []),
+    (MISTRAL_ARGS, "[TOOL_CALLS]" + 30 * "words " + "{}", "[TOOL_CALLS]" + 30 * "words " + "{}", []),
+    (MISTRAL_ARGS, "a [TOOL_CALLS]b c[TOOL_CALLS]f[ARGS]{}", "a [TOOL_CALLS]b c", [("f", "{}")]),
+    (MISTRAL_ARGS, "text [TOOL", "text [TOOL", []),
 ]
 
 
@@ -78,6 +85,7 @@ PIECES = [
     "<tool_call>",
     "</tool_call>",
     "[TOOL_CALLS]",
+    "[ARGS]",
     "[",
     "]",
     "{",
@@ -91,7 +99,7 @@ PIECES = [
 ]
 
 
-@given(st.sampled_from([HERMES, LLAMA, MISTRAL]), st.lists(st.sampled_from(PIECES), max_size=24))
+@given(st.sampled_from([HERMES, LLAMA, MISTRAL, MISTRAL_ARGS]), st.lists(st.sampled_from(PIECES), max_size=24))
 def test_any_text_is_read_the_same_in_parts(form: ToolFormat, pieces: list[str]) -> None:
     text = "".join(pieces)
     assert read(form, [text]) == read(form, [*text, ""]) == read(form, [*pieces, ""])

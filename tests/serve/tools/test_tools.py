@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from draftwood import SamplingParams, Structured
+from draftwood.engine import RequestStats, TokenEvent
 from draftwood.serve.errors import ApiError
-from draftwood.serve.tools import ToolFormat, ToolReader, bind_answer, encode_chat, format_of, mark_of, parse_tools
-from draftwood.serve.tools.formats import HERMES, LLAMA, MISTRAL
+from draftwood.serve.formats import AnswerReaders, SampleOutput
+from draftwood.serve.runner import GenerationJob
+from draftwood.serve.tools import ToolFormat, ToolReader, bind_answer, encode_chat, format_of, marks_of, parse_tools
+from draftwood.serve.tools.formats import HERMES, LLAMA, MISTRAL, MISTRAL_ARGS
 from draftwood.serve.tools.messages import explain_tools
-from draftwood.text.bytes import BOS, ByteTokenizer
+from draftwood.text.bytes import BOS, VOCAB_SIZE, ByteTokenizer
+from draftwood.tree import DraftTree
 from tests.tools.engine import make_llm
 from tests.tools.serve import user_message
 from tests.tools.structured import compile_for
 from tests.tools.tool_calls import NAMED, TIME, TOOLS, WEATHER
 
 CODEC = ByteTokenizer()
-FORMATS = [HERMES, LLAMA, MISTRAL]
+ARGS = VOCAB_SIZE  # a further special token
+FORMATS = [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS]
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
@@ -72,12 +77,15 @@ def test_the_template_shows_the_format() -> None:
     assert format_of("{{ messages }}") is HERMES
     assert format_of("{% if tools %}<tool_call>{% endif %}") is HERMES
     assert format_of("{% if tools %}[AVAILABLE_TOOLS] [TOOL_CALLS]{% endif %}") is MISTRAL
+    assert format_of("{% if tools %}{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}{% endif %}") is MISTRAL_ARGS
     assert format_of("{%- if tools is not none %}<|python_tag|>{% endif %}") is LLAMA
     assert format_of("{{ tools | tojson }}") is HERMES
 
 
 def write_call(form: ToolFormat, *calls: tuple[str, dict[str, Any]]) -> str:
     bodies = [json.dumps({"name": name, form.arguments: arguments}) for name, arguments in calls]
+    if form.middle:
+        bodies = [f"{name}{form.middle}{json.dumps(arguments)}" for name, arguments in calls]
     return form.start + form.separator.join(f"{form.opening}{body}{form.closing}" for body in bodies) + form.end
 
 
@@ -144,28 +152,55 @@ def test_a_schema_binds_answers_that_are_no_calls(form: ToolFormat) -> None:
 
 
 class MarkingTokenizer(ByteTokenizer):
-    """A special token marks calls."""
+    """Special tokens mark calls."""
+
+    MARKS: ClassVar = {"[TOOL_CALLS]": BOS, "[ARGS]": ARGS}
+
+    vocab_size = ARGS + 1
+    special_token_ids = ByteTokenizer.special_token_ids | {ARGS}
+
+    def token_text(self, token_id: int) -> str:
+        return "[ARGS]" if token_id == ARGS else super().token_text(token_id)
 
     def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        return [BOS] if text == MISTRAL.mark else super().encode(text, add_special=add_special)
+        if text in self.MARKS:
+            return [self.MARKS[text]]
+        return super().encode(text, add_special=add_special)
 
 
-def test_a_special_token_marks_calls() -> None:
+def test_special_tokens_mark_calls() -> None:
     pytest.importorskip("llguidance")
     codec = MarkingTokenizer()
-    assert mark_of(MISTRAL, codec) == BOS
-    assert mark_of(MISTRAL, CODEC) is None
-    assert mark_of(HERMES, codec) is None
-    for choice in ("required", "auto"):
-        tools = parse_tools({"tools": TOOLS, "tool_choice": choice})
-        assert tools is not None
-        structured = bind_answer(tools, MISTRAL, None, mark_of(MISTRAL, codec))
-        assert structured is not None
-        matcher = compile_for(codec, structured).start()
-        ids = [BOS, *CODEC.encode(write_call(MISTRAL, NOW, OSLO), add_special=False)]
-        assert matcher.take(ids) == len(ids)
-        assert matcher.is_complete
-        assert not accepts(structured, write_call(MISTRAL, NOW))
+    assert marks_of(MISTRAL, codec) == {"[TOOL_CALLS]": BOS}
+    assert marks_of(MISTRAL_ARGS, codec) == MarkingTokenizer.MARKS
+    assert marks_of(MISTRAL, CODEC) == marks_of(HERMES, codec) == {}
+    now, oslo = (CODEC.encode(name, add_special=False) for name in ("get-time", "get_weather"))
+    nothing, city = (CODEC.encode(json.dumps(arguments), add_special=False) for arguments in (NOW[1], OSLO[1]))
+    written = {
+        MISTRAL: [BOS, *CODEC.encode(write_call(MISTRAL, NOW, OSLO), add_special=False)],
+        MISTRAL_ARGS: [BOS, *now, ARGS, *nothing, BOS, *oslo, ARGS, *city],
+    }
+    for form, ids in written.items():
+        for choice in ("required", "auto"):
+            tools = parse_tools({"tools": TOOLS, "tool_choice": choice})
+            assert tools is not None
+            structured = bind_answer(tools, form, None, marks_of(form, codec))
+            assert structured is not None
+            matcher = compile_for(codec, structured).start()
+            assert matcher.take(ids) == len(ids)
+            assert matcher.is_complete or matcher.allows(codec.eos_token_ids[0])
+            if choice == "required":
+                spelled = CODEC.encode(write_call(form, NOW), add_special=False)
+                assert compile_for(codec, structured).start().take(spelled) == 0
+        text_of = {token: text for text, token in marks_of(form, codec).items()}
+        job = GenerationJob((), SamplingParams())
+        sample = SampleOutput(0, job, AnswerReaders(calls=ToolReader(form, parallel=True)), text_of)
+        texts = tuple("" if token in (BOS, ARGS) else chr(token) for token in ids)
+        tree = DraftTree.root_only(0)
+        sample.add(TokenEvent(0, tuple(ids), ("target",) * len(ids), texts, (), "stop", RequestStats(), tree, (0,)))
+        assert [(call.name, json.loads(call.arguments)) for call in sample.calls] == [NOW, OSLO]
+        assert sample.content == ""
+        assert sample.finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)

@@ -1,8 +1,10 @@
 """``draftwood serve``: an OpenAI-compatible server for one model."""
 
 import argparse
+import ctypes
 import math
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -15,6 +17,7 @@ from draftwood.disk import check_output
 from draftwood.errors import MissingExtraError, OptionError
 from draftwood.models import short_name
 
+M_ARENA_MAX, MAX_HEAPS = -8, 2  # the first one is a constant of glibc
 PACKAGES = ("uvicorn", "starlette", "prometheus_client")  # of the extra "serve"
 
 
@@ -33,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
             raise MissingExtraError("draftwood serve", package, "serve")
     from draftwood.serve import ServerOptions, create_server, listen, server_url
 
+    _share_heaps()
     screen = Screen(args.color)
     options = ServerOptions(
         names=tuple(dict.fromkeys(args.name or [short_name(args.model)])),
@@ -59,6 +63,13 @@ def run(args: argparse.Namespace) -> int:
         ready = f"{options.names[0]}, drafter {llm.drafter}, at {url}/v1{page}. Press Ctrl-C to stop."
         create_server(llm, options, lambda: screen.note(ready)).run(sockets=[listener])
     return 0
+
+
+def _share_heaps() -> None:
+    """Let the threads of this process share heaps: each of them keeps the memory of its largest request. Linux only."""
+    if sys.platform == "linux" and "MALLOC_ARENA_MAX" not in os.environ:
+        with suppress(OSError, AttributeError):  # a C library without this setting
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, MAX_HEAPS)
 
 
 def _api_keys(given: Sequence[str], file: str | None) -> tuple[str, ...]:

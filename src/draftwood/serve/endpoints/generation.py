@@ -5,7 +5,7 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
@@ -17,7 +17,7 @@ from draftwood.engine import TokenEvent
 from draftwood.errors import DraftwoodError
 from draftwood.serve.errors import SHUTTING_DOWN, ApiError, InternalError, ServerBusyError
 from draftwood.serve.fields import ApiFields, Fields, check_fields
-from draftwood.serve.formats import Order, ResponseFormat, SampleOutput, summarize
+from draftwood.serve.formats import Order, ResponseFormat, SampleOutput, is_last, summarize
 from draftwood.serve.logs import LOG
 from draftwood.serve.requests import (
     MAX_PREDICTION_TOKENS,
@@ -31,16 +31,17 @@ from draftwood.serve.requests import (
     too_long,
 )
 from draftwood.serve.responses import EventStreamResponse, json_response
-from draftwood.serve.runner import GenerationJob
+from draftwood.serve.runner import GenerationJob, Result
 from draftwood.serve.state import CLIENT, NOTES, ServerState, get_state
 from draftwood.serve.structured import compile_structure
-from draftwood.serve.tools import bind_answer, format_of, mark_of
+from draftwood.serve.thoughts import CLOSE, OPEN, bind_after_thoughts, thinking_of
+from draftwood.serve.tools import bind_answer, format_of, marks_of, special_marks
 from draftwood.text import TextCodec, Tool
 
 IGNORED_HEADER = "x-draftwood-warning"
 
 PromptT = TypeVar("PromptT")
-SampleEvents = AsyncGenerator[tuple[SampleOutput, TokenEvent], None]
+NewEvents = AsyncGenerator[Sequence[tuple[int, TokenEvent]], None]  # by sample, those that came together
 
 
 class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
@@ -79,8 +80,9 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
         events = self._generate(request, order.jobs, samples)
         if order.options.stream:
             return EventStreamResponse(self._stream(events, samples, answer), headers)
-        async for _ in events:
-            pass
+        async for batch in events:
+            for index, event in batch:
+                samples[index].add(event)
         return await asyncio.to_thread(lambda: json_response(answer.whole(samples), 200, headers))
 
     def _parse(self, body: bytes) -> tuple[Order, Sequence[str]]:
@@ -119,49 +121,44 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
             for prompt in prompts:
                 prompt_ids = self.encode(prompt, llm.tokenizer, tools)
                 llm.engine.check(prompt_ids)
-                jobs.append(job._replace(prompt_ids=prompt_ids))
+                if self.is_chat:
+                    options = bind_to_thoughts(options, prompt_ids, llm.tokenizer)
+                    compile_structure(llm, options.params, fields)
+                jobs.append(job._replace(prompt_ids=prompt_ids, params=options.params))
         except DraftwoodError as error:
             raise (error if isinstance(error, ApiError) else ApiError.wrap(error, self.prompt_field)) from error
         return Order(model, fields, options, jobs), ignored
 
     async def _generate(
         self, request: Request, jobs: Sequence[GenerationJob], samples: Sequence[SampleOutput]
-    ) -> SampleEvents:
+    ) -> NewEvents:
         """Run the jobs until all samples have ended. They are cancelled if the client disconnects."""
-        queue: asyncio.Queue[tuple[int, TokenEvent | Exception]] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-
-        def deliver(index: int, result: TokenEvent | Exception) -> None:
-            with suppress(RuntimeError):  # the event loop is closed: nothing waits for results any more
-                loop.call_soon_threadsafe(queue.put_nowait, (index, result))
+        inbox = Inbox()
 
         async def watch_connection() -> None:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
-            queue.put_nowait((0, ClientDisconnect()))
+            inbox.put(0, ClientDisconnect())
 
-        runner = self._state.runner
-        ticket = runner.submit(jobs, deliver)
+        runner, metrics = self._state.runner, self._state.metrics
+        ticket = runner.submit(jobs, inbox.put)
         submitted = time.monotonic()
         watcher = asyncio.create_task(watch_connection())
         try:
-            num_running = len(samples)
+            waiting, num_running = set(range(len(samples))), len(samples)
             while num_running:
-                index, event = await queue.get()
-                if isinstance(event, ApiError | ClientDisconnect):
-                    raise event
-                if isinstance(event, DraftwoodError) and event.param is not None:
-                    raise ApiError.wrap(event)  # what the client asked for cannot go on
-                if isinstance(event, Exception):
-                    LOG.error("A request failed", exc_info=event)
-                    raise InternalError from event
-                if not samples[index].token_ids:
-                    self._state.metrics.count_start(time.monotonic() - submitted, event.stats)
-                samples[index].add(event)
-                if event.finish_reason is not None:
-                    num_running -= 1
-                    self._state.metrics.count_sample(event.stats)
-                yield samples[index], event
+                events, error = await inbox.take()
+                for index, event in events:
+                    if index in waiting:
+                        waiting.remove(index)
+                        metrics.count_start(time.monotonic() - submitted, event.stats)
+                    if event.finish_reason is not None:
+                        num_running -= 1
+                        metrics.count_sample(event.stats)
+                if events:
+                    yield events
+                if error is not None:
+                    raise _explain(error)
         except asyncio.CancelledError:  # the request outlived the grace period of a shutdown
             raise ServerBusyError(SHUTTING_DOWN) from None
         finally:
@@ -170,25 +167,76 @@ class GenerationEndpoint(HTTPEndpoint, Generic[PromptT]):
             self.scope[NOTES].update(summarize(samples))
 
     async def _stream(
-        self, events: SampleEvents, samples: Sequence[SampleOutput], answer: ResponseFormat
+        self, events: NewEvents, samples: Sequence[SampleOutput], answer: ResponseFormat
     ) -> AsyncGenerator[bytes, None]:
         started: set[int] = set()
+        parts: list[bytes] = []  # sent together
         try:
             async with aclosing(events):
-                async for sample, event in events:
-                    if sample.index not in started:
-                        started.add(sample.index)
-                        for part in answer.begin(sample):
-                            yield part
-                    for part in answer.add(sample, event, samples):
-                        yield part
-            for part in answer.end(samples):
-                yield part
+                async for batch in events:
+                    for index, event in batch:
+                        sample = samples[index]
+                        sample.add(event)
+                        if index not in started:
+                            started.add(index)
+                            parts += answer.begin(sample)
+                        parts += answer.add(sample, event, samples)
+                    if not is_last(samples):  # else the end follows at once
+                        yield b"".join(parts)
+                        parts.clear()
+            parts += answer.end(samples)
         except ApiError as error:
             if not started:
                 raise  # it can still be the response
-            for part in answer.fail(error):
-                yield part
+            parts += answer.fail(error)
+        yield b"".join(parts)
+
+
+def bind_to_thoughts(options: RequestOptions, prompt_ids: Sequence[int], codec: TextCodec) -> RequestOptions:
+    """The options for a model that thinks before its answer: a structure binds what follows."""
+    thinking, params = thinking_of(prompt_ids, codec), options.params
+    if thinking == "no":
+        return options
+    if params.structured is not None:
+        params = replace(params, structured=bind_after_thoughts(params.structured, thinking, codec))
+    if not options.splits_thoughts:
+        return options._replace(params=params)
+    return options._replace(params=params, thinking=thinking, marks=special_marks((OPEN, CLOSE), codec))
+
+
+class Inbox:
+    """Results of one request that its task has not taken yet. For the thread of the event loop."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[int, TokenEvent]] = []
+        self._error: Exception | None = None  # the last result
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, index: int, result: Result) -> None:
+        if isinstance(result, Exception):
+            self._error = result
+        else:
+            self._events.append((index, result))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> tuple[list[tuple[int, TokenEvent]], Exception | None]:
+        """Wait for results; return all of them."""
+        if not self._events and self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        events, self._events = self._events, []
+        return events, self._error
+
+
+def _explain(error: Exception) -> Exception:
+    """What the client gets to know of an error that ended its request."""
+    if isinstance(error, ApiError | ClientDisconnect):
+        return error
+    if isinstance(error, DraftwoodError) and error.param is not None:
+        return ApiError.wrap(error)  # what the client asked for cannot go on
+    LOG.error("A request failed", exc_info=error)
+    return InternalError()
 
 
 def bind_to_tools(options: RequestOptions, codec: TextCodec) -> RequestOptions:
@@ -197,8 +245,10 @@ def bind_to_tools(options: RequestOptions, codec: TextCodec) -> RequestOptions:
     if tools is None:
         return options
     form = format_of(codec.tool_template)
-    structured = bind_answer(tools, form, params.structured, mark_of(form, codec))
-    return options._replace(params=replace(params, structured=structured), tools=replace(tools, form=form))
+    marks = marks_of(form, codec)
+    structured = bind_answer(tools, form, params.structured, marks)
+    tools = replace(tools, form=form, marks=marks)
+    return options._replace(params=replace(params, structured=structured), tools=tools)
 
 
 def _warn_of_ignored(names: Sequence[str]) -> dict[str, str]:

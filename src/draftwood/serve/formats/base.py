@@ -9,10 +9,27 @@ from draftwood.serve.errors import ApiError
 from draftwood.serve.requests import Fields, RequestOptions
 from draftwood.serve.responses import encode_event
 from draftwood.serve.runner import GenerationJob
+from draftwood.serve.thoughts import ThoughtReader
 from draftwood.serve.tools import AnswerDelta, ToolCall, ToolReader
 from draftwood.text import TextCodec
 
 Json = dict[str, Any]
+NO_MARKS: Mapping[int, str] = {}
+
+
+class AnswerReaders(NamedTuple):
+    """What finds the parts of an answer in its text; None: it has no such parts."""
+
+    thoughts: ThoughtReader | None = None
+    calls: ToolReader | None = None
+
+    def read(self, text: str, *, is_last: bool) -> AnswerDelta:
+        thoughts = ""
+        if self.thoughts is not None:
+            thoughts, text = self.thoughts.feed(text, is_last=is_last)
+        delta = AnswerDelta(text) if self.calls is None else self.calls.feed(text, is_last=is_last)
+        delta.thoughts = thoughts
+        return delta
 
 
 class Order(NamedTuple):
@@ -25,21 +42,31 @@ class Order(NamedTuple):
 
     def new_samples(self) -> list["SampleOutput"]:
         jobs = [job for job in self.jobs for _ in range(job.params.n)]
-        return [SampleOutput(index, job, self._new_reader()) for index, job in enumerate(jobs)]
+        return [SampleOutput(index, job, *self._new_readers()) for index, job in enumerate(jobs)]
 
-    def _new_reader(self) -> ToolReader | None:
-        tools = self.options.tools
-        return None if tools is None else ToolReader(tools.form, parallel=tools.parallel)
+    def _new_readers(self) -> tuple[AnswerReaders, dict[int, str]]:
+        tools, thinking = self.options.tools, self.options.thinking
+        thoughts = ThoughtReader(thinking) if thinking != "no" else None
+        marks = {**self.options.marks, **(tools.marks if tools is not None else {})}
+        reader = None if tools is None else ToolReader(tools.form, parallel=tools.parallel)
+        return AnswerReaders(thoughts, reader), {token: text for text, token in marks.items()}
 
 
 class SampleOutput:
     """Output of one sample so far."""
 
-    def __init__(self, index: int, job: GenerationJob, reader: ToolReader | None = None) -> None:
-        """``reader``: finds calls of tools in the text."""
-        self.index, self.job, self._reader = index, job, reader
+    def __init__(
+        self,
+        index: int,
+        job: GenerationJob,
+        readers: AnswerReaders = AnswerReaders(),  # noqa: B008 - immutable
+        marks: Mapping[int, str] = NO_MARKS,
+    ) -> None:
+        """``marks``: texts of special tokens, which decoding skips."""
+        self.index, self.job, self._readers, self._marks = index, job, readers, marks
         self.delta = AnswerDelta()  # what the last event added
-        self.content = ""  # the text without calls
+        self.content = ""  # the text without thoughts and calls
+        self.thoughts = ""
         self.calls: list[ToolCall] = []
         self.token_ids: list[int] = []
         self.texts: list[str] = []  # one per token; empty while a character is incomplete
@@ -61,14 +88,17 @@ class SampleOutput:
         self.logprobs += event.logprobs
         self.finish_reason = event.finish_reason
         self.stats = event.stats
-        self.delta = AnswerDelta(event.text)
-        if self._reader is not None:
-            self.delta = self._reader.feed(event.text, is_last=event.finish_reason is not None)
-            if self._reader.num_calls and event.finish_reason == "stop":
-                self.finish_reason = "tool_calls"
+        text = event.text
+        if self._marks:
+            spelled = zip(event.token_ids, event.texts, strict=True)
+            text = "".join(text + self._marks.get(token, "") for token, text in spelled)
+        self.delta = self._readers.read(text, is_last=event.finish_reason is not None)
         self.content += self.delta.content
+        self.thoughts += self.delta.thoughts
         for call in self.delta.calls:
             self.calls[call.place :] = [call if call.name else self.calls[call.place].extend(call.arguments)]
+        if self.calls and event.finish_reason == "stop":
+            self.finish_reason = "tool_calls"
 
 
 class ResponseFormat(ABC):

@@ -15,11 +15,12 @@ from draftwood.serve.errors import ApiError
 from draftwood.serve.formats.base import Json, Order, ResponseFormat, SampleOutput, is_last
 from draftwood.serve.formats.cycles import CycleReader
 from draftwood.serve.formats.usage import drafting, timings, usage
-from draftwood.serve.responses import encode_event
+from draftwood.serve.responses import encode_event, encode_json
 from draftwood.serve.tools import AnswerDelta, ToolCall
 from draftwood.text import TextCodec
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity
+MARK = uuid.uuid4().hex  # in place of a text
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
@@ -30,6 +31,7 @@ class CompletionFormat(ResponseFormat):
         self._object = "chat.completion" if is_chat else "text_completion"
         response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._common = {"id": response_id, "created": int(time.time()), "model": order.model}
+        self._frames: dict[int, list[bytes]] = {}  # by sample: the chunk around a text
         self._cycles: defaultdict[int, CycleReader] = defaultdict(lambda: CycleReader(codec))  # by sample
 
     def whole(self, samples: Sequence[SampleOutput]) -> Json:
@@ -49,6 +51,11 @@ class CompletionFormat(ResponseFormat):
             yield encode_event(self._chunk([_choice(sample, {"text": text}, None, None)]))
 
     def add(self, sample: SampleOutput, event: TokenEvent, samples: Sequence[SampleOutput]) -> Iterator[bytes]:
+        delta = sample.delta
+        has_text_only = bool(delta.content) and not delta.calls and not delta.thoughts
+        if self._is_plain and has_text_only and sample.finish_reason is None:
+            yield self._frame(sample, delta.content)
+            return
         content = {"delta": _delta(sample.delta)} if self._is_chat else {"text": event.text}
         logprobs = self._logprobs(event.logprobs, event.texts, sample.last_offset)
         chunk = self._chunk([_choice(sample, content, logprobs, sample.finish_reason)])
@@ -57,6 +64,21 @@ class CompletionFormat(ResponseFormat):
         if not self.order.options.include_usage and is_last(samples):
             chunk["timings"] = timings(samples)
         yield encode_event(chunk)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the chunks of a stream have nothing but text."""
+        options = self.order.options
+        return options.params.logprobs is None and not options.include_cycles
+
+    def _frame(self, sample: SampleOutput, text: str) -> bytes:
+        """A chunk with a text, as most are: only the text is encoded each time."""
+        frame = self._frames.get(sample.index)
+        if frame is None:
+            content = {"delta": {"content": MARK}} if self._is_chat else {"text": MARK}
+            chunk = encode_event(self._chunk([_choice(sample, content, None, None)]))
+            frame = self._frames[sample.index] = chunk.split(encode_json(MARK))
+        return frame[0] + encode_json(text) + frame[1]
 
     def end(self, samples: Sequence[SampleOutput]) -> Iterator[bytes]:
         if self.order.options.include_usage:
@@ -100,17 +122,18 @@ class CompletionFormat(ResponseFormat):
 
 
 def _message(sample: SampleOutput) -> Json:
-    if not sample.calls:
-        return {"role": "assistant", "content": sample.content}
-    return {
-        "role": "assistant",
-        "content": sample.content or None,
-        "tool_calls": [_call(call) for call in sample.calls],
-    }
+    message: Json = {"role": "assistant", "content": sample.content}
+    if sample.thoughts:
+        message["reasoning_content"] = sample.thoughts
+    if sample.calls:
+        message |= {"content": sample.content or None, "tool_calls": [_call(call) for call in sample.calls]}
+    return message
 
 
 def _delta(delta: AnswerDelta) -> Json:
-    content: Json = {"content": delta.content} if delta.content else {}
+    content: Json = {"reasoning_content": delta.thoughts} if delta.thoughts else {}
+    if delta.content:
+        content["content"] = delta.content
     calls = [{"index": call.place, **_call(call)} for call in delta.calls]
     return {**content, "tool_calls": calls} if calls else content
 

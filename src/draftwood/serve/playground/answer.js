@@ -106,9 +106,11 @@ export class AnswerView {
       "Compare with plain decoding");
     this.show = make("button", { type: "button", onclick: () => onSelect(this) }, "Show its trees");
     this.verdict = make("p", { class: "verdict", hidden: true });
+    this.hint = make("p", { class: "hint", hidden: true },
+      "No guesses would have paid here. To see trees anyway, set a budget in the settings, such as 16.");
     this.columns = make("div", { class: "columns" }, this._column(run, this.text));
     this.element = make("article", { class: "message assistant", "aria-label": "Answer", "aria-busy": "true" },
-      this.columns, this.verdict, make("div", { class: "foot" }, this.figures, this.compare, this.show));
+      this.columns, this.verdict, make("div", { class: "foot" }, this.figures, this.compare, this.show), this.hint);
   }
 
   _column(run, text) {
@@ -125,6 +127,8 @@ export class AnswerView {
     if (own.speed) parts.push(`${number(own.speed)} tokens a second`);
     if (own.state === "stopped") parts.push("stopped");
     this.figures.textContent = parts.join(" · ");
+    const wasFree = own.fields.drafter !== "plain" && own.fields.budget === undefined;
+    this.hint.hidden = own.state !== "done" || !wasFree || own.cycles.some((cycle) => cycle.nodes.length > 1);
     this.compare.hidden = own.state !== "done" || own.plain !== null || own.fields.drafter === "plain" || !own.cycles.length;
     if (own.plain && own.plain.state !== "running") this._judge(own, own.plain);
   }

@@ -45,7 +45,8 @@ export function describeNode(node) {
 export function describeCycle(cycle) {
   const drafted = cycle.nodes.length - 1;
   const kept = cycle.tokens.filter((token) => token.node !== null);
-  const text = JSON.stringify(cycle.tokens.map((token) => token.text).join(""));
+  const joined = cycle.tokens.map((token) => token.text).join("");
+  const text = joined ? JSON.stringify(joined) : cycle.finish === "stop" ? "the end" : "a part of a character";
   if (drafted === 0) return `No guesses: the model adds ${text}.`;
   const own = kept.length < cycle.tokens.length ? ", and the model adds one token" : "";
   return `${drafted} guessed, ${kept.length} accepted${own}: ${text}.`;

@@ -3,6 +3,7 @@
 import re
 import secrets
 import string
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from draftwood.text import TextCodec
@@ -12,12 +13,13 @@ LETTERS = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Calls are JSON objects with a name and arguments, between marks."""
+    """Calls are JSON objects with a name and arguments, or a name and an object of arguments, between marks."""
 
     name: str
     arguments: str  # key of the arguments
     start: str = ""  # before all calls
     opening: str = ""  # before each call
+    middle: str = ""  # between the name of a call and its arguments; empty: they are one object
     closing: str = ""  # after each call
     separator: str = ""  # between calls
     end: str = ""  # after all calls
@@ -27,7 +29,7 @@ class ToolFormat:
 
     def new_id(self) -> str:
         """An id for a call. Mistral's templates accept nine letters and digits only."""
-        if self is MISTRAL:
+        if self in (MISTRAL, MISTRAL_ARGS):
             return "".join(secrets.choice(LETTERS) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
@@ -37,6 +39,7 @@ HERMES = ToolFormat(
 )
 LLAMA = ToolFormat("llama", "parameters", separator="; ", mark="<|python_tag|>", several=False)
 MISTRAL = ToolFormat("mistral", "arguments", start="[", separator=", ", end="]", mark="[TOOL_CALLS]")
+MISTRAL_ARGS = ToolFormat("mistral-args", "", opening="[TOOL_CALLS]", middle="[ARGS]", anywhere=True)  # since 2025
 
 
 def format_of(template: str | None) -> ToolFormat:
@@ -44,14 +47,20 @@ def format_of(template: str | None) -> ToolFormat:
     if template is None or not mentions_tools(template) or "<tool_call>" in template:
         return HERMES
     if "[TOOL_CALLS]" in template:
-        return MISTRAL
+        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     return LLAMA if "<|python_tag|>" in template or '"parameters": ' in template else HERMES
 
 
-def mark_of(form: ToolFormat, codec: TextCodec) -> int | None:
-    """The special token that marks calls. Llama's marks other calls than those of functions."""
-    ids = codec.encode(form.mark, add_special=False) if form is MISTRAL else []
-    return ids[0] if len(ids) == 1 and ids[0] in codec.special_token_ids else None
+def marks_of(form: ToolFormat, codec: TextCodec) -> dict[str, int]:
+    """The marks of a format that are special tokens, which decoded texts lack. Llama's marks other calls than those of
+    functions."""
+    return {} if form is LLAMA else special_marks((form.mark, form.opening, form.middle), codec)
+
+
+def special_marks(texts: Iterable[str], codec: TextCodec) -> dict[str, int]:
+    """Those of the texts that are one special token each."""
+    ids = {text: codec.encode(text, add_special=False) for text in texts if text}
+    return {text: found[0] for text, found in ids.items() if len(found) == 1 and found[0] in codec.special_token_ids}
 
 
 def mentions_tools(template: str | None) -> bool:

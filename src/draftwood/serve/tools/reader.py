@@ -1,6 +1,7 @@
 """Reads calls out of a growing answer. The result does not depend on how the text is cut into parts."""
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -8,6 +9,8 @@ from draftwood.serve.tools.formats import ToolFormat
 from draftwood.serve.tools.scan import NoCallError, ObjectEnd, UnfinishedError, read_head
 
 BLANKS = " \t\r\n"
+MAX_HEAD = 160  # characters of a name with its marks, at least
+HEAD = re.compile(r"\s{0,4}([\w.-]{1,64})(?:\[CALL_ID\][\w-]{0,40})?(?:\[ARGS\])?\s{0,4}", re.ASCII)
 
 
 class ToolCall(NamedTuple):
@@ -27,6 +30,7 @@ class AnswerDelta:
     """What a part of the text added."""
 
     content: str = ""
+    thoughts: str = ""  # of a model that thinks before its answer
     calls: list[ToolCall] = field(default_factory=list)
 
 
@@ -96,6 +100,8 @@ class ToolReader:
 
     def _read_call(self, is_last: bool) -> bool:
         """The start of a call, up to its arguments."""
+        if self._form.middle:
+            return self._read_name(is_last)
         try:
             name, start = read_head(self._text)
         except UnfinishedError:
@@ -113,8 +119,24 @@ class ToolReader:
         size = self._end.find(self._text)
         self._add_arguments(self._text[:size])
         self._text = self._text[size:]
-        if self._end.is_reached:
-            self._read = self._read_closing if self._form.anywhere else self._read_next
+        if self._end.is_reached and self._form.anywhere:
+            self._read = self._read_closing if self._form.closing else self._read_text
+        elif self._end.is_reached:
+            self._read = self._read_next
+        return True
+
+    def _read_name(self, is_last: bool) -> bool:
+        """A name before an object of arguments."""
+        head, brace, _ = self._text.partition("{")
+        if not brace and not is_last and len(head) <= MAX_HEAD:
+            return False
+        found = HEAD.fullmatch(head) if brace else None
+        if found is None:
+            self._add_content(self._opening)
+            self._read = self._read_text
+        else:
+            self._start_call(found[1])
+            self._text, self._end, self._read = self._text[len(head) :], ObjectEnd(), self._read_arguments
         return True
 
     def _read_closing(self, is_last: bool) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from draftwood.serve.errors import ApiError
@@ -31,6 +31,7 @@ class Tools:
     named: str | None  # the one function that must be called
     parallel: bool  # whether there may be several calls
     form: ToolFormat = HERMES  # how the model writes calls
+    marks: Mapping[str, int] = field(default_factory=dict)  # those of the format that are special tokens
 
     @property
     def callable_functions(self) -> tuple[Function, ...]:
