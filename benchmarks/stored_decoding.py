@@ -105,7 +105,7 @@ def compare_drafter(options: argparse.Namespace) -> None:
     speedups, same, count = [], 0, 0
     for task in TASKS:
         lines = (options.data / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
-        spent = dict.fromkeys(("plain", DEFAULT_DRAFTER), 0.0)
+        spent = dict.fromkeys(("plain", options.drafter), 0.0)
         for prompt in [json.loads(line)["turns"][0][:2000] for line in lines[: options.limit]]:
             outputs = []
             for drafter in spent:
@@ -116,7 +116,7 @@ def compare_drafter(options: argparse.Namespace) -> None:
                 outputs.append(answer.token_ids)
             same += outputs[0] == outputs[1]
             count += 1
-        speedups.append(spent["plain"] / spent[DEFAULT_DRAFTER])
+        speedups.append(spent["plain"] / spent[options.drafter])
         print(f"{task}: {speedups[-1]:.2f}x", flush=True)
     print(f"mean {statistics.mean(speedups):.2f}x; {same} of {count} outputs equal those of plain decoding")
 
@@ -128,6 +128,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--drafter", default=DEFAULT_DRAFTER)
     parser.add_argument("--limit", type=int, default=4, help="prompts of each task")
     return parser.parse_args()
 
