@@ -35,7 +35,7 @@ class Session:
         self.sample = sample
         self.params = request.params
         self.drafter = drafter
-        self.drafts = sample.budget > 1 and not isinstance(drafter, PlainDrafter)
+        self.drafts = sample.budget > 1 and type(drafter).propose is not PlainDrafter.propose
         self.sizer = sizer
         self.vocab_size = info.vocab_size
         self.sequence = -1  # set on admission
