@@ -31,6 +31,8 @@ class Rate:
     def note(self, tokens: int, seconds: float) -> None:
         if self.passes >= 1.0 and seconds * self.passes > MAX_OUTLIER * self.seconds:
             return
+        if seconds * self.passes * MAX_OUTLIER < self.seconds:  # the ones before were such passes
+            self.tokens = self.seconds = self.passes = 0.0
         self.tokens = DECAY * self.tokens + tokens
         self.seconds = DECAY * self.seconds + seconds
         self.passes = DECAY * self.passes + 1.0
