@@ -27,7 +27,7 @@ demo: $(READY)  ## set up, then generate with the default model and compare with
 	$(BIN)/draftwood generate --compare --max-tokens 160 "Repeat the text exactly: The quick brown fox jumps over the lazy dog. The dog sleeps in the garden, and the fox runs home to its den in the forest."
 
 test: $(READY)  ## set up, then run the tests
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 test-slow: $(READY)  ## run the tests that take minutes, on the default model and prompt files
 	$(BIN)/python -m pytest -m slow

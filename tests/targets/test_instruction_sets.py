@@ -13,7 +13,10 @@ from draftwood.targets.native.cpu.records import FORMATS
 from tests.tools.blocks import random_blocks, random_stored
 from tests.tools.instruction_sets import HEADERS, build_programs, find_sets
 
-pytestmark = pytest.mark.skipif(not find_sets(), reason="no C compiler")
+pytestmark = [
+    pytest.mark.skipif(not find_sets(), reason="no C compiler"),
+    pytest.mark.xdist_group("instruction sets"),  # one process compiles them
+]
 # These differ from the others in integer products only.
 SAME_FLOATS = ("portable", "AVX-VNNI", "VNNI with 256 bits", "AVX-512-VNNI", "NEON dot product", "NEON i8mm")
 BLOCKS = [name for name in FORMATS if name not in ("F32", "BF16", "F16")]
