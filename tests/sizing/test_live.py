@@ -223,3 +223,21 @@ def test_sizes_that_are_not_ready_cost_what_the_next_ready_one_does() -> None:
     assert [ready[n - 1] for n in (1, 4, 5, 16, 17, 48)] == [plain[n - 1] for n in (4, 4, 16, 16, 48, 48)]
     assert ready[48:] == plain[48:]  # beyond the last one nothing is known
     assert costs.seconds(100, 16, (4, 16, 48)) is ready
+
+
+def test_costs_of_a_busy_machine_are_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By such a curve no guess would pay, and without guesses nothing would correct it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    usual = estimate_costs(INFO, 512)
+    busy = tuple(
+        tuple(seconds * (1.0 if size == 1 else 30.0) for size, seconds in zip(usual.sizes, row, strict=True))
+        for row in usual.seconds
+    )
+    save_profile(INFO, replace(usual, seconds=busy, first=busy))
+    target = tiny_target()
+    monkeypatch.setattr(target, "info", INFO)
+    relative, normal = known_costs(target).profile.relative(), usual.relative()
+    assert relative[0] == 1.0
+    assert all(own <= 2.0 * other for own, other in zip(relative, normal, strict=True))
+    save_profile(INFO, replace(usual, seconds=busy, first=None))
+    assert known_costs(target).profile.seconds == busy  # measured by `draftwood tune`

@@ -5,6 +5,9 @@ bytes of the weights, and corrected by a few passes that are timed first (at mos
 every pass of a single request is a reading that corrects the curve. Other processes only ever add time, so the curve
 follows quick readings at once and slow ones slowly. The refined curve is stored for the next run; `draftwood tune`
 replaces it with a measured one, which is not refined.
+
+A machine that was busy may leave a curve by which no guess pays; without guesses there are no readings to correct it.
+So a run starts with relative costs of at most twice the usual ones.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from draftwood.errors import DraftwoodError
 from draftwood.sizing.costs import CostProfile, load_profile, save_profile, time_pass, timed_contexts, timed_sizes
@@ -26,6 +30,7 @@ from draftwood.targets import Target, TargetInfo
 # Relative costs by positions, where nothing was measured: a CPU without a matrix unit; a GPU, limited by memory.
 CPU_SHAPE = ((1, 4, 8, 16, 32, 64), (1.0, 1.15, 1.8, 2.8, 4.6, 8.5))
 GPU_SHAPE = ((1, 16, 64, 128, 512), (1.0, 1.12, 1.35, 1.8, 5.0))
+MAX_DEVIATION = 2.0  # times these costs, at the start of a run
 CPU_BANDWIDTH, GPU_BANDWIDTH = 10e9, 1e12  # bytes/s, to estimate a pass over one position
 CONTEXT_WEIGHT = 3.0  # a byte of the KV cache takes as long as this many bytes of weights
 PROBE_SECONDS = 0.5
@@ -175,7 +180,7 @@ def known_costs(target: Target) -> LiveCosts:
     """The stored costs of this machine and model, or an estimate. Runs no pass."""
     stored = load_profile(target.info)
     if stored is not None:
-        return LiveCosts(stored)
+        return LiveCosts(_believable(stored, target.info))
     room = min(target.info.context_length, target.num_slots)
     return LiveCosts(estimate_costs(target.info, room), is_estimate=True)
 
@@ -198,15 +203,35 @@ def keep_costs(info: TargetInfo, costs: LiveCosts) -> None:
 
 def estimate_costs(info: TargetInfo, limit: int) -> CostProfile:
     """Costs by the kind of device and the size of the model alone, for a cache of ``limit`` positions."""
-    sizes = [size for size in timed_sizes(info) if size <= max(1, limit // 2)]
+    sizes = tuple(size for size in timed_sizes(info) if size <= max(1, limit // 2))
     contexts = tuple(sorted({min(context, max(limit - sizes[-1], 1)) for context in timed_contexts(info)}))
     on_cpu = info.device.type == "cpu"
-    shape = np.interp(sizes, *(CPU_SHAPE if on_cpu else GPU_SHAPE))
+    shape = _usual_shape(info, sizes)
     weight_bytes = info.num_parameters * (info.dtype.itemsize if info.quantize is None else 1)
     unit = max(weight_bytes, 1) / (CPU_BANDWIDTH if on_cpu else GPU_BANDWIDTH)
     slope = CONTEXT_WEIGHT * info.cache_bytes_per_token / max(weight_bytes, 1)
     rows = [tuple((unit * (1.0 + slope * context) * shape).tolist()) for context in contexts]
-    return CostProfile(tuple(sizes), contexts, tuple(rows), bool(info.pass_sizes), first=tuple(rows))
+    return CostProfile(sizes, contexts, tuple(rows), bool(info.pass_sizes), first=tuple(rows))
+
+
+def _usual_shape(info: TargetInfo, sizes: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Relative costs of these sizes on such a device."""
+    return np.interp(sizes, *(CPU_SHAPE if info.device.type == "cpu" else GPU_SHAPE))
+
+
+def _believable(profile: CostProfile, info: TargetInfo) -> CostProfile:
+    """The profile with costs relative to one position of at most ``MAX_DEVIATION`` times the usual ones; a measured one
+    as it is."""
+    if profile.first is None:
+        return profile
+    limit = MAX_DEVIATION * _usual_shape(info, profile.sizes)  # [S]
+    limit[0] = 1.0
+
+    def bound(seconds: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
+        rows = np.asarray(seconds)  # [C, S]
+        return tuple(map(tuple, np.minimum(rows, rows[:, :1] * limit).tolist()))
+
+    return replace(profile, seconds=bound(profile.seconds), first=bound(profile.first))
 
 
 def _probe(target: Target, profile: CostProfile) -> dict[int, float]:
@@ -226,7 +251,9 @@ def _probe(target: Target, profile: CostProfile) -> dict[int, float]:
             scale = found[size] / expected[size]
     finally:
         target.close(sequence)
-    return found
+    limit = MAX_DEVIATION * _usual_shape(target.info, profile.sizes)
+    most = dict(zip(profile.sizes, (found.get(1, math.inf) * limit).tolist(), strict=True))
+    return {size: min(seconds, most[size]) for size, seconds in found.items()}
 
 
 def _probed_sizes(sizes: tuple[int, ...]) -> Iterator[int]:
