@@ -241,3 +241,24 @@ def test_costs_of_a_busy_machine_are_not_believed(monkeypatch: pytest.MonkeyPatc
     assert all(own <= 2.0 * other for own, other in zip(relative, normal, strict=True))
     save_profile(INFO, replace(usual, seconds=busy, first=None))
     assert known_costs(target).profile.seconds == busy  # measured by `draftwood tune`
+
+
+def test_a_stored_curve_is_checked_and_only_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, usual = tiny_target(), estimate_costs(INFO, 512)
+    clock = Clock(usual.seconds[0][0], FLAT, monkeypatch)
+    first = tuple(
+        tuple(1.9 * seconds if size > 3 else seconds for size, seconds in zip(usual.sizes, row, strict=True))
+        for row in usual.seconds
+    )
+    save_profile(INFO, replace(usual, seconds=first, first=first))
+    found = known_costs(target)
+    probe_costs(target, found)
+    assert set(clock.passes) == set(live.CHECKED)
+    line, before = found.profile.of(16, 0), replace(usual, seconds=first).of(16, 0)
+    assert line[7] == pytest.approx(usual.seconds[0][0] * FLAT[SIZES.index(8)], rel=0.02)
+    assert (line <= before * 1.001).all()
+    assert found.fixed.seconds == first  # a seed gives the same text as before
+    Clock(9.0 * usual.seconds[0][0], STEEP, monkeypatch)  # the machine is busy
+    again = known_costs(target)
+    probe_costs(target, again)
+    assert again.profile.of(16, 0) == pytest.approx(known_costs(target).profile.of(16, 0))

@@ -7,7 +7,8 @@ follows quick readings at once and slow ones slowly. The refined curve is stored
 replaces it with a measured one, which is not refined.
 
 A machine that was busy may leave a curve by which no guess pays; without guesses there are no readings to correct it.
-So a run starts with relative costs of at most twice the usual ones.
+So a run starts with relative costs of at most twice the usual ones, and with a quarter of a second of passes that can
+only lower the curve.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -36,6 +37,8 @@ CONTEXT_WEIGHT = 3.0  # a byte of the KV cache takes as long as this many bytes 
 PROBE_SECONDS = 0.5
 PROBED = (1, 1, 8, 32, 4, 16, 2, 64)  # in this order; the first pass of all is slow
 PROBE_ROUNDS = 3
+CHECK_SECONDS = 0.25
+CHECKED, CHECK_ROUNDS = (1, 8, 4, 16), 2  # of a stored curve
 FASTER, SLOWER = 0.5, 0.1  # parts of the way to a reading below or above the curve
 MIN_CHANGE = 0.03  # a smaller correction is not worth a new curve
 MIN_READINGS = 16  # before the refined curve is stored
@@ -117,6 +120,13 @@ class LiveCosts:
             self._rebuild()
         self.profile = replace(self.profile, first=self.profile.seconds)
 
+    def check(self, seconds: dict[int, float]) -> None:
+        """Corrects a stored curve by readings, by size, that are quicker than it says."""
+        line = self.profile.of(self.profile.sizes[-1], 0)
+        self._factors |= {size: min(taken / float(line[size - 1]), 1.0) for size, taken in seconds.items()}
+        if seconds:
+            self._rebuild()
+
     def _rebuild(self) -> None:
         """Sizes without readings get a factor between those of their neighbours."""
         sizes, known = self._base.sizes, sorted(self._factors)
@@ -186,10 +196,13 @@ def known_costs(target: Target) -> LiveCosts:
 
 
 def probe_costs(target: Target, costs: LiveCosts) -> None:
-    """Times a few passes if ``costs`` are a mere estimate, and stores the result."""
+    """Times a few passes if ``costs`` were not measured. If they are a mere estimate, the result is stored."""
     if costs.is_estimate:
-        costs.start(_probe(target, costs.profile))
+        costs.start(_probe(target, costs.profile, PROBE_SECONDS, _probed_sizes(costs.profile.sizes)))
         _store(target.info, costs)
+    elif not costs.is_measured:
+        known = [size for size in CHECKED if size in costs.profile.sizes]
+        costs.check(_probe(target, costs.profile, CHECK_SECONDS, known * CHECK_ROUNDS))
 
 
 def keep_costs(info: TargetInfo, costs: LiveCosts) -> None:
@@ -224,26 +237,26 @@ def _believable(profile: CostProfile, info: TargetInfo) -> CostProfile:
     as it is."""
     if profile.first is None:
         return profile
-    limit = MAX_DEVIATION * _usual_shape(info, profile.sizes)  # [S]
-    limit[0] = 1.0
+    usual = _usual_shape(info, profile.sizes)  # [S]
 
     def bound(seconds: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
-        rows = np.asarray(seconds)  # [C, S]
-        return tuple(map(tuple, np.minimum(rows, rows[:, :1] * limit).tolist()))
+        rows = np.array(seconds)  # [C, S]
+        rows[:, 1:] = np.minimum(rows[:, 1:], MAX_DEVIATION * rows[:, :1] * usual[1:])
+        return tuple(map(tuple, rows.tolist()))
 
     return replace(profile, seconds=bound(profile.seconds), first=bound(profile.first))
 
 
-def _probe(target: Target, profile: CostProfile) -> dict[int, float]:
-    """The quickest passes of some sizes, as many as fit into ``PROBE_SECONDS``. Empty if one would not."""
+def _probe(target: Target, profile: CostProfile, limit: float, sizes: Iterable[int]) -> dict[int, float]:
+    """The quickest passes of these sizes, as many as fit into ``limit`` seconds. Empty if one would not."""
     expected = dict(zip(profile.sizes, profile.seconds[0], strict=True))
     scale, found = 1.0, dict[int, float]()
     if not target.can_open(profile.sizes[-1]):
         return found
     sequence = target.open(profile.sizes[-1])
     try:
-        end = time.perf_counter() + PROBE_SECONDS
-        for size in _probed_sizes(profile.sizes):
+        end = time.perf_counter() + limit
+        for size in sizes:
             if time.perf_counter() + scale * expected[size] > end:
                 continue
             seconds = time_pass(target, sequence, size)
@@ -251,8 +264,8 @@ def _probe(target: Target, profile: CostProfile) -> dict[int, float]:
             scale = found[size] / expected[size]
     finally:
         target.close(sequence)
-    limit = MAX_DEVIATION * _usual_shape(target.info, profile.sizes)
-    most = dict(zip(profile.sizes, (found.get(1, math.inf) * limit).tolist(), strict=True))
+    usual = MAX_DEVIATION * _usual_shape(target.info, profile.sizes)
+    most = dict(zip(profile.sizes, (found.get(1, math.inf) * usual).tolist(), strict=True))
     return {size: min(seconds, most[size]) for size, seconds in found.items()}
 
 
