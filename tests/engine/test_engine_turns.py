@@ -85,9 +85,13 @@ class LateTarget(NativeTarget):
 
 
 def run(
-    target: NativeTarget, params: Sequence[SamplingParams], drafter: str = "goose", budget: int = 6
+    target: NativeTarget,
+    params: Sequence[SamplingParams],
+    drafter: str = "goose",
+    budget: int = 6,
+    codec: ByteTokenizer | None = None,
 ) -> list[list[int]]:
-    engine = Engine(target, ByteTokenizer(), EngineOptions(budget=budget, max_batch=len(PROMPTS)))
+    engine = Engine(target, codec or ByteTokenizer(), EngineOptions(budget=budget, max_batch=len(PROMPTS)))
     factory = make_factory(drafter, {}, target.info)
     ids = []
     for prompt, wanted in zip(PROMPTS, params, strict=False):
@@ -97,6 +101,7 @@ def run(
     tokens: dict[int, list[int]] = {request: [] for request in ids}
     for event in engine.events(ids):
         tokens[event.request_id] += event.token_ids
+    assert not engine.has_work
     return list(tokens.values())
 
 
@@ -266,18 +271,7 @@ class LateCodec(ByteTokenizer):
 
 
 def run_late(target: LateTarget, codec: ByteTokenizer, *params: SamplingParams) -> list[list[int]]:
-    engine = Engine(target, codec, EngineOptions(budget=6, max_batch=len(PROMPTS)))
-    factory = make_factory("goose", {}, target.info)
-    ids = []
-    for prompt, wanted in zip(PROMPTS, params, strict=False):
-        ids += engine.submit(
-            GenerationRequest(prompt_ids=tuple(ByteTokenizer().encode(prompt)), params=wanted, drafter=factory)
-        )
-    tokens: dict[int, list[int]] = {request: [] for request in ids}
-    for event in engine.events(ids):
-        tokens[event.request_id] += event.token_ids
-    assert not engine.has_work
-    return list(tokens.values())
+    return run(target, params, codec=codec)
 
 
 @pytest.mark.parametrize("wanted", [{}, {"temperature": 0.8, "seed": 3}, {"repetition_penalty": 1.2}])

@@ -6,9 +6,9 @@ every pass of a single request is a reading that corrects the curve. Other proce
 follows quick readings at once and slow ones slowly. The refined curve is stored for the next run; `draftwood tune`
 replaces it with a measured one, which is not refined.
 
-A machine that was busy may leave a curve by which no guess pays; without guesses there are no readings to correct it.
-So a run starts with relative costs of at most twice the usual ones, and with a quarter of a second of passes that can
-only lower the curve.
+A busy machine may leave a stored curve that makes every guess look too expensive. Then nothing is drafted, so no
+reading corrects the curve. So a run starts with relative costs of at most twice the usual ones, and with a quarter of a
+second of passes that can only lower the curve.
 """
 
 from __future__ import annotations

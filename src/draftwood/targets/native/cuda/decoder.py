@@ -42,7 +42,7 @@ SEQUENCES = (1, 4, 16, 64, 256)
 FEW_LOGITS = 64  # rows of logits in a wide pass that wants few; otherwise it computes logits for all rows
 LARGE_STEP = 512  # larger passes are rounded up to a multiple of this, and not captured
 MAX_PASSES = 160  # kept at once
-MAX_WASTE = 2  # times the rows that a batch needs: a larger shape is no substitute
+MAX_WASTE = 2  # times the rows that a batch needs; larger shapes are not used in its place
 MAX_DETOURS = 1000  # batches in a larger shape, which take about as long as preparing their own
 
 PassT = TypeVar("PassT", bound=Pass)
