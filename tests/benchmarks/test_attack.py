@@ -26,12 +26,13 @@ def attack() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)  # as for a script
         yield importlib.import_module("attack")
-    del sys.modules["attack"]
+    del sys.modules["attack"], sys.modules["attack_clients"]
 
 
 def test_a_short_attack(attack: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attack, "NUM_IDLE", 40)
-    monkeypatch.setattr(attack, "NUM_SLOW", 6)
+    clients = sys.modules["attack_clients"]
+    monkeypatch.setattr(clients, "NUM_IDLE", 40)
+    monkeypatch.setattr(clients, "NUM_SLOW", 6)
     with serving({"max_connections": 30}, drafter="goose") as server:
         result = asyncio.run(attack.attack(ARGS, server.url, os.getpid()))
     assert [row["attack"] for row in result["rows"]] == [
