@@ -27,7 +27,7 @@ from draftwood.errors import CapabilityError
 from draftwood.growth import make_draw
 from draftwood.growth.neural import GROWTHS, Frontier, GrowingTree, GrowthOptions, make_growth
 from draftwood.sources.neural import DraftModel, DraftSegment
-from draftwood.targets import MAX_TOP_K, Segment, TargetInfo, TopRows, chain_parents
+from draftwood.targets import MAX_TOP_K, Beam, BeamPlan, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # text tokens per draft pass
@@ -134,13 +134,22 @@ class NeuralDrafter(Drafter):
     def propose_batch(cls, drafters: Sequence[NeuralDrafter], budgets: Sequence[int]) -> list[DraftTree]:
         for drafter, budget in zip(drafters, budgets, strict=True):
             drafter._start(budget)
-        while growing := [drafter for drafter in drafters if drafter._frontier is not None]:
+        growing = [drafter for drafter in drafters if drafter._frontier is not None]
+        plan = _common_plan(growing)
+        while growing:
             segments = [drafter._next_segment() for drafter in growing]
+            beams = None if plan is None else growing[0]._model.grow(segments, plan)
+            if beams is not None:
+                for drafter, (segment, _), beam in zip(growing, segments, beams, strict=True):
+                    drafter._take_beam(len(segment.token_ids), beam)
+                break
+            plan = None
             top = growing[0]._model.forward(segments, max(drafter._growth.width for drafter in growing))
             first = 0
             for drafter, (segment, _) in zip(growing, segments, strict=True):
                 drafter._grow(len(segment.token_ids), top.at(slice(first, first + segment.num_logits)))
                 first += segment.num_logits
+            growing = [drafter for drafter in growing if drafter._frontier is not None]
         return [drafter._finish() for drafter in drafters]
 
     def observe(self, verified: VerifiedTree) -> None:
@@ -168,6 +177,7 @@ class NeuralDrafter(Drafter):
         can_draft = self._sequence is not None and self._unread
         size = min(budget, MAX_NODES) if can_draft else 1
         self._growth: GrowingTree = self._new_growth(size)
+        self._beam: Beam | None = None  # of the whole tree, if the draft model ran it by itself
         self._reads_root = True  # the next pass reads the root, later ones the frontier
         self._num_run = 0  # nodes below the root that the draft model has run
         self._max_run = min(MAX_NODES, self._room - self._length - len(self._unread))
@@ -207,8 +217,14 @@ class NeuralDrafter(Drafter):
         self._growth.grow(rows.ids, warp_top(rows, self._params) if self._draws else rows.probs())
         self._frontier = self._next_frontier()
 
+    def _take_beam(self, size: int, beam: Beam) -> None:
+        """The draft model has read the last segment, which had ``size`` tokens of text, and run the tree below it."""
+        self._keep(range(size))
+        self._beam = beam
+
     def _finish(self) -> DraftTree:
-        self._tree = self._growth.tree()
+        beam = self._growth.beam
+        self._tree = self._growth.tree() if self._beam is None or beam is None else beam.tree(*self._beam)
         return self._tree
 
     def _expanded_along(self, emitted: Sequence[int]) -> list[int]:
@@ -253,3 +269,14 @@ class NeuralDrafter(Drafter):
         assert self._sequence is not None
         self._model.keep(self._sequence, nodes)
         self._length += len(nodes)
+
+
+def _common_plan(growing: Sequence[NeuralDrafter]) -> BeamPlan | None:
+    """The beam that serves all trees, if each is one and has room; of too many levels a tree takes the best nodes."""
+    beams = [drafter._growth.beam for drafter in growing]
+    sizes = {None if beam is None else (beam.width, beam.top_k) for beam in beams}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None or growing[0]._model.keeps_drafts:
+        return None
+    plan = BeamPlan(*size, max([beam.depth for beam in beams if beam is not None]) - 1)
+    return plan if 0 < plan.num_nodes <= min([drafter._max_run for drafter in growing]) else None

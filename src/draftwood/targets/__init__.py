@@ -12,6 +12,7 @@ from draftwood.targets.base import (
     TargetParts,
     chain_parents,
 )
+from draftwood.targets.beams import Beam, BeamPlan
 from draftwood.targets.cache import KVCache
 from draftwood.targets.find_top import top_rows
 from draftwood.targets.load import Loaded, load_target, pick_device

@@ -55,10 +55,41 @@ class GrowthSpec(NamedTuple):
     tag: str = "draft"  # source name of all nodes but the root
 
 
+class BeamSearch(NamedTuple):
+    """A growth that may be run without asking it which nodes come next: on every level the best ones of the last."""
+
+    spec: GrowthSpec
+    width: int  # nodes expanded per level
+    top_k: int  # candidate children per node
+    depth: int  # levels below the root
+
+    def tree(self, tokens: Ids, probs: Probs, values: Probs, picks: Ids) -> DraftTree:
+        """The best N candidates of a search that was run elsewhere; targets/beams.py explains the arrays. The same tree
+        as if the growth had been asked, but for rounding of equal values."""
+        spec, best = self.spec, len(tokens) // len(picks)
+        order = np.argsort(-values, kind="stable")[: spec.budget - 1]  # parents come first, also among equals
+        order = order[values[order] > 0.0]
+        nodes = order // best  # that the candidates follow
+        number = np.zeros(len(tokens) + 1, np.int64)  # of the candidates in the tree; the last one stands for the root
+        number[order] = np.arange(1, len(order) + 1)
+        return DraftTree.unchecked(
+            tokens=(spec.root, *tokens[order].tolist()),
+            parents=(-1, *number[picks[nodes]].tolist()),
+            depths=(0, *(nodes // self.width + 1).tolist()),
+            sources=(ROOT_SOURCE, *(spec.tag,) * len(order)),
+            probs=(1.0, *probs[order].tolist()),
+            proposals={},
+        )
+
+
 class GrowingTree(Protocol):
     """What a drafter with a draft model needs of a growth."""
 
     width: int  # number of top successors needed per expanded node
+
+    @property
+    def beam(self) -> BeamSearch | None:
+        """The growth as a beam search, if it is one."""
 
     @property
     def expansion_of(self) -> Sequence[int]:
@@ -75,6 +106,7 @@ class Growth(ABC):
     """One growing tree. Subclasses set the number of children, record them, and select the next nodes to expand."""
 
     width: int  # number of top successors needed per expanded node
+    beam: BeamSearch | None = None  # if it is one
     is_drawn: bool  # whether children are drawn
     expansion_of: list[int]  # expansion number of every node of `tree()`; -1: not expanded
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from draftwood.errors import OptionError
 from draftwood.growth.drawn import Draw, choose_best
-from draftwood.growth.neural.base import Growth, GrowthOptions, GrowthSpec
+from draftwood.growth.neural.base import BeamSearch, Growth, GrowthOptions, GrowthSpec
 from draftwood.growth.neural.ranked import BeamGrowth, RankedGrowth, SearchGrowth
 from draftwood.growth.neural.shaped import ShapedGrowth
 from draftwood.tree import TreeShape, chain_tree
@@ -24,7 +24,11 @@ def make_growth(
     """
     spec = GrowthSpec(root, budget, options, draw, tag)
     if name == "chain":
-        return ShapedGrowth(spec, chain_tree(CHAIN_DEPTH if options.depth is None else options.depth))
+        depth = CHAIN_DEPTH if options.depth is None else options.depth
+        growth = ShapedGrowth(spec, chain_tree(depth))
+        if not growth.is_drawn:
+            growth.beam = BeamSearch(spec, 1, 1, min(depth, budget - 1))
+        return growth
     if name == "static":
         if options.shape is None:
             raise OptionError("A static tree needs a shape", next_step="Set GrowthOptions.shape.")

@@ -7,7 +7,7 @@ form a tree. Children are chosen, not drawn.
 from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 
-from draftwood.growth.neural.base import Growth, GrowthSpec
+from draftwood.growth.neural.base import BeamSearch, Growth, GrowthSpec
 
 BEAM_DEPTH = 7
 
@@ -57,6 +57,8 @@ class BeamGrowth(RankedGrowth):
     def __init__(self, spec: GrowthSpec) -> None:
         depth = spec.options.depth
         super().__init__(spec, BEAM_DEPTH if depth is None else depth)
+        width = spec.options.top_k
+        self.beam = BeamSearch(spec, width, width, min(self._max_depth, spec.budget - 1))
 
     def _next_nodes(self, new: range) -> list[int]:
         if not new or self._depths[new[0]] >= self._max_depth:

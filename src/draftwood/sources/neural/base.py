@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.targets import Segment, TopRows
+from draftwood.targets import Beam, BeamPlan, Segment, TopRows
 
 
 class DraftSegment(NamedTuple):
@@ -42,6 +42,11 @@ class DraftModel(ABC):
     @abstractmethod
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         """Run one pass; return the top k tokens after the last ``num_logits`` nodes of each segment, in order."""
+
+    def grow(self, segments: Sequence[DraftSegment], plan: BeamPlan) -> list[Beam] | None:
+        """Run a pass over text, and the passes of a beam below it, without a wait between them. None, with nothing
+        run, if the model cannot."""
+        return None
 
     @abstractmethod
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from draftwood.heads import Eagle3Head, EagleHead, FirstLayer
 from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.head import EagleModel
 from draftwood.sources.neural.head_weights import bias_of, decoder_config, layer_weights
-from draftwood.targets import TopRows
+from draftwood.targets import Beam, BeamPlan, TopRows
 from draftwood.targets.native import Weights, cuda, pack
 from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder, FeatureWeights
 
@@ -22,7 +22,9 @@ class GraphedEagleModel(EagleModel):
 
     def __init__(self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int) -> None:
         super().__init__(head, taps, num_slots)
-        self._decoder = FeatureDecoder(feature_weights(head), self._cache, self._hidden)
+        mapped = isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary
+        vocabulary = head.vocabulary() if mapped and isinstance(head, Eagle3Head) else None
+        self._decoder = FeatureDecoder(feature_weights(head), self._cache, self._hidden, vocabulary)
 
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         parts = [self._forward_pass(some, k) for some in _split_passes(segments)]
@@ -36,6 +38,19 @@ class GraphedEagleModel(EagleModel):
             return super().forward(segments, k)
         top = self._decoder.forward(batch, given, k, shape)
         return top._replace(ids=self._vocabulary[top.ids]) if self._head.config.has_draft_vocabulary else top
+
+    def grow(self, segments: Sequence[DraftSegment], plan: BeamPlan) -> list[Beam] | None:
+        if not self._decoder.can_grow(plan, len(segments)):
+            return None
+        batch = pack([segment for segment, _ in segments], self._cache)
+        given = [features for _, features in segments]
+        shape = self._decoder.shape_for(batch, given, plan.best)
+        if shape is None:
+            return None
+        beams = self._decoder.grow(batch, given, plan, shape)
+        if not self._head.config.has_draft_vocabulary:
+            return beams
+        return [beam._replace(tokens=self._vocabulary[beam.tokens]) for beam in beams]
 
 
 def why_not_graphed(head: EagleHead | Eagle3Head) -> str:

@@ -71,18 +71,18 @@ class Pass(ABC):
         self._shape = shape
         self._workspace = workspace
         self._buffers = workspace.buffers(shape.num_rows)
-        per_tile = self._choose_attention()
-        num_tiles = max_tiles(shape.num_rows, shape.num_sequences, per_tile)
-        self.inputs = Inputs(shape.num_rows, num_tiles, per_tile, embed.device, config.sliding_window or 0)
+        self.nodes_per_tile = self._choose_attention()
+        num_tiles = max_tiles(shape.num_rows, shape.num_sequences, self.nodes_per_tile)
+        self.inputs = Inputs(shape.num_rows, num_tiles, self.nodes_per_tile, embed.device, config.sliding_window or 0)
         for_attention = self._attention_scratch(num_tiles)
         self._parts, self._counters = workspace.scratch(*map(max, for_attention, self._prepare()))
         self.taps: torch.Tensor | None = None  # [N, T*H]
         if shape.taps:
             self.taps = embed.new_zeros(shape.num_rows, len(shape.taps) * config.hidden_size)
         self.logits = workspace.logits(shape.num_logits, shape.lane)  # [R, V] float32
-        self._words = new_words(shape.num_logits, shape.num_best, embed.device)
+        self.words = new_words(shape.num_logits, shape.num_best, embed.device)  # [R, 2 * best + 1]: see `best`
         self._peaks = new_scratch(shape.num_logits, config.vocab_size, embed.device)
-        self._answer = torch.zeros(self._words.shape, dtype=torch.int32, pin_memory=embed.is_cuda)
+        self._answer = torch.zeros(self.words.shape, dtype=torch.int32, pin_memory=embed.is_cuda)
 
     def launch(self) -> None:
         """Launch the whole pass, from the inputs on the host to the result on the host. Does not wait."""
@@ -98,16 +98,20 @@ class Pass(ABC):
             self._finish(layer, norms[index + 1])
         self._tap(len(weights.layers))
         self._launch_logits()
+        self._send_answer()
 
     def _launch_logits(self) -> None:
-        """Compute the logits and copy the top entries of each row to the host."""
+        """Compute the logits and find the top entries of each row."""
         if self._shape.num_logits:
             peaks_known = self._head()
             launch_top_rows(
-                self.logits, self._shape.num_best, self._words, self._peaks,
+                self.logits, self._shape.num_best, self.words, self._peaks,
                 peaks_known=peaks_known, pdl=self._model.pdl,
             )  # fmt: skip
-            self._answer.copy_(self._words, non_blocking=True)
+
+    def _send_answer(self) -> None:
+        if self._shape.num_logits:
+            self._answer.copy_(self.words, non_blocking=True)
 
     def best(self) -> TopRows:
         """Top entries of the rows of logits, as views of the pass's memory. The pass must have finished."""

@@ -49,9 +49,14 @@ class FeaturePass(Pass):
         self.given = feature_cache.new_zeros(num_rows, features.tap_size) if wanted.is_given else None
 
     def launch(self) -> None:
+        self.inputs.send()
+        self.compute()
+        self._send_answer()
+
+    def compute(self) -> None:
+        """The pass from inputs on the device to top entries on the device."""
         features, inputs, weights = self._features, self.inputs, self._model.weights
         states = self._buffers.hidden.states
-        inputs.send()
         feature_rows.join_features(
             inputs.ids, inputs.moves, weights.embed, self._feature_cache,
             None if self.given is None else features.fuse(self.given),
