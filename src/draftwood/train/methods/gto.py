@@ -114,12 +114,11 @@ class GtoMethod(AddedMethod):
         pairs = list(zip(verified, trees, strict=True))
         rewards = [reward(result.probs, tree, options.reward, options.eta) for result, tree in pairs]
         if not options.drawn:
-            return Verdicts(*rewards, accepted_branch(verified[0].choices, trees[0]))
+            return Verdicts(rewards[0], rewards[1], accepted_branch(verified[0].choices, trees[0]))
         branches = [accepted_branch(result.choices, tree).pad(options.depth) for result, tree in pairs]
-        own, tokens, length = (
-            torch.stack(each, dim=2).flatten(1, 2) for each in (rewards, *zip(*branches, strict=True))
-        )
-        return Verdicts(own, torch.zeros_like(own), Branch(tokens, length))
+        own = torch.stack(rewards, dim=2).flatten(1, 2)
+        branch = Branch(*(torch.stack(parts, dim=2).flatten(1, 2) for parts in zip(*branches, strict=True)))
+        return Verdicts(own, torch.zeros_like(own), branch)
 
     def _noise(self, batch: Batch) -> torch.Generator:
         """Return the noise of a batch: it depends on its texts, the step and the seed."""
