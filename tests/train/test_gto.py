@@ -226,12 +226,47 @@ def test_good_branches_become_likelier_and_bad_ones_less_likely() -> None:
     train(method, written_examples(count=2), 4, lr=1e-4)
     with torch.no_grad():
         logs = [
-            branch_log_probs(h, HeadRun(h, batch, signals, roots), judged.branch, is_root)
+            branch_log_probs(h, HeadRun(h, batch, signals, roots), judged.branch, is_root).sum(-1)
             for h in (head, method.reference)
         ]
     away = ratios(*logs, judged.branch.length) - 1.0
     assert float((away * advantage)[counts].mean()) > 0.005
     assert not bool(away[~counts].any())
+
+
+@both_kinds
+def test_drawn_groups_are_trees_at_one_position(kind: str) -> None:
+    head = moved(trained_head(kind), 0.0).requires_grad_(True)
+    method = gto(head, drawn=True, group_size=4)
+    batch, signals = batch_and_signals(written_examples(count=2), method.frozen)
+    rows = method._sample_groups(batch)
+    assert [len(row) for row in rows] == [2, 2]
+    judged = method._judge(batch, signals, padded(rows, 1, torch.device("cpu"))[0], rows)
+    assert judged.rewards.shape == judged.branch.length.shape == (2, 8)
+    assert judged.branch.tokens.shape == (2, 8, 3)
+    in_groups = judged.rewards.view(2, 2, 4)
+    assert len(in_groups.unique()) > 4  # trees of a group differ
+    torch.testing.assert_close(method.advantages(judged).view(2, 2, 4).sum(-1), torch.zeros(2, 2), atol=1e-4, rtol=0)
+    again = method._judge(batch, signals, padded(rows, 1, torch.device("cpu"))[0], rows)
+    assert torch.equal(judged.rewards, again.rewards)
+
+
+def test_tokens_that_all_drawn_trees_accept_get_no_gradient() -> None:
+    """The gradient of a group is that of the tokens by which its trees differ."""
+    head = moved(trained_head("eagle"), 0.0).requires_grad_(True)
+    method = gto(head, drawn=True, groups=1, group_size=4)
+    example = written_examples(count=2)[0]
+    batch, signals = batch_and_signals([example], method.frozen)
+    rows = method._sample_groups(batch)
+    roots, is_root = padded(rows * 1, 1, torch.device("cpu"))
+    judged = method._judge(batch, signals, roots, rows)
+    same = judged._replace(branch=judged.branch._replace(
+        tokens=judged.branch.tokens[:, :1].expand(-1, 4, -1), length=torch.ones_like(judged.branch.length)
+    ))  # fmt: skip
+    loss, _ = method._objective(batch, signals, roots.repeat(1, 4), is_root.repeat(1, 4), same)
+    assert len(judged.rewards.unique()) > 1
+    found = torch.autograd.grad(loss, list(head.parameters()), allow_unused=True)
+    assert max(float(each.abs().max()) for each in found if each is not None) < 1e-4
 
 
 def test_text_without_groups_has_only_token_loss() -> None:

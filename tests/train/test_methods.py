@@ -298,7 +298,7 @@ def test_griffin_trains_eagle3_heads_without_their_features() -> None:
 def test_methods_are_found_by_name() -> None:
     for name in KIND_OF:
         assert method_class(name).name == name
-    assert set(KIND_OF) | {"talf", "gto"} == set(METHODS)
+    assert set(KIND_OF) | {"talf", "gto", "reach"} == set(METHODS)
     with pytest.raises(OptionError, match="Did you mean 'hass'"):
         method_class("has")
 

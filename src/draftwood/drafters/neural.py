@@ -17,13 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int
 from draftwood.drafters.shapes import static_tree
 from draftwood.drafters.stand import warp_top
-from draftwood.errors import CapabilityError
+from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth import make_draw
 from draftwood.growth.neural import GROWTHS, Frontier, GrowingTree, GrowthOptions, make_growth
 from draftwood.sources.neural import DraftModel, DraftSegment
@@ -41,6 +43,7 @@ class NeuralOptions:
     top_k: int = 10  # candidate children per node; for `beam` also the nodes expanded per level
     batch: int = 10  # `optimal`, `salf`: nodes expanded per draft pass
     threshold: float = 0.6  # `salf`: stop when the expected tokens of another draft pass fall below this
+    sharpen: float = 1.0  # greedy requests: temperature at which path probabilities are computed; below 1: sharper
     tree: str = "heuristic"  # `static`: name or file of the shape
     draw: bool = False  # when sampling: draw children instead of choosing the best
     support: int = 64  # `draw`: number of best tokens that children are drawn from
@@ -50,6 +53,8 @@ class NeuralOptions:
         check_int(self, 0, "depth", high=MAX_NODES)
         check_int(self, 1, "top_k", "batch", "support", high=MAX_TOP_K)
         check_fraction(self, "threshold")
+        if isinstance(self.sharpen, bool) or not isinstance(self.sharpen, (int, float)) or not 0.1 <= self.sharpen <= 1:
+            raise OptionError("sharpen must be a temperature", got=repr(self.sharpen), allowed="0.1 to 1")
         check_flag(self, "draw")
         static_tree(self.tree)
 
@@ -214,13 +219,23 @@ class NeuralDrafter(Drafter):
         else:
             self._num_run += size
         rows = rows.first(min(self._growth.width, rows.ids.shape[1]))
-        self._growth.grow(rows.ids, warp_top(rows, self._params) if self._draws else rows.probs())
+        self._growth.grow(rows.ids, self._estimate(rows))
         self._frontier = self._next_frontier()
 
     def _take_beam(self, size: int, beam: Beam) -> None:
         """The draft model has read the last segment, which had ``size`` tokens of text, and run the tree below it."""
         self._keep(range(size))
         self._beam = beam
+
+    def _estimate(self, rows: TopRows) -> npt.NDArray[np.float32]:
+        """Return the probabilities [n, k] that tokens are drawn with, or that the target accepts them."""
+        if self._draws:
+            return warp_top(rows, self._params)
+        return sharpen_probs(rows.probs(), self.options.sharpen) if self._sharpens else rows.probs()
+
+    @property
+    def _sharpens(self) -> bool:
+        return self.options.sharpen != 1.0 and self._params.is_greedy
 
     def _finish(self) -> DraftTree:
         beam = self._growth.beam
@@ -276,7 +291,18 @@ def _common_plan(growing: Sequence[NeuralDrafter]) -> BeamPlan | None:
     beams = [drafter._growth.beam for drafter in growing]
     sizes = {None if beam is None else (beam.width, beam.top_k) for beam in beams}
     size = sizes.pop() if len(sizes) == 1 else None
-    if size is None or growing[0]._model.keeps_drafts:
+    if size is None or growing[0]._model.keeps_drafts or any(drafter._sharpens for drafter in growing):
         return None
     plan = BeamPlan(*size, max([beam.depth for beam in beams if beam is not None]) - 1)
     return plan if 0 < plan.num_nodes <= min([drafter._max_run for drafter in growing]) else None
+
+
+def sharpen_probs(probs: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:
+    """Return the probabilities [n, k] of the top tokens at a temperature below 1.
+
+    The mass of all other tokens counts as tokens that are as likely as the last of the top ones."""
+    power = np.float32(1.0 / temperature)
+    sharper = probs**power
+    rest = np.maximum(1.0 - probs.sum(axis=1), 0.0) * probs[:, -1] ** (power - 1.0)  # [n]
+    total = np.maximum(sharper.sum(axis=1) + rest, np.finfo(np.float32).tiny)
+    return np.asarray(sharper / total[:, None], dtype=np.float32)

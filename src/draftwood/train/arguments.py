@@ -2,7 +2,7 @@
 
 import argparse
 
-NAMES = ("eagle", "hass", "eagle3", "griffin", "talf", "gto", "medusa", "hydra")
+NAMES = ("eagle", "hass", "eagle3", "griffin", "talf", "gto", "reach", "medusa", "hydra")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

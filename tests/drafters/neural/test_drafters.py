@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftwood import SamplingParams
-from draftwood.drafters.neural import NeuralOptions
+from draftwood.drafters.neural import NeuralOptions, sharpen_probs
 from draftwood.drafters.registry import drafter_class, drafter_names
 from draftwood.growth.neural.policies import GROWTHS, make_growth
 from draftwood.targets.native.target import NativeTarget
@@ -44,6 +44,23 @@ def test_greedy_output_is_plain_decoding(backend: str, drafter: str, growth: str
     prompts, max_tokens = (PROMPTS, 6) if backend == "auto" else (PROMPTS[1:3], 4)
     results = same_as_plain(llm, prompts, SamplingParams(max_tokens=max_tokens))
     assert mean_tree(results) > 1
+
+
+def test_sharpening_changes_trees_of_greedy_requests_only() -> None:
+    usual, sharper = (neural_llm("eagle3", target_on(), growth="salf", budget=12, sharpen=t) for t in (1.0, 0.2))
+    for temperature, differs in ((0.0, True), (1.0, False)):
+        params = SamplingParams(max_tokens=8, temperature=temperature, seed=1)
+        before, after = (llm.generate(PROMPTS, params) for llm in (usual, sharper))
+        assert [each.token_ids for each in before] == [each.token_ids for each in after]
+        assert (mean_tree(before) != mean_tree(after)) == differs
+
+
+def test_sharpened_probabilities() -> None:
+    """The rest counts as tokens that are as likely as the last one: 0.5, 0.3 and two of 0.1."""
+    found = sharpen_probs(np.array([[0.5, 0.3, 0.1], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]], np.float32), 0.5)
+    wanted = np.array([0.25, 0.09, 0.01]) / (0.25 + 0.09 + 2 * 0.01)
+    np.testing.assert_allclose(found, [wanted, [1, 0, 0], [0, 0, 0]], rtol=1e-5)
+    assert found.dtype == np.float32
 
 
 @pytest.mark.parametrize("budget", [1, 2, 8, 60, "auto"])

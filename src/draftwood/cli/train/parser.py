@@ -35,7 +35,7 @@ recent checkpoints, the best head, the final head and a plot.
 
 eagle, hass   EAGLE heads; talf and griffin too, and those train EAGLE-3 heads as well
 eagle3        EAGLE-3 heads: training-time test
-gto           trains a trained head (head.start) further on its own draft trees
+gto, reach    train a trained head (head.start) further on its own draft trees
 medusa, hydra heads that predict several tokens ahead"""
 
 

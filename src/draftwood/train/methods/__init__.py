@@ -13,6 +13,7 @@ METHODS: dict[str, str] = {
     "hass": "draftwood.train.methods.hass:HassMethod",
     "hydra": "draftwood.train.methods.ahead:HydraMethod",
     "medusa": "draftwood.train.methods.ahead:MedusaMethod",
+    "reach": "draftwood.train.methods.reach:ReachMethod",
     "talf": "draftwood.train.methods.talf:TalfMethod",
 }
 

@@ -6,7 +6,16 @@ from draftwood.train.trees.grow import grow_trees
 from draftwood.train.trees.head_run import DraftHead, HeadRun
 from draftwood.train.trees.labels import Labels, find_vocabulary, node_losses
 from draftwood.train.trees.layer_run import scatter, split_blocks
-from draftwood.train.trees.rewards import REWARDS, Branch, accepted_branch, advantages, clipped, ratios, reward
+from draftwood.train.trees.rewards import (
+    REWARDS,
+    Branch,
+    accepted_branch,
+    advantages,
+    branch_to,
+    clipped,
+    ratios,
+    reward,
+)
 from draftwood.train.trees.roots import counted_roots, padded, sample_groups, sample_roots, texts_of
 from draftwood.train.trees.store import TreeStore
 from draftwood.train.trees.target_trees import Beam, TextTrees, joined

@@ -1,4 +1,4 @@
-"""Log-probability of a branch at each root under the head, with gradients."""
+"""Log-probabilities of a branch at each root under the head, with gradients."""
 
 from typing import cast
 
@@ -13,12 +13,13 @@ ROWS = 4096  # rows whose logits are in memory at once
 
 
 def branch_log_probs(head: DraftHead, run: HeadRun, branch: Branch, is_root: Tensor) -> Tensor:
-    """Return the log-probability [B, R] of the branches [B, R, D]; 0 for empty ones and where ``is_root`` is False.
+    """Return the log-probability of every token of the branches, [B, R, D]; 0 after the end of a branch and where
+    ``is_root`` is False.
 
     ``run`` is still at its roots. All tokens of a branch are in the draft vocabulary."""
     length = torch.where(is_root, branch.length, 0)  # [B, R]
     longest = int(length.amax()) if length.numel() else 0
-    total = torch.zeros(length.numel(), device=length.device)
+    levels = [torch.zeros(length.numel(), device=length.device)] * branch.tokens.shape[-1]
     parents = torch.zeros_like(length)[..., None]
     hidden = run.at_roots()  # [B, R, 1, H]
     for depth in range(longest):
@@ -26,8 +27,9 @@ def branch_log_probs(head: DraftHead, run: HeadRun, branch: Branch, is_root: Ten
             hidden = run.step(branch.tokens[..., depth - 1 : depth], parents)
         where = (length.flatten() > depth).nonzero()[:, 0]
         own = head.draft_ids(branch.tokens[..., depth].flatten()[where])
-        total = total.index_add(0, where, _log_probs(head, hidden.flatten(0, 2).index_select(0, where), own))
-    return total.view_as(length)
+        found = _log_probs(head, hidden.flatten(0, 2).index_select(0, where), own)
+        levels[depth] = levels[depth].index_add(0, where, found)
+    return torch.stack(levels, dim=-1).view(branch.tokens.shape)
 
 
 def _log_probs(head: DraftHead, hidden: Tensor, own_ids: Tensor) -> Tensor:

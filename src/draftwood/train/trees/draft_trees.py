@@ -32,18 +32,23 @@ class DraftTrees(NamedTuple):
 
 
 @torch.no_grad()
-def grow_draft_trees(head: DraftHead, run: HeadRun, beam: DraftBeam) -> DraftTrees:
-    """Grow trees at the roots of a run that is still at its roots."""
+def grow_draft_trees(
+    head: DraftHead, run: HeadRun, beam: DraftBeam, noise: torch.Generator | None = None
+) -> DraftTrees:
+    """Grow trees at the roots of a run that is still at its roots.
+
+    ``noise``: add Gumbel noise to all log-probabilities, so that the children of a node are a draw without replacement.
+    A node then ranks below its parent at least, whatever the noise, so that the tree is one."""
     width = min(beam.width, head.config.draft_vocab_size)
     hidden = run.at_roots()  # [B, R, 1, H]
     values = torch.zeros(hidden.shape[:3], device=hidden.device)  # [B, R, frontier]
     numbers = torch.full_like(values, -1, dtype=torch.int64)  # candidate numbers of the frontier; -1 for the root
     found: list[tuple[Tensor, Tensor, Tensor]] = []  # by depth: tokens, values, parents [B, R, frontier * width]
     for depth in range(1, beam.depth + 1):
-        tokens, log_probs = _best_children(head, hidden, width)  # [B, R, frontier, width]
+        tokens, log_probs = _best_children(head, hidden, width, noise)  # [B, R, frontier, width]
         level = (
             tokens.flatten(2),
-            (values[..., None] + log_probs).flatten(2),
+            torch.minimum(values[..., None], values[..., None] + log_probs).flatten(2),
             numbers[..., None].expand(tokens.shape).flatten(2),
         )
         found.append(level)
@@ -56,14 +61,17 @@ def grow_draft_trees(head: DraftHead, run: HeadRun, beam: DraftBeam) -> DraftTre
     return _best_nodes(found, beam.nodes)
 
 
-def _best_children(head: DraftHead, hidden: Tensor, width: int) -> tuple[Tensor, Tensor]:
+def _best_children(head: DraftHead, hidden: Tensor, width: int, noise: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Return the top target tokens after ``hidden [B, R, k, H]`` and their log-probabilities: [B, R, k, width]."""
     tokens, values = [], []
     for rows in torch.split(hidden.flatten(0, 2), ROWS):
         logits = head.logits(rows)  # [n, Vd]
+        total = logits.logsumexp(dim=-1, keepdim=True)
+        if noise is not None:
+            logits = logits - torch.empty_like(logits).exponential_(generator=noise).log()
         best = logits.topk(width)
         tokens.append(head.target_ids(best.indices))
-        values.append(best.values - logits.logsumexp(dim=-1, keepdim=True))
+        values.append(best.values - total)
     shape = (*hidden.shape[:3], width)
     return torch.cat(tokens).view(shape), torch.cat(values).view(shape)
 

@@ -3,9 +3,10 @@
 All functions take tensors whose last dimension is [..., N] nodes or [..., m] members of a group.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import Tensor
 
 from draftwood.train.trees.draft_trees import DraftTrees
@@ -49,16 +50,24 @@ class Branch(NamedTuple):
     tokens: Tensor  # [..., D] int64, 0 after the end
     length: Tensor  # [...] int64
 
+    def pad(self, depth: int) -> Self:
+        """Return the branch with D = ``depth``."""
+        return self._replace(tokens=F.pad(self.tokens, (0, depth - self.tokens.shape[-1])))
+
 
 def accepted_branch(choices: Tensor, trees: DraftTrees) -> Branch:
     """Return the longest branch whose tokens are all the target's ``choices [..., N]`` after their parents."""
     below_root = trees.depths > 0
     fits = (trees.tokens == choices.gather(-1, trees.parents)) | ~below_root
     accepted = fits
-    height = _height(trees)
-    for _ in range(height):
+    for _ in range(_height(trees)):
         accepted = fits & accepted.gather(-1, trees.parents)
-    length, node = torch.where(accepted, trees.depths, 0).max(dim=-1, keepdim=True)  # [..., 1]
+    return branch_to(torch.where(accepted, trees.depths, 0).argmax(dim=-1, keepdim=True), trees)
+
+
+def branch_to(node: Tensor, trees: DraftTrees) -> Branch:
+    """Return the branch from the root to ``node [..., 1]``."""
+    height, length = _height(trees), trees.depths.gather(-1, node)
     tokens = torch.zeros(*length.shape[:-1], max(height, 1), dtype=torch.int64, device=length.device)
     for depth in range(height, 0, -1):
         is_on_path = trees.depths.gather(-1, node) == depth

@@ -24,11 +24,11 @@ def counted_roots(batch: Batch) -> list[list[int]]:
     return [[place + 1 for place, counts in enumerate(row) if counts] for row in is_counted]
 
 
-def sample_roots(roots: Sequence[int], count: int, text: Sequence[int], seed: int) -> list[int]:
+def sample_roots(roots: Sequence[int], count: int, text: Sequence[int], *seeds: int) -> list[int]:
     """Sample ``count`` of the roots, or return all if there are fewer."""
     if len(roots) <= count:
         return list(roots)
-    chosen = _generator(text, seed).choice(len(roots), size=count, replace=False)
+    chosen = _generator(text, *seeds).choice(len(roots), size=count, replace=False)
     return [roots[index] for index in sorted(chosen.tolist())]
 
 
