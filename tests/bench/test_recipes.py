@@ -119,7 +119,11 @@ def test_published_figures_match_the_paper() -> None:
 
     literal = "goose:bypass=copied,extension=levels,static=false,max_draft=20"
     assert value("goose-table1", "code", literal, "classeval", "tau") == 5.19
-    assert value("goose-table2", "talk", f"{literal},spine=off", "gsm8k", "tau") == 3.76
+    for bypass in ("copied", "agreed"):
+        assert value("goose-table2", "talk", literal.replace("copied", bypass), "gsm8k", "tau") == 3.87
+    never = literal.replace("copied", "never")
+    assert value("goose-table2", "talk", f"{never},spine=off", "gsm8k", "tau") == 3.76
+    assert value("goose-table2", "code", f"{never},spine=transition", "mbpp", "tau") == 3.21
     assert value("goose-table3", "talk", "pld", "mt_bench", "speedup") == 1.47
     assert value("stand-table1", "main", "stand:harvest=emitted", "livecodebench", "by_trajectories", 16) == 3.64
     assert value("stand-table2", "main", "anpd", "aime24", "tau") == 1.88
