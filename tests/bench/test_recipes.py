@@ -119,9 +119,14 @@ def test_published_figures_match_the_paper() -> None:
 
     literal = "goose:bypass=copied,extension=levels,static=false,max_draft=20"
     assert value("goose-table1", "code", literal, "classeval", "tau") == 5.19
-    assert value("goose-table2", "talk", f"{literal},spine=off", "gsm8k", "tau") == 3.76
+    for bypass in ("copied", "agreed"):
+        assert value("goose-table2", "talk", literal.replace("copied", bypass), "gsm8k", "tau") == 3.87
+    never = literal.replace("copied", "never")
+    assert value("goose-table2", "talk", f"{never},spine=off", "gsm8k", "tau") == 3.76
+    assert value("goose-table2", "code", f"{never},spine=transition", "mbpp", "tau") == 3.21
     assert value("goose-table3", "talk", "pld", "mt_bench", "speedup") == 1.47
-    assert value("stand-table1", "main", "stand:harvest=emitted", "livecodebench", "by_trajectories", 16) == 3.64
+    stand = "stand:harvest=emitted,renormalise=false"
+    assert value("stand-table1", "main", stand, "livecodebench", "by_trajectories", 16) == 3.64
     assert value("stand-table2", "main", "anpd", "aime24", "tau") == 1.88
     assert value("salf-table2", "main", "eagle2:head={talf},growth=optimal", "*", "tau") == 3.98
     assert value("salf-table4", "main", "eagle2:head={head},growth=salf,threshold=0.5", "gsm8k", "speedup") == 2.69
@@ -161,11 +166,11 @@ def test_analysis_recipe_is_not_a_benchmark_run() -> None:
 def test_optional_methods_are_added_if_available(tmp_path: Path) -> None:
     recipe = load_recipe("stand-table4")
     (run,) = recipe.runs
-    assert "stand:harvest=emitted,tree={tree}" not in recipe.settings_for(run).drafters
+    assert "stand:harvest=emitted,renormalise=false,tree={tree}" not in recipe.settings_for(run).drafters
     assert len(recipe.list_skipped()) == 1
     assert "--param tree=PATH, a static tree" in recipe.list_skipped()[0]
     given = load_recipe("stand-table4", {"tree": "heuristic"})
-    assert given.settings_for(given.runs[0]).drafters[-1] == "stand:harvest=emitted,tree=heuristic"
+    assert given.settings_for(given.runs[0]).drafters[-1] == "stand:harvest=emitted,renormalise=false,tree=heuristic"
     assert given.list_skipped() == []
     absent = load_recipe("stand-table4", {"tree": str(tmp_path / "none.json")})
     assert "none.json" in absent.list_skipped()[0]

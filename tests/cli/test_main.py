@@ -202,7 +202,8 @@ def test_drafters_are_listed_with_their_options(draftwood_command: Command) -> N
     assert "max_draft" in out
     content = json.loads(draftwood_command("drafters", "--json").out)
     assert content["default"] == DEFAULT_DRAFTER
-    assert content["drafters"]["pld"]["options"] == {"max_ngram": 3, "min_ngram": 1, "max_draft": 20}
+    options = {"max_ngram": 3, "min_ngram": 1, "max_draft": 20, "earlier_answers": False}
+    assert content["drafters"]["pld"]["options"] == options
     assert content["drafters"]["plain"]["options"] == {}
 
 

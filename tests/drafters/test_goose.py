@@ -28,6 +28,7 @@ VOCAB_SIZE = 300
 SHORT_COPY = [1, 2, 3, 4, 50, 1, 2, 3]
 LONG_COPY = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 50, 1, 2, 3]
 # Four tokens match: the last three match at the same position, at another one, or with another continuation.
+ALL_AGREE = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5]
 SAME_PLACE = [9, 1, 2, 3, 4, 50, 9, 1, 2, 3]
 TWO_PLACES = [9, 1, 2, 3, 4, 60, 1, 2, 3, 4, 50, 9, 1, 2, 3]
 DISAGREEING = [9, 1, 2, 3, 4, 60, 1, 2, 3, 5, 50, 9, 1, 2, 3]
@@ -110,6 +111,13 @@ def test_a_longer_match_is_trusted_more_and_trust_grows() -> None:
         (TWO_PLACES, {"bypass": "copied", "bypass_length": 99}, "bypass"),
         (TWO_PLACES, {"bypass": "copied", "bypass_length": 99, "consensus": "places"}, "bypass"),
         (DISAGREEING, {"bypass": "copied", "bypass_length": 99}, "spine"),
+        (ALL_AGREE, {"bypass": "agreed"}, "bypass"),  # three sizes, 9 tokens
+        (ALL_AGREE, {"bypass": "agreed", "bypass_length": 10}, "spine"),  # Algorithm 2 would take it
+        (ALL_AGREE, {"bypass": "agreed", "max_ngram": 6}, "spine"),  # no match of six tokens
+        (LONG_COPY, {"bypass": "agreed"}, "spine"),  # long, one size of three
+        (TWO_PLACES, {"bypass": "agreed", "bypass_length": 1, "min_ngram": 3, "max_ngram": 4}, "bypass"),
+        (DISAGREEING, {"bypass": "agreed", "bypass_length": 1, "min_ngram": 3, "max_ngram": 4}, "spine"),
+        (LONG_COPY, {"bypass": "agreed", "match": "suffix"}, "bypass"),  # no sizes to compare
         (LONG_COPY, {"bypass": "never"}, "spine"),
         (TWO_PLACES, {"bypass": "never", "consensus": "places"}, "spine"),
         ([1, 2, 3], {"bypass": "copied"}, "branch"),
@@ -141,7 +149,7 @@ def test_bypass_is_the_copied_chain_within_budget() -> None:
 def test_plain_step_without_sources() -> None:
     for options in ({}, {"spine": "off"}, {"spine": "transition"}):
         assert begun([1, 2, 3], **options).propose(60) == DraftTree.root_only(3)
-    # Only the table makes the spine, and it is empty: there is no chain for a bypass.
+    # Only the table makes the spine, and it is empty.
     for bypass in BYPASSES:
         assert begun(SAME_PLACE, spine="transition", bypass=bypass).propose(60) == DraftTree.root_only(3)
 
@@ -214,12 +222,14 @@ def test_the_share_falls_with_failures_and_rises_with_success() -> None:
 # Table 2 of the paper in its own terms; bypass as in the paper unless it is the removed component.
 ABLATIONS: dict[str, dict[str, Any]] = {
     "GOOSE": {"bypass": "copied"},
+    "GOOSE, section 5.3": {"bypass": "agreed"},
     "w/o spine branches": {"bypass": "copied", "spine_branches": False},
     "w/o bigram adjacency": {"bypass": "copied", "bigrams": False},
     "w/o consensus bypass": {"bypass": "never"},
     "w/o context-match spine": {"bypass": "copied", "spine": "off"},
-    "w/o PLD tokens (shape kept)": {"bypass": "copied", "spine": "transition"},
+    "w/o PLD tokens (shape kept)": {"spine": "transition"},
 }
+WITHOUT_BYPASS = ("w/o consensus bypass", "w/o context-match spine", "w/o PLD tokens (shape kept)")
 
 
 @pytest.mark.parametrize("budget", [12, 60])
@@ -232,8 +242,7 @@ def test_every_ablation_is_exact(name: str, budget: int) -> None:
     assert [c.token_ids for c in completions] == [c.token_ids for c in plain]
     assert any(c.stats.accepted_by_source for c in completions)
     routes = {route for c in completions for route in c.stats.routes}
-    bypasses = name not in ("w/o consensus bypass", "w/o context-match spine")
-    assert ("bypass" in routes) == bypasses
+    assert ("bypass" in routes) == (name not in WITHOUT_BYPASS)
 
 
 def test_ablation_removes_its_component() -> None:
@@ -249,16 +258,23 @@ def test_ablation_removes_its_component() -> None:
     assert bare.sources.count(SPINE) == num_spine
     assert not any(bare.sources[node] == BRANCH and 1 <= bare.parents[node] <= num_spine for node in range(len(bare)))
 
-    other = tree(spine="transition")
-    assert other.sources.count(SPINE) == num_spine
+    assert SPINE not in tree(spine="off").sources
+
+
+@pytest.mark.parametrize("prompt", [LONG_COPY, [1, 2, 3]])  # with a match, and without
+@pytest.mark.parametrize("bypass", BYPASSES)
+def test_control_replaces_the_copied_spine_in_every_cycle(prompt: list[int], bypass: str) -> None:
+    """The shape of the spine tree, whatever the text has: own scores as trust, no votes of a match, no bypass."""
+    tree = begun(prompt, full_table(), spine="transition", bypass=bypass, max_draft=20).propose(60)
+    assert tree.route == "spine"
+    assert tree.sources[1:19] == (SPINE,) * 18  # 60 * middle_ratio
+    assert tree.sources[19:] == (BRANCH,) * (len(tree) - 19)
     table = full_table()
     previous, token = 2, 3
-    for node in range(1, num_spine + 1):
-        best = table.successors(previous, token)[0][0]
-        previous, token = token, best
-        assert other.tokens[node] == best
-
-    assert SPINE not in tree(spine="off").sources
+    for node in range(1, 19):
+        tokens, scores = table.successors(previous, token)
+        previous, token = token, tokens[0]
+        assert (tree.tokens[node], tree.parents[node], tree.probs[node]) == (token, node - 1, scores[0])
 
 
 def test_without_bigrams_no_pairs_are_kept() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def stand_llm(budget: int = 12, max_batch: int = 8, memory: str = "prompt", **op
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"harvest": "emitted", "harvest_prompt": False}, {"tree": "heuristic", "top_k": 3}]
+    "options",
+    [{}, {"harvest": "emitted", "harvest_prompt": False}, {"tree": "heuristic", "top_k": 3}, {"renormalise": False}],
 )
 @pytest.mark.parametrize("backend", ["eager", "auto"])
 def test_greedy_output_is_plain_decoding(backend: str, options: dict[str, Any]) -> None:
@@ -67,10 +69,12 @@ class FrozenStand(StandDrafter):
 
 
 @pytest.mark.parametrize("draw", ["gumbel", "multinomial", "chosen"])
-@pytest.mark.parametrize("harvest", ["emitted", "all", "frozen"])
+@pytest.mark.parametrize("harvest", ["emitted", "all", "frozen", "not renormalised"])
 def test_sampled_tokens_have_the_target_distribution(draw: str, harvest: str) -> None:
     """Chi-square test of the first two tokens over many samples that share one memory."""
     options: dict[str, Any] = {"draw": draw, "harvest": harvest, "tree": "heuristic"}
+    if harvest == "not renormalised":  # three of six tokens are stored
+        options |= {"harvest": "emitted", "renormalise": False, "top_k": 3}
     if harvest == "frozen":
         options |= {"harvest": "emitted", "max_ngram": 1}
     drafter = FrozenStand if harvest == "frozen" else StandDrafter
@@ -143,6 +147,21 @@ def test_distributions_of_emitted_tokens_are_stored(params: SamplingParams) -> N
         assert output[end] in ids
         # Ten tokens have nearly all of the mass here; a nucleus within them may end one token earlier.
         assert sum(abs(float(own[i]) - p) for i, p in zip(ids, probs, strict=True)) < 0.25
+
+
+@pytest.mark.parametrize("harvest", ["emitted", "all"])
+@pytest.mark.parametrize("bias", [{}, {100: 2.0}])
+def test_probabilities_are_stored_as_they_are_on_request(harvest: str, bias: dict[int, float]) -> None:
+    """Without renormalisation three tokens have their shares of the whole distribution, without penalties."""
+    params = SamplingParams(max_tokens=6, temperature=2.0, top_p=0.9, seed=2, ignore_eos=True, logit_bias=bias)
+    prompt = list(b"distribution")
+    memory, output, llm = warm_tables(params, prompt, max_ngram=6, top_k=3, harvest=harvest, renormalise=False)
+    for end in range(-4, 6):  # the last contexts of the prompt too
+        text = [*prompt, *output][: len(prompt) + end]
+        ids, probs = memory.lookup(text) or ([], [])
+        own = Warper(replace(params, logit_bias=()), prompt).probs(logits_after(llm._engine.target, text)[-1])
+        assert probs == pytest.approx([float(own[token]) for token in ids], abs=1e-4)
+        assert 0.0 < sum(probs) < 0.9
 
 
 def test_every_node_is_learnt_from_by_default() -> None:

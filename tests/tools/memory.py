@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import Drafter
+from draftwood.drafters.copying import CopyingDrafter
 from draftwood.models.config import ModelConfig
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text.bytes import ByteTokenizer
@@ -16,8 +17,12 @@ from tests.tools.engine import STANDALONE
 
 PROMPT = "Once there was a tree."
 PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
-LEARNING = [name for name, cls in STANDALONE.items() if cls.new_memory.__func__ is not Drafter.new_memory.__func__]
-FORGETFUL = [name for name in STANDALONE if name not in LEARNING]
+FORGETFUL = [  # with default options
+    name
+    for name, cls in STANDALONE.items()
+    if issubclass(cls, CopyingDrafter) or cls.new_memory.__func__ is Drafter.new_memory.__func__
+]
+LEARNING = [name for name in STANDALONE if name not in FORGETFUL]
 
 
 def open_llm(

@@ -7,7 +7,7 @@
 #include "trees.h"
 
 enum { MAX_SPINE = 1024 };
-enum { BYPASS_COPIED, BYPASS_MATCHED, BYPASS_NEVER, BYPASS_AUTO };
+enum { BYPASS_COPIED, BYPASS_MATCHED, BYPASS_AGREED, BYPASS_NEVER, BYPASS_AUTO };
 enum { VOTES_OFF, VOTES_SIZES, VOTES_PLACES };
 enum { ROUTE_PLAIN, ROUTE_BRANCH, ROUTE_SPINE, ROUTE_BYPASS };
 
@@ -31,10 +31,12 @@ typedef struct {
 /* Tolerates rounding: 10 * (1 - 0.9) gives 1. */
 static inline int64_t floor_of(double number) { return (int64_t)(number + 1e-9); }
 
-static int should_bypass(const SpineRules *r, const Match *match, int64_t copied, int64_t budget) {
+static int should_bypass(const SpineRequest *q, const Match *match, int64_t copied, int64_t budget) {
+    const SpineRules *r = q->rules;
     int64_t kind = r->bypass;
     if (kind == BYPASS_AUTO) kind = budget < r->bypass_budget ? BYPASS_COPIED : BYPASS_NEVER;
     if (kind == BYPASS_NEVER) return 0;
+    if (kind == BYPASS_AGREED) return copied >= r->bypass_length && match->num_agreeing == q->context->num_sizes;
     const int64_t length = kind == BYPASS_MATCHED ? match->length : copied;
     const int64_t votes = r->votes == VOTES_SIZES ? match->num_agreeing : r->votes == VOTES_PLACES ? match->num_places : 0;
     return length >= r->bypass_length || votes >= 2;
@@ -61,7 +63,7 @@ static int64_t propose_spine(const SpineRequest *q, int64_t budget, int64_t stri
     if (match.length) copied = copy_match(q->context, &match, r->max_draft, (int)r->repeat, spine);
     for (int64_t i = 0; i < copied; i++) trust[i] = 1.0 - 1.0 / ((double)(match.length + i) + 1.5);
     int64_t length, size;
-    if (match.length && should_bypass(r, &match, copied, budget)) {
+    if (match.length && should_bypass(q, &match, copied, budget)) {
         length = copied < budget - 1 ? copied : budget - 1;
         ints[0] = (int32_t)q->root, ints[stride] = NONE, ints[2 * stride] = 0, probs[0] = 1.0;
         for (int64_t i = 1; i <= length; i++) {

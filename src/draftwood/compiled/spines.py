@@ -10,7 +10,7 @@ from draftwood.compiled.outcomes import Outcomes
 from draftwood.compiled.table import CompiledTable
 from draftwood.tree import BYPASS, DraftTree, Forest
 
-BYPASSES, VOTES = ("copied", "matched", "never", "auto"), ("off", "sizes", "places")  # as in spines.h
+BYPASSES, VOTES = ("copied", "matched", "agreed", "never", "auto"), ("off", "sizes", "places")  # as in spines.h
 ROUTES = ("", "branch", "spine", BYPASS)
 MAX_SPINE = 1024
 

@@ -22,7 +22,7 @@ from draftwood.growth import BRANCH, SPINE, SpineBudget, grow_spine_tree
 from draftwood.sources import CompiledContextMatch, ContextMatch, Match, SuffixAutomaton, new_context
 from draftwood.tree import BYPASS, SOURCE_NUMBERS, DraftTree
 
-BYPASSES = ("auto", "copied", "matched", "never")
+BYPASSES = ("auto", "copied", "matched", "agreed", "never")
 MATCHES = ("ngrams", "suffix")
 CONSENSUS = ("sizes", "places", "off")
 SPINES = ("context", "transition", "off")
@@ -34,16 +34,16 @@ BYPASS_BUDGET = 20  # from this budget on, a tree yields more than the bare chai
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GooseOptions:
     # where the spine comes from
-    spine: str = "context"  # "off": branches only; "transition": best successors of the table instead of copied text
+    spine: str = "context"  # "off": branches only; "transition": best successors of the table, always, without bypass
     match: str = "ngrams"  # min_ngram to max_ngram tokens; "suffix": min_ngram or more, repeating, without consensus
     min_ngram: int = 3  # shortest n-gram to look up
     max_ngram: int = 5  # longest n-gram to look up
     max_draft: int = 40  # maximum number of copied tokens; 20 in the paper
     repeat: bool = False  # whether a copy that reaches the end of the text starts over
     # when to verify the bare chain instead of a tree
-    bypass: str = "auto"  # "copied" (as in the paper): by copied length; "matched": by matched length; "never"
+    bypass: str = "auto"  # "copied", "matched": by that length; "agreed": long copy, all n-gram sizes agree; "never"
     bypass_length: int = 8  # minimum number of copied or matched tokens
-    consensus: str = "sizes"  # also bypass if two n-gram sizes agree; "places": from two different places; "off"
+    consensus: str = "sizes"  # or if two n-gram sizes agree; "places": from two different places; "off"
     # the transition table
     top_k: int = 10  # successors kept per context
     bigrams: bool = True  # whether successors of token pairs are kept, besides those of single tokens
@@ -129,7 +129,10 @@ class GooseDrafter(TransitionDrafter):
     def _propose(self, budget: int) -> DraftTree:
         options = self.options
         match = self._match()
-        tokens, trust = (match.tokens, match.trust()) if match else ([], [])
+        if options.spine == "transition":
+            tokens, trust = self._best_chain()
+        else:
+            tokens, trust = (match.tokens, match.trust()) if match else ([], [])
         if match and budget > 1 and self._should_bypass(match, budget):
             size = budget - 1
             return DraftTree.chain([self.anchor.root, *tokens[:size]], SPINE, [1.0, *trust[:size]], BYPASS)
@@ -185,25 +188,22 @@ class GooseDrafter(TransitionDrafter):
 
     def _match(self) -> Match | None:
         options = self.options
-        match = None if options.spine == "off" else self._context.match(options.max_draft)
-        if match is None or match.length < options.min_ngram:
-            return None
-        if options.spine == "context":
-            return match
-        tokens = self._best_chain(len(match.tokens))
-        return match._replace(tokens=tokens) if tokens else None
+        match = self._context.match(options.max_draft) if options.spine == "context" else None
+        return match if match and match.length >= options.min_ngram else None
 
-    def _best_chain(self, length: int) -> list[int]:
-        """A chain that follows the best successor of each token."""
+    def _best_chain(self) -> tuple[list[int], list[float]]:
+        """A chain that follows the best successor of each token, and their scores."""
         previous, token = self.anchor
         tokens: list[int] = []
-        while len(tokens) < length:
-            best, _ = self.memory.successors(previous, token)
-            if not best:
+        trust: list[float] = []
+        while len(tokens) < self.options.max_draft:
+            best, scores = self.memory.successors(previous, token)
+            if not best or scores[0] < TINY:
                 break
             previous, token = token, best[0]
             tokens.append(token)
-        return tokens
+            trust.append(scores[0])
+        return tokens, trust
 
     def _should_bypass(self, match: Match, budget: int) -> bool:
         options = self.options
@@ -212,6 +212,9 @@ class GooseDrafter(TransitionDrafter):
             kind = "copied" if budget < BYPASS_BUDGET else "never"
         if kind == "never":
             return False
+        if kind == "agreed":
+            num_sizes = options.max_ngram - options.min_ngram + 1 if options.match == "ngrams" else 1
+            return len(match.tokens) >= options.bypass_length and match.num_agreeing == num_sizes
         length = match.length if kind == "matched" else len(match.tokens)
         votes = {"sizes": match.num_agreeing, "places": match.num_places, "off": 0}[options.consensus]
         return length >= options.bypass_length or votes >= 2

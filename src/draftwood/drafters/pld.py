@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftwood.compiled import extend_contexts
-from draftwood.drafters.base import Drafter, DraftRequest, VerifiedBatch, VerifiedTree
-from draftwood.drafters.checks import check_int, check_ngrams
-from draftwood.sources import CompiledContextMatch, new_context
+from draftwood.drafters.base import DraftRequest, VerifiedBatch
+from draftwood.drafters.checks import check_flag, check_int, check_ngrams
+from draftwood.drafters.copying import CopyingDrafter
+from draftwood.sources import CompiledContextMatch, ContextMatch, new_context
 from draftwood.tree import DraftTree
 
 
@@ -15,42 +16,37 @@ class PromptLookupOptions:
     max_ngram: int = 3  # longest n-gram to look up
     min_ngram: int = 1  # shortest n-gram to look up
     max_draft: int = 20  # maximum number of copied tokens
+    earlier_answers: bool = False  # also draft from finished answers to the same prompt; see `memory`
 
     def __post_init__(self) -> None:
         check_ngrams(self)
         check_int(self, 1, "max_draft")
+        check_flag(self, "earlier_answers")
 
 
-class PromptLookupDrafter(Drafter):
+class PromptLookupDrafter(CopyingDrafter):
     name = "pld"
     summary = "Prompt lookup: copies what followed the latest match of the longest n-gram"
     guesses_from = "the text so far"
     tree_shape = "chain"
-    copies_text = True
     Options = PromptLookupOptions
-    wants_logits = False
-    can_rest = True
+    _index: ContextMatch | CompiledContextMatch
+
+    def new_index(self) -> ContextMatch | CompiledContextMatch:
+        return new_context(range(self.options.min_ngram, self.options.max_ngram + 1))
 
     def begin(self, request: DraftRequest) -> None:
-        options = self.options
-        self._context = new_context(range(options.min_ngram, options.max_ngram + 1))
-        self._context.extend(request.known_text)
-        self.learns_in_batch = isinstance(self._context, CompiledContextMatch)
+        super().begin(request)
+        self.learns_in_batch = isinstance(self._index, CompiledContextMatch)
 
     def propose(self, budget: int) -> DraftTree:
-        root = self._context.last
-        match = self._context.match(min(self.options.max_draft, budget - 1)) if budget > 1 else None
+        root = self._index.last
+        match = self._index.match(min(self.options.max_draft, budget - 1)) if budget > 1 else None
         if match is None:
             return DraftTree.root_only(root)
         return DraftTree.chain([root, *match.tokens], "context", [1.0, *match.trust()])
 
     @classmethod
     def observe_batch(cls, drafters: Sequence["PromptLookupDrafter"], verified: VerifiedBatch) -> None:
-        contexts = [each.index for drafter in drafters if isinstance(each := drafter._context, CompiledContextMatch)]
+        contexts = [each.index for drafter in drafters if isinstance(each := drafter._index, CompiledContextMatch)]
         extend_contexts(contexts, verified.outcomes)
-
-    def observe(self, verified: VerifiedTree) -> None:
-        self._context.extend(verified.emitted)
-
-    def skip(self, token_ids: Sequence[int]) -> None:
-        self._context.extend(token_ids)

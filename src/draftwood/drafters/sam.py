@@ -1,12 +1,11 @@
 """Suffix automaton decoding: copy what followed the longest suffix of the text that occurred before."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from draftwood.drafters.base import Drafter, DraftRequest, VerifiedTree
-from draftwood.drafters.checks import check_int
+from draftwood.drafters.checks import check_flag, check_int
+from draftwood.drafters.copying import CopyingDrafter
 from draftwood.errors import OptionError
 from draftwood.sources import CorpusAutomaton, SuffixSource, load_corpus
 from draftwood.targets import TargetInfo
@@ -19,23 +18,23 @@ class SuffixOptions:
     min_match: int = 1  # shorter matches draft nothing
     corpus: str | Path | None = None  # also match in a datastore, or in token ids in .npy, -1 between documents
     static_bias: int = 5  # use the corpus if its match is longer than that in the text by more than this
+    earlier_answers: bool = False  # also draft from finished answers to the same prompt; see `memory`
 
     def __post_init__(self) -> None:
         check_int(self, 1, "max_draft", "min_match")
         check_int(self, 0, "static_bias")
+        check_flag(self, "earlier_answers")
         if not isinstance(self.corpus, str | Path | None):
             raise OptionError("sam needs the path of a file for corpus", got=self.corpus)
 
 
-class SuffixDrafter(Drafter):
+class SuffixDrafter(CopyingDrafter):
     name = "sam"
     summary = "Suffix automaton: copies what followed the longest match in the text or in a corpus"
     guesses_from = "the text so far, and a corpus if given"
     tree_shape = "chain"
-    copies_text = True
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
-    wants_logits = False
-    can_rest = True
+    _index: SuffixSource
 
     @classmethod
     def share(cls, options: SuffixOptions, target: TargetInfo) -> CorpusAutomaton | None:
@@ -43,20 +42,12 @@ class SuffixDrafter(Drafter):
             return None
         return CorpusAutomaton(load_corpus(options.corpus, target.vocab_size).data)
 
-    def begin(self, request: DraftRequest) -> None:
-        options: SuffixOptions = self.options
-        self._source = SuffixSource(self.shared, min_match=options.min_match, static_bias=options.static_bias)
-        self._source.extend(request.known_text)
+    def new_index(self) -> SuffixSource:
+        return SuffixSource(self.shared, min_match=self.options.min_match, static_bias=self.options.static_bias)
 
     def propose(self, budget: int) -> DraftTree:
-        root = self._source.tokens[-1]
-        match = self._source.match(min(self.options.max_draft, budget - 1))
+        root = self._index.tokens[-1]
+        match = self._index.match(min(self.options.max_draft, budget - 1))
         if match is None:
             return DraftTree.root_only(root)
-        return DraftTree.chain([root, *match.tokens], self._source.source, [1.0, *match.trust()])
-
-    def observe(self, verified: VerifiedTree) -> None:
-        self._source.extend(verified.emitted)
-
-    def skip(self, token_ids: Sequence[int]) -> None:
-        self._source.extend(token_ids)
+        return DraftTree.chain([root, *match.tokens], self._index.source, [1.0, *match.trust()])

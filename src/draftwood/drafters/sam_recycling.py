@@ -29,7 +29,8 @@ class SuffixRecyclingOptions(RecyclingOptions):
 
     def suffix_options(self) -> SuffixOptions:
         """The options of `sam`, checked by it."""
-        return SuffixOptions(**{field.name: getattr(self, field.name) for field in fields(SuffixOptions)})
+        own = [field.name for field in fields(SuffixOptions) if hasattr(self, field.name)]
+        return SuffixOptions(**{name: getattr(self, name) for name in own})
 
 
 class _SharedTables(NamedTuple):

@@ -1,16 +1,18 @@
 """STAND: sample children from the target's stored next-token distributions after the same n-grams."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from draftwood.config import SamplingParams
 from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_int, check_top_k
 from draftwood.drafters.shapes import static_tree
 from draftwood.growth import DRAWS, fill_drawn, make_draw
-from draftwood.sampling import MIN_TEMPERATURE
+from draftwood.sampling import MIN_TEMPERATURE, Warper
 from draftwood.sources import IdRows, NgramTables, ScoreRows
 from draftwood.targets import TargetInfo, TopRows
 from draftwood.tree import DraftTree, TreeShape
@@ -26,6 +28,7 @@ class StandOptions:
     tree: str = "stand"  # measured for STAND; "heuristic": as in token recycling; or a file of `draftwood tune`
     draw: str = "gumbel"  # "multinomial": the same, token by token; "chosen": the best tokens, without sampling
     harvest: str = "all"  # every verified node, rejected ones included; "emitted": as in the paper
+    renormalise: bool = True  # scale stored probabilities of a token to a sum of 1; false: as in the paper
     harvest_prompt: bool = True  # whether to learn from the prompt too
     megabytes: int = 128  # memory for the tables
 
@@ -35,7 +38,7 @@ class StandOptions:
         check_int(self, 1, "megabytes", high=1 << 20)
         check_choice(self, "draw", DRAWS)
         check_choice(self, "harvest", HARVESTS)
-        check_flag(self, "harvest_prompt")
+        check_flag(self, "renormalise", "harvest_prompt")
         static_tree(self.tree)
 
 
@@ -48,6 +51,7 @@ class StandDrafter(Drafter):
     Options = StandOptions
     wants_prompt_logits = True
     memory: NgramTables
+    _warper: Warper | None = None  # of whole rows, to store probabilities as they are
 
     def __init__(self, options: StandOptions, shared: TreeShape, memory: NgramTables) -> None:
         super().__init__(options, shared, memory)
@@ -68,6 +72,8 @@ class StandDrafter(Drafter):
         self._prompt_ids = request.prompt_ids
         self._root = request.prompt_ids[-1]
         self._context = self.memory.context(request.prompt_ids)
+        if not (self.options.renormalise or request.params.is_greedy):
+            self._warper = Warper(_without_penalties(request.params), ())
         self._draw = make_draw("chosen" if request.params.is_greedy else self.options.draw, request.rng)
 
     def read_prompt(self, rows: PromptRows) -> None:
@@ -75,7 +81,7 @@ class StandDrafter(Drafter):
         end = start + len(rows.logits)
         if self.memory.is_new_prompt(prompt_ids[:end], start):
             contexts = self.memory.contexts_along(prompt_ids[:start], prompt_ids[start:end])
-            self.memory.learn(contexts, *self._warp(rows.best(self.options.top_k)))
+            self.memory.learn(contexts, *self._warp(rows))
 
     def propose(self, budget: int) -> DraftTree:
         return fill_drawn(self.shared, budget, self._root, self._context, self.memory, self._draw, SOURCE)
@@ -93,17 +99,28 @@ class StandDrafter(Drafter):
             contexts = [self._context]
             for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
                 contexts.append(memory.extend_context(contexts[parent], token))
-            memory.learn(contexts, *self._warp(verified.best(self.options.top_k)))
+            memory.learn(contexts, *self._warp(verified))
         else:
             path = list(verified.path[: len(verified.emitted)])
             contexts = [self._context]
             for node in path[1:]:
                 contexts.append(memory.extend_context(contexts[-1], tree.tokens[node]))
-            memory.learn(contexts, *self._warp(verified.best(self.options.top_k, path)))
+            memory.learn(contexts, *self._warp(verified, path))
 
-    def _warp(self, top: TopRows) -> tuple[IdRows, ScoreRows]:
-        """Top tokens of every row and their warped probabilities: [n, K] each."""
-        return top.ids, warp_top(top, self._params)
+    def _warp(self, rows: PromptRows | VerifiedTree, nodes: Sequence[int] | None = None) -> tuple[IdRows, ScoreRows]:
+        """Top tokens of every row, or of those of ``nodes``, and their warped probabilities: [n, K] each."""
+        k = self.options.top_k
+        top = rows.best(k) if isinstance(rows, PromptRows) else rows.best(k, nodes)
+        if self._warper is None:
+            return top.ids, warp_top(top, self._params)
+        logits = rows.logits if nodes is None else rows.logits[list(nodes)]
+        ids = torch.from_numpy(top.ids).to(logits.device, torch.int64)
+        shares = self._warper.probs(logits).gather(-1, ids).nan_to_num()
+        return top.ids, shares.cpu().numpy()
+
+
+def _without_penalties(params: SamplingParams) -> SamplingParams:
+    return replace(params, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logit_bias=())
 
 
 def warp_top(top: TopRows, params: SamplingParams) -> ScoreRows:
