@@ -167,8 +167,11 @@ class NeuralDrafter(Drafter):
         if verified.taps is None:
             self._unread += emitted[len(expanded) :]
         else:
-            rows = torch.tensor(list(verified.path[: len(emitted)]), device=verified.taps.device)
-            self._add_text(emitted, verified.taps[rows])
+            path = list(verified.path[: len(emitted)])
+            if path == list(range(len(path))):  # no index has to be sent to the device
+                self._add_text(emitted, verified.taps[: len(path)].clone())  # the target reuses this memory
+            else:
+                self._add_text(emitted, verified.taps[torch.tensor(path, device=verified.taps.device)])
 
     def end(self) -> None:
         if self._sequence is not None:

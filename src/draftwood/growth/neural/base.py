@@ -67,8 +67,12 @@ class BeamSearch(NamedTuple):
         """The best N candidates of a search that was run elsewhere; targets/beams.py explains the arrays. The same tree
         as if the growth had been asked, but for rounding of equal values."""
         spec, best = self.spec, len(tokens) // len(picks)
-        order = np.argsort(-values, kind="stable")[: spec.budget - 1]  # parents come first, also among equals
-        order = order[values[order] > 0.0]
+        # Positive floats sort like their bits. Numbers break ties, so that parents come first among equals too.
+        keys = values.view(np.int32).astype(np.int64) << 32 | np.arange(len(values), 0, -1)
+        size = min(spec.budget - 1, int(np.count_nonzero(values > 0.0)))
+        if size < len(keys):
+            keys = np.partition(keys, len(keys) - size)[len(keys) - size :]
+        order = len(values) - (np.sort(keys)[::-1] & 0xFFFFFFFF)
         nodes = order // best  # that the candidates follow
         number = np.zeros(len(tokens) + 1, np.int64)  # of the candidates in the tree; the last one stands for the root
         number[order] = np.arange(1, len(order) + 1)
