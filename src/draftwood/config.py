@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2"
 DEFAULT_MEMORY = "prompt"  # the samples of one prompt share what the drafter learns
-DEFAULT_DRAFTER = "goose"
+DEFAULT_DRAFTER = "blend"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GPU_FORMATS = ("fp8", "int8")  # weights in 8 bits with one scale per output
 CPU_FORMATS = ("q8_0", "q4_0", "q4_k")  # weights in the blocks of GGUF files

@@ -1,6 +1,6 @@
 """The front door: a model, a drafter, and text.
 
-llm = LLM("smollm2", drafter="goose")
+llm = LLM("smollm2", drafter="blend")
 print(llm.generate("Write a haiku about trees.")[0].text)
 """
 

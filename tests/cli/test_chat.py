@@ -226,7 +226,7 @@ def test_sampling_and_drafter_change_inside_a_chat(draftwood_command: Command, m
     set_stdin(monkeypatch, "/set temperature 1.5\n/set seed 4\n/drafter\n/drafter plain\nabab\n/stats\n")
     result = draftwood_command("chat", *SHORT)
     assert result.out == sampled
-    assert result.err.startswith("temperature 1.5\nseed 4\ndrafter goose\ndrafter plain\n")
+    assert result.err.startswith("temperature 1.5\nseed 4\ndrafter blend\ndrafter plain\n")
     assert "budget 8 · plain" in result.err
 
 

@@ -72,7 +72,9 @@ def test_closing_line_describes_the_trees(draftwood_command: Command) -> None:
     prompt = ("generate", "abab", "--raw", "--stats", "--model", "tiny", "--max-tokens", "12")
     stats = json.loads(draftwood_command(*prompt, "--budget", "8", "--json").out)["stats"]
     assert stats["mean_tree_size"] == pytest.approx((stats["drafted_nodes"] + stats["cycles"]) / stats["cycles"], 1e-3)
-    assert f" · trees of {stats['mean_tree_size']:.1f} · budget 8 · " in draftwood_command(*prompt, "--budget", "8").err
+    closing = draftwood_command(*prompt, "--budget", "8").err
+    assert f" · trees of {stats['mean_tree_size']:.1f} · " in closing
+    assert " · budget 8 · " in closing
     assert " · budget auto · " in draftwood_command(*prompt).err
     assert " · trees of 1.0 · " in draftwood_command(*prompt, "--drafter", "plain").err
     assert RequestStats().mean_tree_size == 0
@@ -256,7 +258,7 @@ def test_options_reach_the_drafter(draftwood_command: Command) -> None:
         out = draftwood_command("generate", "abababababab", "--raw", "--json", *options, *SHORT).out
         return int(json.loads(out)["stats"]["drafted_nodes"])
 
-    assert drafted("--drafter-option", "max_draft=1") < drafted("--drafter-option", "max_draft=7")
+    assert drafted("--drafter-option", "depth=1") < drafted("--drafter-option", "depth=7")
     assert drafted("--drafter", "plain") == 0
 
 

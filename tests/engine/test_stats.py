@@ -35,6 +35,13 @@ def noted(*cycles: tuple[DraftTree, list[int], int]) -> RequestStats:
     return stats
 
 
+def test_rates_of_two_sources_need_guesses_of_one_each() -> None:
+    sources = ("root", "context", "transition", "context+transition")
+    tree = DraftTree((1, 2, 3, 4), (-1, 0, 0, 0), (0, 1, 1, 1), sources, (1.0, 0.2, 0.2, 0.2))
+    assert noted((tree, [1], 2)).source_rates() is None
+    assert noted((tree.first(3), [1], 2)).source_rates() == (1.0, 0.0)
+
+
 def test_path_that_leaves_the_spine() -> None:
     stats = noted((goose_tree(), [1, 6], 3))
     assert (stats.cycles, stats.output_tokens, stats.drafted_nodes) == (1, 3, 8)

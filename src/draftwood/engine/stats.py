@@ -94,9 +94,10 @@ class RequestStats:
         return {source: self.accepted_by_source[source] / tried for source, tried in self.tried_by_source.items()}
 
     def source_rates(self) -> tuple[float, float] | None:
-        """p_s and p_t: acceptance rates of copied and of recycled tokens; None if one of them was never tried."""
+        """p_s and p_t: acceptance rates of copied and of recycled tokens; None if one of them was never tried, or if
+        sources agreed on guesses, which leaves those that they disagree on."""
         rates = self.acceptance_by_source()
-        if SPINE_SOURCE in rates and BRANCH_SOURCE in rates:
+        if SPINE_SOURCE in rates and BRANCH_SOURCE in rates and not any("+" in source for source in rates):
             return rates[SPINE_SOURCE], rates[BRANCH_SOURCE]
         return None
 
