@@ -15,6 +15,7 @@ from draftwood.heads import HeadModule, HydraHead, MedusaHead
 from draftwood.train.base import Batch, Losses, Signals
 from draftwood.train.methods import METHODS, method_class
 from draftwood.train.methods.base import Method
+from draftwood.train.methods.unrolled import feature_noise
 from tests.tools.head import causal
 from tests.tools.train import KIND_OF, drafted, gradients, losses_of, method_for, random_examples, text_of
 
@@ -257,9 +258,7 @@ def test_noise_depends_on_seed_and_step() -> None:
 
 
 def test_noise_has_requested_width_and_shrinks_with_length() -> None:
-    method = method_for("eagle", noise=0.5)
-    batch = Batch.of(random_examples([512, 128]))
-    noise = method._noise(batch, torch.zeros(2, 512, 48), 0.5)
+    noise = feature_noise(Batch.of(random_examples([512, 128])), 48, 0.5, 0, 0)
     assert float(noise[0].max()) == pytest.approx(0.25, rel=1e-2) == -float(noise[0].min())
     assert float(noise[1, :128].max()) == pytest.approx(1.0, rel=1e-2)
     assert not noise[1, 128:].any()

@@ -172,14 +172,15 @@ def test_detached_features_stop_gradients_between_depths() -> None:
     assert not torch.allclose(free["fc.weight"], cut["fc.weight"], rtol=1e-2)  # type: ignore[arg-type]
 
 
-def hass_at(head: DraftHead, examples: list[Example], step: int) -> Tensor:
+def hass_at(head: DraftHead, examples: list[Example], step: int, noise: float) -> Tensor:
     """The classification loss of one HASS step."""
-    options = {"classification": 1.0, "regression": 0.0, "top_k_weight": 0.0, "noise": 0.0, "detach": False}
+    options = {"classification": 1.0, "regression": 0.0, "top_k_weight": 0.0, "noise": noise, "detach": False}
     losses = [losses_of(method_for("hass", head, steps=n, **options), examples).total for n in (step, step + 1) if n]
     return losses[-1] - (losses[0] if step else 0.0)
 
 
-def test_single_path_equals_hass_on_target_texts() -> None:
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_single_path_equals_hass_on_target_texts(noise: float) -> None:
     """On the target's own greedy texts. HASS counts a guess by its place and TALF by its root, so at step j those that
     HASS counts are j places further on."""
     head = draft_head("eagle")
@@ -188,8 +189,8 @@ def test_single_path_equals_hass_on_target_texts() -> None:
     def counted_from(first: int) -> list[Example]:
         return [Example(ids, (np.arange(len(ids)) >= first) & (np.arange(len(ids)) < first + 25)) for ids in texts]
 
-    ours = losses_of(talf(head, width=1, depth=3, labels=999), counted_from(10)).total
-    theirs = torch.stack([hass_at(head, counted_from(10 + step), step) for step in range(3)]).sum()
+    ours = losses_of(talf(head, width=1, depth=3, labels=999, noise=noise), counted_from(10)).total
+    theirs = torch.stack([hass_at(head, counted_from(10 + step), step, noise) for step in range(3)]).sum()
     torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
     flat = [
         torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(head.parameters()))])
@@ -268,6 +269,37 @@ def test_sampled_roots_depend_on_seed_not_epoch() -> None:
     torch.testing.assert_close(first.total, second.total)
     assert method.store.num_grown == 2
     assert not torch.allclose(losses_of(talf(head, seed=1, roots=8), examples).total, first.total)
+
+
+def test_prepared_trees_are_not_grown_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = draft_head("eagle")
+    examples = random_examples([9, 12])
+    wanted = losses_of(talf(head, roots=4), examples).total
+    method = talf(head, roots=4, prepare=True)
+    batch, signals = batch_and_signals(examples, method.frozen)
+    said: list[tuple[int, int]] = []
+    method.prepare([examples[:1], examples[1:]], lambda _, done, total: said.append((done, total)))
+    assert said == [(0, 2), (1, 2), (2, 2)]
+    talf(head).prepare([examples], lambda *_: pytest.fail("not asked for"))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the target is asked again")
+
+    monkeypatch.setattr(type(method.frozen.target), "forward", refuse)
+    assert torch.equal(method.losses(batch, signals).total, wanted)
+
+
+def test_noise_is_for_training_only() -> None:
+    head, examples = draft_head("eagle"), random_examples([9, 12])
+    head.eval()
+    assert torch.equal(losses_of(talf_in_evaluation(head, noise=0.5), examples).total,
+                       losses_of(talf_in_evaluation(head), examples).total)  # fmt: skip
+
+
+def talf_in_evaluation(head: DraftHead, **options: Any) -> TalfMethod:
+    method = talf(head, **options)
+    head.eval()
+    return method
 
 
 def test_trees_are_grown_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,8 @@ class Run:
         if config.run.cache_signals:
             size = readable_size(signal_bytes(setup.head.config, setup.target.info.dtype, setup.texts))
             console.note(f"hidden states of the target: {size} in {config.run.cache_signals}")
+        groups = setup.texts.batches(config.run.max_tokens)
+        setup.method.prepare([setup.texts.examples(group) for group in groups], console.progress)
         source = make_signal_source(config, setup, processes, console.progress)
         self.trainer = Trainer(config, setup.method, setup.texts, source, setup.num_steps, processes)
         self._log: Log | None = None

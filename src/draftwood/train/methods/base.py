@@ -1,11 +1,13 @@
 """The contract of a training method."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig
-from draftwood.train.base import Batch, Losses, Signals
+from draftwood.progress import Progress
+from draftwood.train.base import Batch, Example, Losses, Signals
 from draftwood.train.frozen import FrozenTarget
 
 
@@ -55,6 +57,9 @@ class Method(ABC):
     def scores_per_position(cls, options: Any, head: HeadConfig, length: int) -> int:
         """Return the attention scores per position that are in memory at once, for memory estimates."""
         return 0
+
+    def prepare(self, batches: Sequence[Sequence[Example]], progress: Progress) -> None:
+        """Do what can be done before the first step, outside the time of training. ``batches``: all training texts."""
 
     def begin_step(self, step: int, num_steps: int) -> None:
         """Start optimiser step ``step`` (from 0) of ``num_steps``. Schedules of a method depend on it."""

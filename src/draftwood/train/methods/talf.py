@@ -14,6 +14,7 @@ the same and its variance is lower.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, cast
@@ -24,11 +25,12 @@ from torch import Tensor
 from draftwood.drafters import check_choice, check_flag, check_int
 from draftwood.errors import OptionError
 from draftwood.heads import Head, HeadConfig, identify_target
-from draftwood.train.base import Batch, Losses, Signals
+from draftwood.progress import Progress
+from draftwood.train.base import Batch, Example, Losses, Signals
 from draftwood.train.frozen import FrozenTarget
 from draftwood.train.losses import Evaluator, Positions
 from draftwood.train.methods.base import Method
-from draftwood.train.methods.unrolled import zero_of
+from draftwood.train.methods.unrolled import check_weights, feature_noise, zero_of
 from draftwood.train.trees import (
     Beam,
     DraftHead,
@@ -62,14 +64,16 @@ class TalfOptions:
     text: bool = False  # also train the prediction after the text at positions without a tree
     folder: str = ""  # folder that stores trees between runs; empty: none
     memory_mb: int = 8192  # memory for trees; others are read or grown again
-
+    prepare: bool = False  # grow all trees before the first step, outside the time of training
+    noise: float = 0.0  # width of uniform noise on features of texts of 512 tokens; scaled by 512 / length
     detach: bool = False  # no gradient from a node into its parent's output
 
     def __post_init__(self) -> None:
         check_int(self, 1, "width", high=MAX_WIDTH)
         check_int(self, 1, "depth", "labels")
         check_int(self, 0, "roots", "memory_mb")
-        check_flag(self, "detach", "text")
+        check_flag(self, "detach", "text", "prepare")
+        check_weights(self, "noise")
         check_choice(self, "weights", WEIGHTS)
         if self.weights == "path" and self.labels < self.width:
             raise OptionError(
@@ -98,18 +102,37 @@ class TalfMethod(Method):
     def outputs_per_position(cls, options: TalfOptions, head: HeadConfig) -> int:
         return 1 + options.width * (options.depth - 1)
 
+    def prepare(self, batches: Sequence[Sequence[Example]], progress: Progress) -> None:
+        if not self.options.prepare:
+            return
+        for done, examples in enumerate(batches):
+            progress("growing trees", done, len(batches))
+            batch = Batch.of(examples)
+            texts = texts_of(batch)
+            self.store.trees(texts, self._sample_roots(texts, counted_roots(batch)))
+        progress("growing trees", len(batches), len(batches))
+
+    def _sample_roots(self, texts: Texts, roots: Texts) -> list[list[int]]:
+        if not self.options.roots:
+            return [list(own) for own in roots]
+        pairs = zip(texts, roots, strict=True)
+        return [sample_roots(own, self.options.roots, text, self.seed) for text, own in pairs]
+
     def losses(self, batch: Batch, signals: Signals) -> Losses:
         head = cast(DraftHead, self.head)
         device = batch.token_ids.device
-        texts, roots = texts_of(batch), counted_roots(batch)
-        num_counted = [len(own) for own in roots]
-        if self.options.roots:
-            pairs = zip(texts, roots, strict=True)
-            roots = [sample_roots(own, self.options.roots, text, self.seed) for text, own in pairs]
+        texts, counted_places = texts_of(batch), counted_roots(batch)
+        num_counted = [len(own) for own in counted_places]
+        roots = self._sample_roots(texts, counted_places)
         trees = _copy_to_device(joined(self.store.trees(texts, roots)), device)  # of M roots
         positions, is_root = padded(roots, 1, device)  # [B, R]
         where = is_root.flatten().nonzero()[:, 0]  # [M]
-        run = HeadRun(head, batch, signals, positions, detach=self.options.detach, checkpoints=self.checkpoints)
+        noise = None
+        if self.options.noise and self.head.training:
+            noise = feature_noise(batch, head.config.hidden_size, self.options.noise, self.seed, self.step)
+        run = HeadRun(
+            head, batch, signals, positions, detach=self.options.detach, checkpoints=self.checkpoints, noise=noise
+        )
         hidden = self._follow(run, trees, where, is_root.shape)  # [B, R, nodes, H]
         num_nodes = hidden.shape[2]
         counts = trees.counts.clone()  # [M, nodes]

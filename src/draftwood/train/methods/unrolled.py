@@ -76,7 +76,8 @@ class UnrolledMethod(Method):
         if not positions.number:
             return torch.zeros(recipe.steps, 0, features.shape[-1], device=features.device) + zero_of(self.head)
         if recipe.noise and self.head.training:
-            features = features + self._noise(batch, features, recipe.noise)
+            noise = feature_noise(batch, features.shape[-1], recipe.noise, self.seed, self.step)
+            features = features + noise.to(features.dtype)
         outputs = unroll(
             self.head,
             self.head.embed(batch.token_ids[:, 1 : num_pairs + 1]).to(features.dtype),
@@ -88,16 +89,19 @@ class UnrolledMethod(Method):
         )
         return positions.select(outputs, recipe.steps)
 
-    def _noise(self, batch: Batch, features: Tensor, width: float) -> Tensor:
-        """Return noise per text that depends on its tokens, the step and the seed, not on its padding."""
-        noise = torch.zeros_like(features)
-        for row, (ids, length) in enumerate(zip(batch.token_ids.cpu(), batch.lengths.tolist(), strict=True)):
-            digest = hashlib.blake2b(ids[:length].numpy().tobytes(), digest_size=6).digest()
-            seed = hashlib.blake2b(f"{self.seed} {self.step} ".encode() + digest, digest_size=6).digest()
-            generator = torch.Generator(noise.device).manual_seed(int.from_bytes(seed, "big"))
-            drawn = torch.rand(length, noise.shape[-1], generator=generator, device=noise.device)
-            noise[row, :length] = (drawn - 0.5) * (width * NOISE_LENGTH / length)
-        return noise
+
+def feature_noise(batch: Batch, size: int, width: float, *seeds: int) -> Tensor:
+    """Return uniform noise on features of ``size``, [B, L, size]: it depends on the tokens of a text and the seeds, not
+    on its padding. Longer texts get less."""
+    noise = torch.zeros(*batch.token_ids.shape, size, device=batch.token_ids.device)
+    for row, (ids, length) in enumerate(zip(batch.token_ids.cpu(), batch.lengths.tolist(), strict=True)):
+        digest = hashlib.blake2b(ids[:length].numpy().tobytes(), digest_size=6).digest()
+        content = "".join(f"{seed} " for seed in seeds).encode() + digest
+        seed = hashlib.blake2b(content, digest_size=6).digest()
+        generator = torch.Generator(noise.device).manual_seed(int.from_bytes(seed, "big"))
+        drawn = torch.rand(length, size, generator=generator, device=noise.device)
+        noise[row, :length] = (drawn - 0.5) * (width * NOISE_LENGTH / length)
+    return noise
 
 
 def combine_losses(recipe: Recipe, evaluation: Evaluation, distance: Tensor | None, counted: Tensor) -> Losses:

@@ -32,7 +32,8 @@ class HeadRun:
     """``roots [B, R]`` are positions >= 1. Gradients flow if they are enabled.
 
     ``detach``: no gradient from a node into its parent's output. ``checkpoints``: activation checkpointing. ``fused``:
-    use one kernel if no gradients are needed, which rounds less than the path with gradients.
+    use one kernel if no gradients are needed, which rounds less than the path with gradients. ``noise [B, L, H]`` is
+    added to the target's features.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class HeadRun:
         detach: bool = False,
         checkpoints: bool = False,
         fused: bool = True,
+        noise: Tensor | None = None,
     ) -> None:
         self._head = head
         self._fused = fused
@@ -55,7 +57,7 @@ class HeadRun:
         self._text: dict[int, Rows] = {}  # by layer [B, L-1, kv_heads, D]
         self._nodes: dict[tuple[int, int], Rows] = {}  # by depth and layer [B, R, k, kv_heads, D]
         self._ancestors = [torch.zeros(*roots.shape, 1, 0, dtype=torch.bool, device=roots.device)]  # [B, R, k, m] each
-        self._along = self._read_text(batch, signals)
+        self._along = self._read_text(batch, signals, noise)
         self._hidden = torch.take_along_dim(self._along, self._pairs[..., None], dim=1)[:, :, None]
 
     def along_text(self) -> Tensor:
@@ -80,8 +82,10 @@ class HeadRun:
         self._hidden = self._run(embeds, features, positions, partial(self._attend_nodes, depth))
         return self._hidden
 
-    def _read_text(self, batch: Batch, signals: Signals) -> Tensor:
+    def _read_text(self, batch: Batch, signals: Signals, noise: Tensor | None) -> Tensor:
         features = self._head.fuse(signals.taps[:, :-1].to(self._head.fc.weight.dtype))
+        if noise is not None:
+            features = features + noise[:, :-1].to(features.dtype)
         embeds = self._head.embed(batch.token_ids[:, 1:]).to(features.dtype)
         return self._run(embeds, features, batch.positions()[:, :-1], self._attend_text)
 
