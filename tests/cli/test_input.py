@@ -30,6 +30,8 @@ from tests.tools.cli import ESCAPE, SHORT, TINY, Command, Terminal, _plain_envir
         ((*TINY, "--drafter-option", "dephth=3"), "has no option 'dephth'"),
         ((*TINY, "--drafter-option", "depth"), "KEY=VALUE"),
         ((*TINY, "--drafter-option", "depth=0"), "depth must be a whole number"),
+        ((*TINY, "--sources", "context+nothing"), "sources must be different sources joined by '+'"),
+        ((*TINY, "--drafter", "goose", "--sources", "context"), "has no option 'sources'"),
         ((*TINY, "--temperature", "nan"), "--temperature is out of range"),
         ((*TINY, "--temperature", "-1"), "--temperature is out of range"),
         ((*TINY, "--temperature", "warm"), "invalid float value"),

@@ -162,6 +162,16 @@ def _add_drafter_options(group: Group) -> None:
     group.add_argument(
         "--drafter-option", metavar="KEY=VALUE", action="append", default=[], help="option of the drafter; repeatable"
     )
+    group.add_argument(
+        "--sources",
+        metavar="A+B",
+        dest="drafter_option",
+        type="sources={}".format,
+        action="append",
+        default=argparse.SUPPRESS,
+        help="sources of the drafter blend, for example context+transition+head: the same as "
+        "--drafter-option sources=A+B",
+    )
 
 
 def _add_draft_options(group: Group) -> None:
