@@ -22,6 +22,7 @@ from draftwood.drafters.sam import SuffixDrafter
 from draftwood.engine import Engine, GenerationRequest
 from draftwood.engine.worth import Worth
 from draftwood.sizing.sizer import Sizer
+from draftwood.targets.base import Target
 from draftwood.targets.tiny import tiny_target
 from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree
@@ -65,8 +66,8 @@ class Calls:
         monkeypatch.setattr(Worth, "of_drafts", lambda *_: True)  # whatever it measures here
 
 
-def run(name: str, num_tokens: int = 40) -> list[list[int]]:
-    target = tiny_target()
+def run(name: str, num_tokens: int = 40, target: Target | None = None) -> list[list[int]]:
+    target = target or tiny_target()
     engine = Engine(target, ByteTokenizer(), EngineOptions(budget="auto", max_batch=len(PROMPTS)))
     factory = make_factory(name, {}, target.info)
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
@@ -119,3 +120,60 @@ def test_a_drafter_that_changes_observe_alone_is_never_left_out() -> None:
 
     assert GooseDrafter.can_rest
     assert not Own.can_rest
+
+
+class TestLeaving:
+    """Drafters that cannot skip tokens, as heads, are left out for the rest of a request."""
+
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+        calls: list[tuple[str, int]] = []
+
+        def note(method: str) -> Any:
+            original = getattr(GooseDrafter, method)
+
+            def noted(self: Any, *args: Any) -> Any:
+                calls.append((method, id(self)))
+                return original(self, *args)
+
+            return noted
+
+        monkeypatch.setattr(GooseDrafter, "can_rest", False)
+        monkeypatch.setattr(GooseDrafter, "can_leave", True)
+        monkeypatch.setattr(GooseDrafter, "wants_taps", (1,))
+        monkeypatch.setattr(GooseDrafter, "proposes_alone", True)
+        monkeypatch.setattr(GooseDrafter, "observes_alone", True)
+        for method in ("propose", "observe", "read_prompt", "end"):
+            monkeypatch.setattr(GooseDrafter, method, note(method))
+        return calls
+
+    def test_is_not_called_again(self, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+        plain = run("plain")
+        cycles = itertools.count()
+        monkeypatch.setattr(Worth, "of_drafts", lambda *_: next(cycles) not in range(12, 16))  # one trial, then again
+        target = tiny_target()
+        tapped = list[int]()
+        set_taps = target.set_taps
+        monkeypatch.setattr(target, "set_taps", lambda layers: (tapped.append(len(layers)), set_taps(layers)))
+        assert run("goose", target=target) == plain
+        first_end = next(at for at, (method, _) in enumerate(calls) if method == "end")
+        assert {method for method, _ in calls[first_end:]} == {"end"}
+        assert sum(method == "propose" for method, _ in calls) > len(PROMPTS)
+        assert tapped[0] == 1
+        assert tapped[-1] == 0
+
+    def test_from_the_first_token(self, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Worth, "of_drafts", lambda *_: False)
+        assert run("goose") == run("plain")
+        assert {method for method, _ in calls} == {"end"}
+
+    def test_passes_without_drafts_are_no_measure_of_drafts(
+        self, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        counted = list[bool]()
+        cycles = itertools.count()
+        monkeypatch.setattr(Worth, "of_drafts", lambda *_: next(cycles) > 20)
+        monkeypatch.setattr(Worth, "note", lambda *_, counts: counted.append(counts))
+        run("goose")
+        assert any(counted)
+        assert not counted[-1]

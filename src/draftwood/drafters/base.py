@@ -117,6 +117,7 @@ class Drafter(ABC):
     learns_in_batch: bool = False  # whether ``observe_batch`` may replace ``observe``; it reads only top entries
     runs_model: bool = False  # whether it drafts with a model, on the target's device
     can_rest: bool = False  # whether it may be left out of cycles and is then told their tokens with ``skip``
+    can_leave: bool = False  # whether a request may go on without it: after ``end`` it is not called again
 
     proposes_alone: ClassVar[bool] = False  # whether a subclass changed ``propose`` and not ``propose_batch``
     observes_alone: ClassVar[bool] = False  # whether a subclass changed ``observe`` and not ``observe_batch``

@@ -37,6 +37,7 @@ class HeadDrafter(NeuralDrafter):
 
     guesses_from = "a draft head on the target's hidden states (`head=FOLDER`)"
     tree_shape = "beam search (`growth=beam`)"
+    can_leave = True  # it cannot skip tokens: it reads the target's hidden states of the whole text
     Options = HeadOptions
     kinds: ClassVar[tuple[str, ...]]  # accepted kinds of heads
 

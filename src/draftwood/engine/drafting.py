@@ -15,15 +15,18 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True) -> list[Session]:
     """
     drafting = list[Session]()
     for session in sessions:
-        if session.is_prefilling:
-            session.is_resting = not drafts and session.may_rest  # logits of prompts cost something too
+        if not drafts and session.may_rest and session.drafter.can_leave:
+            session.leave()
+        if session.is_prefilling:  # logits and hidden states of prompts cost something too
+            session.is_resting = session.has_left or (not drafts and session.may_rest)
         elif session.error is None:
             drafting.append(session)
     groups: dict[object, list[Session]] = {}  # whose drafts are made together
     for session in drafting:
         drafter, sizer = session.drafter, session.sizer
-        if drafter.can_rest and (
-            not session.drafts or (sizer is not None and (sizer.is_pausing or (not drafts and session.may_rest)))
+        if session.has_left or (
+            drafter.can_rest
+            and (not session.drafts or (sizer is not None and (sizer.is_pausing or (not drafts and session.may_rest))))
         ):
             session.rest()
             continue

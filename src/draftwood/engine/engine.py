@@ -183,7 +183,7 @@ class Engine:
             return [] if launched is None else write_out(self._finish(launched))
         self._raise_late()
         if self._turns.pay(len(running)) and not any(
-            session.reads_logits or session.drafter.runs_model for session in running
+            session.reads_logits or session.drafts_with_model for session in running
         ):
             return self._take_turns(running, before)
         self._in_flight = None
@@ -207,8 +207,11 @@ class Engine:
         finished = finish(self.target, launched)
         self._turns.note(launched.times.waiting)
         tokens = sum([len(each.block.token_ids) for each in finished.accepted])
-        counts = not finished.reads and all(session.may_rest for session in launched.sessions)
-        self._worth.note(len(self._scheduler.running), tokens, counts=counts)
+        sessions, num_running = launched.sessions, len(self._scheduler.running)
+        counts = not finished.reads and all(session.may_rest for session in sessions)
+        if counts and self._worth.of_drafts(num_running):
+            counts = not all(session.has_left for session in sessions)  # nothing is drafted until new requests come
+        self._worth.note(num_running, tokens, counts=counts)
         return finished
 
     def _begin(self, sessions: Sequence[Session], lane: int = 0) -> Pass | None:
@@ -220,7 +223,7 @@ class Engine:
         self._scheduler.grow(set(map(id, ended)))
         sessions = [session for session in self._scheduler.running if session.finish_reason is None]
         if not sessions or any(
-            session.events_read_logits or session.drafter.runs_model for session in self._scheduler.running
+            session.events_read_logits or session.drafts_with_model for session in self._scheduler.running
         ):
             return
         try:

@@ -51,7 +51,10 @@ class Answer:
         if self._parts is None:
             self._parts = self.output.split(self.segments)
         part = self._parts[index]
-        return select_taps(part, self._taps, self.sessions[index].drafter.wants_taps) if self._taps else part
+        session = self.sessions[index]
+        if not self._taps or session.has_left:
+            return part
+        return select_taps(part, self._taps, session.drafter.wants_taps)
 
     @cached_property
     def no_rows(self) -> ForwardOutput:
@@ -75,8 +78,8 @@ def segment_of(session: Session) -> Segment:
 
 def launch(target: Target, sessions: Sequence[Session], lane: int) -> Pass:
     segments = [segment_of(session) for session in sessions]
-    drafters = [session.drafter for session in sessions]
-    target.set_top(max([session.drafter.wants_top for session in sessions if not session.is_resting], default=0))
+    drafters = [session.drafter for session in sessions if not session.is_resting]
+    target.set_top(max([drafter.wants_top for drafter in drafters], default=0))
     taps = sorted(set().union(*[drafter.wants_taps for drafter in drafters if drafter.wants_taps]))
     target.set_taps(taps)
     started = time.perf_counter()

@@ -51,6 +51,7 @@ class Session:
         self.draft_seconds = 0.0  # of that tree
         self.learn_seconds = 0.0  # that the drafter took to learn from the last one
         self.is_resting = False  # whether its drafter is left out of this cycle
+        self.has_left = False  # whether its drafter is left out of all further cycles
         self.num_skipped = 0  # last tokens, from cycles that it was left out of
         self.matcher = None if request.structure is None else request.structure.start()
         self.warper = Warper(self.params, request.prompt_ids)
@@ -65,7 +66,8 @@ class Session:
         # Whether the target's greedy choices are the output: no sampling, no penalties, no structure.
         self.takes_choices = self.params.is_greedy and not self.params.has_penalties and self.matcher is None
         # Whether its drafts may be left out because of measured times: not if a seed determines them.
-        self.may_rest = self.drafts and sizer is not None and drafter.can_rest and self.params.is_greedy
+        can_pause = drafter.can_rest or drafter.can_leave
+        self.may_rest = self.drafts and sizer is not None and can_pause and self.params.is_greedy
         # Whether acceptance or the caller needs more than greedy choices.
         wants_rows = self.events_read_logits = self.params.logprobs is not None or request.with_cycles
         self.reads_logits = not self.takes_choices or wants_rows
@@ -107,6 +109,10 @@ class Session:
         return self.capacity - len(self.tokens) + 1
 
     @property
+    def drafts_with_model(self) -> bool:
+        return self.drafter.runs_model and not self.has_left
+
+    @property
     def num_expected(self) -> float:
         """Tokens expected from the last tree."""
         return 1.0 if self.sizer is None or len(self.tree) == 1 else self.sizer.expected
@@ -115,6 +121,13 @@ class Session:
         """Decodes plainly in this cycle, at the cost of plain decoding."""
         self.is_resting, self.num_wanted, self.draft_seconds = True, 1, 0.0
         self.tree = self.offered = DraftTree.root_only(self.tokens[-1])
+
+    def leave(self) -> None:
+        """Goes on without its drafter, which cannot catch up later."""
+        if not self.has_left:
+            self.has_left = True
+            with self:
+                self.drafter.end()
 
     def wake(self) -> None:
         """Tells the drafter what it missed, if anything."""

@@ -81,7 +81,7 @@ def read_prompts(target: Target, answer: Answer) -> None:
         target.keep(session.sequence, range(len(segment.token_ids)))
         start = session.num_committed
         session.num_committed += len(segment.token_ids)
-        if segment.num_logits or session.drafter.wants_taps:
+        if segment.num_logits or (session.drafter.wants_taps and not session.is_resting):
             with session:
                 output = answer.part(index)
                 session.drafter.read_prompt(PromptRows(start, output.logits, output.top, output.taps))
