@@ -19,6 +19,7 @@ from draftwood.drafters.goose import GooseDrafter
 from draftwood.drafters.pld import PromptLookupDrafter
 from draftwood.drafters.recycling import RecyclingDrafter
 from draftwood.drafters.sam import SuffixDrafter
+from draftwood.drafters.sps import SmallModelDrafter
 from draftwood.engine import Engine, GenerationRequest
 from draftwood.engine.worth import Worth
 from draftwood.sizing.sizer import Sizer
@@ -28,7 +29,7 @@ from draftwood.text.bytes import ByteTokenizer
 from draftwood.tree import DraftTree
 
 RESTING = {"blend": BlendDrafter, "goose": GooseDrafter, "pld": PromptLookupDrafter, "recycling": RecyclingDrafter}
-RESTING |= {"sam": SuffixDrafter}
+RESTING |= {"sam": SuffixDrafter, "sps": SmallModelDrafter}
 PROMPTS = ["abcabcabcabc", "one two one two", "x" * 9, "The cat sat. The cat"]
 
 
@@ -69,7 +70,8 @@ class Calls:
 def run(name: str, num_tokens: int = 40, target: Target | None = None) -> list[list[int]]:
     target = target or tiny_target()
     engine = Engine(target, ByteTokenizer(), EngineOptions(budget="auto", max_batch=len(PROMPTS)))
-    factory = make_factory(name, {}, target.info)
+    options = {"model": "tiny"} if name == "sps" else {}
+    factory = make_factory(name, options, target, codec=ByteTokenizer())
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     ids = []
     for prompt in PROMPTS:

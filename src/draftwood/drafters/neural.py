@@ -173,6 +173,12 @@ class NeuralDrafter(Drafter):
             else:
                 self._add_text(emitted, verified.taps[torch.tensor(path, device=verified.taps.device)])
 
+    def skip(self, token_ids: Sequence[int]) -> None:
+        assert not self.wants_taps  # a head does not rest, it leaves
+        self._root = token_ids[-1]
+        if self._sequence is not None:
+            self._unread += token_ids
+
     def end(self) -> None:
         if self._sequence is not None:
             self._model.close(self._sequence)

@@ -25,6 +25,7 @@ class SmallModelDrafter(NeuralDrafter):
     summary = "Speculative sampling: a small model with the same vocabulary drafts"
     guesses_from = "a small model (`model=NAME`)"
     tree_shape = "best-first with early stop (`growth=salf`)"
+    can_rest = True
     Options = SmallModelOptions
 
     @classmethod
