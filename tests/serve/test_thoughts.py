@@ -149,7 +149,7 @@ def test_streams_have_thoughts_in_deltas_of_their_own(server: Running) -> None:
 def test_thoughts_stay_in_the_answer_if_asked_for(server: Running) -> None:
     apart, within = (ask(server, reasoning_format=form)["choices"][0]["message"] for form in ("auto", "none"))
     thoughts, answer = apart["reasoning_content"], apart["content"]
-    assert within["content"] in (thoughts + gap + answer for gap in ("", "\n", "\n\n"))  # this mark is no text
+    assert within["content"] in (thoughts + gap + answer for gap in ("", "\n", "\n\n"))  # the mark is a special token
     assert "reasoning_content" not in within
     assert server.chat(reasoning_format="other").error["param"] == "reasoning_format"
 

@@ -48,7 +48,7 @@ class PrefixStore:
         return (best, length) if length >= MIN_SHARED else (None, 0)
 
     def open(self, kept: KeptPrefix, length: int, capacity: int, *, copies: bool) -> int | None:
-        """Open a sequence of that capacity with the first ``length`` tokens of a kept one. None: there is no room.
+        """Open a sequence of that capacity with the first ``length`` tokens of a kept one. None if it does not fit.
 
         A sequence that has nothing else is taken over. Of others a copy is made if ``copies`` and there is room for it.
         """

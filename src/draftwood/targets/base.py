@@ -204,7 +204,7 @@ class Target(ABC):
 
     @abstractmethod
     def resize(self, sequence: int, capacity: int) -> bool:
-        """Gives the sequence another capacity and drops its pending tree. False: there is no room, nothing changed."""
+        """Gives the sequence another capacity and drops its pending tree. False, and unchanged, if it does not fit."""
 
     @abstractmethod
     def fork(self, sequence: int, capacity: int, length: int | None = None) -> int:

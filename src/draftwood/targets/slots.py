@@ -50,7 +50,7 @@ class SlotPool:
         )
 
     def resize(self, base: int, size: int, new_size: int) -> int | None:
-        """Give an extent another size; return its new base. None: there is no room.
+        """Give an extent another size; return its new base. None if it does not fit.
 
         It stays where it is if it can. Otherwise it moves down, or to a place that does not overlap the old one.
         """

@@ -24,7 +24,7 @@ class ToolFormat:
     separator: str = ""  # between calls
     end: str = ""  # after all calls
     anywhere: bool = False  # whether calls may follow other text
-    mark: str = ""  # what models write before ``start``: text, or a special token, which is no text
+    mark: str = ""  # what models write before ``start``: text, or a special token, which no text shows
     several: bool = True  # whether templates accept several calls in one answer
 
     def new_id(self) -> str:

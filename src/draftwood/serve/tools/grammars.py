@@ -21,7 +21,7 @@ def bind_answer(
     """What the answer must match: calls where they are required, and else calls, or the structure of the request.
 
     None: any text. Where the model chooses, calls are bound only if the request asks for it: a strict function, or a
-    schema for answers that are no calls. ``marks``: those of the format that are special tokens.
+    schema for answers without a call. ``marks``: those of the format that are special tokens.
     """
     if structured is not None and structured.kind != "json_schema":
         raise ApiError(f"{structured.kind} cannot be combined with tools", param=structured.kind)
