@@ -5,7 +5,8 @@
     python benchmarks/claims.py overlap RUN...    n-grams shared by the answers to one prompt
 
 RUN is a folder written by ``draftwood bench`` (recipes goose-figure5 and stand-figure2), or a folder of runs, whose
-records are pooled. A run that was cut off may be read too.
+records are pooled. A run that was cut off may be read too, and so may a recording (``draftwood bench record``), whose
+texts are drafted again with ``--drafters``.
 
 ``paired`` takes the requests that both methods finished. The change of a task is the ratio of pooled tokens per pass,
 the mean is over tasks, and its standard error is a jackknife over prompts: both methods leave the same prompt out.
@@ -17,15 +18,21 @@ import argparse
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from draftwood.bench.records import parse_methods
 from draftwood.bench.records.run_folder import RequestRecord, read_runs
+from draftwood.bench.replay import load_recording, replay
+from draftwood.bench.settings import split_methods
+from draftwood.config import DEFAULT_MEMORY
 from draftwood.engine.stats import BRANCH_SOURCE, SPINE_SOURCE
 from draftwood.tree.theory import isotropic_yield, optimal_widths, spine_yield
 
 BRANCH_DEPTH = 6
 NGRAMS = (2, 3, 4, 5)
 COUNTS = (2, 4, 8, 16)
+RECORDING = ".recording"
 
 
 def row(cells: Iterable[object]) -> str:
@@ -97,6 +104,23 @@ def paired(records: Sequence[RequestRecord], base: str, counts: Sequence[int]) -
                     + " "
                     + " ".join(f"{cell} |" for cell in cells)
                 )
+
+
+def replay_records(path: str, drafters: str, budget: int) -> Iterable[RequestRecord]:
+    """The requests of a recording, replayed with these methods."""
+    recording = load_recording(Path(path))
+    for method in parse_methods(split_methods(drafters), DEFAULT_MEMORY, [budget]):
+        for result in replay(recording, method):
+            text, stats = result.request, result.stats
+            yield RequestRecord(
+                method=method.label,
+                task=text.task,
+                prompt=text.prompt,
+                turn=text.turn,
+                sample=text.sample,
+                output_tokens=stats.output_tokens,
+                stats={"cycles": stats.cycles},
+            )
 
 
 def percent(change: Change) -> str:
@@ -174,8 +198,14 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN")
     parser.add_argument("--base", metavar="METHOD", help="paired: the label that others are compared with")
     parser.add_argument("--answers", default="1", metavar="LIST", help="paired: over the first answers, as in 1,4,16")
+    parser.add_argument("--drafters", default="goose,pld", metavar="LIST", help="methods that replay a recording")
+    parser.add_argument("--budget", type=int, default=60, help="positions per pass of a replay (default: 60)")
     args = parser.parse_args()
-    records = [record for run in read_runs(args.runs) for record in run.records if record.error is None]
+    recordings = [path for path in args.runs if path.endswith(RECORDING)]
+    runs = read_runs([path for path in args.runs if path not in recordings])
+    records = [record for run in runs for record in run.records if record.error is None]
+    for path in recordings:
+        records += replay_records(path, args.drafters, args.budget)
     if args.what == "paired":
         labels = sorted({record.method for record in records})
         if args.base not in labels:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from statistics import stdev
 
 import pytest
 
 from draftwood.bench.records.run_folder import RequestRecord
+from draftwood.bench.replay import load_recording, save_recording
+from draftwood.targets.native.target import NativeTarget
+from tests.tools.replay import method_of, recorded, target  # noqa: F401 - a fixture
 from tests.tools.script import load_script
 
 claims = load_script("claims")
@@ -69,3 +73,14 @@ def test_table_has_a_row_per_method_and_number_of_answers(capsys: pytest.Capture
     claims.paired(records, "a", [1, 2])
     lines = capsys.readouterr().out.splitlines()
     assert lines[2:] == [f"| b | {n} | 2 | 2.00 | 2.50 | +25.0% ± 0.0 | +25.0% ± 0.0 |" for n in (1, 2)]
+
+
+def test_recording_is_replayed_as_records(target: NativeTarget, tmp_path: Path) -> None:
+    path = tmp_path / "texts.recording"
+    save_recording(path, recorded(target, [method_of("plain")]))
+    records = list(claims.replay_records(str(path), "pld,sam:earlier_answers=true", 12))
+    assert {each.method for each in records} == {"pld", "sam:earlier_answers=true"}
+    plain = load_recording(path).requests
+    assert [each.output_tokens for each in records] == [len(text.output_ids) for text in plain] * 2
+    assert all(each.stats["cycles"] <= each.output_tokens for each in records)
+    assert claims.pair_prompts(records, "pld", "sam:earlier_answers=true")
