@@ -12,7 +12,7 @@ import numpy.typing as npt
 from draftwood.drafters.base import PREDICTION_TAIL, Drafter, DraftRequest, VerifiedTree
 from draftwood.targets import TargetInfo
 
-MAX_EARLIER_TOKENS = 16_384  # of earlier answers; every new request indexes them, in up to 40 ms
+MAX_EARLIER_TOKENS = 16_384  # of earlier answers; every new request indexes them
 
 
 class TextIndex(Protocol):
