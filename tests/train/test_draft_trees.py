@@ -280,7 +280,7 @@ def test_branch_probability_is_product_over_tokens(kind: str) -> None:
         ]
         torch.testing.assert_close(found[number, :length], torch.stack(said), atol=1e-4, rtol=1e-4)
     assert not found[2:].any()
-    assert float(found[1, 2]) == 0.0
+    assert found[1, 2].item() == 0.0
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------
