@@ -146,8 +146,12 @@ def test_prompt_logits_do_not_disturb_other_requests() -> None:
         wants_prompt_logits = True
         read = 0
 
+        def begin(self, request: DraftRequest) -> None:
+            self.prompt_size = len(request.prompt_ids)
+            super().begin(request)
+
         def read_prompt(self, rows: PromptRows) -> None:
-            assert 0 <= rows.start < rows.start + len(rows.logits) < len(self._context.tokens)
+            assert 0 <= rows.start < rows.start + len(rows.logits) < self.prompt_size
             Reader.read += len(rows.logits)
 
     llm = make_llm(drafter=Reader, prefill_chunk=8)
