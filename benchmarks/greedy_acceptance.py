@@ -35,7 +35,7 @@ TOP = 10
 TEMPERATURES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 EDGES = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95, 1.01)  # of probabilities
 RANKS = (1, 2, 3)
-MIN_COUNT = 30  # guesses behind a figure
+MIN_COUNT = 30  # fewer guesses give no figure
 
 
 class Guesses(NamedTuple):

@@ -48,7 +48,7 @@ def test_results_of_a_cycle_are_handed_over_together() -> None:
 
 @pytest.mark.parametrize("minor", [0, 1])
 def test_parts_are_framed_as_h11_frames_them(minor: int) -> None:
-    """HTTP/1.0 does not know chunks. A second response of the same connection starts anew."""
+    """HTTP/1.0 has no chunked encoding. The second response of a connection does not depend on the first."""
     sides = [h11.Connection(h11.SERVER), ResponseParts(h11.SERVER)]
     for headers in ([], [("content-length", "5")]):
         outputs = []

@@ -20,7 +20,7 @@ from draftwood.train.methods.gto import copy_frozen
 from draftwood.train.trees.draft_trees import DraftBeam
 from tests.conftest import threads
 from tests.tools.head import GrowingCache, random_head
-from tests.tools.train import MODEL, target_of
+from tests.tools.train import MODEL, method_for, target_of, train, written_examples
 
 DraftHead = EagleHead | Eagle3Head
 
@@ -40,6 +40,14 @@ def draft_head(kind: str, seed: int = 0, **changes: Any) -> DraftHead:
     head = random_head(kind, MODEL, seed, **changes)
     assert isinstance(head, (EagleHead, Eagle3Head))
     head.bind(target_of().parts())
+    return head
+
+
+def trained_head(kind: str) -> DraftHead:
+    """A head that is sometimes right."""
+    head = draft_head(kind)
+    method = method_for("eagle", head, noise=0.0) if kind == "eagle" else method_for("eagle3", head, steps=3)
+    train(method, written_examples(count=2), 15, lr=3e-3)
     return head
 
 

@@ -43,7 +43,9 @@ from tests.tools.tree import (
     read,
     target_log_probs,
 )
+from tests.tools.tree import trained_head as new_trained_head
 
+trained_head = cache(new_trained_head)
 SMALL: dict[str, Any] = {"groups": 2, "group_size": 3, "width": 3, "nodes": 8, "depth": 3}
 
 
@@ -51,15 +53,6 @@ def gto(head: DraftHead, seed: int = 0, **options: Any) -> GtoMethod:
     method = method_for("gto", head, seed=seed, **{**SMALL, **options})
     assert isinstance(method, GtoMethod)
     return method
-
-
-@cache
-def trained_head(kind: str) -> DraftHead:
-    """A head that is sometimes right."""
-    head = draft_head(kind)
-    method = method_for("eagle", head, noise=0.0) if kind == "eagle" else method_for("eagle3", head, steps=3)
-    train(method, written_examples(count=2), 15, lr=3e-3)
-    return head
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ from tests.tools.tree import (
     moved,
     paths_of,
     read,
+    trained_head,
 )
 
 SMALL: dict[str, Any] = {"roots": 6, "width": 3, "nodes": 8, "depth": 3}
@@ -34,14 +35,6 @@ def reach(head: DraftHead, seed: int = 0, **options: Any) -> ReachMethod:
     method = method_for("reach", head, seed=seed, **{**SMALL, **options})
     assert isinstance(method, ReachMethod)
     return method
-
-
-def trained_head(kind: str) -> DraftHead:
-    """A head that is sometimes right."""
-    head = draft_head(kind)
-    method = method_for("eagle", head, noise=0.0) if kind == "eagle" else method_for("eagle3", head, steps=3)
-    train(method, written_examples(count=2), 15, lr=3e-3)
-    return head
 
 
 @both_kinds

@@ -22,8 +22,7 @@ class GraphedEagleModel(EagleModel):
 
     def __init__(self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int) -> None:
         super().__init__(head, taps, num_slots)
-        mapped = isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary
-        vocabulary = head.vocabulary() if mapped and isinstance(head, Eagle3Head) else None
+        vocabulary = head.vocabulary() if isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary else None
         self._decoder = FeatureDecoder(feature_weights(head), self._cache, self._hidden, vocabulary)
 
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
