@@ -144,17 +144,21 @@ class Pass(ABC):
 
     def _choose_attention(self) -> int:
         """Choose the tiling of attention. Returns the number of nodes per tile."""
-        model, shape, config = self._model, self._shape, self._model.config
-        self._attention = choose_config(
-            num_nodes=shape.num_rows,
-            num_sequences=shape.num_sequences,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_processors=model.gpu.num_processors,
-            shared_bytes=model.gpu.shared_bytes,
-        )
+        self._attention = choose_config(**self._attention_sizes())
         return self._attention.nodes_per_tile
+
+    def _attention_sizes(self) -> dict[str, int]:
+        """What the tiling of attention depends on."""
+        model, shape, config = self._model, self._shape, self._model.config
+        return {
+            "num_nodes": shape.num_rows,
+            "num_sequences": shape.num_sequences,
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "num_processors": model.gpu.num_processors,
+            "shared_bytes": model.gpu.shared_bytes,
+        }
 
     def _attention_scratch(self, num_tiles: int) -> tuple[int, int]:
         """The float32 values and counters of scratch that attention needs."""
@@ -338,17 +342,7 @@ class ExactPass(NarrowPass):
         return super()._new_product(num_in, num_out, kind, exact=True, **options)
 
     def _choose_attention(self) -> int:
-        model, shape, config = self._model, self._shape, self._model.config
-        self._ordered = choose_ordered_config(
-            num_nodes=shape.num_rows,
-            num_sequences=shape.num_sequences,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_processors=model.gpu.num_processors,
-            shared_bytes=model.gpu.shared_bytes,
-            capacity=model.cache.num_slots,
-        )
+        self._ordered = choose_ordered_config(**self._attention_sizes(), capacity=self._model.cache.num_slots)
         return self._ordered.nodes_per_tile
 
     def _attention_scratch(self, num_tiles: int) -> tuple[int, int]:
