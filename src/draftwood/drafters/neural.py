@@ -29,7 +29,7 @@ from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth import make_draw
 from draftwood.growth.neural import GROWTHS, Frontier, GrowingTree, GrowthOptions, make_growth
 from draftwood.sources.neural import DraftModel, DraftSegment
-from draftwood.targets import MAX_TOP_K, Beam, BeamPlan, Segment, TargetInfo, TopRows, chain_parents
+from draftwood.targets import MAX_TOP_K, Found, SearchLimits, SearchPlan, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # text tokens per draft pass
@@ -143,10 +143,10 @@ class NeuralDrafter(Drafter):
         plan = _common_plan(growing)
         while growing:
             segments = [drafter._next_segment() for drafter in growing]
-            beams = None if plan is None else growing[0]._model.grow(segments, plan)
-            if beams is not None:
-                for drafter, (segment, _), beam in zip(growing, segments, beams, strict=True):
-                    drafter._take_beam(len(segment.token_ids), beam)
+            searches = None if plan is None else growing[0]._model.grow(segments, plan)
+            if searches is not None:
+                for drafter, (segment, _), found in zip(growing, segments, searches, strict=True):
+                    drafter._take_search(len(segment.token_ids), found)
                 break
             plan = None
             top = growing[0]._model.forward(segments, max(drafter._growth.width for drafter in growing))
@@ -191,7 +191,7 @@ class NeuralDrafter(Drafter):
         can_draft = self._sequence is not None and self._unread
         size = min(budget, MAX_NODES) if can_draft else 1
         self._growth: GrowingTree = self._new_growth(size)
-        self._beam: Beam | None = None  # of the whole tree, if the draft model ran it by itself
+        self._found: Found | None = None  # by the draft model, if it ran the whole growth by itself
         self._reads_root = True  # the next pass reads the root, later ones the frontier
         self._num_run = 0  # nodes below the root that the draft model has run
         self._max_run = min(MAX_NODES, self._room - self._length - len(self._unread))
@@ -231,10 +231,10 @@ class NeuralDrafter(Drafter):
         self._growth.grow(rows.ids, self._estimate(rows))
         self._frontier = self._next_frontier()
 
-    def _take_beam(self, size: int, beam: Beam) -> None:
-        """The draft model has read the last segment, which had ``size`` tokens of text, and run the tree below it."""
-        self._keep(range(size))
-        self._beam = beam
+    def _take_search(self, size: int, found: Found) -> None:
+        """The draft model has read and kept the last segment, ``size`` tokens of text, and run the tree below it."""
+        self._length += size
+        self._found = found
 
     def _estimate(self, rows: TopRows) -> npt.NDArray[np.float32]:
         """Return the probabilities [n, k] that tokens are drawn with, or that the target accepts them."""
@@ -247,13 +247,19 @@ class NeuralDrafter(Drafter):
         return self.options.sharpen != 1.0 and self._params.is_greedy
 
     def _finish(self) -> DraftTree:
-        beam = self._growth.beam
-        self._tree = self._growth.tree() if self._beam is None or beam is None else beam.tree(*self._beam)
+        found, search = self._found, self._growth.search
+        if found is None or search is None:
+            self._tree = self._growth.tree()
+            self._expansion_of = self._growth.expansion_of
+        else:
+            order = search.order(found.values)
+            self._tree = search.tree(order, found.tokens, found.probs, found.picks, found.depths)
+            self._expansion_of = search.expansions(order, found.picks) if self._model.keeps_drafts else ()
         return self._tree
 
     def _expanded_along(self, emitted: Sequence[int]) -> list[int]:
         """Expansion numbers of the accepted path, up to its first node that was not expanded."""
-        tree, expansion_of = self._tree, self._growth.expansion_of
+        tree, expansion_of = self._tree, self._expansion_of
         numbers: list[int] = []
         node = 0
         for token in emitted[:-1]:  # the last one is the bonus token
@@ -295,15 +301,23 @@ class NeuralDrafter(Drafter):
         self._length += len(nodes)
 
 
-def _common_plan(growing: Sequence[NeuralDrafter]) -> BeamPlan | None:
-    """The beam that serves all trees, if each is one and has room; of too many levels a tree takes the best nodes."""
-    beams = [drafter._growth.beam for drafter in growing]
-    sizes = {None if beam is None else (beam.width, beam.top_k) for beam in beams}
-    size = sizes.pop() if len(sizes) == 1 else None
-    if size is None or growing[0]._model.keeps_drafts or any(drafter._sharpens for drafter in growing):
+def _common_plan(growing: Sequence[NeuralDrafter]) -> SearchPlan | None:
+    """The search that serves all trees, as far as the cache has room; None if they do not grow alike."""
+    searches = [drafter._growth.search for drafter in growing]
+    kinds = {None if search is None else search.kind for search in searches}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind is None or any(drafter._sharpens for drafter in growing):
         return None
-    plan = BeamPlan(*size, max([beam.depth for beam in beams if beam is not None]) - 1)
-    return plan if 0 < plan.num_nodes <= min([drafter._max_run for drafter in growing]) else None
+    limits = [
+        SearchLimits(search.spec.budget - 1, search.depth, () if search.shape is None else search.shape.picks)
+        for search in searches
+        if search is not None
+    ]
+    wanted = max([search.passes for search in searches if search is not None])
+    passes = min(wanted, min([drafter._max_run for drafter in growing]) // kind.width)
+    if passes < 1:
+        return None
+    return SearchPlan(kind.width, kind.top_k, passes, limits, kind.anywhere, kind.threshold, kind.is_fixed)
 
 
 def sharpen_probs(probs: npt.NDArray[np.float32], temperature: float) -> npt.NDArray[np.float32]:

@@ -68,7 +68,7 @@ class ExpandingBlend:
     """One growing tree; the interface is that of ``growth.neural``."""
 
     width = WIDTH
-    beam = None  # which nodes come next depends on all sources
+    search = None  # which nodes come next depends on all sources
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ import torch
 from draftwood.errors import CapabilityError
 from draftwood.models import ModelConfig
 from draftwood.progress import Progress
+from draftwood.targets.searches import Found, SearchPlan
 from draftwood.targets.toprows import TopRows
 
 DEFAULT_TOP_K = 10  # top entries of a row that drafters learn from by default
@@ -190,6 +191,12 @@ class Target(ABC):
         one pending pass only.
         """
         return FinishedPass(self.forward(segments))
+
+    def grow(self, segments: Sequence[Segment], plan: SearchPlan) -> list[Found] | None:
+        """Runs segments of text, which end with a root each and want its logits, and a search below each root, without
+        the host between passes. Commits the text; the nodes of the search are then the pending tree. None, with nothing
+        committed, if the target cannot."""
+        return None
 
     @abstractmethod
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:

@@ -13,16 +13,21 @@ shape that is fixed before anything is drawn, in the order of the draw. Whether 
 verified part, therefore never depends on its own token, as exact verification requires.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from draftwood.growth.drawn import MIN_PROB, Draw, Ids, Probs, choose_best
 from draftwood.tree import ROOT_SOURCE, DraftTree, Proposal, TreeShape
+
+if TYPE_CHECKING:
+    from draftwood.growth.neural.search import Search
 
 
 class Frontier(NamedTuple):
@@ -55,45 +60,14 @@ class GrowthSpec(NamedTuple):
     tag: str = "draft"  # source name of all nodes but the root
 
 
-class BeamSearch(NamedTuple):
-    """A growth that may be run without asking it which nodes come next: on every level the best ones of the last."""
-
-    spec: GrowthSpec
-    width: int  # nodes expanded per level
-    top_k: int  # candidate children per node
-    depth: int  # levels below the root
-
-    def tree(self, tokens: Ids, probs: Probs, values: Probs, picks: Ids) -> DraftTree:
-        """The best N candidates of a search that was run elsewhere; targets/beams.py explains the arrays. The same tree
-        as if the growth had been asked, but for rounding of equal values."""
-        spec, best = self.spec, len(tokens) // len(picks)
-        # Positive floats sort like their bits. Numbers break ties, so that parents come first among equals too.
-        keys = values.view(np.int32).astype(np.int64) << 32 | np.arange(len(values), 0, -1)
-        size = min(spec.budget - 1, int(np.count_nonzero(values > 0.0)))
-        if size < len(keys):
-            keys = np.partition(keys, len(keys) - size)[len(keys) - size :]
-        order = len(values) - (np.sort(keys)[::-1] & 0xFFFFFFFF)
-        nodes = order // best  # that the candidates follow
-        number = np.zeros(len(tokens) + 1, np.int64)  # of the candidates in the tree; the last one stands for the root
-        number[order] = np.arange(1, len(order) + 1)
-        return DraftTree.unchecked(
-            tokens=(spec.root, *tokens[order].tolist()),
-            parents=(-1, *number[picks[nodes]].tolist()),
-            depths=(0, *(nodes // self.width + 1).tolist()),
-            sources=(ROOT_SOURCE, *(spec.tag,) * len(order)),
-            probs=(1.0, *probs[order].tolist()),
-            proposals={},
-        )
-
-
 class GrowingTree(Protocol):
     """What a drafter with a draft model needs of a growth."""
 
     width: int  # number of top successors needed per expanded node
 
     @property
-    def beam(self) -> BeamSearch | None:
-        """The growth as a beam search, if it is one."""
+    def search(self) -> Search | None:
+        """The growth as one that a draft model can run by itself, if it is."""
 
     @property
     def expansion_of(self) -> Sequence[int]:
@@ -110,7 +84,7 @@ class Growth(ABC):
     """One growing tree. Subclasses set the number of children, record them, and select the next nodes to expand."""
 
     width: int  # number of top successors needed per expanded node
-    beam: BeamSearch | None = None  # if it is one
+    search: Search | None = None  # if a draft model can run it by itself
     is_drawn: bool  # whether children are drawn
     expansion_of: list[int]  # expansion number of every node of `tree()`; -1: not expanded
 

@@ -6,8 +6,9 @@ import numpy as np
 
 from draftwood.errors import OptionError
 from draftwood.growth.drawn import Draw, choose_best
-from draftwood.growth.neural.base import BeamSearch, Growth, GrowthOptions, GrowthSpec
+from draftwood.growth.neural.base import Growth, GrowthOptions, GrowthSpec
 from draftwood.growth.neural.ranked import BeamGrowth, RankedGrowth, SearchGrowth
+from draftwood.growth.neural.search import search_shape
 from draftwood.growth.neural.shaped import ShapedGrowth
 from draftwood.tree import TreeShape, chain_tree
 
@@ -24,18 +25,26 @@ def make_growth(
     """
     spec = GrowthSpec(root, budget, options, draw, tag)
     if name == "chain":
-        depth = CHAIN_DEPTH if options.depth is None else options.depth
-        growth = ShapedGrowth(spec, chain_tree(depth))
-        if not growth.is_drawn:
-            growth.beam = BeamSearch(spec, 1, 1, min(depth, budget - 1))
-        return growth
+        return _fill_shape(spec, _chain(CHAIN_DEPTH if options.depth is None else options.depth))
     if name == "static":
         if options.shape is None:
             raise OptionError("A static tree needs a shape", next_step="Set GrowthOptions.shape.")
-        return ShapedGrowth(spec, options.shape)
+        return _fill_shape(spec, options.shape)
     if draw is choose_best:
         return _make_search(name, spec)
     return ShapedGrowth(spec, drawn_shape(name, budget, options))
+
+
+def _fill_shape(spec: GrowthSpec, shape: TreeShape) -> ShapedGrowth:
+    growth = ShapedGrowth(spec, shape)
+    if not growth.is_drawn:
+        growth.search = search_shape(spec, shape)
+    return growth
+
+
+@lru_cache(maxsize=16)
+def _chain(depth: int) -> TreeShape:
+    return chain_tree(depth)
 
 
 @lru_cache(maxsize=256)

@@ -7,7 +7,8 @@ form a tree. Children are chosen, not drawn.
 from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 
-from draftwood.growth.neural.base import BeamSearch, Growth, GrowthSpec
+from draftwood.growth.neural.base import Growth, GrowthSpec
+from draftwood.growth.neural.search import Search
 
 BEAM_DEPTH = 7
 
@@ -57,8 +58,8 @@ class BeamGrowth(RankedGrowth):
     def __init__(self, spec: GrowthSpec) -> None:
         depth = spec.options.depth
         super().__init__(spec, BEAM_DEPTH if depth is None else depth)
-        width = spec.options.top_k
-        self.beam = BeamSearch(spec, width, width, min(self._max_depth, spec.budget - 1))
+        width, levels = spec.options.top_k, min(self._max_depth, spec.budget - 1)
+        self.search = Search(spec, width, width, levels, levels - 1)
 
     def _next_nodes(self, new: range) -> list[int]:
         if not new or self._depths[new[0]] >= self._max_depth:
@@ -81,6 +82,10 @@ class SearchGrowth(RankedGrowth):
         depth = spec.options.depth
         super().__init__(spec, spec.budget if depth is None else depth)
         self._threshold = threshold
+        levels, options = min(self._max_depth, spec.budget - 1), spec.options
+        self.search = Search(
+            spec, options.batch, options.top_k, levels, spec.budget - 1, anywhere=True, threshold=threshold
+        )
         self._queue: list[tuple[float, int]] = []  # -value and node, unexpanded
         self.sums = [1.0] if self._next else []  # total value of each frontier, ending with the one not expanded
 

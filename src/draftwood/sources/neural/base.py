@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from draftwood.targets import Beam, BeamPlan, Segment, TopRows
+from draftwood.targets import Found, SearchPlan, Segment, TopRows
 
 
 class DraftSegment(NamedTuple):
@@ -43,9 +43,10 @@ class DraftModel(ABC):
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         """Run one pass; return the top k tokens after the last ``num_logits`` nodes of each segment, in order."""
 
-    def grow(self, segments: Sequence[DraftSegment], plan: BeamPlan) -> list[Beam] | None:
-        """Run a pass over text, and the passes of a beam below it, without a wait between them. None, with nothing
-        run, if the model cannot."""
+    def grow(self, segments: Sequence[DraftSegment], plan: SearchPlan) -> list[Found] | None:
+        """Run a pass over text, and the passes of a search below it, without the host between them. Commits the text;
+        if the model keeps drafts, the nodes of the search are then pending. None, with nothing committed, if the model
+        cannot."""
         return None
 
     @abstractmethod

@@ -12,7 +12,7 @@ from draftwood.heads import Eagle3Head, EagleHead, FirstLayer
 from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.head import EagleModel
 from draftwood.sources.neural.head_weights import bias_of, decoder_config, layer_weights
-from draftwood.targets import Beam, BeamPlan, TopRows
+from draftwood.targets import Found, SearchPlan, TopRows
 from draftwood.targets.native import Weights, cuda, pack
 from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder, FeatureWeights
 
@@ -38,18 +38,20 @@ class GraphedEagleModel(EagleModel):
         top = self._decoder.forward(batch, given, k, shape)
         return top._replace(ids=self._vocabulary[top.ids]) if self._head.config.has_draft_vocabulary else top
 
-    def grow(self, segments: Sequence[DraftSegment], plan: BeamPlan) -> list[Beam] | None:
-        if not self._decoder.can_grow(plan, len(segments)):
+    def grow(self, segments: Sequence[DraftSegment], plan: SearchPlan) -> list[Found] | None:
+        if not self._decoder.can_grow(plan):
             return None
         batch = pack([segment for segment, _ in segments], self._cache)
         given = [features for _, features in segments]
         shape = self._decoder.shape_for(batch, given, plan.best)
         if shape is None:
             return None
-        beams = self._decoder.grow(batch, given, plan, shape)
+        searches = self._decoder.grow(batch, given, plan, shape)
+        for segment, _ in segments:
+            self.keep(segment.sequence, range(len(segment.token_ids)))
         if not self._head.config.has_draft_vocabulary:
-            return beams
-        return [beam._replace(tokens=self._vocabulary[beam.tokens]) for beam in beams]
+            return searches
+        return [search._replace(tokens=self._vocabulary[search.tokens]) for search in searches]
 
 
 def why_not_graphed(head: EagleHead | Eagle3Head) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from draftwood.errors import CapabilityError
 from draftwood.sources.neural.base import DraftModel, DraftSegment
-from draftwood.targets import DEFAULT_TOP_K, Segment, Target, TopRows, top_rows
+from draftwood.targets import DEFAULT_TOP_K, Found, SearchPlan, Segment, Target, TopRows, top_rows
 
 
 class SmallModel(DraftModel):
@@ -42,6 +42,12 @@ class SmallModel(DraftModel):
             return top
         known = top.ids < self._num_tokens  # models of one family pad their vocabularies differently
         return TopRows(np.where(known, top.ids, -1), np.where(known, top.logits, -np.inf), top.log_total)
+
+    def grow(self, segments: Sequence[DraftSegment], plan: SearchPlan) -> list[Found] | None:
+        if self.target.info.vocab_size > self._num_tokens:  # a pass would run guesses that the target does not have
+            return None
+        self.target.set_taps(())
+        return self.target.grow([self._clip_ids(segment) for segment, _ in segments], plan)
 
     def _clip_ids(self, segment: Segment) -> Segment:
         """Replace tokens that the model does not have by token 0; this only affects the quality of guesses."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from draftwood.targets.base import FinishedPass, ForwardOutput, PendingPass, Segment, depths_of
 from draftwood.targets.cache import KVCache
+from draftwood.targets.searches import Found, SearchPlan
 
 
 class PackedSegment(NamedTuple):
@@ -67,6 +68,10 @@ class Decoder(ABC):
     def launch(self, batch: PackedBatch, tap_layers: tuple[int, ...], lane: int) -> PendingPass:
         """Like ``Target.launch``, for decoders with several lanes."""
         return FinishedPass(self.forward(batch, tap_layers))
+
+    def grow(self, batch: PackedBatch, plan: SearchPlan) -> list[Found] | None:
+        """Like ``Target.grow``."""
+        return None
 
     def ready_sizes(self, num_segments: int) -> tuple[int, ...]:
         """Like ``Target.ready_sizes``."""

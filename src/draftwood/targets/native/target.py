@@ -35,6 +35,7 @@ from draftwood.targets.native.eager import EagerDecoder, EagerLayers
 from draftwood.targets.native.quantize import Matrix, format_of, to_dense
 from draftwood.targets.native.stored import assemble_stored, load_stored_parts, quantized_tensors, stored_formats
 from draftwood.targets.native.weights import LoadProgress, Weights, load_dense_parts, load_weights, open_weights
+from draftwood.targets.searches import Found, SearchPlan
 from draftwood.targets.slots import SlotTarget
 from draftwood.targets.toprows import MAX_TOP_K
 
@@ -163,6 +164,14 @@ class NativeTarget(SlotTarget):
         if self.num_lanes == 1:
             return super().launch(segments)
         return self._decoder.launch(pack(segments, self._cache), self._taps, lane)
+
+    def grow(self, segments: Sequence[Segment], plan: SearchPlan) -> list[Found] | None:
+        searches = self._decoder.grow(pack(segments, self._cache), plan)
+        if searches is not None:
+            for segment, found in zip(segments, searches, strict=True):
+                self.keep(segment.sequence, range(len(segment.token_ids)))
+                self._cache.reserve(segment.sequence, found.parents(plan))
+        return searches
 
     def keep(self, sequence: int, nodes: Sequence[int]) -> None:
         self._cache.keep(sequence, nodes, self._decoder.move_rows)

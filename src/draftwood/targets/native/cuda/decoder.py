@@ -31,10 +31,12 @@ from draftwood.targets.native.cuda.device import (
 from draftwood.targets.native.cuda.inputs import MAX_MOVES, new_moves
 from draftwood.targets.native.cuda.passes import Model, Pass, Shape, new_pass
 from draftwood.targets.native.cuda.products import MAX_ROWS
+from draftwood.targets.native.cuda.searches import GraphKind, SearchLaunch, fits
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.decoder import Decoder, PackedBatch
 from draftwood.targets.native.weights import Weights
-from draftwood.targets.toprows import TopRows
+from draftwood.targets.searches import Found, SearchPlan
+from draftwood.targets.toprows import MAX_TOP_K, TopRows
 
 # Sizes of passes. Few, so that the traffic of a server needs few shapes: each is captured separately.
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # positions
@@ -42,6 +44,7 @@ SEQUENCES = (1, 4, 16, 64, 256)
 FEW_LOGITS = 64  # rows of logits in a wide pass that wants few; otherwise it computes logits for all rows
 LARGE_STEP = 512  # larger passes are rounded up to a multiple of this, and not captured
 MAX_PASSES = 160  # kept at once
+MAX_SEARCHES = 32  # kept at once
 MAX_WASTE = 2  # times the rows that a batch needs; larger shapes are not used in its place
 MAX_DETOURS = 1000  # batches in a larger shape, which take about as long as preparing their own
 
@@ -143,6 +146,8 @@ class CudaDecoder(Decoder):
             exact,
         )
         self._passes: OrderedDict[Shape, CapturedPass[Pass]] = OrderedDict()
+        self._searches: OrderedDict[tuple[Shape, GraphKind], SearchLaunch[Pass]] = OrderedDict()
+        self._has_window = bool(config.sliding_window)
         self._ready: dict[tuple[int, int], tuple[int, ...]] = {}  # of ``ready_sizes``, as long as no pass is added
         self._detours: Counter[Shape] = Counter()  # batches that ran in a larger shape, by the shape that they need
         self._stream = new_stream(device)  # for graph capture
@@ -179,6 +184,33 @@ class CudaDecoder(Decoder):
                 captured.done.record()
         flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best)
         return flight
+
+    @torch.inference_mode()
+    def grow(self, batch: PackedBatch, plan: SearchPlan) -> list[Found] | None:
+        shape = _choose_shape(batch, len(batch.segments), plan.best, ())
+        kind = GraphKind.of(plan, shape.num_sequences)
+        sizes = shape.num_rows, kind.num_trees * kind.width
+        if self.is_exact or self._has_window or not fits(plan) or max(sizes) > ROWS[-1] or plan.best > MAX_TOP_K:
+            return None
+        if 0 in self._latest:
+            self._latest.pop(0).save()
+        key = shape, kind
+        with on_device(self._device):
+            if key not in self._searches:
+                self._searches[key] = self._new_search(*key)
+                while len(self._searches) > MAX_SEARCHES:
+                    self._searches.popitem(last=False)
+            self._searches.move_to_end(key)
+            launch = self._searches[key]
+            launch.root.inputs.fill(batch, self._moves)
+            self._forget_moves()
+            return launch.run(plan, self._stream)
+
+    def _new_search(self, shape: Shape, kind: GraphKind) -> SearchLaunch[Pass]:
+        num_rows = _round_up(kind.num_trees * kind.width, ROWS)
+        below = Shape(num_rows, kind.num_trees, num_rows, shape.num_best)
+        root, level = (new_pass(self._model, each, self._workspace) for each in (shape, below))
+        return SearchLaunch(root, level, kind)
 
     def ready_sizes(self, num_segments: int) -> tuple[int, ...]:
         """Of passes that compute logits without taps; the same for all numbers of sequences that share a shape."""

@@ -63,6 +63,7 @@ class Pass(ABC):
 
     selects_rows: bool  # whether logits are computed only for the rows that the batch wants
     rotates_separately: bool  # whether a separate kernel rotates queries and keys
+    reads_features: bool = False  # whether `inputs.moves` are features of rows, not cache rows to move
 
     def __init__(self, model: Model, shape: Shape, workspace: Workspace) -> None:
         config = model.config
@@ -86,10 +87,16 @@ class Pass(ABC):
 
     def launch(self) -> None:
         """Launch the whole pass, from the inputs on the host to the result on the host. Does not wait."""
+        self.inputs.send()
+        self.compute()
+        if self._shape.num_logits:
+            self._answer.copy_(self.words, non_blocking=True)
+
+    def compute(self) -> None:
+        """The pass from inputs on the device to top entries on the device."""
         weights, cache, pdl = self._model.weights, self._model.cache, self._model.pdl
         norms = [*(layer.input_norm for layer in weights.layers), weights.norm]
-        self.inputs.send()
-        rows.move_rows(cache.keys, cache.values, self.inputs.moves, pdl=False)  # a copy precedes it, not a kernel
+        rows.move_rows(cache.keys, cache.values, self.inputs.moves, pdl=False)  # a copy may precede it, not a kernel
         rows.embed(self.inputs.ids, weights.embed, norms[0], self._buffers.hidden, self._ancestors(), pdl=pdl)
         for index, layer in enumerate(weights.layers):
             self._tap(index)
@@ -98,7 +105,6 @@ class Pass(ABC):
             self._finish(layer, norms[index + 1])
         self._tap(len(weights.layers))
         self._launch_logits()
-        self._send_answer()
 
     def _launch_logits(self) -> None:
         """Compute the logits and find the top entries of each row."""
@@ -108,10 +114,6 @@ class Pass(ABC):
                 self.logits, self._shape.num_best, self.words, self._peaks,
                 peaks_known=peaks_known, pdl=self._model.pdl,
             )  # fmt: skip
-
-    def _send_answer(self) -> None:
-        if self._shape.num_logits:
-            self._answer.copy_(self.words, non_blocking=True)
 
     def best(self) -> TopRows:
         """Top entries of the rows of logits, as views of the pass's memory. The pass must have finished."""

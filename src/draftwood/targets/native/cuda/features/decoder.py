@@ -1,39 +1,28 @@
 """Runs a feature decoder on a GPU: passes of a few fixed shapes, each captured as a graph at first use.
 
 A pass takes as long as its weights take to load, whether it has one row or sixteen, so there are few shapes. Drafting a
-tree for one request needs two graphs: one for the text that it starts from and one for all levels below; or a single
-one, if the tree grows as a beam (levels.py).
+tree for one request needs two graphs: one for the text that it starts from and one for all levels below.
 """
 
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
-from draftwood.targets.beams import Beam, BeamPlan
 from draftwood.targets.cache import KVCache
-from draftwood.targets.native.cuda.attention import MIN_WORDS, WORD_BITS
 from draftwood.targets.native.cuda.decoder import CapturedPass, count_rows, run_and_capture
-from draftwood.targets.native.cuda.device import (
-    build_rotation_table,
-    capture,
-    describe_gpu,
-    new_event,
-    new_stream,
-    on_device,
-    supports_pdl,
-)
-from draftwood.targets.native.cuda.features.levels import BeamLaunch
+from draftwood.targets.native.cuda.device import build_rotation_table, describe_gpu, new_stream, on_device, supports_pdl
 from draftwood.targets.native.cuda.features.passes import FeatureModel, FeaturePass, FeatureShape, new_feature_pass
 from draftwood.targets.native.cuda.features.weights import MAX_FEATURES, FeatureWeights
 from draftwood.targets.native.cuda.inputs import Moves
 from draftwood.targets.native.cuda.passes import Model, Shape
 from draftwood.targets.native.cuda.products import MAX_ROWS
+from draftwood.targets.native.cuda.searches import GraphKind, SearchLaunch, fits
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.decoder import PackedBatch
+from draftwood.targets.searches import Found, SearchPlan
 from draftwood.targets.toprows import MAX_TOP_K, TopRows
 
 ROWS = (16, 32, 64, 128, MAX_FEATURES)  # sizes of passes
@@ -42,12 +31,6 @@ MAX_PASSES = 48  # kept at once
 GIVEN = -1  # instead of a slot: the feature is computed from given hidden states
 
 Given = Sequence[torch.Tensor | None]  # per segment: hidden states [n, T]; None: its parents were run before
-
-
-class _CapturedBeam(NamedTuple):
-    work: BeamLaunch
-    graph: torch.cuda.CUDAGraph | None  # None: not captured
-    done: torch.cuda.Event | None
 
 
 class FeatureDecoder:
@@ -72,7 +55,7 @@ class FeatureDecoder:
         self._vocabulary = None if vocabulary is None else vocabulary.to(device, torch.int32)
         self._has_window = bool(config.sliding_window)
         self._passes: OrderedDict[FeatureShape, CapturedPass[FeaturePass]] = OrderedDict()
-        self._beams: OrderedDict[tuple[FeatureShape, BeamPlan], _CapturedBeam] = OrderedDict()
+        self._searches: OrderedDict[tuple[FeatureShape, GraphKind], SearchLaunch[FeaturePass]] = OrderedDict()
         self._stream = new_stream(device)  # for graph capture
 
     def shape_for(self, batch: PackedBatch, given: Given, k: int) -> FeatureShape | None:
@@ -115,51 +98,36 @@ class FeatureDecoder:
         rows = batch.logit_rows()
         return known.output.best.at(range(len(rows)) if known.work.selects_rows else rows).first(k)
 
-    def can_grow(self, plan: BeamPlan, num_sequences: int) -> bool:
-        """Whether a beam fits the largest pass and the ancestor words of the smallest."""
-        bits = plan.num_nodes - plan.width + WORD_BITS - 1  # of nodes of earlier passes, in whole words
+    def can_grow(self, plan: SearchPlan) -> bool:
+        """Whether a search fits the largest pass and the ancestor words of the smallest."""
         return (
             not self._has_window
-            and plan.width <= WORD_BITS
-            and bits // WORD_BITS < MIN_WORDS
-            and (1 << (num_sequences - 1).bit_length()) * plan.width <= ROWS[-1]
+            and fits(plan)
+            and (1 << (len(plan.limits) - 1).bit_length()) * plan.width <= ROWS[-1]
             and plan.best <= min(BEST[-1], self._vocab_size)
         )
 
     @torch.inference_mode()
-    def grow(self, batch: PackedBatch, given: Given, plan: BeamPlan, shape: FeatureShape) -> list[Beam]:
-        """Run a pass over text, whose segments end with a root each, and the passes of a beam below them; wait for
-        all. Writes keys, values and features of all rows; those of the beam follow the text.
+    def grow(self, batch: PackedBatch, given: Given, plan: SearchPlan, shape: FeatureShape) -> list[Found]:
+        """Run a pass over text, whose segments end with a root each, and the passes of a search below them; wait for
+        all. Writes keys, values and features of all rows; those of the search follow the text.
         """
-        key = shape, plan
-        known = self._beams.get(key)
+        key = shape, GraphKind.of(plan, shape.shape.num_sequences)
         with on_device(self._device):
-            work = self._new_beam(plan, shape) if known is None else known.work
-            _fill(work.root, batch, given)
-            work.begin(len(batch.segments))
-            if known is None:
-                work.launch()
-                graph = None if self._stream is None else capture(work.launch, self._stream, self._device)
-                known = self._beams[key] = _CapturedBeam(work, graph, new_event(self._device))
-                while len(self._beams) > MAX_PASSES:
-                    self._beams.popitem(last=False)
-            else:
-                if known.graph is not None:
-                    known.graph.replay()
-                else:
-                    work.launch()
-                self._beams.move_to_end(key)
-            if known.done is not None:
-                known.done.record()
-                known.done.synchronize()
-        return known.work.beams()[: len(batch.segments)]
+            if key not in self._searches:
+                self._searches[key] = self._new_search(*key)
+                while len(self._searches) > MAX_PASSES:
+                    self._searches.popitem(last=False)
+            self._searches.move_to_end(key)
+            launch = self._searches[key]
+            _fill(launch.root, batch, given)
+            return launch.run(plan, self._stream)
 
-    def _new_beam(self, plan: BeamPlan, shape: FeatureShape) -> BeamLaunch:
-        num_sequences = shape.shape.num_sequences
-        num_rows = ROWS[bisect_left(ROWS, num_sequences * plan.width)]
-        below = FeatureShape(Shape(num_rows, num_sequences, num_rows, shape.shape.num_best), is_given=False)
+    def _new_search(self, shape: FeatureShape, kind: GraphKind) -> SearchLaunch[FeaturePass]:
+        num_rows = ROWS[bisect_left(ROWS, kind.num_trees * kind.width)]
+        below = FeatureShape(Shape(num_rows, kind.num_trees, num_rows, shape.shape.num_best), is_given=False)
         root, level = (new_feature_pass(self._model, each, self._workspace) for each in (shape, below))
-        return BeamLaunch(root, level, plan, num_sequences, self._vocabulary)
+        return SearchLaunch(root, level, kind, self._vocabulary)
 
 
 def _fill(work: FeaturePass, batch: PackedBatch, given: Given) -> None:

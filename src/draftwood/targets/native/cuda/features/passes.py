@@ -39,6 +39,8 @@ class FeaturePass(Pass):
     Given hidden states are copied to ``given`` before the launch.
     """
 
+    reads_features = True
+
     def __init__(self, model: FeatureModel, wanted: FeatureShape, workspace: Workspace) -> None:
         features, feature_cache = model.features, model.feature_cache
         self._features = features
@@ -48,13 +50,7 @@ class FeaturePass(Pass):
         self._joined = feature_cache.new_zeros(num_rows, features.joined_size)
         self.given = feature_cache.new_zeros(num_rows, features.tap_size) if wanted.is_given else None
 
-    def launch(self) -> None:
-        self.inputs.send()
-        self.compute()
-        self._send_answer()
-
     def compute(self) -> None:
-        """The pass from inputs on the device to top entries on the device."""
         features, inputs, weights = self._features, self.inputs, self._model.weights
         states = self._buffers.hidden.states
         feature_rows.join_features(

@@ -1,5 +1,5 @@
-"""Beams of EAGLE heads in one launch against the same growth pass by pass: on a GPU if there is one, and in Triton's
-interpreter everywhere."""
+"""Searches that EAGLE heads run by themselves against the same growth pass by pass: on a GPU if there is one, and in
+Triton's interpreter everywhere."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from draftwood.growth.neural import GrowthOptions, make_growth
+from draftwood.growth.neural.search import Search
 from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.head_graphs import GraphedEagleModel
 from draftwood.targets.base import Segment, chain_parents
-from draftwood.targets.beams import BeamPlan
-from draftwood.tree import DraftTree
+from draftwood.targets.native.cuda.searches import MAX_RUN
+from draftwood.targets.searches import SearchLimits, SearchPlan
+from draftwood.tree import DraftTree, TreeShape
 from tests.sources.test_head_graphs import MODEL, new_model, small_shapes
 from tests.tools.triton import DEVICE, INTERPRETED, run_interpreted, runs_kernels
 
@@ -22,7 +24,11 @@ pytest.importorskip("triton")
 
 __all__ = ["small_shapes"]  # a fixture
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16
-PLANS = [("beam", 3, 3), ("beam", 2, 1), ("chain", 1, 4)] if INTERPRETED else [("beam", 10, 7), ("chain", 1, 7)]
+SHAPE = TreeShape((-1, 0, 0, 0, 1, 1, 2, 4, 4, 7), (0, 0, 1, 2, 0, 1, 0, 0, 1, 0))
+PLANS = [("beam", 3, 3, 3), ("beam", 2, 1, 1), ("optimal", 3, 5, 2), ("salf", 2, 4, 1), ("static", 1, 9, 2)]
+if not INTERPRETED:
+    GPU_PLANS = [("beam", 10, 7), ("optimal", 10, 20), ("salf", 10, 20), ("chain", 1, 7), ("static", 1, 9)]
+    PLANS = [(*plan, sequences) for plan in GPU_PLANS for sequences in (1, 3)]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
@@ -48,13 +54,14 @@ class Trees:
             segments.append(DraftSegment(Segment(sequence, tokens, chain_parents(size), 1), taps))
         return segments
 
-    def in_one_launch(self, growths: list, segments: list[DraftSegment]) -> list[DraftTree]:
-        beams = [growth.beam for growth in growths]
-        plan = BeamPlan(beams[0].width, beams[0].top_k, max(beam.depth for beam in beams) - 1)
-        found = self._model.grow(segments, plan)
+    def by_itself(self, growths: list, segments: list[DraftSegment]) -> list[DraftTree]:
+        searches = [growth.search for growth in growths]
+        found = self._model.grow(segments, plan_for(searches))
         assert found is not None
-        self._keep(segments)
-        return [beam.tree(*rows) for beam, rows in zip(beams, found, strict=True)]
+        trees = []
+        for search, (tokens, probs, values, picks, depths) in zip(searches, found, strict=True):
+            trees.append(search.tree(search.order(values), tokens, probs, picks, depths))
+        return trees
 
     def pass_by_pass(self, growths: list, segments: list[DraftSegment]) -> list[DraftTree]:
         run = [0] * len(growths)
@@ -79,15 +86,25 @@ class Trees:
             self._model.keep(segment.sequence, range(len(segment.token_ids)))
 
 
+def plan_for(searches: list[Search]) -> SearchPlan:
+    kind = searches[0].kind
+    limits = [
+        SearchLimits(search.spec.budget - 1, search.depth, () if search.shape is None else search.shape.picks)
+        for search in searches
+    ]
+    passes = min(max(search.passes for search in searches), MAX_RUN // kind.width)
+    return SearchPlan(kind.width, kind.top_k, passes, limits, kind.anywhere, kind.threshold, kind.is_fixed)
+
+
 @runs_kernels
-@pytest.mark.parametrize(("growth", "width", "depth"), PLANS)
-@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize(("growth", "width", "depth", "sequences"), PLANS)
 def test_the_same_trees_as_pass_by_pass(growth: str, width: int, depth: int, sequences: int) -> None:
-    options = GrowthOptions(depth=depth, top_k=width)
+    # Trees that stop early would run on for others in one launch, so all trees of SALF stop at the same time.
+    options = GrowthOptions(depth=depth, top_k=width, batch=width, threshold=0.01, shape=SHAPE)
     rng = random.Random(3)
     budgets = [[rng.randint(3, 20) for _ in range(sequences)] for _ in range(2 if INTERPRETED else 8)]
     found = []
-    for way in ("in_one_launch", "pass_by_pass"):
+    for way in ("by_itself", "pass_by_pass"):
         model = new_model(GraphedEagleModel, "eagle3", DTYPE)
         trees = Trees(model, sequences, seed=7)
         for own in budgets:
@@ -107,8 +124,30 @@ def test_the_same_trees_as_pass_by_pass(growth: str, width: int, depth: int, seq
 
 
 @runs_kernels
+def test_a_search_stops_where_the_growth_would() -> None:
+    """The first search waits for every pass, the next ones run ahead by as many passes as the last one needed."""
+    model = new_model(GraphedEagleModel, "eagle3", DTYPE)
+    trees = Trees(model, 1, seed=5)
+    options = GrowthOptions(depth=20, top_k=2, batch=2, threshold=0.5 if INTERPRETED else 0.05)
+    passes = []
+    for _ in range(3):
+        segments = trees.texts()
+        growth = make_growth("salf", segments[0].segment.token_ids[-1], 20, options)
+        assert growth.search is not None
+        plan = plan_for([growth.search])
+        (found,) = model.grow(segments, plan) or ()
+        passes.append(len(found.picks) // plan.width - 1)
+        values = np.where(found.picks >= 0, found.values[found.picks], 0.0).reshape(-1, plan.width).sum(axis=1)[1:]
+        assert all(values[: passes[0]] >= options.threshold) or passes[-1] > passes[0]
+    (launch,) = model._decoder._searches.values()
+    assert 0 <= launch._needed < plan.passes
+    assert passes[1] >= passes[0]
+
+
+@runs_kernels
 def test_what_does_not_fit_is_left_to_single_passes() -> None:
     model = new_model(GraphedEagleModel, "eagle3", DTYPE)
     trees = Trees(model, 1, seed=1)
-    for plan in (BeamPlan(33, 3, 2), BeamPlan(32, 3, 6), BeamPlan(3, 1000, 2)):
+    limits = [SearchLimits(20, 5)]
+    for plan in (SearchPlan(33, 3, 2, limits), SearchPlan(32, 3, 6, limits), SearchPlan(3, 1000, 2, limits)):
         assert model.grow(trees.texts(), plan) is None
