@@ -7,6 +7,7 @@ from draftwood.heads.eagle import EagleHead
 from draftwood.heads.eagle3 import Eagle3Head, FirstLayer
 from draftwood.heads.fit import check_fit, load_head_for, was_trained_for
 from draftwood.heads.formats import FORMATS, load_head, save_head
+from draftwood.heads.grow import GROWS, grow_head
 from draftwood.heads.hydra import HydraHead
 from draftwood.heads.layers import DecoderLayer, RMSNorm, float_logits
 from draftwood.heads.medusa import MedusaHead

@@ -23,7 +23,7 @@ from draftwood.config import DEFAULT_MODEL, MAX_BUDGET, TARGETS, one_of, parse_v
 from draftwood.disk import read_toml
 from draftwood.errors import OptionError
 from draftwood.growth.neural import GROWTHS
-from draftwood.heads import HeadConfig
+from draftwood.heads import GROWS, HeadConfig
 from draftwood.train.methods import METHODS
 
 DTYPES = ("auto", "float32", "bfloat16")
@@ -94,7 +94,7 @@ class HeadSection:
     kind: str = ""  # eagle, eagle3, medusa or hydra; empty: the kind that the method trains
     draft_vocab_size: int = 0  # EAGLE-3: size of the draft vocabulary (the most frequent tokens); 0: all tokens
     start: str = ""  # folder or name of a head to start from, which sets the shape
-    changes: Mapping[str, Any] = field(default_factory=dict)  # changes to the default shape, such as num_layers = 2
+    changes: Mapping[str, Any] = field(default_factory=dict)  # changes to the shape, such as num_layers = 2
 
     def __post_init__(self) -> None:
         _check_strings("head", self, "kind", "start", empty=True)
@@ -105,10 +105,13 @@ class HeadSection:
             allowed, fits = SHAPE_KEYS[name]
             if not fits(value):
                 _refuse(f"head.changes.{name}", value, allowed)
-        if self.start and (self.draft_vocab_size or self.changes):
+        fixed = [f"head.changes.{name}" for name in self.changes if name not in GROWS]
+        fixed += ["head.draft_vocab_size"] if self.draft_vocab_size else []
+        if self.start and fixed:
             raise OptionError(
                 "head.start already sets the shape of the head",
-                got=f"head.start with {'head.changes' if self.changes else 'head.draft_vocab_size'}",
+                got=f"head.start with {', '.join(fixed)}",
+                allowed=f"changes of {' and '.join(GROWS)}",
                 next_step="Leave one of them out.",
             )
 

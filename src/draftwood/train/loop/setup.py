@@ -18,6 +18,7 @@ from draftwood.heads import (
     default_head_config,
     find_head,
     fingerprint,
+    grow_head,
     load_head_for,
     native_config,
 )
@@ -192,7 +193,7 @@ def _load_start(config: TrainConfig, target: Target) -> HeadModule:
     head.config = replace(
         head_config, target_fingerprint=fingerprint(target.parts().norm)
     )  # it is trained for this target now
-    return head
+    return grow_head(head, config.head.changes, target.parts(), config.run.seed) if config.head.changes else head
 
 
 def _measure_coverage(head: HeadModule, texts: TrainingData) -> float:
