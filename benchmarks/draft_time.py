@@ -9,8 +9,8 @@ the probability of a trained head. Cycles are those of the engine: a tree is dra
 accepted, each node with the probability that the head gave it. The next draft continues with the accepted tokens.
 
 ``draft`` is the time of ``propose`` and ``observe``: ``passes`` runs of the head take ``pass`` each, the rest is
-``host`` (tree growth, bookkeeping). ``device`` is the GPU time of the last pass when replayed alone. All figures are
-medians over cycles in ms; growth policies are interleaved.
+``host`` (tree growth, bookkeeping). A head that grows a tree by itself counts as one pass. ``device`` is the GPU time
+of the last single pass when replayed alone. All figures are medians over cycles in ms; growth policies are interleaved.
 """
 
 from __future__ import annotations
@@ -234,6 +234,7 @@ def measure(name: str, args: argparse.Namespace, device: torch.device) -> Iterat
     model = EagleModel(head, taps, more) if args.eager else make_head_model(head, target.info.num_layers, more)
     passes = Clock()
     model.forward = passes.around(model.forward)  # type: ignore[method-assign]
+    model.grow = passes.around(model.grow)  # type: ignore[method-assign]
     requests: dict[str, Request] = {}
     for growth in args.growths:
         options = GROWTHS[growth]
@@ -275,7 +276,8 @@ def _row(name: str, growth: str, cycles: Sequence[Cycle], on_device: float | Non
 def device_ms(model: HeadModel) -> float | None:
     """Time the latest pass on the device by replaying its graph; None without a graph."""
     decoder = getattr(model, "_decoder", None)
-    graph = None if decoder is None else next(reversed(decoder._passes.values())).graph
+    captured = None if decoder is None else next(reversed(decoder._passes.values()), None)
+    graph = None if captured is None else captured.graph
     if graph is None:
         return None
     times = []

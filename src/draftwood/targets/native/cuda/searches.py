@@ -69,6 +69,8 @@ class SearchLaunch(Generic[PassT]):
         self._left = torch.zeros(self._found.shape, device=device) if kind.anywhere else self._values
         self._num_words = -(-num_nodes // WORD_BITS)
         self._ancestors = torch.zeros(trees * num_nodes * self._num_words, dtype=torch.int32, device=device)
+        numbers = torch.arange(trees, dtype=torch.int32, device=device)
+        self._word_rows = numbers if root.selects_rows else root.inputs.wanted  # of the roots, in the words of ``root``
         self._turns = torch.zeros(trees, dtype=torch.int32, device=device)
         self._sums = torch.zeros(self._num_records, trees, device=device)
         self._host_sums = torch.zeros(self._sums.shape, pin_memory=pinned)
@@ -171,13 +173,15 @@ class SearchLaunch(Generic[PassT]):
         row_words, tiles = inputs.words.shape[1], -(-width // per_tile)
         lanes = triton.next_power_of_2((self._num_records - 1) * group if kind.anywhere else group)
         pick_nodes[(kind.num_trees,)](
-            last.words, root.wanted, root.slots, root.positions, self._count, self._limits, self._fixed,
-            self._vocabulary, *self._parts, self._values, self._left, self._ancestors, self._sums, self._turns,
+            last.words, self._word_rows, root.wanted, root.slots, root.positions, self._count, self._limits,
+            self._fixed, self._vocabulary,
+            *self._parts, self._values, self._left, self._ancestors, self._sums, self._turns,
             inputs.ids, inputs.positions, inputs.slots, inputs.afters, inputs.moves, inputs.tiles, inputs.words,
-            RECORD=self._found.shape[1], WIDTH=width, BEST=kind.best, STRIDE=last.words.shape[1],
+            self._found.shape[1],
+            WIDTH=width, BEST=kind.best, STRIDE=last.words.shape[1],
             NODES=self._num_nodes, WORDS=self._num_words, ROW_WORDS=row_words, PER_TILE=per_tile, TILES=tiles,
             IS_FIRST=is_first, IS_ANYWHERE=kind.anywhere, IS_FIXED=kind.is_fixed,
-            SELECTED=self.root.selects_rows, MAPPED=self._vocabulary is not None, FEATURES=self._has_features,
+            MAPPED=self._vocabulary is not None, FEATURES=self._has_features,
             LANES=lanes, PLACES=triton.next_power_of_2(width),
             WORD_LANES=triton.next_power_of_2(max(row_words, self._num_words)),
             TILE_LANES=triton.next_power_of_2(tiles),

@@ -19,18 +19,19 @@ FIELDS = tl.constexpr(TILE_FIELDS)
 NOWHERE = tl.constexpr(NO_SLOT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["record"])  # it changes with the number of trees
 def pick_nodes(
-    words, wanted, root_slots, root_positions, count, limits, fixed, vocabulary,
+    words, word_rows, wanted, root_slots, root_positions, count, limits, fixed, vocabulary,
     tokens, probs, paths, picks, depths, values, left, ancestors, sums, turns,
-    ids, positions, slots, afters, sources, tiles, row_words,
-    RECORD: tl.constexpr, WIDTH: tl.constexpr, BEST: tl.constexpr, STRIDE: tl.constexpr, NODES: tl.constexpr,
+    ids, positions, slots, afters, sources, tiles, row_words, record,
+    WIDTH: tl.constexpr, BEST: tl.constexpr, STRIDE: tl.constexpr, NODES: tl.constexpr,
     WORDS: tl.constexpr, ROW_WORDS: tl.constexpr, PER_TILE: tl.constexpr, TILES: tl.constexpr,
     IS_FIRST: tl.constexpr, IS_ANYWHERE: tl.constexpr, IS_FIXED: tl.constexpr,
-    SELECTED: tl.constexpr, MAPPED: tl.constexpr, FEATURES: tl.constexpr,
+    MAPPED: tl.constexpr, FEATURES: tl.constexpr,
     LANES: tl.constexpr, PLACES: tl.constexpr, WORD_LANES: tl.constexpr, TILE_LANES: tl.constexpr,
 ):  # fmt: skip
-    """One program per tree. The last pass, ``turn - 1``, has left its top entries in ``words [rows, STRIDE]``."""
+    """One program per tree. The last pass, ``turn - 1``, has left its top entries in ``words [rows, STRIDE]``; after
+    the text, those of a root are in its row of ``word_rows``."""
     tree = tl.program_id(0)
     used = tree < tl.load(count)
     turn = tl.load(turns + tree)
@@ -45,10 +46,10 @@ def pick_nodes(
     number = lane if IS_ANYWHERE else first * BEST + lane
     node = number // BEST
     rank = number % BEST
-    spot = number // group * RECORD + tree * group + number % group  # in the records
+    spot = number // group * record + tree * group + number % group  # in the records
     is_last = (node >= first) & (node < first + WIDTH)
     is_new = used & (node >= first) & (node < first + (1 if IS_FIRST else WIDTH))
-    row = lane * 0 + (tree if SELECTED else root_row) if IS_FIRST else tree * WIDTH + node - first
+    row = tl.load(word_rows + tree + lane * 0, mask=is_new, other=0) if IS_FIRST else tree * WIDTH + node - first
     entry = words + row * STRIDE
     token = tl.load(entry + rank, mask=is_new, other=0)
     logit = tl.load(entry + STRIDE // 2 + rank, mask=is_new, other=0).to(tl.float32, bitcast=True)
@@ -65,7 +66,7 @@ def pick_nodes(
         token = tl.where(is_old, tl.load(tokens + spot, mask=is_old, other=0), token)
         value = tl.where(is_old, tl.load(paths + spot, mask=is_old, other=0.0), value)
         unpicked = tl.where(is_old, tl.load(left + spot, mask=is_old, other=0.0), unpicked)
-        place_of = node // WIDTH * RECORD + tree * WIDTH + node % WIDTH
+        place_of = node // WIDTH * record + tree * WIDTH + node % WIDTH
         depth_of = tl.load(depths + place_of, mask=used & (node < first + WIDTH), other=0)
         is_open = (unpicked > 0.0) & (depth_of + 1 < max_depth)
     else:
@@ -104,8 +105,8 @@ def pick_nodes(
     is_found = chosen_value > 0.0
     parent = tl.where(is_found, chosen // BEST, 0)
     has_parent = parent > 0  # below the root
-    depth = 1 + tl.load(depths + parent // WIDTH * RECORD + tree * WIDTH + parent % WIDTH, mask=has_parent, other=0)
-    here = turn * RECORD + tree * WIDTH + place
+    depth = 1 + tl.load(depths + parent // WIDTH * record + tree * WIDTH + parent % WIDTH, mask=has_parent, other=0)
+    here = turn * record + tree * WIDTH + place
     tl.store(picks + here, tl.where(is_found, chosen, -1), mask=is_node)
     tl.store(depths + here, depth, mask=is_node)
     own = tree * NODES + turn * WIDTH + place
