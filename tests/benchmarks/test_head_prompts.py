@@ -91,6 +91,17 @@ def test_chats_have_several_turns(script: ModuleType, tmp_path: Path) -> None:
     assert {turns[0] for turns in chats if "Why?" in turns[0] or "xx" in turns[0]} == {"Why?"}
 
 
+def test_articles_are_numbered_and_one_is_asked_about(script: ModuleType, tmp_path: Path) -> None:
+    given, out = tmp_path / "given.jsonl", tmp_path / "rag.jsonl"
+    turns = [f"Summarize: Story {n} begins. It goes on." for n in range(9)]
+    given.write_text("".join(json.dumps({"turns": [turn]}) + "\n" for turn in turns))
+    assert script.main(["articles", str(given), "--count", "7", "--out", str(out)]) == 0
+    prompts = prompts_in(out)
+    assert len(prompts) == 7
+    assert "[1] Story 0 begins. It goes on." in prompts[0]
+    assert "Which passage is about the subject of this sentence: Story 1 begins." in prompts[4]
+
+
 def test_errors_are_reported(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["passages", "--out", str(tmp_path / "x")]) == 2
     assert "prompt files" in capsys.readouterr().err
