@@ -4,6 +4,7 @@
     python benchmarks/head_prompts.py functions --out functions.jsonl
     python benchmarks/head_prompts.py passages dolly.jsonl --count 2000 --out passages.jsonl
     python benchmarks/head_prompts.py chats dolly.jsonl --count 4000 --out chats.jsonl
+    python benchmarks/head_prompts.py articles cnn_dm.jsonl --count 40 --out rag.jsonl
 
 classes    classes of Python's standard library without the bodies of their methods
 functions  its functions with a docstring, without their bodies
@@ -11,6 +12,7 @@ passages   prompts of the given files that have a question and a context: severa
            or one context to summarize
 chats      prompts of the given files without a context, each followed by one or two further requests, and texts to
            write and then to answer from
+articles   to evaluate: three articles of a file whose prompts are "Summarize: ARTICLE", and a question about one
 """
 
 from __future__ import annotations
@@ -130,6 +132,15 @@ ABOUT = (
     "Which places are mentioned?",
     "Write a headline for it and a summary in two sentences.",
 )
+ARTICLE_CHARACTERS = 1100
+ARTICLE_QUESTIONS = (
+    "What does passage [{number}] report? Answer in three sentences.",
+    "Who is named in passage [{number}], and why?",
+    "Where and when did the events of passage [{number}] take place?",
+    "Quote the most important sentence of passage [{number}] and explain it.",
+    "Which passage is about the subject of this sentence: {sentence} What else does it say?",
+    "List the main facts of passage [{number}].",
+)
 
 
 class Passage(NamedTuple):
@@ -139,7 +150,7 @@ class Passage(NamedTuple):
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("classes", "functions", "passages", "chats"))
+    parser.add_argument("kind", choices=("classes", "functions", "passages", "chats", "articles"))
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="prompt files")
     parser.add_argument("--count", type=int, default=2000, help="maximum number of prompts (default: 2000)")
     parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
@@ -148,8 +159,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.count < 1:
         raise OptionError("--count must be 1 or more", got=args.count)
-    if bool(args.files) != (args.kind in ("passages", "chats")):
-        raise OptionError("Passages and chats are made from prompt files, code is not", got=f"{len(args.files)} files")
+    if bool(args.files) != (args.kind in ("passages", "chats", "articles")):
+        raise OptionError("Code is not made from prompt files, everything else is", got=f"{len(args.files)} files")
     return args
 
 
@@ -258,12 +269,30 @@ def chats(files: Sequence[Path], count: int, rng: random.Random) -> list[list[st
     return found[:count]
 
 
+def article_prompts(files: Sequence[Path], count: int) -> list[str]:
+    articles = [turn.removeprefix("Summarize: ").strip()[:ARTICLE_CHARACTERS] for turn in read_turns(files)]
+    whole = [article[: article.rfind(".") + 1] or article for article in articles]
+    prompts = []
+    for index in range(count):
+        three = [whole[(3 * index + 7 * place) % len(whole)] for place in range(3)]
+        asked = index % 3
+        question = ARTICLE_QUESTIONS[index % len(ARTICLE_QUESTIONS)]
+        passages = "\n\n".join(f"[{place}] {article}" for place, article in enumerate(three, 1))
+        sentence = three[asked].split(". ")[0] + "."
+        prompts.append(
+            f"Answer from the passages.\n\n{passages}\n\n{question.format(number=asked + 1, sentence=sentence)}"
+        )
+    return prompts
+
+
 def write(args: argparse.Namespace) -> None:
     rng, folder = random.Random(args.seed), args.library or Path(sysconfig.get_path("stdlib"))
     if args.kind == "chats":
         prompts = chats(args.files, args.count, rng)
     elif args.kind == "passages":
         prompts = [[prompt] for prompt in passage_prompts(read_passages(args.files), args.count, rng)]
+    elif args.kind == "articles":
+        prompts = [[prompt] for prompt in article_prompts(args.files, args.count)]
     else:
         make = class_prompts if args.kind == "classes" else function_prompts
         prompts = [[prompt] for prompt in make(folder, rng)[: args.count]]

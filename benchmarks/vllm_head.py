@@ -55,7 +55,19 @@ class Acceptance:
 def export(head: str, folder: Path, model: str, progress: Progress) -> None:
     """Export with the draftwood command, which is under test."""
     progress("exporting the head", 0, 1)
-    command = [sys.executable, "-m", "draftwood", "export", head, str(folder), "--to", "vllm", "--model", model]
+    command = [
+        sys.executable,
+        "-m",
+        "draftwood",
+        "export",
+        head,
+        "--out",
+        str(folder),
+        "--to",
+        "vllm",
+        "--model",
+        model,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise DraftwoodError("The head was not exported", got=_last_lines(done.stderr))

@@ -1,4 +1,4 @@
-"""``benchmarks/head_prompts.py``: prompts of both kinds, the same for the same seed."""
+"""``benchmarks/head_prompts.py``: prompts of all kinds, the same for the same seed."""
 
 from __future__ import annotations
 
@@ -60,10 +60,46 @@ def test_passages_contain_the_context_of_their_question(script: ModuleType, tmp_
     first, second = map(prompts_in, outs)
     assert first == second
     assert len(first) > 6
-    for prompt in first:
+    questions = [prompt for prompt in first if "What is number " in prompt]
+    assert 6 < len(questions) < len(first)  # the others ask for a summary
+    for prompt in questions:
         number = prompt.partition("What is number ")[2][0]
         assert f"end{number}" in prompt
+    for prompt in first:
         assert len(prompt) <= script.MAX_CHARACTERS + 1000
+
+
+def test_functions_have_a_docstring_and_no_body(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    documented = SOURCE.replace("Add an item.", "Add an item to the top of the stack, which may be empty.")
+    (tmp_path / "library" / "code.py").write_text(documented)
+    out = tmp_path / "functions.jsonl"
+    assert script.main(["functions", "--library", str(tmp_path / "library"), "--out", str(out)]) == 0
+    (prompt,) = prompts_in(out)
+    assert "def push(self, item):" in prompt
+    assert "which may be empty" in prompt
+    assert "append" not in prompt
+
+
+def test_chats_have_several_turns(script: ModuleType, tmp_path: Path) -> None:
+    given, out = tmp_path / "given.jsonl", tmp_path / "chats.jsonl"
+    given.write_text("".join(json.dumps({"turns": [turn]}) + "\n" for turn in ("Why?", "x" * 1000)))
+    assert script.main(["chats", str(given), "--count", "200", "--out", str(out)]) == 0
+    chats = [json.loads(line)["turns"] for line in out.read_text().splitlines()]
+    assert len(chats) == 200
+    assert {len(turns) for turns in chats} == {2, 3}
+    assert {turns[0] for turns in chats if "Why?" in turns[0] or "xx" in turns[0]} == {"Why?"}
+
+
+def test_articles_are_numbered_and_one_is_asked_about(script: ModuleType, tmp_path: Path) -> None:
+    given, out = tmp_path / "given.jsonl", tmp_path / "rag.jsonl"
+    turns = [f"Summarize: Story {n} begins. It goes on." for n in range(9)]
+    given.write_text("".join(json.dumps({"turns": [turn]}) + "\n" for turn in turns))
+    assert script.main(["articles", str(given), "--count", "7", "--out", str(out)]) == 0
+    prompts = prompts_in(out)
+    assert len(prompts) == 7
+    assert "[1] Story 0 begins. It goes on." in prompts[0]
+    assert "Which passage is about the subject of this sentence: Story 1 begins." in prompts[4]
 
 
 def test_errors_are_reported(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,9 @@ def test_invalid_value_error_lists_allowed_values(change: str, said: str) -> Non
 def test_initial_head_determines_the_shape() -> None:
     with pytest.raises(OptionError, match="already sets the shape"):
         config("head.start=there", "head.draft_vocab_size=10")
+    with pytest.raises(OptionError, match="already sets the shape"):
+        config("head.start=there", "head.changes.num_layers=2")
+    assert config("head.start=there", "head.changes.intermediate_size=64").head.changes == {"intermediate_size": 64}
 
 
 def test_requested_method_must_match_the_file() -> None:
