@@ -119,7 +119,7 @@ def test_a_request_that_takes_longer_than_the_client_may_is_served(hasty: Runnin
     slow = threading.Event()
     step = hasty.llm.engine.step
     try:
-        hasty.llm.engine.step = lambda: (slow.wait(SHORT * 2), slow.set(), step())[2]  # type: ignore[method-assign]
+        hasty.llm.engine.step = lambda *args: (slow.wait(SHORT * 2), slow.set(), step(*args))[2]  # type: ignore[method-assign]
         assert hasty.chat(max_tokens=2).status == 200
     finally:
         del hasty.llm.engine.step
@@ -146,7 +146,7 @@ def test_half_sent_bodies_make_room_for_others() -> None:
 def test_connections_with_a_running_request_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"max_connections": 2}) as server, ExitStack() as stack:
         gate, step = threading.Event(), server.llm.engine.step
-        monkeypatch.setattr(server.llm.engine, "step", lambda: (gate.wait(TIMEOUT_SECONDS), step())[1])
+        monkeypatch.setattr(server.llm.engine, "step", lambda *args: (gate.wait(TIMEOUT_SECONDS), step(*args))[1])
         body = json.dumps({"messages": user_message("a"), "max_tokens": 2}).encode()
         running = [stack.enter_context(server.connect(raw_request(body))) for _ in range(2)]
         assert eventually(lambda: len(server.llm.engine._scheduler.running) == 2 or server.llm.engine.has_work)

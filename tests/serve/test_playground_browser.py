@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,7 +158,9 @@ def test_another_drafter_and_budget(page: Any) -> None:
     assert page.locator(".assistant").nth(0).evaluate("e => e.classList.contains('selected')")
 
 
-def test_stopping(page: Any, server: Running) -> None:
+def test_stopping(page: Any, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = server.llm.engine.step  # slowly: a random model may end its answer at any time
+    monkeypatch.setattr(server.llm.engine, "step", lambda *args: (time.sleep(0.05), step(*args))[1])
     page.evaluate("document.getElementById('max-tokens').value = 3000")
     page.fill("#prompt", "z")
     page.press("#prompt", "Enter")

@@ -155,12 +155,12 @@ def test_fields_without_effect(client: Any) -> None:
 def test_an_error_during_a_stream(server: Running, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     step, calls = server.llm.engine.step, []
 
-    def broken() -> None:
+    def broken(*args: Any) -> None:
         calls.append(1)
         if len(calls) == 4:
             monkeypatch.undo()
             raise RuntimeError("a secret")
-        step()
+        step(*args)
 
     monkeypatch.setattr(server.llm.engine, "step", broken)
     fields = {"input": "a", "max_output_tokens": 200, "stream": True, "drafter": "plain", "ignore_eos": True}

@@ -206,7 +206,7 @@ def test_models_health_and_metrics(server: Running, client: Any) -> None:
 def test_the_server_survives_a_failed_cycle(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client gets no internal details."""
 
-    def broken() -> None:
+    def broken(*args: Any) -> None:
         monkeypatch.undo()
         raise RuntimeError("a secret")
 
@@ -221,12 +221,12 @@ def test_the_server_survives_a_failed_cycle(server: Running, monkeypatch: pytest
 def test_an_error_during_a_stream_is_its_last_event(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     step, calls = server.llm.engine.step, []
 
-    def broken() -> None:
+    def broken(*args: Any) -> None:
         calls.append(1)
         if len(calls) == 4:
             monkeypatch.undo()
             raise RuntimeError
-        step()
+        step(*args)
 
     monkeypatch.setattr(server.llm.engine, "step", broken)
     found = server.chat(stream=True, max_tokens=200, ignore_eos=True, drafter="plain")
@@ -254,9 +254,9 @@ def test_requests_beyond_the_queue_get_status_503(monkeypatch: pytest.MonkeyPatc
     with serving({"max_samples": 2}) as server:
         gate, step = threading.Event(), server.llm.engine.step
 
-        def waiting() -> None:
+        def waiting(*args: Any) -> None:
             gate.wait()
-            step()
+            step(*args)
 
         monkeypatch.setattr(server.llm.engine, "step", waiting)
         with ThreadPoolExecutor(1) as pool:
@@ -359,9 +359,9 @@ def test_shutdown_cancels_running_requests(monkeypatch: pytest.MonkeyPatch) -> N
     with serving() as server:
         step = server.llm.engine.step
 
-        def slowly() -> None:
+        def slowly(*args: Any) -> None:
             time.sleep(0.01)
-            step()
+            step(*args)
 
         monkeypatch.setattr(server.llm.engine, "step", slowly)
         asking = threading.Thread(

@@ -10,6 +10,7 @@ import h11
 import pytest
 
 from draftwood import SamplingParams
+from draftwood.engine import step
 from draftwood.serve.connections import ResponseParts
 from draftwood.serve.runner import GenerationJob, Runner, deliver_all
 from tests.tools.engine import make_llm
@@ -44,6 +45,29 @@ def test_results_of_a_cycle_are_handed_over_together() -> None:
     assert finished == ["length"] * 4
     assert max(calls) > 1
     assert runner.num_open == 0
+
+
+def test_results_are_handed_over_when_the_next_pass_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before it: the thread that takes them would hold the interpreter lock while the engine prepares the pass."""
+    seen: list[str] = []
+    ended = threading.Event()
+
+    def deliver(_: int, result: Any) -> None:
+        seen.append("event")
+        if result.finish_reason is not None:
+            ended.set()
+
+    with make_llm() as llm:
+        draft, launch = step.draft, llm.engine.target.launch
+        monkeypatch.setattr(step, "draft", lambda *args, **options: (seen.append("draft"), draft(*args, **options))[1])
+        monkeypatch.setattr(llm.engine.target, "launch", lambda *args: (seen.append("pass"), launch(*args))[1])
+        runner = Runner(llm, max_samples=8)
+        runner.submit([GenerationJob([3], SamplingParams(max_tokens=3, ignore_eos=True), "plain")], deliver)
+        runner.start(lambda function, results: function(results))
+        assert ended.wait(30.0)
+        runner.close()
+    # The last one does not wait for a pass that never comes.
+    assert seen == ["draft", "pass", "draft", "event", "pass", "draft", "event", "pass", "event"]
 
 
 @pytest.mark.parametrize("minor", [0, 1])

@@ -247,7 +247,7 @@ def paced(cost: float, chances: list[float], steps: int = 300) -> float:
         asked = [chance for chance in chances if chance >= pace.min_chance]
         asked = asked[: rng.randrange(len(asked) + 1)]
         tokens = 1 + sum(rng.random() < chance for chance in asked)
-        pace.note(1 + len(asked), 1.0 + cost * (1 + len(asked)), tokens)
+        pace.note(1, len(asked), 1.0 + cost * (1 + len(asked)), tokens)
     return pace.min_chance
 
 
@@ -264,9 +264,44 @@ def test_single_slow_steps_hardly_count() -> None:
     calm, disturbed = Pace(), Pace()
     for number in range(200):
         positions = 1 + number % 4
-        calm.note(positions, 1.0 + 0.1 * positions, 2)
-        disturbed.note(positions, 50.0 if number % 40 == 39 else 1.0 + 0.1 * positions, 2)
+        calm.note(1, positions - 1, 1.0 + 0.1 * positions, 2)
+        disturbed.note(1, positions - 1, 50.0 if number % 40 == 39 else 1.0 + 0.1 * positions, 2)
     assert calm.min_chance <= disturbed.min_chance < 0.5  # more careful, but it goes on
+
+
+def guessed_steps(more: float, chance: float, rows: int = 8, guesses: int = 6) -> list[bool]:
+    """Which of many steps guess, if a step takes 1 + 0.02 for every position and ``more`` with any guesses."""
+    rng = random.Random(0)
+    pace, found = Pace(), []
+    for _ in range(400):
+        asked = rng.randrange(1, 2 * guesses)
+        asked = asked if pace.pays(rows, asked) else 0
+        tokens = rows + sum(rng.random() < chance for _ in range(asked))
+        noise = rng.uniform(0.98, 1.05)
+        pace.note(rows, asked, noise * (1.0 + 0.02 * (rows + asked) + more * (asked > 0)), tokens)
+        found.append(asked > 0)
+    return found
+
+
+def test_all_guesses_of_a_step_together_must_pay() -> None:
+    """Some engines take longer for any guess at all."""
+    good, bad = guessed_steps(more=0.0, chance=0.5), guessed_steps(more=0.5, chance=0.3)
+    assert sum(good) > 0.9 * len(good)  # a few without, to know what they cost
+    assert sum(bad) < 0.25 * len(bad)
+    assert 0 < sum(bad[200:]) < 20  # it is tried again, seldom
+
+
+def test_guesses_come_back_when_they_pay_again() -> None:
+    pace = Pace()
+    for _ in range(200):
+        asked = 4 if pace.pays(8, 4) else 0
+        pace.note(8, asked, 1.2 + 0.4 * (asked > 0), 8)
+    found = []
+    for _ in range(300):
+        asked = 4 if pace.pays(8, 4) else 0
+        pace.note(8, asked, 1.2 + 0.1 * (asked > 0), 8 + asked)
+        found.append(asked)
+    assert sum(found[-50:]) > 0.9 * 50 * 4
 
 
 # Options

@@ -6,7 +6,7 @@ for all requests; events stay in their request's inbox until its caller reads th
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
@@ -148,8 +148,12 @@ class Engine:
         with self._lock:
             yield
 
-    def step(self) -> None:
-        """Admits requests that fit, runs one cycle, releases finished ones. Events go to the inboxes."""
+    def step(self, before_wait: Callable[[], None] = lambda: None) -> None:
+        """Admits requests that fit, runs one cycle, releases finished ones. Events go to the inboxes.
+
+        ``before_wait`` is called when the host has nothing left to do until the pass has ended: other Python threads
+        that are woken then do not compete with this one.
+        """
         with self._lock:
             if not self._scheduler.running:
                 self._turns.rest()
@@ -162,14 +166,14 @@ class Engine:
                     got=f"{self.target.num_slots} slots, held by others",
                     next_step="End what else runs on this target, or raise cache_tokens.",
                 )
-            for event in self._cycle():
+            for event in self._cycle(before_wait):
                 self._deliver(event.request_id, event)
             for session in [session for session in self._scheduler.running if session.finish_reason is not None]:
                 if session.error is not None:
                     self._deliver(session.sample.request_id, session.error)
                 self._scheduler.release(session)
 
-    def _cycle(self) -> list[TokenEvent]:
+    def _cycle(self, before_wait: Callable[[], None]) -> list[TokenEvent]:
         """Runs a cycle: all of it, or with the next pass already running, where passes do not block the host.
 
         Where the host is slower than the target, the drafts of one half are made while the target verifies those of the
@@ -179,28 +183,32 @@ class Engine:
         """
         running, before = self._scheduler.running, self._in_flight
         if self.target.num_lanes == 1:
-            launched = self._begin(running)
+            launched = self._begin(running, before_launch=before_wait)
             return [] if launched is None else write_out(self._finish(launched))
         self._raise_late()
         if self._turns.pay(len(running)) and not any(
             session.reads_logits or session.drafts_with_model for session in running
         ):
-            return self._take_turns(running, before)
+            return self._take_turns(running, before, before_wait)
         self._in_flight = None
         launched = self._begin(running) if before is None else before
         if launched is None:
             return []
+        before_wait()
         finished = self._finish(launched)
         self._run_ahead()
         return write_out(finished)
 
-    def _take_turns(self, running: Sequence[Session], before: Pass | None) -> list[TokenEvent]:
+    def _take_turns(
+        self, running: Sequence[Session], before: Pass | None, before_wait: Callable[[], None]
+    ) -> list[TokenEvent]:
         """Launches the pass of one half, then finishes that of the other."""
         busy = set() if before is None else set(map(id, before.sessions))
         idle = [session for session in running if id(session) not in busy]
         half = idle[: -(-len(running) // 2)]
         self._lane = 1 - self._lane
         self._in_flight = self._begin(half, self._lane) if half else None
+        before_wait()
         return [] if before is None else write_out(self._finish(before))
 
     def _finish(self, launched: Pass) -> Finished:
@@ -214,8 +222,11 @@ class Engine:
         self._worth.note(num_running, tokens, counts=counts)
         return finished
 
-    def _begin(self, sessions: Sequence[Session], lane: int = 0) -> Pass | None:
-        return begin(self.target, sessions, lane, drafts=self._worth.of_drafts(len(self._scheduler.running)))
+    def _begin(
+        self, sessions: Sequence[Session], lane: int = 0, before_launch: Callable[[], None] = lambda: None
+    ) -> Pass | None:
+        drafts = self._worth.of_drafts(len(self._scheduler.running))
+        return begin(self.target, sessions, lane, drafts=drafts, before_launch=before_launch)
 
     def _run_ahead(self) -> None:
         """Launches the next pass, unless events still read logits of the last one or drafting would wait for it."""

@@ -7,7 +7,7 @@ Plain decoding is the same cycle with trees that are only their roots.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from draftwood.drafters import PromptRows
@@ -32,7 +32,14 @@ class Finished(NamedTuple):
     reads: bool  # whether it read parts of prompts
 
 
-def begin(target: Target, sessions: Sequence[Session], lane: int = 0, *, drafts: bool = True) -> Pass | None:
+def begin(
+    target: Target,
+    sessions: Sequence[Session],
+    lane: int = 0,
+    *,
+    drafts: bool = True,
+    before_launch: Callable[[], None] = lambda: None,
+) -> Pass | None:
     """The first half of a cycle: draft, size, and launch the pass that verifies. None: nothing to run.
 
     A session that fails is marked (``session.error``) and does not disturb the others. ``drafts``: see engine/worth.py.
@@ -45,6 +52,7 @@ def begin(target: Target, sessions: Sequence[Session], lane: int = 0, *, drafts:
     running = [session for session in sessions if session.error is None]
     if not running:
         return None
+    before_launch()
     launched = launch(target, running, lane)
     launched.times.drafting = time.perf_counter() - started - launched.times.passing
     return launched

@@ -2,6 +2,8 @@
 
 Other threads send commands, which the runner executes between two cycles. So no thread waits for a lock while the
 target runs. The events of a cycle are handed over together: waking another thread costs more than its work with one.
+They are handed over when the next pass begins, so that the other thread works while this one waits for the target:
+before that, both would need Python's interpreter lock.
 """
 
 import logging
@@ -115,10 +117,11 @@ class Runner:
                 self._fail_all(error)
 
     def _cycle(self) -> None:
-        self._engine.step()
+        self._engine.step(self._hand_over)
         for request_id, result in self._engine.take_ready(list(self._owners)):
             self._deliver(request_id, result)
-        self._hand_over()
+        if not self._engine.has_work:
+            self._hand_over()
         self._llm.keep_memory(self._llm.factory())
 
     def _execute_commands(self) -> None:

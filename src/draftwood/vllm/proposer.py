@@ -30,7 +30,7 @@ class Proposer:
         self._follower = Follower([memory] if memory is not None else [])
         self._requests = Requests(self._follower, memory)
         self._pace = Pace()
-        self._last: tuple[float, int, int] | None = None  # of the last call: its end, its rows, positions it asked for
+        self._last: tuple[float, int, int] | None = None  # of the last call: its end, its rows, its guesses
 
     def propose(
         self,
@@ -54,7 +54,10 @@ class Proposer:
         result: list[list[int]] = [[] for _ in sampled_token_ids]
         for row, chain in zip(rows, chains, strict=True):
             result[row.number] = chain[: max(self._max_length - row.request.length - 1, 0)]
-        self._last = time.perf_counter(), len(rows), len(rows) + sum(map(len, result))
+        guesses = sum(map(len, result))
+        if guesses and self._fixed_chance is None and not self._pace.pays(len(rows), guesses):
+            result, guesses = [[] for _ in sampled_token_ids], 0
+        self._last = time.perf_counter(), len(rows), guesses
         return result
 
     def load_model(self, *args: object, **kwargs: object) -> None:
@@ -64,9 +67,9 @@ class Proposer:
         """Take the time since the last call, if nothing but its rows has run meanwhile."""
         tokens = sum(map(len, sampled))
         if self._last is not None and all(sampled):
-            ended, num_rows, positions = self._last
+            ended, num_rows, guesses = self._last
             if num_rows == len(rows) and all(row.added.size == len(sampled[row.number]) for row in rows):
-                self._pace.note(positions, began - ended, tokens)
+                self._pace.note(num_rows, guesses, began - ended, tokens)
 
 
 def open_memory(options: VllmOptions, vocab_size: int) -> Memory | None:
