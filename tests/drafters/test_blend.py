@@ -136,6 +136,18 @@ def test_sources_are_checked() -> None:
 # -- when draft passes pay -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("option", ["learn", "priors"])
+def test_chances_without_learning_or_measured_priors(option: str) -> None:
+    chances = []
+    for value in (True, False):
+        options = {"sources": "context+transition", option: value}
+        llm = LLM.from_target(target_on(), ByteTokenizer(), drafter="blend", drafter_options=options, budget=12)
+        events = list(llm.stream("hello hello hello", SamplingParams(max_tokens=24)))
+        chances.append([event.tree.probs for event in events])
+    assert (chances[0][0] == chances[1][0]) is (option == "learn")  # nothing has been learned before the first tree
+    assert chances[0] != chances[1]
+
+
 def passes_made(record: PassRecord, *, is_timed: bool, chances: float = 1.0, expected: float = 2.0) -> bool:
     return record.is_worth(0, chances, expected, 0.0, is_timed=is_timed)
 
