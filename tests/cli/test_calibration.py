@@ -49,6 +49,14 @@ def test_the_first_tokens_can_be_left_out(draftwood_command: Command, prompts: s
     assert 0 < rest["tried"] < everything["tried"]
 
 
+def test_all_prompts_of_a_file_are_used(draftwood_command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one two one\nhello hello\nred green red\n", encoding="utf-8")
+    result = draftwood_command(*RUN, "--prompts", str(path), "--skip-tokens", "500")
+    assert "No guesses were counted in 72 tokens" in result.out
+    assert "--skip-tokens" in result.out
+
+
 def test_bundled_prompts(draftwood_command: Command) -> None:
     content = json.loads(draftwood_command(*RUN, "--limit", "1", "--json").out)
     assert content["prompts"] > 2

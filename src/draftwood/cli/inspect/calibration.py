@@ -13,12 +13,14 @@ from draftwood.plots import Line, assign_marks, plot_lines
 from draftwood.progress import report
 from draftwood.prompts import Conversation, prompt_ids
 
+PROMPTS_OF_A_TASK = 2  # bundled ones, unless --limit is given
+
 
 def run(args: argparse.Namespace) -> int:
     check_plot(args.plot)
     params = sampling_params(args)
     screen = Screen(args.color)
-    prompts = measured_prompts(args.prompts, args.limit)
+    prompts = measured_prompts(args.prompts, args.limit, of_a_task=PROMPTS_OF_A_TASK)
     with load_llm(args, screen) as llm:
         calibration, tokens = _measure(llm, prompts, params, args.skip_tokens, screen)
         info = run_info(args, llm)
@@ -46,6 +48,8 @@ def _measure(
 
 
 def _report(calibration: Calibration, tokens: int, paint: Paint) -> list[str]:
+    if not calibration.total.tried:
+        return [f"No guesses were counted in {tokens} tokens. Give more prompts or tokens, or a lower --skip-tokens."]
     bins = [
         (f"{number / NUM_BINS:.1f} to {(number + 1) / NUM_BINS:.1f}", own.tried, own.expected_rate, own.accepted_rate)
         for number, own in enumerate(calibration.bins)
