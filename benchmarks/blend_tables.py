@@ -75,18 +75,26 @@ def make_llm(method: str, loaded: Any, memory: str) -> LLM:
 
 
 def answer(llm: LLM, prompt: str, args: argparse.Namespace) -> Result:
-    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1)
-    stats = llm.chat([{"role": "user", "content": prompt}], params)[0].stats
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=1, n=args.samples)
+    samples = [sample.stats for sample in llm.chat([{"role": "user", "content": prompt}], params)]
     llm.engine.clear()  # the other methods need its cache
-    return Result(
-        stats.output_tokens,
-        stats.cycles,
-        stats.drafted_nodes + stats.cycles,
-        stats.total_seconds - stats.prefill_seconds,
-        stats.verify_seconds,
-        stats.draft_seconds,
-        stats.accept_seconds,
-    )
+    rows = [
+        Result(
+            stats.output_tokens,
+            stats.cycles,
+            stats.drafted_nodes + stats.cycles,
+            stats.total_seconds - stats.prefill_seconds,
+            stats.verify_seconds,
+            stats.draft_seconds,
+            stats.accept_seconds,
+        )
+        for stats in samples
+    ]
+    return add(rows)
+
+
+def add(rows: Sequence[Result]) -> Result:
+    return Result(*map(sum, zip(*rows, strict=True)))
 
 
 def read_results(path: Path) -> dict[Key, Result]:
@@ -134,7 +142,7 @@ def describe(method: str, found: dict[Key, Result], prompts: dict[str, list[str]
         return [found[name, task, number, args.temperature] for number in range(len(prompts[task]))]
 
     own = {task: results(method, task) for task in prompts}
-    totals = {task: Result(*map(sum, zip(*rows, strict=True))) for task, rows in own.items()}
+    totals = {task: add(rows) for task, rows in own.items()}
     values = [value_of(total, speed=args.speed) for total in totals.values()]
     ratios = [
         value_of(one, speed=args.speed) / value_of(other, speed=args.speed)
@@ -143,7 +151,7 @@ def describe(method: str, found: dict[Key, Result], prompts: dict[str, list[str]
     ]
     digits = 1 if args.speed else 2
     cells = [method, *(f"{value:.{digits}f}" for value in (*values, sum(values) / len(values))), geometric(ratios)]
-    whole = Result(*map(sum, zip(*totals.values(), strict=True)))
+    whole = add(list(totals.values()))
     cells += [f"{whole.positions / whole.cycles:.1f}"]
     if args.speed:
         rest = whole.seconds - whole.passing - whole.drafting - whole.accepting
@@ -166,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", default="prompt", help="who shares what drafters learn")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--samples", type=int, default=1, help="of each prompt, one after another; they share a memory")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     prompts = read_prompts(args)

@@ -91,6 +91,8 @@ def test_a_known_trace() -> None:
     # Copied: nodes 1 and 2 of the first tree, three of the chain, node 1 of the last; 1 + 3 were right.
     assert cell.by_source == {"context": 4 / 6, "transition": 1 / 3}
     assert (cell.p_s, cell.p_t) == (4 / 6, 1 / 3)
+    assert cell.expected_by_source == {"context": 1.0, "transition": 1.0}  # trees without estimates
+    assert cell.calibration_error == pytest.approx(4 / 9, abs=1e-3)  # 5 of 9 guesses were right
     assert cell.by_depth == [2 / 3, 2 / 3, 1.0]
     assert cell.routes == {"bypass": 1 / 4, "plain": 1 / 4, "spine": 2 / 4}
     assert cell.cycle_ms == pytest.approx({"draft": 1.0, "verify": 10.0, "accept": 2.0, "other": 2.75})

@@ -1,4 +1,4 @@
-"""``draftwood inspect calibration``: the table, JSON, the plot, errors. Counting: tests/tune/test_calibration.py."""
+"""``draftwood inspect calibration``: the table, JSON, the plot, errors. Counting: tests/engine/test_calibration.py."""
 
 from __future__ import annotations
 
@@ -34,18 +34,27 @@ def test_json_and_plot(draftwood_command: Command, prompts: str, tmp_path: Path)
     content = json.loads(result.out)
     assert content["prompts"] == 1
     assert content["tokens"] == 24
-    assert content["tried"] == sum(own["tried"] for own in content["bins"])
-    assert content["tried"] == sum(own["tried"] for own in content["sources"].values()) > 0
-    assert 0.0 <= content["calibration_error"] <= 1.0
+    found = content["calibration"]
+    assert found["tried"] == sum(own["tried"] for own in found["bins"])
+    assert found["tried"] == sum(own["tried"] for own in found["sources"].values()) > 0
+    assert 0.0 <= found["error"] <= 1.0
     assert ElementTree.parse(plot).getroot().tag.endswith("svg")
 
 
 def test_the_first_tokens_can_be_left_out(draftwood_command: Command, prompts: str) -> None:
     everything, rest = (
-        json.loads(draftwood_command(*RUN, "--prompts", prompts, "--json", "--skip-tokens", skipped).out)
+        json.loads(draftwood_command(*RUN, "--prompts", prompts, "--json", "--skip-tokens", skipped).out)["calibration"]
         for skipped in ("0", "30")
     )
     assert 0 < rest["tried"] < everything["tried"]
+
+
+def test_all_prompts_of_a_file_are_used(draftwood_command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("one two one\nhello hello\nred green red\n", encoding="utf-8")
+    result = draftwood_command(*RUN, "--prompts", str(path), "--skip-tokens", "500")
+    assert "No guesses were counted in 72 tokens" in result.out
+    assert "--skip-tokens" in result.out
 
 
 def test_bundled_prompts(draftwood_command: Command) -> None:

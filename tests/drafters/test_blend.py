@@ -136,6 +136,42 @@ def test_sources_are_checked() -> None:
 # -- when draft passes pay -------------------------------------------------------------------------------------------
 
 
+def test_samples_of_a_prompt_share_what_they_learn() -> None:
+    params = SamplingParams(max_tokens=16, temperature=0.6, seed=2, n=8)
+    found = {}
+    for memory in ("request", "prompt"):
+        llm = blend_llm(DEFAULT_SOURCES, clock_target(), memory=memory, max_batch=1)
+        samples = llm.generate([clock_text(3, 5)], params)
+        found[memory] = [sample.stats.acceptance_length for sample in samples]
+    assert found["prompt"][0] == found["request"][0]
+    assert sum(found["prompt"][1:]) > 1.2 * sum(found["request"][1:])
+
+
+def test_requests_share_what_they_learn_about_sources() -> None:
+    """Per temperature: chances of the first tree change after a request, not after one of another temperature."""
+    llm = blend_llm(DEFAULT_SOURCES, memory="request")
+
+    def first_chances(temperature: float) -> tuple[float, ...]:
+        params = SamplingParams(max_tokens=24, temperature=temperature, seed=1)
+        return next(iter(list(llm.stream("hello hello hello", params)))).tree.probs
+
+    before, warm, after = (first_chances(temperature) for temperature in (0.0, 0.6, 0.0))
+    assert warm == before
+    assert after != before
+
+
+@pytest.mark.parametrize("option", ["learn", "priors"])
+def test_chances_without_learning_or_measured_priors(option: str) -> None:
+    chances = []
+    for value in (True, False):
+        options = {"sources": "context+transition", option: value}
+        llm = LLM.from_target(target_on(), ByteTokenizer(), drafter="blend", drafter_options=options, budget=12)
+        events = list(llm.stream("hello hello hello", SamplingParams(max_tokens=24)))
+        chances.append([event.tree.probs for event in events])
+    assert (chances[0][0] == chances[1][0]) is (option == "learn")  # nothing has been learned before the first tree
+    assert chances[0] != chances[1]
+
+
 def passes_made(record: PassRecord, *, is_timed: bool, chances: float = 1.0, expected: float = 2.0) -> bool:
     return record.is_worth(0, chances, expected, 0.0, is_timed=is_timed)
 

@@ -13,6 +13,8 @@ import pytest
 
 from draftwood import SamplingParams
 from draftwood.drafters.plain import PlainDrafter
+from draftwood.engine import RequestStats
+from draftwood.serve.metrics import GAUGES, Metrics
 from draftwood.tree import DraftTree
 from tests.tools.engine import PROMPTS
 from tests.tools.serve import NAME, Reply, Running, eventually, raw_request, serving, user_message
@@ -201,6 +203,19 @@ def test_models_health_and_metrics(server: Running, client: Any) -> None:
     before = outputs()
     found = client.completions.create(model=NAME, prompt="abc", max_tokens=7, temperature=0)
     assert outputs() - before == found.usage.completion_tokens
+
+
+def test_metrics_have_expected_and_real_acceptance_by_source() -> None:
+    metrics = Metrics(dict.fromkeys(GAUGES, lambda: 0))
+    tree = DraftTree((1, 2, 3), (-1, 0, 0), (0, 1, 1), ("root", "context", "transition"), (1.0, 0.75, 0.125))
+    stats = RequestStats()
+    stats.note_tree(tree, [1], 2)
+    metrics.count_sample(stats)
+    found = {
+        name: metrics.registry.get_sample_value(f"draftwood_{name}_guesses_total", {"source": "context"})
+        for name in ("tried", "expected", "accepted")
+    }
+    assert found == {"tried": 1.0, "expected": 0.75, "accepted": 1.0}
 
 
 def test_the_server_survives_a_failed_cycle(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,23 @@ def test_a_few_passes_show_the_kind_of_machine(
         assert line[size - 1] == pytest.approx(truth[size], rel=0.35)
 
 
+@pytest.mark.parametrize("relative", [STEEP, FLAT])
+def test_sizes_without_readings_follow_a_machine_that_gets_busy(
+    relative: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else large trees would look cheap beside the small ones that are timed again."""
+    Clock(0.01, relative, monkeypatch)
+    found = probed()
+    quiet = found.profile.of(32, 16)
+    for number in range(200):
+        size = (1, 2, 4)[number % 3]
+        found.note(size, 2.0 * quiet[size - 1] / found.profile.of(32, 16)[size - 1])
+    busy = found.profile.of(32, 16)
+    assert busy[0] == pytest.approx(2.0 * quiet[0], rel=0.1)
+    for size in (16, 32):
+        assert busy[size - 1] > 1.5 * quiet[size - 1]
+
+
 def test_an_estimate_needs_no_room_and_no_pass() -> None:
     target = tiny_target(cache_tokens=64)
     target.open(60)

@@ -9,11 +9,12 @@ from draftwood.plots import Drawing, svg_file
 from draftwood.prompts import Conversation, read_prompts
 
 
-def measured_prompts(path: str | None, limit: int | None) -> list[Conversation]:
-    """The first ``limit`` prompts of a file, or of every bundled task."""
+def measured_prompts(path: str | None, limit: int | None, of_a_task: int | None = None) -> list[Conversation]:
+    """The first ``limit`` prompts of a file, or of every bundled task; without a limit the whole file, or ``of_a_task``
+    prompts of every task."""
     if path:
         return read_prompts(path, limit)
-    tasks = load_tasks([], None, limit)
+    tasks = load_tasks([], None, of_a_task if limit is None else limit)
     return [[{"role": "user", "content": prompt.turns[0]}] for task in tasks for prompt in task.prompts]
 
 

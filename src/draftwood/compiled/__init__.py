@@ -2,7 +2,6 @@
 
 from draftwood.compiled.blend import (
     NONE,
-    NUM_BINS,
     NUM_DEPTHS,
     TAIL,
     CompiledBlend,

@@ -10,7 +10,7 @@
 
 #include "hints.h"
 
-enum { MAX_SOURCES = 8, NUM_DEPTHS = 3, NUM_BINS = 20 };
+enum { MAX_SOURCES = 8, NUM_DEPTHS = 3 };
 
 typedef struct {
     Look look;
@@ -23,9 +23,9 @@ typedef struct {
     int64_t num_sources;
     const Source *sources;
     double *weights; /* [NUM_DEPTHS][1 << num_sources][num_sources + 1], bias first */
-    double (*bins)[3]; /* [NUM_BINS] count, sum of chances, hits: how well chances were calibrated */
     double decay, step, bias_step;
     const int32_t *names; /* [1 << num_sources] number of each set of sources, as trees have it */
+    int64_t learns; /* 0: rates and weights stay */
 } Blend;
 
 /* A token that may follow a node. */
@@ -99,11 +99,6 @@ static void learn_outcome(Blend *b, const GuessList *all, int32_t right) {
     for (int64_t i = 0; i < all->count; i++) {
         const Guess *guess = &all->guesses[i];
         const double hit = guess->token == right, error = hit - guess->chance;
-        const int64_t bin = (int64_t)(guess->chance * NUM_BINS);
-        double *counts = b->bins[bin < NUM_BINS ? bin : NUM_BINS - 1];
-        counts[0] += 1.0;
-        counts[1] += guess->chance;
-        counts[2] += hit;
         all->weights[0] += b->bias_step * error;
         for (int64_t s = 0; s < b->num_sources; s++)
             if (guess->kinds[s] != NONE)
@@ -229,6 +224,7 @@ static int64_t grow_blend(const Blend *b, const TextEnd *end, int64_t budget, in
 
 /* Learns from the tokens that followed a text. Nonzero: no memory. */
 static int learn_blend(Blend *b, const int32_t *tail, int64_t length, int64_t n, const int32_t *emitted) {
+    if (!b->learns) return 0;
     GuessList *all = malloc(sizeof *all + (TAIL + n) * sizeof *tail);
     if (!all) return 1;
     int32_t *text = (int32_t *)(all + 1);

@@ -17,7 +17,7 @@ from draftwood.compiled.outcomes import Outcomes
 from draftwood.compiled.table import CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
 from draftwood.tree import ROOT_SOURCE, SOURCE_NUMBERS, DraftTree, Forest
 
-TAIL, MAX_SOURCES, MAX_HINTS, NUM_DEPTHS, NUM_BINS = 32, 8, 64, 3, 20  # as in blend.h and hints.h
+TAIL, MAX_SOURCES, MAX_HINTS, NUM_DEPTHS = 32, 8, 64, 3  # as in blend.h and hints.h
 NONE = -1
 PADDING = (0,) * TAIL
 
@@ -78,8 +78,10 @@ class HintSource(Protocol):
 class Learned:
     """What drafting has taught about the sources of a blend; requests share it."""
 
-    def __init__(self, priors: Sequence[tuple[Sequence[float], float]]) -> None:
-        """``priors``: by source, the rates of its kinds and how many trials they count as."""
+    def __init__(self, priors: Sequence[tuple[Sequence[float], float]], *, learns: bool = True) -> None:
+        """``priors``: by source, the rates of its kinds and how many trials they count as. ``learns``: whether outcomes
+        change anything."""
+        self.learns = learns
         rates = [np.array(own, np.float64) for own, _ in priors]
         self.trials: list[Floats] = [np.full(len(own), trials) for own, trials in priors]
         self.hits: list[Floats] = [own * trials for own, trials in zip(rates, self.trials, strict=True)]
@@ -90,7 +92,6 @@ class Learned:
             chosen = [source for source in range(count) if informed >> source & 1]
             # Two sources that agree are surer than one, but their evidence overlaps.
             self.weights[:, informed, [source + 1 for source in chosen]] = 1.0 if len(chosen) == 1 else 0.6
-        self.bins: Floats = np.zeros((NUM_BINS, 3))  # by chance: guesses, sum of their chances, hits
 
 
 class _HintsRecord(ctypes.Structure):
@@ -111,11 +112,11 @@ class _BlendRecord(ctypes.Structure):
         ("num_sources", c_int64),
         ("sources", c_void_p),
         ("weights", c_void_p),
-        ("bins", c_void_p),
         ("decay", c_double),
         ("step", c_double),
         ("bias_step", c_double),
         ("names", c_void_p),
+        ("learns", c_int64),
     )
 
 
@@ -141,8 +142,9 @@ class CompiledBlend:
             records[number] = _SourceRecord(*functions, *[column.ctypes.data for column in columns])
         names = array("i", [SOURCE_NUMBERS[name] for name in name_sets([source.name for source in sources])])
         self._memory = records, learned, names
-        places = ctypes.addressof(records), learned.weights.ctypes.data, learned.bins.ctypes.data
-        self._record = _BlendRecord(len(sources), *places, decay, step, bias_step, names.buffer_info()[0])
+        places = ctypes.addressof(records), learned.weights.ctypes.data
+        steps = decay, step, bias_step
+        self._record = _BlendRecord(len(sources), *places, *steps, names.buffer_info()[0], learned.learns)
         self.address = ctypes.addressof(self._record)
 
     def tree(self, tail: Sequence[int], budget: int, max_depth: int, min_value: float) -> DraftTree:

@@ -101,7 +101,7 @@ class Core:
         self.cut = function("cut", c_int, c_int64, c_void_p, c_void_p, *costs, c_int64, *[c_void_p] * 4)
         self.note = function("note", None, c_int64, *[c_void_p] * 4)
         self.accept = function("accept", None, c_int64, *[c_void_p] * 6)
-        self.tally = function("tally", None, c_int64, *[c_void_p] * 4, c_int64, c_void_p, c_void_p)
+        self.tally = function("tally", None, c_int64, *[c_void_p] * 7)
         self.add_places = function("add_places", None, c_void_p, c_int64, c_void_p)
         self.index_places = function("index_places", None, c_void_p)
         verified = (c_int64, *[c_void_p] * 3, c_int64, c_void_p, c_int64)

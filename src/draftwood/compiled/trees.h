@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+enum { NUM_BINS = 10 }; /* of chances, as in engine/calibration.py */
+
 /* The place of a tree in its forest. Sources are integers. */
 typedef struct {
     int64_t size;
@@ -45,12 +47,12 @@ void draftwood_accept(int64_t n, const Tree *trees, const int64_t *first_rows, c
     }
 }
 
-/* Counts the nodes of verified trees (engine/stats.py). `paths`: accepted nodes without the root, `lengths` per tree;
- * `num_reached`: path nodes, root included, whose children could have been emitted. `counts [3][num_sources]`: nodes
- * drafted, tried and accepted by source. `depths`: of each tree. */
+/* Counts the nodes of verified trees (engine/tally.py). `paths`: accepted nodes without the root, `lengths` per tree;
+ * `num_reached`: path nodes, root included, whose children could have been emitted. `drafted`: nodes by source.
+ * `tried [num_sources][NUM_BINS][3]`: of the nodes below reached ones, by source and by their chance, how many there
+ * are, the sum of their chances, and how many were accepted. `depths`: of each tree. */
 void draftwood_tally(int64_t n, const Tree *trees, const int32_t *paths, const int64_t *lengths,
-                     const int64_t *num_reached, int64_t num_sources, int64_t *counts, int64_t *depths) {
-    int64_t *drafted = counts, *tried = counts + num_sources, *accepted = counts + 2 * num_sources;
+                     const int64_t *num_reached, int64_t *drafted, double (*tried)[NUM_BINS][3], int64_t *depths) {
     for (int64_t i = 0; i < n; i++, paths += lengths[i - 1]) {
         const Tree *t = &trees[i];
         const int32_t *parents = parents_of(t), *sources = sources_of(t), *own = depths_of(t);
@@ -58,11 +60,14 @@ void draftwood_tally(int64_t n, const Tree *trees, const int32_t *paths, const i
         for (int64_t node = 1; node < t->size; node++) {
             drafted[sources[node]]++;
             if (own[node] > depths[i]) depths[i] = own[node];
-            int reached = parents[node] == 0;
-            for (int64_t k = 0; k + 1 < num_reached[i]; k++) reached |= parents[node] == paths[k];
-            tried[sources[node]] += reached;
+            int is_reached = parents[node] == 0, is_accepted = 0;
+            for (int64_t k = 0; k + 1 < num_reached[i]; k++) is_reached |= parents[node] == paths[k];
+            if (!is_reached) continue;
+            for (int64_t k = 0; k < lengths[i]; k++) is_accepted |= node == paths[k];
+            const int64_t bin = (int64_t)(t->probs[node] * NUM_BINS);
+            double *counts = tried[sources[node]][bin < NUM_BINS ? bin : NUM_BINS - 1];
+            counts[0] += 1.0, counts[1] += t->probs[node], counts[2] += is_accepted;
         }
-        for (int64_t k = 0; k < lengths[i]; k++) accepted[sources[paths[k]]]++;
     }
 }
 

@@ -14,7 +14,7 @@ from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedBatch, Ver
 from draftwood.drafters.checks import check_choice, check_flag, check_int
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
-from draftwood.growth import Blend, BlendLimits, Outcome, PassRecord, Priors, load_priors, new_learned
+from draftwood.growth import NO_PRIORS, Blend, BlendLimits, Outcome, PassRecord, Priors, load_priors, new_learned
 from draftwood.sources import DraftedHints, PlaceHints, PositionHints, SuccessorArrays, SuccessorHints, TransitionTable
 from draftwood.targets import Target, TargetInfo
 from draftwood.text import TextCodec
@@ -42,6 +42,8 @@ class BlendOptions:
     sources: str = DEFAULT_SOURCES  # where guesses come from, joined by "+"; also "head": a draft head
     head: str = ""  # with the source "head": its folder; empty: the head that ships for this target
     depth: int = 40  # maximum depth of the tree
+    learn: bool = True  # adapt chances to what comes true; false: they stay as they are at first
+    priors: bool = True  # start from measured chances; false: from rules of thumb
     top_k: int = 10  # successors kept per context
     bigrams: bool = True  # also keep successors of token pairs
     harvest: str = "all"  # learn from every verified node, or only from "accepted" ones
@@ -58,7 +60,7 @@ class BlendOptions:
             )
         check_int(self, 1, "depth", "top_k")
         check_int(self, 1, "table_megabytes", high=1 << 20)
-        check_flag(self, "bigrams", "static")
+        check_flag(self, "learn", "priors", "bigrams", "static")
         check_choice(self, "harvest", HARVESTS)
 
     @property
@@ -106,7 +108,7 @@ class BlendDrafter(TransitionDrafter):
             from draftwood.drafters.blend_head import BlendHead
 
             BlendHead.share(BlendHead.Options(), target)  # raises: a head needs the target itself
-        return _Shared(super().share(options, target), {}, load_priors(target), None)
+        return _Shared(super().share(options, target), {}, _first_beliefs(options, target), None)
 
     @classmethod
     def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
@@ -115,7 +117,7 @@ class BlendDrafter(TransitionDrafter):
         from draftwood.drafters.blend_head import BlendHead
 
         head = BlendHead.attach(BlendHead.Options(head=options.head), target, codec)
-        return _Shared(super().share(options, target.info), {}, load_priors(target.info), head)
+        return _Shared(super().share(options, target.info), {}, _first_beliefs(options, target.info), head)
 
     @classmethod
     def new_memory(cls, options: BlendOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
@@ -139,7 +141,7 @@ class BlendDrafter(TransitionDrafter):
         state = self.shared.states.get(temperature)
         if state is None:
             state = self.shared.states[temperature] = LearnedState(
-                new_learned(sources, self.shared.priors), PassRecord()
+                new_learned(sources, self.shared.priors, learns=self.options.learn), PassRecord()
             )
         self._blend = Blend(sources, state.learned)
         self._passes = state.passes
@@ -234,3 +236,7 @@ class BlendDrafter(TransitionDrafter):
 
     def _move_end(self, tokens: Sequence[int]) -> None:
         self._text_end = [*self._text_end, *tokens[-TAIL:]][-TAIL:]
+
+
+def _first_beliefs(options: BlendOptions, target: TargetInfo) -> Priors:
+    return load_priors(target) if options.priors else NO_PRIORS

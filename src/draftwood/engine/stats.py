@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from draftwood.engine.calibration import Calibration
 from draftwood.engine.tally import TreeCounts
 from draftwood.tree import DraftTree
 
@@ -75,6 +76,11 @@ class RequestStats:
         return self.trees.accepted_by_path
 
     @property
+    def calibration(self) -> Calibration:
+        """Expected and real acceptance of chosen nodes whose parent was accepted."""
+        return self.trees.calibration
+
+    @property
     def routes(self) -> Counter[str]:
         """Cycles, by the drafter's route."""
         return self.trees.routes
@@ -127,6 +133,7 @@ class RequestStats:
             "acceptance_by_depth": [round(rate, 4) for rate in self.acceptance_by_depth()],
             "acceptance_by_source": {name: round(rate, 4) for name, rate in self.acceptance_by_source().items()},
             **{name: dict(getattr(self, name)) for name in COUNTERS},
+            "calibration": self.calibration.as_dict(),
             **self._rates(),
             "seconds": {name: round(getattr(self, f"{name}_seconds"), 6) for name in TIMES},
         }

@@ -3,10 +3,12 @@
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from itertools import compress
 from typing import NamedTuple
 
+import numpy as np
+
 from draftwood.compiled import Core, load_core
+from draftwood.engine.calibration import NUM_BINS, Calibration, Floats
 from draftwood.tree import SOURCE_NUMBERS, DraftTree
 
 MAX_NOTED = 64  # trees that wait to be counted
@@ -25,6 +27,7 @@ class TreeCounts:
         self._trees_by_depth = Counter[int]()
         self._paths_by_length = Counter[int]()
         self._drafted, self._tried, self._accepted = Counter[str](), Counter[str](), Counter[str]()
+        self._calibration = Calibration()
         self._accepted_by_path = Counter[str]()
         self._routes = Counter[str]()
 
@@ -67,6 +70,12 @@ class TreeCounts:
         return self._accepted_by_path
 
     @property
+    def calibration(self) -> Calibration:
+        """Of chosen nodes; a drawn one has the probability that it was drawn with."""
+        self._count()
+        return self._calibration
+
+    @property
     def routes(self) -> Counter[str]:
         self._count()
         return self._routes
@@ -74,12 +83,18 @@ class TreeCounts:
     def _count(self) -> None:
         noted, self._noted = self._noted, []
         num_plain, self._num_plain = self._num_plain, 0
-        if noted:
-            core = load_core()
-            if core is None:
-                self._count_in_python(noted)
-            else:
-                self._count_in_c(core, noted)
+        core = load_core()
+        for is_drawn in (False, True):
+            group = [each for each in noted if bool(each.tree.proposals) is is_drawn]
+            if not group:
+                continue
+            tried = self._count_in_python(group) if core is None else self._count_in_c(core, group)
+            for name, counts in tried.items():
+                total = counts.sum(axis=0).tolist()
+                self._tried[name] += int(total[0])
+                self._accepted[name] += int(total[2])
+                if not is_drawn:
+                    self._calibration.add(name, counts)
         for tree, accepted, _ in noted:
             self._routes[tree.route or "draft"] += 1
             self._paths_by_length[len(accepted)] += 1
@@ -91,7 +106,8 @@ class TreeCounts:
             self._trees_by_depth[0] += num_plain
             self._paths_by_length[0] += num_plain
 
-    def _count_in_c(self, core: Core, noted: Sequence[_Noted]) -> None:
+    def _count_in_c(self, core: Core, noted: Sequence[_Noted]) -> dict[str, Floats]:
+        """Tried nodes by source, as ``Calibration`` has them."""
         trees, paths, lengths, reached = array("q"), array("i"), array("q"), array("q")
         for tree, accepted, num_emitted in noted:
             trees.extend(tree.pack().place)
@@ -99,19 +115,23 @@ class TreeCounts:
             lengths.append(len(accepted))
             reached.append(min(num_emitted, len(accepted) + 1))
         num_sources = len(SOURCE_NUMBERS)
-        counts, depths = array("q", bytes(24 * num_sources)), array("q", bytes(8 * len(noted)))
-        given = [part.buffer_info()[0] for part in (trees, paths, lengths, reached)]
-        core.tally(len(noted), *given, num_sources, counts.buffer_info()[0], depths.buffer_info()[0])
+        drafted, depths = array("q", bytes(8 * num_sources)), array("q", bytes(8 * len(noted)))
+        tried = np.zeros((num_sources, NUM_BINS, 3))
+        given = [part.buffer_info()[0] for part in (trees, paths, lengths, reached, drafted)]
+        core.tally(len(noted), *given, tried.ctypes.data, depths.buffer_info()[0])
         self._trees_by_depth.update(depths)
-        for place, into in enumerate((self._drafted, self._tried, self._accepted)):
-            for name, count in zip(SOURCE_NUMBERS.names, counts[place * num_sources :], strict=False):
-                if count:
-                    into[name] += count
+        names = SOURCE_NUMBERS.names
+        self._drafted.update({names[number]: count for number, count in enumerate(drafted) if count})
+        return {names[number]: counts for number, counts in enumerate(tried) if counts.any()}
 
-    def _count_in_python(self, noted: Sequence[_Noted]) -> None:
+    def _count_in_python(self, noted: Sequence[_Noted]) -> dict[str, Floats]:
+        tried: dict[str, Floats] = {}
         for tree, accepted, num_emitted in noted:
             self._trees_by_depth[max(tree.depths)] += 1
-            reached = {0, *accepted[: num_emitted - 1]}  # children of later nodes were cut off by a stop
             self._drafted.update(tree.sources[1:])
-            self._tried.update(compress(tree.sources, map(reached.__contains__, tree.parents)))
-            self._accepted.update(tree.sources[node] for node in accepted)
+            reached = {0, *accepted[: num_emitted - 1]}  # children of later nodes were cut off by a stop
+            for node, chance in enumerate(tree.probs):
+                if tree.parents[node] in reached:
+                    counts = tried.setdefault(tree.sources[node], np.zeros((NUM_BINS, 3)))
+                    counts[min(int(chance * NUM_BINS), NUM_BINS - 1)] += (1.0, chance, node in accepted)
+        return tried

@@ -19,12 +19,13 @@ class Times:
 
 
 def charge(sessions: Sequence[Session], sizes: Sequence[int], reading: Sequence[bool], times: Times) -> None:
-    """Charges the pass by positions, to prefill where a prompt is read (``reading``), and acceptance in equal parts."""
+    """Charges the pass by positions and acceptance in equal parts; where a prompt is read (``reading``), by the target
+    and then by the drafter, both to prefill."""
     per_position, accepting = times.passing / sum(sizes), times.accepting / len(sessions)
     for session, size, reads in zip(sessions, sizes, reading, strict=True):
         stats = session.stats
         if reads:
-            stats.prefill_seconds += per_position * size
+            stats.prefill_seconds += per_position * size + accepting
         else:
             stats.verify_seconds += per_position * size
             stats.draft_seconds += session.draft_seconds

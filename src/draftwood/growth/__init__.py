@@ -4,6 +4,14 @@ from draftwood.growth.blend import Blend, BlendLimits, Outcome, PythonBlend, new
 from draftwood.growth.drawn import DRAWS, fill_drawn, make_draw
 from draftwood.growth.expanding import ExpandingBlend, PassRecord
 from draftwood.growth.prefix_tree import grow_frequency_tree
-from draftwood.growth.priors import Priors, load_priors, new_learned, priors_path, save_priors, shipped_priors
+from draftwood.growth.priors import (
+    NO_PRIORS,
+    Priors,
+    load_priors,
+    new_learned,
+    priors_path,
+    save_priors,
+    shipped_priors,
+)
 from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.growth.static import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from math import exp, log
 from typing import NamedTuple
 
-from draftwood.compiled import NONE, NUM_BINS, TAIL, CompiledBlend, HintSource, Learned, load_core, name_sets
+from draftwood.compiled import NONE, TAIL, CompiledBlend, HintSource, Learned, load_core, name_sets
 from draftwood.tree import DraftTree
 
 DECAY = 0.998  # per trial of a kind
@@ -144,6 +144,8 @@ class PythonBlend:
         return tokens
 
     def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
+        if not self._learned.learns:
+            return
         text = list(tail[-TAIL:])
         for depth, right in enumerate(emitted):
             guesses, (level, informed) = self._guesses(text[-TAIL:], depth)
@@ -184,7 +186,6 @@ class PythonBlend:
         weights = learned.weights[level, informed]
         for chance, token, _, kinds in guesses:
             hit = float(token == right)
-            learned.bins[min(int(chance * NUM_BINS), NUM_BINS - 1)] += (1.0, chance, hit)
             weights[0] += BIAS_STEP * (hit - chance)
             for number, kind in enumerate(kinds):
                 if kind != NONE:

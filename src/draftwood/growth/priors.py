@@ -27,6 +27,9 @@ class Priors(NamedTuple):
     weights: Mapping[str, Sequence[Sequence[float]]]  # by sources, joined by "+": [depths][1 + sources]
 
 
+NO_PRIORS = Priors({}, {})  # sources start from rates by rule of thumb
+
+
 def as_json(priors: Priors) -> str:
     return json.dumps(priors._asdict(), indent=1) + "\n"
 
@@ -61,15 +64,17 @@ def shipped_priors() -> Priors:
     return parse_priors(SHIPPED.read_text(encoding="utf-8"))
 
 
-def new_learned(sources: Sequence[HintSource], priors: Priors | None = None) -> Learned:
-    """The state to start from; sources that the priors do not know start from their own rates."""
+def new_learned(sources: Sequence[HintSource], priors: Priors | None = None, *, learns: bool = True) -> Learned:
+    """The state to start from; sources that the priors do not know start from their own rates. ``learns``: whether
+    outcomes change it."""
     known = shipped_priors() if priors is None else priors
     measured = [known.rates.get(source.name, ()) for source in sources]
     learned = Learned(
         [
             (rates, MEASURED_TRIALS) if len(rates) == len(source.priors) else (source.priors, ASSUMED_TRIALS)
             for source, rates in zip(sources, measured, strict=True)
-        ]
+        ],
+        learns=learns,
     )
     names = [source.name for source in sources]
     places = {name: number for number, name in enumerate(names)}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from draftwood.engine import RequestStats
+from draftwood.engine import Reliability, RequestStats
 
 SAMPLE_COUNTERS: dict[str, tuple[str, Callable[[RequestStats], float]]] = {
     "samples": ("Finished samples", lambda _: 1),
@@ -15,6 +15,11 @@ SAMPLE_COUNTERS: dict[str, tuple[str, Callable[[RequestStats], float]]] = {
     "drafted_tokens": ("Draft tokens verified in these passes", lambda stats: stats.drafted_nodes),
     "first_token_seconds": ("Seconds from admission to the first token", lambda stats: stats.first_token_seconds),
     "seconds": ("Seconds from admission to the last token", lambda stats: stats.total_seconds),
+}
+SOURCE_COUNTERS: dict[str, tuple[str, Callable[[Reliability], float]]] = {
+    "tried_guesses": ("Guesses by source, of those whose parent was accepted", lambda own: own.tried),
+    "expected_guesses": ("How many of them the drafter expected to be accepted", lambda own: own.expected),
+    "accepted_guesses": ("How many of them were accepted", lambda own: own.accepted),
 }
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -52,6 +57,10 @@ class Metrics:
         self._counters = {
             name: Counter(f"draftwood_{name}", text, registry=registry) for name, (text, _) in SAMPLE_COUNTERS.items()
         }
+        self._by_source = {
+            name: Counter(f"draftwood_{name}", text, ["source"], registry=registry)
+            for name, (text, _) in SOURCE_COUNTERS.items()
+        }
         self._histograms = {
             name: Histogram(f"draftwood_{name}", text, registry=registry, buckets=buckets)
             for name, (text, buckets) in HISTOGRAMS.items()
@@ -76,3 +85,6 @@ class Metrics:
             self._histograms["time_per_token_seconds"].observe(seconds / num_after_first)
         for name, (_, value_of) in SAMPLE_COUNTERS.items():
             self._counters[name].inc(value_of(stats))
+        for source, own in stats.calibration.sources.items():
+            for name, (_, count_of) in SOURCE_COUNTERS.items():
+                self._by_source[name].labels(source).inc(count_of(own))

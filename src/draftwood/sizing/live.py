@@ -3,7 +3,8 @@
 A model that was not measured here starts with an estimate: the usual relative costs of a CPU or GPU, scaled by the
 bytes of the weights, and corrected by a few passes that are timed first (at most about half a second). From then on
 every pass of a single request is a reading that corrects the curve. Other processes only ever add time, so the curve
-follows quick readings at once and slow ones slowly. The refined curve is stored for the next run; `draftwood tune`
+follows quick readings at once and slow ones slowly. What slows down one size slows down the others: they follow most of
+the way, or sizes that were timed before the machine got busy would look cheap. The refined curve is stored for the next run; `draftwood tune`
 replaces it with a measured one, which is not refined.
 
 A busy machine may leave a stored curve that makes every guess look too expensive. Then nothing is drafted, so no
@@ -40,6 +41,7 @@ PROBE_ROUNDS = 3
 CHECK_SECONDS = 0.25
 CHECKED, CHECK_ROUNDS = (1, 8, 4, 16), 2  # of a stored curve
 FASTER, SLOWER = 0.5, 0.1  # parts of the way to a reading below or above the curve
+IN_COMMON = 0.75  # part of a change that sizes without a reading take over: other processes slow down all of them
 MIN_CHANGE = 0.03  # a smaller correction is not worth a new curve
 MIN_READINGS = 16  # before the refined curve is stored
 COST_STEP = 64  # positions: granularity of cost look-ups, in context and in size
@@ -107,7 +109,9 @@ class LiveCosts:
         share = 1.0 if self.is_estimate else FASTER if seen < known else SLOWER
         self.readings += 1
         self.is_estimate = False
-        self._factors[size] = moved = known + share * (seen - known)
+        moved = known + share * (seen - known)
+        common = (moved / known) ** IN_COMMON
+        self._factors = {other: factor * common for other, factor in self._factors.items()} | {size: moved}
         if abs(moved / self._built[size] - 1.0) > MIN_CHANGE:
             self._rebuild()
 

@@ -255,6 +255,7 @@ def _count_fields(everything: Sequence[RequestRecord], batch: int) -> dict[str, 
         "p_t": by_source.get(BRANCH_SOURCE),
         "by_depth": _acceptance_by_depth(records),
         "by_source": by_source,
+        **_calibration(records),
         "routes": _compute_shares(routes, {name: routes.total() for name in routes}),
         "cycle_ms": _cycle_ms(records, batch),
         "peak_bytes": max((r.peak_bytes for r in records if r.peak_bytes is not None), default=None),
@@ -277,6 +278,27 @@ def _sum_counts(records: Iterable[RequestRecord], name: str) -> Counter[str]:
 
 def _compute_shares(parts: Mapping[str, int], wholes: Mapping[str, int]) -> dict[str, float]:
     return {name: parts.get(name, 0) / whole for name, whole in sorted(wholes.items()) if whole}
+
+
+def _calibration(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    found = [known for record in records if (known := (record.stats or {}).get("calibration"))]
+    bins = _add_reliabilities((row["from"], row) for own in found for row in own["bins"])
+    sources = _add_reliabilities(item for own in found for item in own["sources"].items())
+    num_tried = sum(tried for tried, _, _ in bins.values())
+    error = sum(abs(expected - accepted) for _, expected, accepted in bins.values())
+    return {
+        "expected_by_source": {name: expected / tried for name, (tried, expected, _) in sorted(sources.items())},
+        "calibration_error": error / num_tried if num_tried else None,
+    }
+
+
+def _add_reliabilities(rows: Iterable[tuple[Any, Mapping[str, float]]]) -> dict[Any, list[float]]:
+    """By name: nodes that were tried, how many the drafter expected to be accepted, and how many were."""
+    totals: dict[Any, list[float]] = {}
+    for name, row in rows:
+        counts = row["tried"], row["tried"] * row["expected"], row["tried"] * row["accepted"]
+        totals[name] = [known + new for known, new in zip(totals.get(name, (0.0, 0.0, 0.0)), counts, strict=True)]
+    return totals
 
 
 def _acceptance_by_depth(records: Sequence[RequestRecord]) -> list[float]:

@@ -43,6 +43,8 @@ class Cell:
     p_t: float | None = None
     by_depth: list[float] = field(default_factory=list)  # acceptance at depth 1, 2, ..., among trees that reach it
     by_source: dict[str, float] = field(default_factory=dict)  # acceptance of a source's nodes below accepted nodes
+    expected_by_source: dict[str, float] = field(default_factory=dict)  # what the drafter expected of these nodes
+    calibration_error: float | None = None  # mean distance of expected from real acceptance, over bins of chances
     routes: dict[str, float] = field(default_factory=dict)  # shares of cycles
     cycle_ms: dict[str, float] = field(default_factory=dict)  # draft, verify, accept, other: milliseconds per cycle
     peak_bytes: int | None = None

@@ -126,12 +126,16 @@ def cycle(summary: Summary) -> Section:
 def sources(summary: Summary) -> Section:
     """Build the tables of acceptance by source, p_s and p_t by task, and routes."""
     named = _shares(summary, "Acceptance by source", lambda found: found.by_source, text.number, _rates)
+    expected = _shares(
+        summary, "Expected acceptance by source", lambda found: found.expected_by_source, text.number, _errors
+    )
     routed = _shares(summary, "Routes: shares of cycles", lambda found: found.routes, text.percent)
     note = (
         "Acceptance rate of a source's nodes below accepted nodes. p_s: copied tokens; p_t: recycled tokens. "
+        "Expected: the drafter's own chances; error: their mean distance from real acceptance, over bins of chances. "
         "A route is the way in which a drafter built its tree."
     )
-    tables = [table for table in (named, _rates_by_task(summary), routed) if table.rows]
+    tables = [table for table in (named, expected, _rates_by_task(summary), routed) if table.rows]
     return Section(key="sources", short="Sources", title="Acceptance by source", note=note, tables=tables)
 
 
@@ -163,6 +167,12 @@ def _rates(summary: Summary) -> tuple[list[Column], dict[str, list[Entry]]]:
         if text.finite(one.p_s) is not None or text.finite(one.p_t) is not None
     }
     return ([Column("p_s"), Column("p_t"), Column("p_s / p_t")] if entries else []), entries
+
+
+def _errors(summary: Summary) -> tuple[list[Column], dict[str, list[Entry]]]:
+    found = {label: cell(summary, label).calibration_error for label in labels(summary)}
+    entries = {label: [figure(error, 3)] for label, error in found.items() if text.finite(error) is not None}
+    return ([Column("calibration error")] if entries else []), entries
 
 
 def _rates_by_task(summary: Summary) -> Table:

@@ -64,7 +64,7 @@ def register_calibration(views: Subparsers[Any]) -> None:
     )
     parser.add_argument("--prompts", metavar="FILE", help="one prompt per line, or .jsonl (default: bundled ones)")
     parser.add_argument(
-        "--limit", type=int, default=2, metavar="N", help="use the first N prompts, of each bundled task (default: 2)"
+        "--limit", type=int, metavar="N", help="use the first N prompts (default: all of FILE, 2 of each bundled task)"
     )
     parser.add_argument(
         "--skip-tokens", type=int, default=0, metavar="N", help="leave out the first N tokens (default: 0)"

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     check_plot(args.plot)
     screen = Screen(args.color)
     params = sampling_params(args)
-    prompts = measured_prompts(args.prompts, args.limit or (None if args.prompts else 1))
+    prompts = measured_prompts(args.prompts, args.limit, of_a_task=1)
     loaded = load_target(model_options(args, max_batch=1), screen.progress)
     accounts = explain(
         partial(LLM.from_target, loaded.target, loaded.codec, max_batch=1),
