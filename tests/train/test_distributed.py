@@ -61,13 +61,13 @@ def together(out: Path, strategy: str) -> Path:
     return out
 
 
-def on_two_nodes(out: Path, **more: Any) -> None:
+def on_two_nodes(out: Path, strategy: str, **more: Any) -> None:
     """Two agents, as on two machines, which meet at an address; two processes each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meeting = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "one")
-    finish(*[start(out, "fsdp", *meeting, changes=(SHORT,), **more) for _ in range(2)])
+    finish(*[start(out, strategy, *meeting, changes=(SHORT,), **more) for _ in range(2)])
 
 
 def close(one: Tensors, other: Tensors) -> bool:
@@ -93,14 +93,15 @@ def test_two_processes_match_one_with_same_batches(tmp_path: Path, alone: Path, 
 
 
 @pytest.mark.slow
-def test_two_nodes_stopped_and_resumed_match_one_process(tmp_path: Path) -> None:
-    """Four processes on two nodes, with sharded weights; the second run starts from the first one's middle."""
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_nodes_stopped_and_resumed_match_one_process(tmp_path: Path, strategy: str) -> None:
+    """Four processes on two nodes; the second run starts from the first one's middle."""
     run(configuration(tmp_path / "alone", *OWN, SHORT, "optim.accumulate=4"))
     out = tmp_path / "nodes"
-    on_two_nodes(out)
+    on_two_nodes(out, strategy)
     for name in ("head", "best", "checkpoints/step-00000004"):  # as if it had been killed before they were written
         shutil.rmtree(out / name)
-    on_two_nodes(out, resume=True)
+    on_two_nodes(out, strategy, resume=True)
     lines, one = (read_log(folder / "log.jsonl") for folder in (out, tmp_path / "alone"))
     assert losses(lines) == pytest.approx(losses(one), rel=1e-5)
     assert close(state_of(out / "head"), state_of(tmp_path / "alone" / "head"))

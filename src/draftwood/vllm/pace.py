@@ -24,7 +24,7 @@ PRIOR_GUESSES = 16.0  # weight of FIRST_CHANCE as the share of accepted guesses
 DECAY = 0.99  # per step
 MIN_SEEN = 0.5  # decayed number of steps of either kind
 RETRY_STEPS = 32  # without guesses
-MAX_RATIO = 3.0  # a step that takes longer than this many times its prediction counts as this long
+MAX_RATIO = 1.5  # a step that takes longer than this many times its prediction counts as this long
 
 
 class Pace:
