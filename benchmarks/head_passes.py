@@ -65,7 +65,7 @@ def timed(llm: LLM) -> Times:
     def measured(segments: Sequence[DraftSegment], k: int) -> TopRows:
         start = time.thread_time()
         top = forward(segments, k)
-        times[sum(len(segment.token_ids) for segment, _ in segments)].append((time.thread_time() - start) * 1000)
+        times[sum(len(segment.token_ids) for segment, *_ in segments)].append((time.thread_time() - start) * 1000)
         return top
 
     model.forward = measured  # type: ignore[method-assign]

@@ -82,7 +82,7 @@ class Trees:
         return [growth.tree() for growth in growths]
 
     def _keep(self, segments: list[DraftSegment]) -> None:
-        for segment, _ in segments:
+        for segment, *_ in segments:
             self._model.keep(segment.sequence, range(len(segment.token_ids)))
 
 

@@ -28,7 +28,7 @@ from draftwood.drafters.stand import warp_top
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth import make_draw
 from draftwood.growth.neural import GROWTHS, Frontier, GrowingTree, GrowthOptions, make_growth
-from draftwood.sources.neural import DraftModel, DraftSegment
+from draftwood.sources.neural import DraftModel, DraftSegment, gather_rows
 from draftwood.targets import MAX_TOP_K, Found, SearchLimits, SearchPlan, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
 
@@ -120,7 +120,7 @@ class NeuralDrafter(Drafter):
         self._draw = make_draw("gumbel" if self._draws else "chosen", request.rng)
         # Text that the draft model has not read yet, the root last. Heads also need the taps before each token.
         self._unread: list[int] = [] if self.wants_taps else list(request.prompt_ids)
-        self._features: list[torch.Tensor] = []
+        self._features: list[tuple[torch.Tensor, Sequence[int] | None]] = []  # taps, and their rows; None: all
         self._length = 0  # tokens that the draft model has read
         self._root = request.prompt_ids[-1]
         self._room = min(len(request.prompt_ids) + request.params.max_tokens + MAX_NODES, self.shared.max_positions)
@@ -129,7 +129,8 @@ class NeuralDrafter(Drafter):
     def read_prompt(self, rows: PromptRows) -> None:
         if rows.taps is not None and self._sequence is not None:
             end = rows.start + len(rows.taps) + 1
-            self._add_text(self._prompt_ids[rows.start + 1 : end], rows.taps.clone())  # the target reuses this memory
+            self._unread += self._prompt_ids[rows.start + 1 : end]
+            self._features.append((rows.taps.clone(), None))  # the target reuses this memory
             self._read_text(1)  # the last token may be the root, which the first pass of a cycle reads
 
     def propose(self, budget: int) -> DraftTree:
@@ -145,13 +146,13 @@ class NeuralDrafter(Drafter):
             segments = [drafter._next_segment() for drafter in growing]
             searches = None if plan is None else growing[0]._model.grow(segments, plan)
             if searches is not None:
-                for drafter, (segment, _), found in zip(growing, segments, searches, strict=True):
+                for drafter, (segment, *_), found in zip(growing, segments, searches, strict=True):
                     drafter._take_search(len(segment.token_ids), found)
                 break
             plan = None
             top = growing[0]._model.forward(segments, max(drafter._growth.width for drafter in growing))
             first = 0
-            for drafter, (segment, _) in zip(growing, segments, strict=True):
+            for drafter, (segment, *_) in zip(growing, segments, strict=True):
                 drafter._grow(len(segment.token_ids), top.at(slice(first, first + segment.num_logits)))
                 first += segment.num_logits
             growing = [drafter for drafter in growing if drafter._frontier is not None]
@@ -167,11 +168,8 @@ class NeuralDrafter(Drafter):
         if verified.taps is None:
             self._unread += emitted[len(expanded) :]
         else:
-            path = list(verified.path[: len(emitted)])
-            if path == list(range(len(path))):  # no index has to be sent to the device
-                self._add_text(emitted, verified.taps[: len(path)].clone())  # the target reuses this memory
-            else:
-                self._add_text(emitted, verified.taps[torch.tensor(path, device=verified.taps.device)])
+            self._unread += emitted
+            self._features.append((verified.taps.clone(), verified.path[: len(emitted)]))
 
     def skip(self, token_ids: Sequence[int]) -> None:
         assert not self.wants_taps  # a head does not rest, it leaves
@@ -215,8 +213,8 @@ class NeuralDrafter(Drafter):
         assert frontier is not None
         assert self._sequence is not None
         if self._reads_root:
-            tokens, features = self._take_text()
-            return DraftSegment(Segment(self._sequence, tokens, chain_parents(len(tokens)), 1), features)
+            tokens, features, rows = self._take_text()
+            return DraftSegment(Segment(self._sequence, tokens, chain_parents(len(tokens)), 1), features, rows)
         above = [parent - 1 for parent in frontier.parents]  # by expansion; expansion 0, the root, is text
         return DraftSegment(Segment(self._sequence, frontier.tokens, above, len(above), self._num_run))
 
@@ -271,27 +269,27 @@ class NeuralDrafter(Drafter):
 
     # -- reading text -------------------------------------------------------------------------------------------------
 
-    def _add_text(self, tokens: Sequence[int], taps: torch.Tensor) -> None:
-        self._unread += tokens
-        self._features.append(taps)
-
-    def _take_text(self, size: int | None = None) -> tuple[list[int], torch.Tensor | None]:
-        """Remove the first ``size`` unread tokens (default: all); return them with the features before each."""
+    def _take_text(self, size: int | None = None) -> tuple[list[int], torch.Tensor | None, Sequence[int] | None]:
+        """Remove the first ``size`` unread tokens (default: all); return them with the features before each: taps, and
+        the rows of these."""
         tokens = self._unread[:size]
         self._unread = self._unread[len(tokens) :]
         if not self.wants_taps:
-            return tokens, None
-        features = torch.cat(self._features) if len(self._features) != 1 else self._features[0]
-        self._features = [features[len(tokens) :]] if self._unread else []
-        return tokens, features[: len(tokens)]
+            return tokens, None, None
+        if len(self._features) > 1:
+            self._features = [(torch.cat([gather_rows(*part) for part in self._features]), None)]
+        ((features, rows),) = self._features
+        rows = range(len(features)) if rows is None else rows
+        self._features = [(features, rows[len(tokens) :])] if self._unread else []
+        return tokens, features, rows[: len(tokens)]
 
     def _read_text(self, max_left: int) -> None:
         """Run the draft model over unread text until at most ``max_left`` tokens are left."""
         assert self._sequence is not None
         while len(self._unread) > max_left:
-            tokens, features = self._take_text(min(CHUNK, len(self._unread) - max_left))
+            tokens, features, rows = self._take_text(min(CHUNK, len(self._unread) - max_left))
             segment = Segment(self._sequence, tokens, chain_parents(len(tokens)), 0)
-            self._model.forward([DraftSegment(segment, features)], 1)
+            self._model.forward([DraftSegment(segment, features, rows)], 1)
             self._keep(range(len(tokens)))
 
     def _keep(self, nodes: Sequence[int]) -> None:

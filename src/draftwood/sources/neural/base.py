@@ -22,6 +22,16 @@ class DraftSegment(NamedTuple):
 
     segment: Segment
     features: torch.Tensor | None = None  # [n, T*H] the target's taps before each node; None for draft nodes
+    rows: Sequence[int] | None = None  # [n] of the features, if they are not as many as nodes and in their order
+
+    def gather(self) -> torch.Tensor | None:
+        """The features [n, T*H] of the nodes."""
+        return None if self.features is None else gather_rows(self.features, self.rows)
+
+
+def gather_rows(features: torch.Tensor, rows: Sequence[int] | None) -> torch.Tensor:
+    """Some rows of features; None: all."""
+    return features if rows is None else features[torch.tensor(rows, dtype=torch.int64, device=features.device)]
 
 
 class DraftModel(ABC):

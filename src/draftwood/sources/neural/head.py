@@ -54,8 +54,8 @@ class HeadModel(DraftModel):
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
-        batch = pack([segment for segment, _ in segments], self._cache)
-        logits = self._logits(batch, [features for _, features in segments])  # [R, Vd]
+        batch = pack([each.segment for each in segments], self._cache)
+        logits = self._logits(batch, [each.gather() for each in segments])  # [R, Vd]
         top = top_rows(logits, min(k, logits.shape[1]))
         if self._head.config.has_draft_vocabulary:
             return TopRows(self._vocabulary[top.ids], top.logits, top.log_total)

@@ -13,8 +13,8 @@ from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.head import EagleModel
 from draftwood.sources.neural.head_weights import bias_of, decoder_config, layer_weights
 from draftwood.targets import Found, SearchPlan, TopRows
-from draftwood.targets.native import Weights, cuda, pack
-from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder, FeatureWeights
+from draftwood.targets.native import PackedBatch, Weights, cuda, pack
+from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder, FeatureWeights, GivenStates
 
 
 class GraphedEagleModel(EagleModel):
@@ -30,8 +30,7 @@ class GraphedEagleModel(EagleModel):
         return parts[0] if len(parts) == 1 else TopRows(*map(np.concatenate, zip(*parts, strict=True)))
 
     def _forward_pass(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
-        batch = pack([segment for segment, _ in segments], self._cache)
-        given = [features for _, features in segments]
+        batch, given = self._pack(segments)
         shape = self._decoder.shape_for(batch, given, k)
         if shape is None:
             return super().forward(segments, k)
@@ -41,17 +40,27 @@ class GraphedEagleModel(EagleModel):
     def grow(self, segments: Sequence[DraftSegment], plan: SearchPlan) -> list[Found] | None:
         if not self._decoder.can_grow(plan):
             return None
-        batch = pack([segment for segment, _ in segments], self._cache)
-        given = [features for _, features in segments]
+        batch, given = self._pack(segments)
         shape = self._decoder.shape_for(batch, given, plan.best)
         if shape is None:
             return None
         searches = self._decoder.grow(batch, given, plan, shape)
-        for segment, _ in segments:
-            self.keep(segment.sequence, range(len(segment.token_ids)))
+        for each in segments:
+            self.keep(each.segment.sequence, range(len(each.segment.token_ids)))
         if not self._head.config.has_draft_vocabulary:
             return searches
         return [search._replace(tokens=self._vocabulary[search.tokens]) for search in searches]
+
+    def _pack(self, segments: Sequence[DraftSegment]) -> tuple[PackedBatch, list[GivenStates | None]]:
+        """With the hidden states of the text, which stay where they are until a pass has run."""
+        batch = pack([each.segment for each in segments], self._cache)
+        given: list[GivenStates | None] = []
+        for _, features, rows in segments:
+            if features is None:
+                given.append(None)
+            else:
+                given.append(GivenStates(self._convert(features), range(len(features)) if rows is None else rows))
+        return batch, given
 
 
 def why_not_graphed(head: EagleHead | Eagle3Head) -> str:

@@ -32,7 +32,7 @@ class SmallModel(DraftModel):
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         self.target.set_taps(())
         self.target.set_top(max(k, DEFAULT_TOP_K))  # avoids changing the size of the output for small k
-        output = self.target.forward([self._clip_ids(segment) for segment, _ in segments])
+        output = self.target.forward([self._clip_ids(each.segment) for each in segments])
         k = min(k, output.logits.shape[1])
         top = output.top
         if top is None or top.ids.shape[1] < k:
@@ -47,7 +47,7 @@ class SmallModel(DraftModel):
         if self.target.info.vocab_size > self._num_tokens:  # a pass would run guesses that the target does not have
             return None
         self.target.set_taps(())
-        return self.target.grow([self._clip_ids(segment) for segment, _ in segments], plan)
+        return self.target.grow([self._clip_ids(each.segment) for each in segments], plan)
 
     def _clip_ids(self, segment: Segment) -> Segment:
         """Replace tokens that the model does not have by token 0; this only affects the quality of guesses."""

@@ -87,10 +87,14 @@ class Pass(ABC):
 
     def launch(self) -> None:
         """Launch the whole pass, from the inputs on the host to the result on the host. Does not wait."""
-        self.inputs.send()
+        self.send()
         self.compute()
         if self._shape.num_logits:
             self._answer.copy_(self.words, non_blocking=True)
+
+    def send(self) -> None:
+        """Copy the inputs to the device."""
+        self.inputs.send()
 
     def compute(self) -> None:
         """The pass from inputs on the device to top entries on the device."""

@@ -159,7 +159,7 @@ class SearchLaunch(Generic[PassT]):
     def _launch_root(self) -> None:
         self._order.copy_(self._host_order, non_blocking=True)
         self._turns.fill_(1)
-        self.root.inputs.send()
+        self.root.send()
         self.root.compute()
         self._launch_pick(self.root, is_first=True)
 

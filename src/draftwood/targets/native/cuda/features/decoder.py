@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -30,7 +31,15 @@ BEST = (1, 10, 32, MAX_TOP_K)  # top entries per row: for chains, for trees, for
 MAX_PASSES = 48  # kept at once
 GIVEN = -1  # instead of a slot: the feature is computed from given hidden states
 
-Given = Sequence[torch.Tensor | None]  # per segment: hidden states [n, T]; None: its parents were run before
+
+class GivenStates(NamedTuple):
+    """Hidden states of the target for the rows of a segment."""
+
+    states: torch.Tensor  # [any, T]
+    rows: Sequence[int]  # [n] of ``states``
+
+
+Given = Sequence[GivenStates | None]  # per segment; None: its parents were run before
 
 
 class FeatureDecoder:
@@ -131,14 +140,13 @@ class FeatureDecoder:
 
 
 def _fill(work: FeaturePass, batch: PackedBatch, given: Given) -> None:
-    """Write the inputs of a pass: the batch on the host, given states on the device."""
+    """Write the inputs of a pass on the host. Given states stay where they are until it has run."""
     sources = array("i")
     for segment, states in zip(batch.segments, given, strict=True):
         if states is None:
             first = segment.base + segment.prefix_len
             sources.extend([first + parent for parent in segment.parents[segment.after :]])
         else:
-            assert work.given is not None
             sources.extend([GIVEN] * segment.size)
-            work.given[segment.rows].copy_(states, non_blocking=True)
+            work.point_to(segment.rows, *states)
     work.inputs.fill(batch, Moves(sources, sources))

@@ -6,6 +6,7 @@ target and computes features from them first.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class FeatureShape(NamedTuple):
 class FeaturePass(Pass):
     """A pass whose ``inputs.moves`` holds the slots of the rows' features, since it moves no cache rows.
 
-    Given hidden states are copied to ``given`` before the launch.
+    Given hidden states are gathered in the pass, from addresses that ``point_to`` has set.
     """
 
     reads_features = True
@@ -48,14 +49,31 @@ class FeaturePass(Pass):
         super().__init__(model.model, wanted.shape, workspace)
         num_rows = wanted.shape.num_rows
         self._joined = feature_cache.new_zeros(num_rows, features.joined_size)
-        self.given = feature_cache.new_zeros(num_rows, features.tap_size) if wanted.is_given else None
+        self._given = feature_cache.new_zeros(num_rows, features.tap_size) if wanted.is_given else None
+        self._host_addresses = torch.zeros(num_rows, dtype=torch.int64, pin_memory=feature_cache.is_cuda)
+        self._address_array = self._host_addresses.numpy()
+        self._addresses = torch.zeros_like(self._host_addresses, device=feature_cache.device)
+
+    def point_to(self, rows: slice, states: torch.Tensor, state_rows: Sequence[int]) -> None:
+        """Use ``state_rows`` of ``states [any, T]`` for these rows. They must stay there until the pass has run."""
+        assert self._given is not None
+        assert states.dtype == self._given.dtype
+        first, step = states.data_ptr(), states.stride(0) * states.element_size()
+        self._address_array[rows] = [first + step * row for row in state_rows]
+
+    def send(self) -> None:
+        super().send()
+        if self._given is not None:
+            self._addresses.copy_(self._host_addresses, non_blocking=True)
 
     def compute(self) -> None:
         features, inputs, weights = self._features, self.inputs, self._model.weights
         states = self._buffers.hidden.states
+        if self._given is not None:
+            feature_rows.gather_states(self._addresses, inputs.moves, self._given)
         feature_rows.join_features(
             inputs.ids, inputs.moves, weights.embed, self._feature_cache,
-            None if self.given is None else features.fuse(self.given),
+            None if self._given is None else features.fuse(self._given),
             None if features.feature_norm is None else (weights.layers[0].input_norm, features.feature_norm),
             self._joined, states, features.config.norm_eps, norm_before_residual=features.norm_before_residual,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The two extra kernels of a feature decoder, with one program per row."""
+"""The extra kernels of a feature decoder, with one program per row."""
 
 # ruff: noqa: N803 - compile-time values are in capitals
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -9,7 +9,17 @@ from torch import Tensor
 
 from draftwood.targets.native.cuda.common import launch_options, rms_norm, wait_for_input
 
+MAX_BLOCK = 1024
 WARPS = 8  # a row is a few thousand numbers, and the rest of the GPU is idle
+
+
+@triton.jit
+def _gather(addresses, sources, given, T: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    if (row < tl.load(sources)) & (tl.load(sources + 1 + row) < 0):
+        states = tl.load(addresses + row).to(tl.pointer_type(given.dtype.element_ty))
+        at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(given + row.to(tl.int64) * T + at, tl.load(states + at, mask=at < T, other=0.0), mask=at < T)
 
 
 @triton.jit
@@ -54,6 +64,13 @@ def _store(
     if NORMED:
         x = rms_norm(x, norm, at, inside, eps, H)
     tl.store(feature_cache + slot * H + at, x, mask=inside)
+
+
+def gather_states(addresses: Tensor, sources: Tensor, given: Tensor) -> None:
+    """Copy the rows [T] at ``addresses`` to ``given [N, T]``, for the rows with a negative slot in ``sources``."""
+    rows, width = given.shape
+    block = min(triton.next_power_of_2(width), MAX_BLOCK)
+    _gather[(rows, triton.cdiv(width, block))](addresses, sources, given, T=width, BLOCK=block, num_warps=4)
 
 
 def join_features(
