@@ -87,8 +87,8 @@ def _conclusion(accounts: Sequence[Account], best: Account) -> list[str]:
             share = account.plain_cycles / max(account.cycles, 1)
             mark = " (the default)" if account.way.label == DEFAULT else ""
             lines.append(
-                f"--budget auto, {account.way.label}{mark}: {account.tokens_per_second / plain:.2f} times plain decoding, "
-                f"{account.positions:.1f} positions a pass, {share:.0%} of passes without guesses"
+                f"--budget auto, {account.way.label}{mark}: {account.tokens_per_second / plain:.2f} times plain "
+                f"decoding, {account.positions:.1f} positions a pass, {share:.0%} of passes without guesses"
             )
     return [
         *lines,
