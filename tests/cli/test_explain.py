@@ -24,6 +24,8 @@ def test_shows_every_way_and_a_conclusion(draftwood_command: Command, prompt_fil
         assert sum(line.startswith(f"{name} ") for line in lines) == count, name
     assert sum(line.rstrip().endswith("best") for line in lines) == 1
     assert sum(line.startswith("--budget auto, ") for line in lines) == 2
+    assert sum("(the default)" in line for line in lines) == 1
+    assert any(line.startswith(("Fastest: ", "Nothing pays here")) for line in lines)
 
 
 def test_json_and_plot(draftwood_command: Command, prompt_file: Path, tmp_path: Path) -> None:
@@ -39,7 +41,9 @@ def test_json_and_plot(draftwood_command: Command, prompt_file: Path, tmp_path: 
         1.0,
     )
     assert content["best"] in content["ways"]
-    assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+    drawn = "".join(ElementTree.parse(plot).getroot().itertext())
+    for name in ("plain", "chain, auto", "tree, auto", *map(str, BUDGETS)):
+        assert name in drawn
 
 
 def test_prompts_need_a_measurement(draftwood_command: Command, prompt_file: Path) -> None:

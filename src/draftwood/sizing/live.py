@@ -3,9 +3,9 @@
 A model that was not measured here starts with an estimate: the usual relative costs of a CPU or GPU, scaled by the
 bytes of the weights, and corrected by a few passes that are timed first (at most about half a second). From then on
 every pass of a single request is a reading that corrects the curve. Other processes only ever add time, so the curve
-follows quick readings at once and slow ones slowly. What slows down one size slows down the others: they follow most of
-the way, or sizes that were timed before the machine got busy would look cheap. The refined curve is stored for the next
-run; `draftwood tune` replaces it with a measured one, which is not refined.
+follows quick readings at once and slow ones slowly. What slows down one size slows down the others: they follow most
+of the way, or sizes that were timed before the machine got busy would look cheap. The refined curve is stored for the
+next run; `draftwood tune` replaces it with a measured one, which is not refined.
 
 A busy machine may leave a stored curve that makes every guess look too expensive. Then nothing is drafted, so no
 reading corrects the curve. So a run starts with relative costs of at most twice the usual ones, and with a quarter of a

@@ -12,9 +12,10 @@ from draftwood.llm import LLM
 from draftwood.plots import Line, assign_marks, plot_lines
 from draftwood.prompts import prompt_ids
 from draftwood.targets import Target, load_target
-from draftwood.tune import Account, best_of, explain, list_ways
+from draftwood.tune import Account, Way, best_of, explain, list_ways
 
 PLAIN, AUTO = "plain", "auto"
+DEFAULT = "tree"  # the way that runs without options, with --budget auto
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
         "ways": [account.as_dict() for account in accounts],
         "best": best.as_dict(),
     }
-    return show(args, content, _report(accounts, best, screen.out))
+    first = f"{len(prompts)} prompts, {accounts[0].tokens} tokens each way; one request at a time, without prefill"
+    return show(args, content, [first, "", *_report(accounts, best, screen.out)])
 
 
 def _shipped_head(target: Target) -> str | None:
@@ -72,40 +74,63 @@ def _report(accounts: Sequence[Account], best: Account, paint: Paint) -> list[st
 
 
 def _conclusion(accounts: Sequence[Account], best: Account) -> list[str]:
-    plain = accounts[0].tokens_per_second
-    if best.way.label == PLAIN:
-        first = "Nothing pays here: plain decoding is fastest."
-    else:
-        first = (
-            f"Fastest: {best.way.label} with budget {best.way.budget}, "
-            f"{best.tokens_per_second / plain if plain else 0.0:.2f} times plain decoding."
-        )
-    lines = [first]
+    plain = max(accounts[0].tokens_per_second, 1e-9)
+    fastest = f"{best.way.label}, {best.tokens_per_second / plain:.2f} times plain decoding: {_options(best.way)}"
+    lines = [
+        "chain: --drafter sam; tree: --drafter blend; positions: of a pass, the root included",
+        "cycle: draft, verify and the rest of the host's work",
+        "",
+        "Nothing pays here: plain decoding is fastest." if best.way.label == PLAIN else f"Fastest: {fastest}",
+    ]
     for account in accounts:
         if account.way.budget == AUTO:
             share = account.plain_cycles / max(account.cycles, 1)
+            mark = " (the default)" if account.way.label == DEFAULT else ""
             lines.append(
-                f"--budget auto, {account.way.label}: {account.positions:.1f} positions a pass, "
-                f"{share:.0%} of passes without guesses, {account.tokens_per_second:.1f} tokens/s."
+                f"--budget auto, {account.way.label}{mark}: {account.tokens_per_second / plain:.2f} times plain "
+                f"decoding, {account.positions:.1f} positions a pass, {share:.0%} of passes without guesses"
             )
-    return lines
+    return [
+        *lines,
+        "Other processes disturb these times. Repeat it on an idle machine before you act on a few percent.",
+    ]
+
+
+def _options(way: Way) -> str:
+    """How to get this way on the command line."""
+    more = f" --sources {way.options['sources']}" if "sources" in way.options else ""
+    return f"--drafter {way.drafter}{more} --budget {way.budget}"
 
 
 def _write_plot(accounts: Sequence[Account], path: str) -> None:
-    sized: dict[str, list[Account]] = {}
+    """A line over budgets for each way; what ``auto`` chose is a point at its mean positions."""
+    ways: dict[str, dict[float, Account]] = {}
     for account in accounts:
-        if account.way.budget != AUTO:
-            sized.setdefault(account.way.label, []).append(account)
-    marks = assign_marks(list(sized), has_legend=False)
+        label, budget = account.way.label, account.way.budget
+        if isinstance(budget, str):
+            ways[f"{label}, {budget}"] = {round(account.positions): account}
+        else:
+            ways.setdefault(label, {})[budget] = account
+    marks = assign_marks(list(ways), has_legend=False)
 
     def lines(value: str) -> list[Line]:
         return [
-            Line(marks[label], {account.positions: getattr(account, value) for account in own})
-            for label, own in sized.items()
+            Line(marks[label], {x: getattr(account, value) for x, account in own.items()})
+            for label, own in ways.items()
         ]
 
+    axis = "positions of a pass: budgets; for auto the mean"
     panels = [
-        plot_lines(lines("tokens_per_pass"), title="tokens", x_name="positions of a pass", y_name="tokens per pass"),
-        plot_lines(lines("tokens_per_second"), title="speed", x_name="positions of a pass", y_name="tokens per second"),
+        plot_lines(
+            lines("tokens_per_pass"), title="tokens", x_name=axis, y_name="tokens per pass", low=1.0, logarithmic=True
+        ),
+        plot_lines(
+            lines("tokens_per_second"),
+            title="speed",
+            x_name=axis,
+            y_name="tokens per second",
+            low=0.0,
+            logarithmic=True,
+        ),
     ]
     write_plot(path, "Does a tree pay here?", panels)
