@@ -125,23 +125,37 @@ def test_the_same_trees_as_pass_by_pass(growth: str, width: int, depth: int, seq
 
 @runs_kernels
 def test_a_search_stops_where_the_growth_would() -> None:
-    """The first search waits for every pass, the next ones run ahead by as many passes as the last one needed."""
+    """The first search waits for every pass. The next ones run ahead by as many passes as the last one needed; other
+    thresholds do not change that."""
     model = new_model(GraphedEagleModel, "eagle3", DTYPE)
     trees = Trees(model, 1, seed=5)
-    options = GrowthOptions(depth=20, top_k=2, batch=2, threshold=0.5 if INTERPRETED else 0.05)
-    passes = []
-    for _ in range(3):
+
+    def count_passes(name: str, threshold: float) -> tuple[int, int]:
+        """Passes below the root that were run, and that the growth would have run."""
+        options = GrowthOptions(depth=20, top_k=2, batch=2, threshold=threshold)
         segments = trees.texts()
-        growth = make_growth("salf", segments[0].segment.token_ids[-1], 20, options)
+        growth = make_growth(name, segments[0].segment.token_ids[-1], 20, options)
         assert growth.search is not None
-        plan = plan_for([growth.search])
-        (found,) = model.grow(segments, plan) or ()
-        passes.append(len(found.picks) // plan.width - 1)
-        values = np.where(found.picks >= 0, found.values[found.picks], 0.0).reshape(-1, plan.width).sum(axis=1)[1:]
-        assert all(values[: passes[0]] >= options.threshold) or passes[-1] > passes[0]
+        (found,) = model.grow(segments, plan_for([growth.search])) or ()
+        run = np.where(found.picks >= 0, found.values[found.picks], 0.0).reshape(-1, 2).sum(axis=1)[1:]
+        (launch,) = model._decoder._searches.values()
+        needed = launch._needed[growth.search.threshold or 0.0]
+        assert all(run[:needed] >= threshold)
+        assert needed == len(run) or run[needed] < threshold
+        return len(run), needed
+
+    threshold = 0.5 if INTERPRETED else 0.05
+    ran, needed = count_passes("salf", threshold)
+    assert ran == needed
+    assert count_passes("optimal", 0.0)[0] > needed  # runs on until no child has a place in the tree
+    ran, _ = count_passes("salf", threshold)
+    assert ran >= needed
+    assert ran <= max(needed, launch_needed(model, threshold))
+
+
+def launch_needed(model: GraphedEagleModel, threshold: float) -> int:
     (launch,) = model._decoder._searches.values()
-    assert 0 <= launch._needed < plan.passes
-    assert passes[1] >= passes[0]
+    return launch._needed[threshold]
 
 
 @runs_kernels

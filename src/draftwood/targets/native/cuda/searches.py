@@ -82,7 +82,7 @@ class SearchLaunch(Generic[PassT]):
         self._host_count, self._host_limits, self._host_fixed = [
             part.numpy() for part in torch.split(self._host_order, order)
         ]
-        self._needed = 0  # passes of the last search that stopped by itself
+        self._needed: dict[float, int] = {}  # by threshold: passes of the last search that stopped by itself
         self._done = new_event(device)
         self._graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
         level.inputs.slots.fill_(NO_SLOT)  # of padding rows
@@ -107,7 +107,7 @@ class SearchLaunch(Generic[PassT]):
         """Returns the number of passes below the roots."""
         launch_root()
         num_run = 0
-        ahead = plan.passes if plan.threshold is None else min(self._needed, plan.passes)
+        ahead = plan.passes if plan.threshold is None else min(self._needed.get(plan.threshold, 0), plan.passes)
         while num_run < ahead or (num_run < plan.passes and self._continues(plan, num_run)):
             launch_level()
             num_run += 1
@@ -115,7 +115,7 @@ class SearchLaunch(Generic[PassT]):
         self._wait()
         if plan.threshold is not None:
             stops = np.flatnonzero(~self._worth(plan, num_run))
-            self._needed = int(stops[0]) if len(stops) else num_run
+            self._needed[plan.threshold] = int(stops[0]) if len(stops) else num_run
         return num_run
 
     def _continues(self, plan: SearchPlan, num_run: int) -> bool:
