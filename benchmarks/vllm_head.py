@@ -222,7 +222,7 @@ def check(args: argparse.Namespace) -> None:
 
 def measure(args: argparse.Namespace, progress: Progress) -> tuple[str, Acceptance, Acceptance]:
     """Return the version of vLLM and the acceptance counts of both engines."""
-    options = {"head": args.head, "growth": "chain", "depth": args.draft_tokens}
+    options = {"head": args.head, "growth": "chain", "depth": args.draft_tokens, "quantize": False}  # as in vLLM
     budget = args.draft_tokens + 1  # includes the root
     conversations = read_prompts(args.prompts, args.limit)
     with tempfile.TemporaryDirectory() as scratch:
