@@ -130,8 +130,9 @@ class TreeCounts:
             self._trees_by_depth[max(tree.depths)] += 1
             self._drafted.update(tree.sources[1:])
             reached = {0, *accepted[: num_emitted - 1]}  # children of later nodes were cut off by a stop
-            for node, chance in enumerate(tree.probs):
+            for node, prob in enumerate(tree.probs):
                 if tree.parents[node] in reached:
+                    chance = min(prob, 1.0) if prob > 0.0 else 0.0  # drafters may be third-party code
                     counts = tried.setdefault(tree.sources[node], np.zeros((NUM_BINS, 3)))
                     counts[min(int(chance * NUM_BINS), NUM_BINS - 1)] += (1.0, chance, node in accepted)
         return tried
