@@ -90,9 +90,10 @@ class TreeCounts:
                 continue
             tried = self._count_in_python(group) if core is None else self._count_in_c(core, group)
             for name, counts in tried.items():
-                total = counts.sum(axis=0).tolist()
-                self._tried[name] += int(total[0])
-                self._accepted[name] += int(total[2])
+                num_tried, _, num_accepted = counts.sum(axis=0).tolist()
+                self._tried[name] += int(num_tried)
+                if num_accepted:
+                    self._accepted[name] += int(num_accepted)
                 if not is_drawn:
                     self._calibration.add(name, counts)
         for tree, accepted, _ in noted:
