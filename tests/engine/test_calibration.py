@@ -67,3 +67,12 @@ def test_drawn_nodes_have_no_expected_acceptance(trees: TreeCounts) -> None:
     assert trees.accepted_by_source == {"draft": 1}
     assert trees.calibration.total.tried == 0
     assert trees.calibration.error == 0.0
+
+
+def test_chances_outside_zero_to_one_do_no_harm(trees: TreeCounts) -> None:
+    chances = (1.0, -3.0, float("nan"), float("inf"), 2.0)
+    tree = DraftTree((1, 2, 3, 4, 5), (-1, 0, 0, 0, 0), (0, 1, 1, 1, 1), ("root", *["odd"] * 4), chances)
+    trees.note(tree, [], 1)
+    assert trees.calibration.total == (4, 2.0, 0)
+    assert trees.calibration.bins[0] == (2, 0.0, 0)
+    assert trees.calibration.bins[-1] == (2, 2.0, 0)

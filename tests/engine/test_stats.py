@@ -94,6 +94,7 @@ def test_json_has_rates_if_there_are_two_sources() -> None:
     content = noted((goose_tree(), [1, 6], 3), (goose_tree(), [], 1)).as_dict()
     assert content["tried_by_source"] == {"context": 3, "transition": 7}
     assert content["accepted_by_path"] == {"context+transition": 2}
+    assert noted((goose_tree(), [1], 2)).as_dict()["accepted_by_source"] == {"context": 1}
     assert content["routes"] == {"spine": 2}
     assert (content["p_s"], content["p_t"], content["p_ratio"]) == (0.3333, 0.1429, 2.33)
     assert json.loads(json.dumps(content)) == content

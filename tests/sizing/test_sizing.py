@@ -176,9 +176,11 @@ def test_wanted_size_exceeds_used_size() -> None:
     assert sizer(STEEP).wanted == STEEP.largest == 8
 
 
-def test_prompt_logits_are_read_if_positions_are_cheap() -> None:
-    assert [sizer(PROFILES[name]).reads_prompts for name in ("free", "knee", "mild")] == [True] * 3
-    assert [sizer(PROFILES[name]).reads_prompts for name in ("steep", "hopeless")] == [False] * 2
+def test_prompt_logits_are_read_if_large_passes_are_cheap() -> None:
+    gpu = CostProfile((1, 16, 64, 128), (16,), ((1.0, 1.12, 1.35, 1.8),))
+    assert [sizer(profile).reads_prompts for profile in (FREE, gpu)] == [True] * 2
+    others = ("knee", "mild", "steep", "hopeless")
+    assert [sizer(PROFILES[name]).reads_prompts for name in others] == [False] * 4
 
 
 def pauses(by: Sizer, tree: DraftTree, draft_seconds: float, num_cycles: int, emitted: Sequence[int]) -> list[bool]:

@@ -64,9 +64,11 @@ void draftwood_tally(int64_t n, const Tree *trees, const int32_t *paths, const i
             for (int64_t k = 0; k + 1 < num_reached[i]; k++) is_reached |= parents[node] == paths[k];
             if (!is_reached) continue;
             for (int64_t k = 0; k < lengths[i]; k++) is_accepted |= node == paths[k];
-            const int64_t bin = (int64_t)(t->probs[node] * NUM_BINS);
+            /* Drafters may be third-party code: no chance is outside 0 to 1, and NaN is 0. */
+            const double prob = t->probs[node], chance = prob > 0.0 ? prob < 1.0 ? prob : 1.0 : 0.0;
+            const int64_t bin = (int64_t)(chance * NUM_BINS);
             double *counts = tried[sources[node]][bin < NUM_BINS ? bin : NUM_BINS - 1];
-            counts[0] += 1.0, counts[1] += t->probs[node], counts[2] += is_accepted;
+            counts[0] += 1.0, counts[1] += chance, counts[2] += is_accepted;
         }
     }
 }

@@ -90,9 +90,10 @@ class TreeCounts:
                 continue
             tried = self._count_in_python(group) if core is None else self._count_in_c(core, group)
             for name, counts in tried.items():
-                total = counts.sum(axis=0).tolist()
-                self._tried[name] += int(total[0])
-                self._accepted[name] += int(total[2])
+                num_tried, _, num_accepted = counts.sum(axis=0).tolist()
+                self._tried[name] += int(num_tried)
+                if num_accepted:
+                    self._accepted[name] += int(num_accepted)
                 if not is_drawn:
                     self._calibration.add(name, counts)
         for tree, accepted, _ in noted:
@@ -130,8 +131,9 @@ class TreeCounts:
             self._trees_by_depth[max(tree.depths)] += 1
             self._drafted.update(tree.sources[1:])
             reached = {0, *accepted[: num_emitted - 1]}  # children of later nodes were cut off by a stop
-            for node, chance in enumerate(tree.probs):
+            for node, prob in enumerate(tree.probs):
                 if tree.parents[node] in reached:
+                    chance = min(prob, 1.0) if prob > 0.0 else 0.0  # drafters may be third-party code
                     counts = tried.setdefault(tree.sources[node], np.zeros((NUM_BINS, 3)))
                     counts[min(int(chance * NUM_BINS), NUM_BINS - 1)] += (1.0, chance, node in accepted)
         return tried

@@ -30,7 +30,7 @@ PLACES = (2, 4, 8, 16, 32, 64, 128)  # bucket edges of node indices
 FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # priors: of the first bucket, and of each next one relative to the one before
 DRAFT_DECAY = 0.8
 MIN_WANTED = 8  # nodes that a drafter may always propose
-MAX_SECOND_COST = 1.3  # cost of two positions over one up to which prompt logits pay
+MAX_POSITION_COST = 0.01  # of a further position in a large pass, over a pass of one: up to which prompt logits pay
 MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests counts as free
 
 
@@ -100,10 +100,11 @@ class Sizer:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether computing logits of the prompt pays: drafters learn alternatives from them, which help only where a
-        second position is cheap."""
-        one, two = self._costs.seconds(2, 0)[:2]
-        return two <= MAX_SECOND_COST * one
+        """Whether computing logits of the prompt pays: drafters learn alternatives from them, which save a pass now and
+        then. Where a large pass is limited by arithmetic, hundreds of rows take longer than that."""
+        seconds = self._costs.seconds(self._largest, 0)
+        first, last = seconds[0], seconds[self._largest - 1]
+        return last - first <= MAX_POSITION_COST * (self._largest - 1) * first
 
     def cut_drawn(self, drafted: Drafted, context: int, load: Load) -> DraftTree:
         """The first nodes of a tree with drawn children. ``load``: of the other requests.
