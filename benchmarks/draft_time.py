@@ -43,7 +43,6 @@ from draftwood.sources.neural.head import EagleModel, HeadModel
 from draftwood.targets.base import ForwardOutput, Segment, chain_parents
 from draftwood.targets.load import pick_device
 from draftwood.targets.native.target import NativeTarget
-from draftwood.targets.toprows import TopRows
 from draftwood.tree import DraftTree
 from gpu_shapes import SHAPES, random_target
 
@@ -84,7 +83,7 @@ class Row:
 
 
 class Clock:
-    """Counts and times calls of a function."""
+    """Counts and times calls of a function that return something."""
 
     def __init__(self) -> None:
         self.reset()
@@ -92,13 +91,14 @@ class Clock:
     def reset(self) -> None:
         self.calls, self.seconds = 0, 0.0
 
-    def around(self, function: Callable[..., TopRows]) -> Callable[..., TopRows]:
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def timed(*args: Any) -> TopRows:
+        def timed(*args: Any) -> Any:
             started = time.perf_counter()
             result = function(*args)
-            self.seconds += time.perf_counter() - started
-            self.calls += 1
+            if result is not None:
+                self.seconds += time.perf_counter() - started
+                self.calls += 1
             return result
 
         return timed

@@ -28,4 +28,5 @@ def test_every_drafter_has_a_row_per_batch(
         nodes, _, *times, total = map(float, row[2:])
         assert nodes >= 1.0
         assert sum(times) == pytest.approx(total, abs=1.0)
-        assert (nodes == 1.0) == (row[0] == "plain") or more == ("--temperature", "0.8")
+        # With `auto` a request may not draft yet in so few cycles.
+        assert (nodes == 1.0) == (row[0] == "plain") or more != ("--budget", "6")

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from draftwood.growth.drawn import make_draw, make_multinomial_draw
-from draftwood.growth.neural.base import GrowthSpec
 from draftwood.growth.neural.policies import GROWTHS, GrowthOptions, drawn_shape
 from draftwood.growth.neural.ranked import SearchGrowth
+from draftwood.growth.neural.spec import GrowthSpec
 from draftwood.sampling import Randomness, SeededRandomness
 from draftwood.tree import DraftTree
 from draftwood.verify import accept_sampled

@@ -13,21 +13,17 @@ shape that is fixed before anything is drawn, in the order of the draw. Whether 
 verified part, therefore never depends on its own token, as exact verification requires.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from draftwood.growth.drawn import MIN_PROB, Draw, Ids, Probs, choose_best
-from draftwood.tree import ROOT_SOURCE, DraftTree, Proposal, TreeShape
-
-if TYPE_CHECKING:
-    from draftwood.growth.neural.search import Search
+from draftwood.growth.drawn import MIN_PROB, Ids, Probs, choose_best
+from draftwood.growth.neural.search import Search
+from draftwood.growth.neural.spec import GrowthSpec
+from draftwood.tree import ROOT_SOURCE, DraftTree, Proposal
 
 
 class Frontier(NamedTuple):
@@ -35,29 +31,6 @@ class Frontier(NamedTuple):
 
     tokens: Sequence[int]  # [F]
     parents: Sequence[int]  # [F] by expansion number: the root is expansion 0 and its parent is -1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GrowthOptions:
-    """Options of all policies; each reads its own."""
-
-    depth: int | None = None  # levels below the root; None: 7 for `chain` and `beam`, no limit for the others
-    top_k: int = 10  # candidate children per node; for `beam` also the nodes expanded per level
-    batch: int = 10  # `optimal`, `salf`: nodes expanded per draft pass
-    threshold: float = 0.6  # `salf`: the sum of path probabilities below which a draft pass is not worth it
-    shape: TreeShape | None = None  # `static`
-    support: int = 64  # drawn: number of best tokens that children are drawn from
-    hit: float = 0.7  # drawn: acceptance rate of a child if its parent is accepted and earlier siblings are not
-
-
-class GrowthSpec(NamedTuple):
-    """Everything that defines a growth besides its policy."""
-
-    root: int
-    budget: int  # nodes, the root included
-    options: GrowthOptions
-    draw: Draw = choose_best  # belongs to one request
-    tag: str = "draft"  # source name of all nodes but the root
 
 
 class GrowingTree(Protocol):

@@ -6,10 +6,11 @@ import numpy as np
 
 from draftwood.errors import OptionError
 from draftwood.growth.drawn import Draw, choose_best
-from draftwood.growth.neural.base import Growth, GrowthOptions, GrowthSpec
+from draftwood.growth.neural.base import Growth
 from draftwood.growth.neural.ranked import BeamGrowth, RankedGrowth, SearchGrowth
 from draftwood.growth.neural.search import search_shape
 from draftwood.growth.neural.shaped import ShapedGrowth
+from draftwood.growth.neural.spec import GrowthOptions, GrowthSpec
 from draftwood.tree import TreeShape, chain_tree
 
 GROWTHS = ("chain", "static", "beam", "optimal", "salf")

@@ -7,8 +7,9 @@ form a tree. Children are chosen, not drawn.
 from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 
-from draftwood.growth.neural.base import Growth, GrowthSpec
+from draftwood.growth.neural.base import Growth
 from draftwood.growth.neural.search import Search
+from draftwood.growth.neural.spec import GrowthSpec
 
 BEAM_DEPTH = 7
 

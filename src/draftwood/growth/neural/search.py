@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood.growth.drawn import Ids, Probs
-from draftwood.growth.neural.base import GrowthSpec
+from draftwood.growth.neural.spec import GrowthSpec
 from draftwood.tree import ROOT_SOURCE, DraftTree, TreeShape
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from draftwood.growth.drawn import plan_shape
-from draftwood.growth.neural.base import Growth, GrowthSpec
+from draftwood.growth.neural.base import Growth
+from draftwood.growth.neural.spec import GrowthSpec
 from draftwood.tree import TreeShape
 
 

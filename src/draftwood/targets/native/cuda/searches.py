@@ -16,7 +16,7 @@ import triton
 from draftwood.targets.native.cuda.attention import MIN_WORDS, WORD_BITS
 from draftwood.targets.native.cuda.device import capture, new_event
 from draftwood.targets.native.cuda.inputs import NO_SLOT
-from draftwood.targets.native.cuda.kernels.pick import LIMITS, pick_nodes
+from draftwood.targets.native.cuda.kernels import LIMITS, pick_nodes
 from draftwood.targets.native.cuda.passes import Pass
 from draftwood.targets.searches import Found, SearchPlan
 
