@@ -8,7 +8,7 @@ import pytest
 
 from tests.tools.script import load_script
 
-QUICK = ("--batches", "1,3", "--rounds", "2", "--cycles", "2", "--warm-up", "2", "--prompt", "20")
+QUICK = ("--batches", "1,3", "--rounds", "2", "--cycles", "12", "--warm-up", "12", "--prompt", "20")
 
 
 @pytest.fixture(scope="module")
@@ -28,5 +28,4 @@ def test_every_drafter_has_a_row_per_batch(
         nodes, _, *times, total = map(float, row[2:])
         assert nodes >= 1.0
         assert sum(times) == pytest.approx(total, abs=1.0)
-        # With `auto` a request may not draft yet in so few cycles.
-        assert (nodes == 1.0) == (row[0] == "plain") or more != ("--budget", "6")
+        assert (nodes == 1.0) == (row[0] == "plain") or more == ("--temperature", "0.8")

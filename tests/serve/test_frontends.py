@@ -63,7 +63,7 @@ def test_open_webui_chats(server: Running) -> None:
 
 
 def test_open_webui_asks_for_titles(server: Running) -> None:
-    """Titles, tags and follow-ups: whole answers, with the user as an object where it runs behind a pipeline."""
+    """Requests for titles, tags and follow-up questions do not stream. Through a pipeline, ``user`` is an object."""
     user = {"name": "a", "id": "1", "email": "a@example.org", "role": "user"}
     body = {"model": NAME, "messages": user_message("Title?"), "stream": False, "max_tokens": 4, "user": user}
     found = server.request("/v1/chat/completions", body, HEADERS)

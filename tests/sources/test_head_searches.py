@@ -138,7 +138,7 @@ def test_a_search_stops_where_the_growth_would() -> None:
         assert growth.search is not None
         (found,) = model.grow(segments, plan_for([growth.search])) or ()
         run = np.where(found.picks >= 0, found.values[found.picks], 0.0).reshape(-1, 2).sum(axis=1)[1:]
-        (launch,) = model._decoder._searches.values()
+        (launch,) = model._decoder._searches.launches.values()
         needed = launch._needed[growth.search.threshold or 0.0]
         assert all(run[:needed] >= threshold)
         assert needed == len(run) or run[needed] < threshold
@@ -154,7 +154,7 @@ def test_a_search_stops_where_the_growth_would() -> None:
 
 
 def launch_needed(model: GraphedEagleModel, threshold: float) -> int:
-    (launch,) = model._decoder._searches.values()
+    (launch,) = model._decoder._searches.launches.values()
     return launch._needed[threshold]
 
 

@@ -71,12 +71,14 @@ def run_without_recording(target: NativeTarget, method: BenchMethod, params: Sam
 
 
 def counts(stats: RequestStats) -> dict[str, Any]:
-    """What a replay must reproduce. Chances come from recorded rows, so their sums are the same but for rounding."""
-    return {
+    """What a replay must reproduce. Expected chances come from recorded rows: equal but for rounding, so only the nodes
+    of each bin are compared."""
+    counted = {
         name: value
         for name, value in stats.as_dict().items()
         if name not in ("seconds", "tokens_per_second", "reused_tokens", "calibration")
     }
+    return {**counted, "bins": [(own.tried, own.accepted) for own in stats.calibration.bins]}
 
 
 def replay_with(recording: Recording, drafter: type[Drafter], budget: int) -> list[ReplayResult]:

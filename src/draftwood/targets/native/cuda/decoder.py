@@ -31,7 +31,7 @@ from draftwood.targets.native.cuda.device import (
 from draftwood.targets.native.cuda.inputs import MAX_MOVES, new_moves
 from draftwood.targets.native.cuda.passes import Model, Pass, Shape, new_pass
 from draftwood.targets.native.cuda.products import MAX_ROWS
-from draftwood.targets.native.cuda.searches import GraphKind, SearchLaunch, fits
+from draftwood.targets.native.cuda.searches import GraphKind, KnownSearches, SearchLaunch, fits
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.decoder import Decoder, PackedBatch
 from draftwood.targets.native.weights import Weights
@@ -146,7 +146,7 @@ class CudaDecoder(Decoder):
             exact,
         )
         self._passes: OrderedDict[Shape, CapturedPass[Pass]] = OrderedDict()
-        self._searches: OrderedDict[tuple[Shape, GraphKind], SearchLaunch[Pass]] = OrderedDict()
+        self._searches = KnownSearches[Pass](MAX_SEARCHES)
         self._has_window = bool(config.sliding_window)
         self._ready: dict[tuple[int, int], tuple[int, ...]] = {}  # of ``ready_sizes``, as long as no pass is added
         self._detours: Counter[Shape] = Counter()  # batches that ran in a larger shape, by the shape that they need
@@ -194,14 +194,8 @@ class CudaDecoder(Decoder):
             return None
         if 0 in self._latest:
             self._latest.pop(0).save()
-        key = shape, kind
         with on_device(self._device):
-            if key not in self._searches:
-                self._searches[key] = self._new_search(*key)
-                while len(self._searches) > MAX_SEARCHES:
-                    self._searches.popitem(last=False)
-            self._searches.move_to_end(key)
-            launch = self._searches[key]
+            launch = self._searches.find(shape, kind, self._new_search)
             launch.root.inputs.fill(batch, self._moves)
             self._forget_moves()
             return launch.run(plan, self._stream)

@@ -6,7 +6,8 @@ stops by itself is looked at where the last one would have stopped: until then p
 the host waits for each.
 """
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ MAX_WARPS = 8
 NOT_PICKED = -1
 
 PassT = TypeVar("PassT", bound=Pass)
+ShapeT = TypeVar("ShapeT", bound=Hashable)
 
 
 class GraphKind(NamedTuple):
@@ -194,3 +196,23 @@ class SearchLaunch(Generic[PassT]):
     def _has_features(self) -> bool:
         """Whether moves of inputs are the slots of features."""
         return self._level.reads_features
+
+
+class KnownSearches(Generic[PassT]):
+    """The launches that were made, the latest ones only."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.launches: OrderedDict[tuple[Hashable, GraphKind], SearchLaunch[PassT]] = OrderedDict()
+
+    def find(
+        self, shape: ShapeT, kind: GraphKind, make: Callable[[ShapeT, GraphKind], SearchLaunch[PassT]]
+    ) -> SearchLaunch[PassT]:
+        """The launch whose root pass has this shape."""
+        key = shape, kind
+        if key not in self.launches:
+            self.launches[key] = make(shape, kind)
+            while len(self.launches) > self._most:
+                self.launches.popitem(last=False)
+        self.launches.move_to_end(key)
+        return self.launches[key]

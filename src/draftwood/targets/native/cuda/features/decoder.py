@@ -20,7 +20,7 @@ from draftwood.targets.native.cuda.features.weights import MAX_FEATURES, Feature
 from draftwood.targets.native.cuda.inputs import Moves
 from draftwood.targets.native.cuda.passes import Model, Shape
 from draftwood.targets.native.cuda.products import MAX_ROWS
-from draftwood.targets.native.cuda.searches import GraphKind, SearchLaunch, fits
+from draftwood.targets.native.cuda.searches import GraphKind, KnownSearches, SearchLaunch, fits
 from draftwood.targets.native.cuda.workspace import Workspace
 from draftwood.targets.native.decoder import PackedBatch
 from draftwood.targets.searches import Found, SearchPlan
@@ -64,7 +64,7 @@ class FeatureDecoder:
         self._vocabulary = None if vocabulary is None else vocabulary.to(device, torch.int32)
         self._has_window = bool(config.sliding_window)
         self._passes: OrderedDict[FeatureShape, CapturedPass[FeaturePass]] = OrderedDict()
-        self._searches: OrderedDict[tuple[FeatureShape, GraphKind], SearchLaunch[FeaturePass]] = OrderedDict()
+        self._searches = KnownSearches[FeaturePass](MAX_PASSES)
         self._stream = new_stream(device)  # for graph capture
 
     def shape_for(self, batch: PackedBatch, given: Given, k: int) -> FeatureShape | None:
@@ -121,14 +121,9 @@ class FeatureDecoder:
         """Run a pass over text, whose segments end with a root each, and the passes of a search below them; wait for
         all. Writes keys, values and features of all rows; those of the search follow the text.
         """
-        key = shape, GraphKind.of(plan, shape.shape.num_sequences)
+        kind = GraphKind.of(plan, shape.shape.num_sequences)
         with on_device(self._device):
-            if key not in self._searches:
-                self._searches[key] = self._new_search(*key)
-                while len(self._searches) > MAX_PASSES:
-                    self._searches.popitem(last=False)
-            self._searches.move_to_end(key)
-            launch = self._searches[key]
+            launch = self._searches.find(shape, kind, self._new_search)
             _fill(launch.root, batch, given)
             return launch.run(plan, self._stream)
 
