@@ -3,8 +3,9 @@
     draftwood bench peers --install vllm
     python benchmarks/vllm_drafting.py --data PROMPTS --limit 32 --batch 8 --out vllm-drafting.json
 
-``PROMPTS`` is a folder with one file of prompts per task. Every engine runs in a process of its own; they take turns,
-batch by batch, and see every prompt once. Reported per task: whether the outputs equal those without speculation,
+``PROMPTS`` is a folder with one file of prompts per task. Every engine runs in a process of its own, with the same
+number of threads. They take turns, task by task in a changing order, and see every prompt once: all of a task together,
+of which ``--batch`` run at a time. Reported per task: whether the outputs equal those without speculation,
 accepted tokens per drafted one, tokens per pass and request, and tokens per second relative to vLLM without
 speculation, by the clock and by CPU time. The exit code is 1 if an output of our proposer differs.
 """
@@ -23,7 +24,7 @@ from typing import Any
 import draftwood
 from draftwood.bench.peers import find_peer
 from draftwood.bench.peers.environments import clean_environment, find_python
-from draftwood.models.find import resolve
+from draftwood.models.find import expand, resolve
 from draftwood.prompts import prompt_ids, read_prompts
 from draftwood.text import Tokenizer
 
@@ -47,9 +48,11 @@ class Engine:
             "speculation": VARIANTS[variant],
         }  # fmt: skip
         source = str(Path(draftwood.__file__).parents[1])
-        environment = {**clean_environment(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(args.threads)}
+        threads = str(args.threads)
+        environment = {**clean_environment(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads}
+        environment["NUMBA_NUM_THREADS"] = threads  # ngram runs numba, which sets the threads of torch too
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), source)))
-        self.variant = variant
+        self.variant, self._threads = variant, args.threads
         self._log = Path(f"{args.out}.{variant}.log").open("wb")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [str(find_python(find_peer("vllm"))), str(WORKER), json.dumps(given)],
@@ -62,7 +65,10 @@ class Engine:
         request = {"prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return dict(self._read()["answer"])
+        answer = dict(self._read()["answer"])
+        if answer["threads"] != self._threads:
+            raise SystemExit(f"vLLM with {self.variant} used {answer['threads']} threads")
+        return answer
 
     def close(self) -> None:
         self._process.kill()
@@ -89,22 +95,16 @@ def load_prompts(args: argparse.Namespace, model: Path) -> dict[str, list[list[i
     return found
 
 
-def summarize(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Totals over the batches of a task."""
-
-    def total(name: str) -> float:
-        return sum(answer.get(name, 0) for answer in answers)
-
-    texts = [text for answer in answers for text in answer["texts"]]
-    tokens, accepted = sum(map(len, texts)), total("accepted_tokens")
+def summarize(answer: dict[str, Any]) -> dict[str, Any]:
+    tokens, accepted = sum(map(len, answer["texts"])), answer.get("accepted_tokens", 0)
     return {
-        "texts": texts,
+        "texts": answer["texts"],
         "tokens": tokens,
         "accepted": accepted,
-        "drafted": total("draft_tokens"),
+        "drafted": answer.get("draft_tokens", 0),
         "tokens_per_pass": tokens / max(tokens - accepted, 1),
-        "seconds": total("seconds"),
-        "cpu_seconds": total("cpu_seconds"),
+        "seconds": answer["seconds"],
+        "cpu_seconds": answer["cpu_seconds"],
     }
 
 
@@ -125,6 +125,7 @@ def show(figures: dict[str, dict[str, dict[str, Any]]]) -> None:
 def main() -> int:
     args = parse_arguments()
     model = resolve(args.model).path
+    expand(model)
     prompts = load_prompts(args, model)
     engines = [Engine(variant, args, model) for variant in args.variants.split(",")]
     print(f"vLLM {engines[0].version}", file=sys.stderr)
@@ -132,14 +133,12 @@ def main() -> int:
     try:
         for engine in engines:
             engine.run([next(iter(prompts.values()))[0]], 4, 0.0)
-        for task, own in prompts.items():
-            answers: dict[str, list[dict[str, Any]]] = {engine.variant: [] for engine in engines}
-            for first in range(0, len(own), args.batch):
-                for engine in engines:
-                    print(f"{task}: prompt {first + 1} of {len(own)}, {engine.variant}", file=sys.stderr)
-                    batch = own[first : first + args.batch]
-                    answers[engine.variant].append(engine.run(batch, args.max_tokens, args.temperature))
-            totals = {variant: summarize(given) for variant, given in answers.items()}
+        for number, (task, own) in enumerate(prompts.items()):
+            totals: dict[str, dict[str, Any]] = {engine.variant: {} for engine in engines}
+            for turn in range(len(engines)):
+                engine = engines[(number + turn) % len(engines)]
+                print(f"{task}: {len(own)} prompts, {engine.variant}", file=sys.stderr)
+                totals[engine.variant] = summarize(engine.run(own, args.max_tokens, args.temperature))
             expected = totals["plain"].pop("texts")
             for total in totals.values():
                 texts = total.pop("texts", expected)

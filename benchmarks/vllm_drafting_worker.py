@@ -39,6 +39,7 @@ def main() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     vllm: Any = importlib.import_module("vllm")
+    torch: Any = importlib.import_module("torch")
     engine = vllm.LLM(
         model=given["model"],
         dtype=given["dtype"],
@@ -63,7 +64,8 @@ def main() -> None:
         seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
         counts = {name: value - before.get(name, 0) for name, value in counters(engine).items()}
         texts = [list(one.outputs[0].token_ids) for one in done]
-        say(answer={"texts": texts, "seconds": seconds, "cpu_seconds": cpu_seconds, **counts})
+        threads = torch.get_num_threads()
+        say(answer={"texts": texts, "seconds": seconds, "cpu_seconds": cpu_seconds, "threads": threads, **counts})
 
 
 if __name__ == "__main__":
