@@ -90,7 +90,7 @@ def test_sampled_outputs_have_the_distribution_without_speculation(python: Path,
     places = [(start, start + 1) for start in range(6)] + [(start, start + 2) for start in range(5)] + [(0, 4)]
     for start, end in places:
         assert deviation(plain, ours, start, end) < 5.0
-    assert deviation(plain, cooler, 3, 5) > 10.0  # a small change would be seen
+    assert deviation(plain, cooler, 3, 5) > 7.0  # a small change would be seen
 
 
 def deviation(one: dict[str, Any], other: dict[str, Any], start: int, end: int) -> float:
