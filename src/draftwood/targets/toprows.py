@@ -17,6 +17,22 @@ class TopRows(NamedTuple):
     ids: npt.NDArray[np.int32]  # [n, k] best first, ties towards the lower id
     logits: npt.NDArray[np.float32]  # [n, k]
     log_total: npt.NDArray[np.float32]  # [n] log of the sum of exp(logits) over the whole row
+    known_probs: npt.NDArray[np.float32] | None = None  # [n, k] result of ``probs``, if it came with the others
+
+    @classmethod
+    def in_words(cls, words: npt.NDArray[np.int32], rows: int, k: int) -> TopRows:
+        """Views of the memory that the CPU kernel fills: ids, logits, probabilities, log_total; see ``num_words``."""
+        size = 4 * rows * k
+        return cls(
+            np.ndarray((rows, k), np.int32, words),
+            np.ndarray((rows, k), np.float32, words, size),
+            np.ndarray(rows, np.float32, words, 3 * size),
+            np.ndarray((rows, k), np.float32, words, 2 * size),
+        )
+
+    @staticmethod
+    def num_words(rows: int, k: int) -> int:
+        return rows * (3 * k + 1)
 
     @classmethod
     def from_words(cls, words: npt.NDArray[np.int32]) -> TopRows:
@@ -28,17 +44,21 @@ class TopRows(NamedTuple):
     def at(self, rows: slice | Sequence[int]) -> TopRows:
         """Selects rows."""
         index = rows if isinstance(rows, slice) else np.asarray(rows, np.intp)  # converted once for all three
-        return TopRows(self.ids[index], self.logits[index], self.log_total[index])
+        probs = None if self.known_probs is None else self.known_probs[index]
+        return TopRows(self.ids[index], self.logits[index], self.log_total[index], probs)
 
     def first(self, k: int) -> TopRows:
         """Returns the top k of each row, contiguous."""
         if k == self.ids.shape[1] and self.ids.flags.c_contiguous and self.logits.flags.c_contiguous:
             return self
         contiguous = np.ascontiguousarray
-        return TopRows(contiguous(self.ids[:, :k]), contiguous(self.logits[:, :k]), contiguous(self.log_total))
+        probs = None if self.known_probs is None else contiguous(self.known_probs[:, :k])
+        return TopRows(contiguous(self.ids[:, :k]), contiguous(self.logits[:, :k]), contiguous(self.log_total), probs)
 
     def probs(self) -> npt.NDArray[np.float32]:
         """Returns their probabilities [n, k] under the softmax of the whole row; zeros if its total is not finite."""
+        if self.known_probs is not None:
+            return self.known_probs
         logits, shift = self.logits, self.log_total
         finite = np.isfinite(shift)
         if not finite.all():

@@ -58,7 +58,7 @@ class HeadModel(DraftModel):
         logits = self._logits(batch, [each.gather() for each in segments])  # [R, Vd]
         top = top_rows(logits, min(k, logits.shape[1]))
         if self._head.config.has_draft_vocabulary:
-            return TopRows(self._vocabulary[top.ids], top.logits, top.log_total)
+            return top._replace(ids=self._vocabulary[top.ids])
         return top
 
     @abstractmethod

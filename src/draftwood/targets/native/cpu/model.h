@@ -30,6 +30,7 @@ typedef struct {
 
 typedef struct {
     int64_t hidden, inner, layers, heads, kv_heads, head_dim, vocab;
+    int64_t tokens; /* that have an embedding */
     int64_t window; /* 0: none */
     int64_t cache_type;
     int64_t slots; /* of the cache */
@@ -53,12 +54,14 @@ typedef struct {
 
 typedef struct {
     int64_t rows, nodes, segments, taps, wanted; /* nodes: of all trees; wanted: rows with logits */
-    const int64_t *token_ids, *positions; /* [rows] */
+    int64_t top_k; /* top entries to find in each row of logits; 0: none */
+    const int64_t *token_ids; /* [rows] */
     const int64_t *parents; /* [nodes] */
     const Segment *segment; /* [segments] */
     const int64_t *tap_layers; /* [taps] */
     float *logits; /* [wanted, vocab] */
     int64_t *greedy_ids; /* [wanted] */
+    void *top; /* as in top_results of toprows.h, if top_k is not 0 */
     float *tapped; /* [rows, taps * hidden] */
     const float *features; /* [rows, hidden], if the model reads features */
 } Batch;

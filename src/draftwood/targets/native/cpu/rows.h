@@ -67,7 +67,7 @@ static void embed_row(Run *run, long row) {
     const long mixed = m->heads * m->head_dim, mixed_stride = row_stride(mixed);
     memset(run->mixed + row * mixed_stride + mixed, 0, (size_t)(mixed_stride - mixed) * sizeof(float));
     for (long i = 0; i < run->half; i++) {
-        const float angle = (float)run->batch->positions[row] * m->inverse_frequencies[i];
+        const float angle = (float)run->positions[row] * m->inverse_frequencies[i];
         run->cosine[row * run->half + i] = cosf(angle);
         run->sine[row * run->half + i] = sinf(angle);
     }
