@@ -144,7 +144,6 @@ class BlendDrafter(TransitionDrafter):
                 new_learned(sources, self.shared.priors, learns=self.options.learn), PassRecord()
             )
         self._blend = Blend(sources, state.learned)
-        self._passes = state.passes
         compiled = self._blend.compiled
         is_native = compiled is not None and compiled.follows and self.memory.compiled is not None
         self.learns_in_batch = is_native and self.options.harvest == "all" and self._head is None
@@ -188,8 +187,8 @@ class BlendDrafter(TransitionDrafter):
         return self._blend.outcomes(self._text_end, emitted)
 
     def observe(self, verified: VerifiedTree) -> None:
-        if self._proposed:
-            self._passes.note_cycle(time.perf_counter() - self._proposed)
+        if self._head is not None and self._proposed:
+            self._head.note_cycle(time.perf_counter() - self._proposed, len(verified.tree))
         self._blend.learn(self._text_end, verified.emitted)
         rows = self._harvest(verified)
         if rows is not None:

@@ -28,7 +28,7 @@ class BlendHead(HeadDrafter):
     def _new_growth(self, size: int) -> ExpandingBlend:
         self._rows.clear()
         can_draft = size > 1
-        return ExpandingBlend(
+        self._expanding = ExpandingBlend(
             self._blend,
             self._tail,
             self._limits,
@@ -37,6 +37,13 @@ class BlendHead(HeadDrafter):
             max_depth=self._model.max_depth,
             is_timed=self._is_timed,
         )
+        return self._expanding
+
+    def note_cycle(self, seconds: float, num_kept: int) -> None:
+        """The last tree was cut to ``num_kept`` nodes, and verified ``seconds`` after it was ready."""
+        self._passes.note_cycle(seconds)
+        if self._is_timed:
+            self._passes.note_kept(self._expanding.values, num_kept)
 
     @classmethod
     def _shipped(cls) -> list[ShippedHead]:

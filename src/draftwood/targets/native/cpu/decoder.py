@@ -114,34 +114,40 @@ class CpuDecoder(Decoder):
         return output if output.taps is None else output._replace(taps=output.taps.to(self._dtype))
 
     def _run(
-        self, batch: PackedBatch, tap_layers: tuple[int, ...], features: torch.Tensor | None = None
+        self,
+        batch: PackedBatch,
+        tap_layers: tuple[int, ...],
+        features: torch.Tensor | None = None,
+        given: torch.Tensor | None = None,
     ) -> ForwardOutput:
-        """``features [rows, H]`` float32, if the model reads such. Taps are float32."""
+        """``features [rows, H]`` or ``given [rows, taps]``, what the model makes them of: float32, if it reads such.
+        Taps are float32."""
         rows, num_best = len(batch.token_ids), self.num_best
-        segments, parents, nodes, wanted = array("q"), array("q"), 0, 0
+        fields, nodes, wanted = list[int](), list[int](), 0
         for start, base, prefix_len, own, num_logits, after in batch.segments:
-            segments.extend((start, base, prefix_len, nodes, after, len(own) - after, num_logits))  # Segment of model.h
-            parents.extend(own)
-            nodes += len(own)
+            fields += (start, base, prefix_len, len(nodes), after, len(own) - after, num_logits)  # Segment of model.h
+            nodes += own
             wanted += num_logits
-        token_ids, taps = array("q", batch.token_ids), array("q", tap_layers)
-        given = [part.buffer_info()[0] for part in (token_ids, parents, segments, taps)]
+        token_ids, parents = array("q", batch.token_ids), array("q", nodes)
+        segments, taps = array("q", fields), array("q", tap_layers)
+        inputs = [part.buffer_info()[0] for part in (token_ids, parents, segments, taps)]
         results = self._rows(wanted)
         tapped = torch.empty(rows, len(tap_layers) * self._config.hidden_size) if tap_layers else None
         words = np.empty(TopRows.num_words(wanted, num_best), np.int32) if num_best and wanted else None
         record = Batch(
             rows,
-            nodes,
+            len(nodes),
             len(batch.segments),
             len(tap_layers),
             wanted,
             0 if words is None else num_best,
-            *given,
+            *inputs,
             results.logits_address,
             results.greedy_address,
             None if words is None else ctypes.addressof(ctypes.c_int32.from_buffer(words.data)),
             None if tapped is None else tapped.data_ptr(),
             None if features is None else features.data_ptr(),
+            None if given is None else given.data_ptr(),
         )
         failure = self._forward(self._model_address, ctypes.addressof(record), torch.get_num_threads())
         if failure == UNKNOWN_TOKEN:
@@ -157,11 +163,13 @@ class CpuDecoder(Decoder):
 
     def _rows(self, count: int) -> _Rows:
         """Memory for the results of ``count`` rows, which the next pass may overwrite."""
+        vocab_size = self._model.vocab
         if count > KEPT_LOGITS:
-            return _new_rows(count, self._config.vocab_size)
+            return _new_rows(count, vocab_size)
         if count not in self._views:
             logits, greedy_ids, *addresses = self._kept
-            self._views[count] = _Rows(logits[:count], greedy_ids[:count], *addresses)
+            own = logits.flatten()[: count * vocab_size].view(count, vocab_size)
+            self._views[count] = _Rows(own, greedy_ids[:count], *addresses)
         return self._views[count]
 
     def move_rows(self, sources: list[int], first: int) -> None:

@@ -140,6 +140,7 @@ static int prepare(Run *run) {
     run->scratch_stride = attention_scratch(m);
     run->prepared_bytes = 0;
     fit_product(run, &m->head);
+    fit_product(run, &m->fuse);
     for (long i = 0; i < m->layers; i++) {
         const Layer *layer = m->layer + i;
         for (int j = 0; j < 3; j++) fit_product(run, layer->qkv + j);
@@ -164,6 +165,11 @@ static void run_all(Run *run) {
     const long layers = run->model->layers;
     int last_tapped = 0;
     for (long t = 0; t < b->taps; t++) last_tapped |= b->tap_layers[t] == layers;
+    if (b->given) {
+        const Matrix *fuse = &run->model->fuse;
+        multiply(run, fuse, b->given, fuse->inputs, b->rows, STORE, run->model->fuse_bias, run->fused,
+                 run->hidden_stride);
+    }
     for_rows(run, embed_row, b->rows);
     for (long i = 0; i < layers; i++)
         if (!run_layer(run, i, i == layers - 1 && !b->wanted && !last_tapped)) return;

@@ -44,6 +44,8 @@ typedef struct {
     void *keys, *values; /* [layers, kv_heads, slots, head_dim] */
     const float *feature_norm; /* draft heads, or NULL: the first layer reads normed tokens beside normed features */
     int64_t norm_before_residual; /* with features: the residual of the first layer is the normed feature */
+    Matrix fuse; /* with features: from hidden states of the target to a feature; no outputs: features are given */
+    const float *fuse_bias; /* or NULL */
 } Model;
 
 typedef struct {
@@ -64,6 +66,7 @@ typedef struct {
     void *top; /* as in top_results of toprows.h, if top_k is not 0 */
     float *tapped; /* [rows, taps * hidden] */
     const float *features; /* [rows, hidden], if the model reads features */
+    const float *given; /* [rows, inputs of fuse] hidden states to make the features of, instead; or NULL */
 } Batch;
 
 INLINE long cache_item_bytes(const Model *m) { return m->cache_type == BFLOAT16 ? 2 : 4; }

@@ -49,6 +49,8 @@ class Model(Structure):
         ("head", Matrix),
         *_pointers("keys", "values", "feature_norm"),
         *_numbers("norm_before_residual"),
+        ("fuse", Matrix),
+        *_pointers("fuse_bias"),
     )
 
 
@@ -56,5 +58,5 @@ class Batch(Structure):
     _fields_ = (
         *_numbers("rows", "nodes", "segments", "taps", "wanted", "top_k"),
         *_pointers("token_ids", "parents", "segment", "tap_layers"),
-        *_pointers("logits", "greedy_ids", "top", "tapped", "features"),
+        *_pointers("logits", "greedy_ids", "top", "tapped", "features", "given"),
     )

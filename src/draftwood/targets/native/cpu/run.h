@@ -18,6 +18,7 @@ typedef struct {
     long hidden_stride, normed_stride, half;
     float *hidden, *normed; /* [rows][their stride] */
     float *qkv, *mixed, *gated; /* [rows][stride of their width] */
+    float *fused; /* [rows][hidden_stride] features made of hidden states */
     float *cosine, *sine; /* [rows][half] */
     int64_t *positions; /* [rows] in their sequences */
     int64_t *wanted_rows; /* [wanted] */
@@ -62,6 +63,7 @@ static void lay_out(Run *run, Cursor *cursor) {
     run->qkv = take_floats(cursor, rows * row_stride((m->heads + 2 * m->kv_heads) * m->head_dim));
     run->mixed = take_floats(cursor, rows * row_stride(m->heads * m->head_dim));
     run->gated = take_floats(cursor, rows * row_stride(m->inner));
+    run->fused = take_floats(cursor, run->batch->given ? rows * run->hidden_stride : 0);
     run->cosine = take_floats(cursor, rows * run->half);
     run->sine = take_floats(cursor, rows * run->half);
     run->positions = take(cursor, (size_t)rows * sizeof(int64_t));
