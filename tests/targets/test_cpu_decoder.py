@@ -329,9 +329,7 @@ def test_top_entries_come_with_the_logits(variant: str, count: int) -> None:
     assert plain.top is None
     assert found.top is not None
     expected = top_rows(plain.logits, model.decoder.num_best)
-    for own, part in zip(found.top, expected, strict=True):
-        assert own is not None
-        assert part is not None
+    for own, part in zip((*found.top, found.top.probs()), (*expected, expected.probs()), strict=True):
         np.testing.assert_array_equal(own.view(np.int32), part.view(np.int32))
 
 

@@ -34,10 +34,6 @@ def path(*, kernel: bool) -> Iterator[None]:
         yield
 
 
-def arrays(found: TopRows) -> list[np.ndarray]:
-    return [part for part in found if part is not None]
-
-
 @both_paths
 @pytest.mark.parametrize("k", [1, 2, 10, MAX_TOP_K, MAX_TOP_K + 1])
 @pytest.mark.parametrize("kind", ROWS)
@@ -155,7 +151,7 @@ def test_a_row_does_not_depend_on_its_batch_or_on_threads(count: int) -> None:
         together = top_rows(logits, 10)
     for row in range(0, 40, 7):
         alone = top_rows(logits[row : row + 1].clone(), 10)
-        for all_rows, one in zip(arrays(together), arrays(alone), strict=True):
+        for all_rows, one in zip(together, alone, strict=True):
             np.testing.assert_array_equal(all_rows[row : row + 1].view(np.int32), one.view(np.int32))
 
 
@@ -165,7 +161,7 @@ def test_some_rows_in_any_order(kernel: bool) -> None:
     rows = [7, 0, 0, 4]
     with path(kernel=kernel):
         some, everything = top_rows(logits, 5, rows), top_rows(logits, 5)
-        for part, whole in zip(arrays(some), arrays(everything), strict=True):
+        for part, whole in zip(some, everything, strict=True):
             np.testing.assert_array_equal(part, whole[rows])
         for bad in ([9], [-1]):
             with pytest.raises(IndexError):
@@ -178,28 +174,40 @@ def test_logits_are_not_modified_and_result_is_a_copy(kernel: bool) -> None:
     before = logits.clone()
     with path(kernel=kernel):
         found = top_rows(logits, 5)
-        kept = [part.copy() for part in arrays(found)]
+        kept = [part.copy() for part in found]
         assert torch.equal(logits, before)
         logits.zero_()  # a target reuses the memory
         top_rows(logits, 5)
-    for part, copy in zip(arrays(found), kept, strict=True):
+    for part, copy in zip(found, kept, strict=True):
         np.testing.assert_array_equal(part, copy)
 
 
 def test_parts_of_top_rows() -> None:
     logits = random_rows(9, 700)
     found, rows = top_rows(logits, 8), [7, 0, 0, 4]
-    for part, expected in zip(arrays(found.at(rows).first(3)), arrays(top_rows(logits, 3, rows)), strict=True):
+    for part, expected in zip(found.at(rows).first(3), top_rows(logits, 3, rows), strict=True):
         np.testing.assert_array_equal(part, expected)
         assert part.flags.c_contiguous
-    for part, expected in zip(arrays(found.at(slice(2, 5))), arrays(top_rows(logits[2:5], 8)), strict=True):
+    for part, expected in zip(found.at(slice(2, 5)), top_rows(logits[2:5], 8), strict=True):
         np.testing.assert_array_equal(part, expected)
+
+
+@needs_kernel
+def test_probabilities_of_the_kernel_are_those_of_the_entries() -> None:
+    logits = random_rows(9, 700)
+    found = top_rows(logits, 8)
+    parts = {"all": found, "rows": found.at([7, 0]), "range": found.at(slice(2, 5)), "first": found.at([3, 1]).first(3)}
+    for part in parts.values():
+        np.testing.assert_allclose(part.probs(), TopRows(*part).probs(), rtol=1e-5)
+        assert part.probs().flags.c_contiguous
+    others = found._replace(logits=found.logits - 1.0)
+    np.testing.assert_allclose(others.probs(), found.probs() / np.e, rtol=1e-5)
 
 
 def test_top_rows_from_words() -> None:
     logits = random_rows(4, 300)
     found = top_rows(logits, 3)
     words = [found.ids, found.logits.view(np.int32), found.log_total[:, None].view(np.int32)]
-    for part, expected in zip(TopRows.from_words(np.concatenate(words, axis=1))[:3], found[:3], strict=True):
+    for part, expected in zip(TopRows.from_words(np.concatenate(words, axis=1)), found, strict=True):
         np.testing.assert_array_equal(part, expected)
         assert part.flags.c_contiguous

@@ -1,4 +1,7 @@
-"""The head of a blend: reads the text as any drafter with a head does, and expands nodes of the blended tree."""
+"""The head of a blend: reads the text as any drafter with a head does, and expands nodes of the blended tree.
+
+It need not have read the whole text: other sources guess where it cannot, and it soon has enough context again.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,9 +9,9 @@ from pathlib import Path
 from draftwood.drafters.heads import HeadDrafter
 from draftwood.drafters.neural import MAX_NODES
 from draftwood.growth import Blend, BlendLimits, ExpandingBlend, PassRecord
-from draftwood.heads import ShippedHead, find_shipped_head, fingerprint, list_shipped_heads
+from draftwood.heads import ShippedHead, any_head_fits, find_shipped_head, fingerprint, list_shipped_heads
 from draftwood.sources import DraftedHints
-from draftwood.targets import TargetInfo, TargetParts
+from draftwood.targets import Target, TargetInfo, TargetParts
 
 
 class BlendHead(HeadDrafter):
@@ -16,6 +19,7 @@ class BlendHead(HeadDrafter):
 
     name = "blend"
     kinds = ("eagle", "eagle3", "medusa", "hydra")
+    allows_gaps = True
 
     def follow(self, blend: Blend, rows: DraftedHints, passes: PassRecord, *, is_timed: bool) -> None:
         """Once per request, before ``begin``."""
@@ -44,6 +48,19 @@ class BlendHead(HeadDrafter):
         self._passes.note_cycle(seconds)
         if self._is_timed:
             self._passes.note_kept(self._expanding.values, num_kept)
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Without the hidden states of these tokens, it goes on after the next tree."""
+        self._root = token_ids[-1]
+        self._unread, self._features = [], []
+
+    @classmethod
+    def ships_for(cls, target: Target) -> bool:
+        """Whether an EAGLE-3 head ships for this target."""
+        info = target.info
+        if not info.can_tap or not any_head_fits("eagle3", info):
+            return False  # without reading the target's weights
+        return find_shipped_head("eagle3", info, fingerprint(target.parts().norm)) is not None
 
     @classmethod
     def _shipped(cls) -> list[ShippedHead]:

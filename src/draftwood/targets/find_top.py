@@ -14,7 +14,7 @@ import torch
 
 from draftwood.errors import OptionError
 from draftwood.targets.native.cpu import load_kernel
-from draftwood.targets.toprows import MAX_TOP_K, TopRows
+from draftwood.targets.toprows import MAX_TOP_K, KernelRows, TopRows
 
 
 def top_rows(logits: torch.Tensor, k: int, rows: Sequence[int] | None = None) -> TopRows:
@@ -52,12 +52,12 @@ def _top_by_kernel(entry: Callable[..., int], logits: torch.Tensor, k: int, rows
         logits = logits.contiguous()
         row_stride = vocab_size
     # One allocation for all results: getting the address of an array takes longer than allocating it.
-    words = np.empty(TopRows.num_words(num_rows, k), np.int32)
+    words = np.empty(KernelRows.num_words(num_rows, k), np.int32)
     results = ctypes.addressof(ctypes.c_int32.from_buffer(words.data))
     threads = torch.get_num_threads()
     if entry(logits.data_ptr(), chosen, num_rows, row_stride, vocab_size, k, results, threads):
         raise MemoryError(f"top entries of {num_rows} rows")
-    return TopRows.in_words(words, num_rows, k)
+    return KernelRows.in_words(words, num_rows, k)
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +66,7 @@ def _entry(kernel: ctypes.CDLL) -> Callable[..., int]:
     entry = kernel.draftwood_top_rows
     entry.restype = ctypes.c_int
     entry.argtypes = (*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4, ctypes.c_void_p, ctypes.c_int)
-    return entry  # type: ignore[no-any-return]
+    return entry
 
 
 @lru_cache

@@ -17,22 +17,6 @@ class TopRows(NamedTuple):
     ids: npt.NDArray[np.int32]  # [n, k] best first, ties towards the lower id
     logits: npt.NDArray[np.float32]  # [n, k]
     log_total: npt.NDArray[np.float32]  # [n] log of the sum of exp(logits) over the whole row
-    known_probs: npt.NDArray[np.float32] | None = None  # [n, k] result of ``probs``, if it came with the others
-
-    @classmethod
-    def in_words(cls, words: npt.NDArray[np.int32], rows: int, k: int) -> TopRows:
-        """Views of the memory that the CPU kernel fills: ids, logits, probabilities, log_total; see ``num_words``."""
-        size = 4 * rows * k
-        return cls(
-            np.ndarray((rows, k), np.int32, words),
-            np.ndarray((rows, k), np.float32, words, size),
-            np.ndarray(rows, np.float32, words, 3 * size),
-            np.ndarray((rows, k), np.float32, words, 2 * size),
-        )
-
-    @staticmethod
-    def num_words(rows: int, k: int) -> int:
-        return rows * (3 * k + 1)
 
     @classmethod
     def from_words(cls, words: npt.NDArray[np.int32]) -> TopRows:
@@ -44,21 +28,17 @@ class TopRows(NamedTuple):
     def at(self, rows: slice | Sequence[int]) -> TopRows:
         """Selects rows."""
         index = rows if isinstance(rows, slice) else np.asarray(rows, np.intp)  # converted once for all three
-        probs = None if self.known_probs is None else self.known_probs[index]
-        return TopRows(self.ids[index], self.logits[index], self.log_total[index], probs)
+        return TopRows(self.ids[index], self.logits[index], self.log_total[index])
 
     def first(self, k: int) -> TopRows:
         """Returns the top k of each row, contiguous."""
         if k == self.ids.shape[1] and self.ids.flags.c_contiguous and self.logits.flags.c_contiguous:
             return self
         contiguous = np.ascontiguousarray
-        probs = None if self.known_probs is None else contiguous(self.known_probs[:, :k])
-        return TopRows(contiguous(self.ids[:, :k]), contiguous(self.logits[:, :k]), contiguous(self.log_total), probs)
+        return TopRows(contiguous(self.ids[:, :k]), contiguous(self.logits[:, :k]), contiguous(self.log_total))
 
     def probs(self) -> npt.NDArray[np.float32]:
         """Returns their probabilities [n, k] under the softmax of the whole row; zeros if its total is not finite."""
-        if self.known_probs is not None:
-            return self.known_probs
         logits, shift = self.logits, self.log_total
         finite = np.isfinite(shift)
         if not finite.all():
@@ -66,3 +46,40 @@ class TopRows(NamedTuple):
             shift = np.where(finite, shift, np.float32(np.inf))
         probs: npt.NDArray[np.float32] = np.exp(logits - shift[:, None])
         return probs
+
+
+class KernelRows(TopRows):
+    """Top entries as the CPU kernel finds them: with their probabilities, which take several steps in numpy."""
+
+    _probs: npt.NDArray[np.float32] | None = None  # [n, k]; None after ``_replace``
+
+    @classmethod
+    def in_words(cls, words: npt.NDArray[np.int32], rows: int, k: int) -> KernelRows:
+        """Views of the memory that the kernel fills: ids, logits, probabilities, log_total."""
+        size = 4 * rows * k
+        ids, logits = np.ndarray((rows, k), np.int32, words), np.ndarray((rows, k), np.float32, words, size)
+        found = cls(ids, logits, np.ndarray(rows, np.float32, words, 3 * size))
+        found._probs = np.ndarray((rows, k), np.float32, words, 2 * size)
+        return found
+
+    @staticmethod
+    def num_words(rows: int, k: int) -> int:
+        return rows * (3 * k + 1)
+
+    def at(self, rows: slice | Sequence[int]) -> TopRows:
+        return self._carry(super().at(rows), None if self._probs is None else self._probs[rows])
+
+    def first(self, k: int) -> TopRows:
+        found = super().first(k)
+        return found if found is self else self._carry(found, None if self._probs is None else self._probs[:, :k])
+
+    def probs(self) -> npt.NDArray[np.float32]:
+        return super().probs() if self._probs is None else np.ascontiguousarray(self._probs)
+
+    @staticmethod
+    def _carry(found: TopRows, probs: npt.NDArray[np.float32] | None) -> TopRows:
+        if probs is None:
+            return found
+        carried = KernelRows(*found)
+        carried._probs = probs
+        return carried

@@ -23,7 +23,7 @@ from draftwood.targets.native.cpu.records import CACHE_TYPES, DTYPES, FORMATS, B
 from draftwood.targets.native.decoder import Decoder, PackedBatch
 from draftwood.targets.native.rope import inverse_frequencies
 from draftwood.targets.native.weights import LayerWeights, LoadProgress, Weights
-from draftwood.targets.toprows import TopRows
+from draftwood.targets.toprows import KernelRows
 
 UNKNOWN_TOKEN = 2  # result of draftwood_forward
 VECTOR_PADDING = 64  # norms and biases are padded with zeros to a multiple of this
@@ -133,7 +133,7 @@ class CpuDecoder(Decoder):
         inputs = [part.buffer_info()[0] for part in (token_ids, parents, segments, taps)]
         results = self._rows(wanted)
         tapped = torch.empty(rows, len(tap_layers) * self._config.hidden_size) if tap_layers else None
-        words = np.empty(TopRows.num_words(wanted, num_best), np.int32) if num_best and wanted else None
+        words = np.empty(KernelRows.num_words(wanted, num_best), np.int32) if num_best and wanted else None
         record = Batch(
             rows,
             len(nodes),
@@ -158,7 +158,7 @@ class CpuDecoder(Decoder):
             )
         if failure:
             raise MemoryError(f"not enough memory for a forward of {rows} positions")
-        top = None if words is None else TopRows.in_words(words, wanted, num_best)
+        top = None if words is None else KernelRows.in_words(words, wanted, num_best)
         return ForwardOutput(results.logits, results.greedy_ids, tapped, top)
 
     def _rows(self, count: int) -> _Rows:
