@@ -17,4 +17,4 @@ def test_tokens_per_second_follow_from_the_costs(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=SCRIPT.parents[1])
     _, plain, goose = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]
     assert plain[1] == f"{1e3 / (10.7 + 0.5):.1f}"
-    assert float(goose[7]) >= 10.7
+    assert float(goose[6]) >= 10.7  # a pass
