@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,8 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import DraftRequest, VerifiedTree, make_factory
+from draftwood.drafters import DraftRequest, VerifiedTree, blend_head, make_factory
 from draftwood.drafters.blend import SOURCES, TABLES
-from draftwood.drafters.blend_head import BlendHead
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth.expanding import FIRST_SHARE, PassRecord
 from draftwood.targets import TopRows
@@ -169,8 +169,9 @@ def test_a_head_need_not_see_the_whole_prompt() -> None:
 
 def test_a_shipped_head_is_used_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(saved_head(perfect_head("eagle3")))
-    monkeypatch.setattr(BlendHead, "ships_for", lambda _: True)
-    monkeypatch.setattr(BlendHead, "_find_shipped", lambda *_: folder)
+    shipped = SimpleNamespace(folder=folder)
+    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
+    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: shipped)
     own = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", budget=12)
     assert own._default._shared.sources == "context+transition+position+head"
     asked = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", drafter_options={"head": str(folder)})

@@ -118,11 +118,9 @@ class BlendDrafter(TransitionDrafter):
 
     @classmethod
     def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
-        if not options.has_head and not _has_paying_head(options, target):
+        head = _attach_head(options, target, codec)
+        if head is None:
             return cls.share(options, target.info)
-        from draftwood.drafters.blend_head import BlendHead
-
-        head = BlendHead.attach(BlendHead.Options(head=options.head), target, codec)
         successors = super().share(options, target.info)
         sources = f"{TABLES}+{HEAD}" if options.sources == AUTO else options.sources
         return _Shared(sources, successors, {}, _first_beliefs(options, target.info), head)
@@ -249,13 +247,16 @@ class BlendDrafter(TransitionDrafter):
         self._text_end = [*self._text_end, *tokens[-TAIL:]][-TAIL:]
 
 
-def _has_paying_head(options: BlendOptions, target: Target) -> bool:
-    """Whether a head ships for the target whose passes were measured to pay: in the fused CPU decoder."""
-    if options.sources != AUTO or target.info.backend != FUSED_BACKEND:
-        return False
+def _attach_head(options: BlendOptions, target: Target, codec: TextCodec) -> SharedDraftModel | None:
+    """The head that was asked for, or the shipped one where its passes were measured to pay: on a CPU."""
+    pays = options.sources == AUTO and target.info.backend == FUSED_BACKEND
+    if not options.has_head and not pays:
+        return None
     from draftwood.drafters.blend_head import BlendHead
 
-    return BlendHead.ships_for(target)
+    if options.has_head:
+        return BlendHead.attach(BlendHead.Options(head=options.head), target, codec)
+    return BlendHead.attach_shipped(target)
 
 
 def _first_beliefs(options: BlendOptions, target: TargetInfo) -> Priors:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from draftwood.drafters.heads import HeadDrafter
-from draftwood.drafters.neural import MAX_NODES
+from draftwood.drafters.neural import MAX_NODES, SharedDraftModel
 from draftwood.growth import Blend, BlendLimits, ExpandingBlend, PassRecord
 from draftwood.heads import ShippedHead, any_head_fits, find_shipped_head, fingerprint, list_shipped_heads
 from draftwood.sources import DraftedHints
@@ -55,12 +55,14 @@ class BlendHead(HeadDrafter):
         self._unread, self._features = [], []
 
     @classmethod
-    def ships_for(cls, target: Target) -> bool:
-        """Whether an EAGLE-3 head ships for this target."""
+    def attach_shipped(cls, target: Target) -> SharedDraftModel | None:
+        """The EAGLE-3 head that ships for this target; None if there is none."""
         info = target.info
-        if not info.can_tap or not any_head_fits("eagle3", info):
-            return False  # without reading the target's weights
-        return find_shipped_head("eagle3", info, fingerprint(target.parts().norm)) is not None
+        if not info.can_tap or not any_head_fits("eagle3", info):  # looks at sizes, not at the target's weights
+            return None
+        parts = target.parts()
+        head = find_shipped_head("eagle3", info, fingerprint(parts.norm))
+        return None if head is None else cls.load(head.folder, cls.Options(), target, parts)
 
     @classmethod
     def _shipped(cls) -> list[ShippedHead]:

@@ -60,6 +60,12 @@ class HeadDrafter(NeuralDrafter):
             )
         parts = target.parts()
         folder = find_head(options.head) if options.head else cls._find_shipped(info, parts)
+        return cls.load(folder, options, target, parts)
+
+    @classmethod
+    def load(cls, folder: Path, options: HeadOptions, target: Target, parts: TargetParts) -> SharedDraftModel:
+        """Load the head of a folder for this target."""
+        info = target.info
         # On a CPU, torch is slow in half precision; only the target's own kernels are fast there.
         dtype = info.dtype if info.device.type == "cuda" else torch.float32
         head, config, _ = load_head_for(folder, target, dtype)
