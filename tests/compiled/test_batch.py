@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from draftwood.compiled import CORE, Outcomes, extend_contexts, learn_trees, load_core
 from draftwood.config import SamplingParams
 from draftwood.drafters import DraftRequest, VerifiedBatch
-from draftwood.drafters.blend import DEFAULT_SOURCES, BlendDrafter, BlendOptions
+from draftwood.drafters.blend import TABLES, BlendDrafter, BlendOptions
 from draftwood.drafters.goose import BYPASSES, CONSENSUS, GooseDrafter, GooseOptions
 from draftwood.engine.tally import TreeCounts
 from draftwood.sizing.chances import AcceptanceRecord, new_guesses
@@ -246,7 +246,7 @@ def test_goose_drafts_and_learns_alike(options: dict[str, Any], count: int, seed
 
 
 @given(
-    st.sampled_from([DEFAULT_SOURCES, "context", "transition", "position", "position+context"]),
+    st.sampled_from([TABLES, "context", "transition", "position", "position+context"]),
     st.booleans(),
     st.integers(1, 4),
     seeds,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,8 @@ import pytest
 import torch
 
 from draftwood import LLM, SamplingParams
-from draftwood.drafters import DraftRequest, VerifiedTree, make_factory
-from draftwood.drafters.blend import DEFAULT_SOURCES, SOURCES
+from draftwood.drafters import DraftRequest, VerifiedTree, blend_head, make_factory
+from draftwood.drafters.blend import SOURCES, TABLES
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth.expanding import FIRST_SHARE, PassRecord
 from draftwood.targets import TopRows
@@ -54,7 +56,7 @@ def blend_llm(sources: str = ALL, target: NativeTarget | None = None, **options:
 
 
 @pytest.mark.parametrize("budget", [1, 2, 12, 60, "auto"])
-@pytest.mark.parametrize("sources", [*SOURCES, DEFAULT_SOURCES, ALL])
+@pytest.mark.parametrize("sources", [*SOURCES, TABLES, ALL])
 def test_greedy_output_is_plain_decoding(sources: str, budget: int | str) -> None:
     llm = blend_llm(sources, budget=budget)
     params = SamplingParams(max_tokens=12)
@@ -72,15 +74,12 @@ def test_every_kind_of_head(kind: str) -> None:
 
 
 def test_a_head_helps_where_nothing_was_seen_before() -> None:
-    llms = [
-        blend_llm(sources, clock_target(), head=saved_head(perfect_head("eagle3")))
-        for sources in (DEFAULT_SOURCES, ALL)
-    ]
+    llms = [blend_llm(sources, clock_target(), head=saved_head(perfect_head("eagle3"))) for sources in (TABLES, ALL)]
     without, with_head = (tau(llm.generate([clock_text(3, 5)], SamplingParams(max_tokens=16))) for llm in llms)
     assert with_head > 1.5 * without
 
 
-@pytest.mark.parametrize("sources", [DEFAULT_SOURCES, ALL])
+@pytest.mark.parametrize("sources", [TABLES, ALL])
 def test_distribution_of_samples(sources: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all random outcomes, four tokens have the target's distribution."""
     head = saved_head(random_head("eagle", FEW))
@@ -133,6 +132,56 @@ def test_sources_are_checked() -> None:
         make_factory("blend", {"sources": "head", "head": head_folder("eagle3")}, target_on().info)
 
 
+def test_a_head_goes_on_after_cycles_without_it() -> None:
+    """Its drafts are as good as before once it has read some text again."""
+    llm = blend_llm("head", clock_target(), head=saved_head(perfect_head("eagle3")), max_batch=1, budget=4)
+    params = SamplingParams(max_tokens=40)
+    expected = llm.generate([clock_text(3, 5)], params, drafter="plain")[0].token_ids
+    request = llm.request(clock_text(3, 5), params)
+    (number,) = llm.engine.submit(request)
+    tokens: list[int] = []
+    sizes: list[int] = []
+    while len(tokens) < 40:
+        session = llm.engine._scheduler.find(number)
+        if session is not None and 4 <= len(sizes) < 6:
+            session.drafts = False  # rests
+        elif session is not None:
+            session.drafts = True
+        llm.engine.step()
+        for _, event in llm.engine.take_ready([number]):
+            assert not isinstance(event, Exception)
+            tokens += event.token_ids
+            sizes.append(len(event.token_ids))
+    assert tokens == expected
+    assert sizes[4:6] == [1, 1]
+    assert max(sizes[7:]) >= max(sizes[:4]) > 1
+
+
+def test_a_head_need_not_see_the_whole_prompt() -> None:
+    llm = blend_llm("head", clock_target(), head=saved_head(perfect_head("eagle3")), max_batch=1)
+    text, params = clock_text(3, 30), SamplingParams(max_tokens=16)
+    first, second = (list(llm.stream(text, params, reuse=True)) for _ in range(2))
+    texts = [[token for event in events for token in event.token_ids] for events in (first, second)]
+    assert texts[0] == texts[1]
+    assert second[-1].stats.reused_tokens > 20
+    assert second[-1].stats.cycles <= first[-1].stats.cycles + 1
+
+
+def test_a_shipped_head_is_used_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(saved_head(perfect_head("eagle3")))
+    shipped = SimpleNamespace(folder=folder)
+    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
+    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: shipped)
+    own = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", budget=12)
+    assert own._default._shared.sources == "context+transition+position+head"
+    asked = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", drafter_options={"head": str(folder)})
+    assert asked._default._shared.sources == own._default._shared.sources
+    tables = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", drafter_options={"sources": TABLES})
+    assert tables._default._shared.head is None
+    text, params = clock_text(3, 5), SamplingParams(max_tokens=16)
+    assert own.generate([text], params)[0].token_ids == tables.generate([text], params)[0].token_ids
+
+
 # -- when draft passes pay -------------------------------------------------------------------------------------------
 
 
@@ -140,7 +189,7 @@ def test_samples_of_a_prompt_share_what_they_learn() -> None:
     params = SamplingParams(max_tokens=16, temperature=0.6, seed=2, n=8)
     found = {}
     for memory in ("request", "prompt"):
-        llm = blend_llm(DEFAULT_SOURCES, clock_target(), memory=memory, max_batch=1)
+        llm = blend_llm(TABLES, clock_target(), memory=memory, max_batch=1)
         samples = llm.generate([clock_text(3, 5)], params)
         found[memory] = [sample.stats.acceptance_length for sample in samples]
     assert found["prompt"][0] == found["request"][0]
@@ -149,7 +198,7 @@ def test_samples_of_a_prompt_share_what_they_learn() -> None:
 
 def test_requests_share_what_they_learn_about_sources() -> None:
     """Per temperature: chances of the first tree change after a request, not after one of another temperature."""
-    llm = blend_llm(DEFAULT_SOURCES, memory="request")
+    llm = blend_llm(TABLES, memory="request")
 
     def first_chances(temperature: float) -> tuple[float, ...]:
         params = SamplingParams(max_tokens=24, temperature=temperature, seed=1)

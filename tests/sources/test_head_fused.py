@@ -16,7 +16,7 @@ from draftwood.sources.neural.build import make_head_model
 from draftwood.sources.neural.head import EagleModel
 from draftwood.sources.neural.head_fused import FusedEagleModel
 from draftwood.targets.base import Segment, chain_parents
-from draftwood.targets.native.cpu import CpuDecoder
+from draftwood.targets.native.cpu import CpuDecoder, features
 from tests.conftest import threads
 from tests.tools.head import SMALL, random_head, random_parts
 from tests.tools.neural import neural_llm, random_target, same_as_plain
@@ -98,3 +98,53 @@ def test_output_is_that_of_plain_decoding() -> None:
     llm = neural_llm("eagle3", random_target(), quantize=True)
     assert isinstance(llm._default._shared.model, FusedEagleModel)
     same_as_plain(llm, [[1, 2, 3], list(range(40))], SamplingParams(max_tokens=20))
+
+
+def short_model(monkeypatch: pytest.MonkeyPatch, seen: int) -> tuple[FusedEagleModel, FusedEagleModel]:
+    """A head with its whole vocabulary of 90 tokens, and one that drafts the first 64 and ``seen`` others."""
+    monkeypatch.setattr(features, "FREQUENT", 64)
+    monkeypatch.setattr(features, "SEEN", seen)
+    head = random_head("eagle3", MODEL, own_lm_head=False)
+    head.bind(random_parts(MODEL))
+    found = [
+        make_head_model(copy.deepcopy(head), MODEL.num_layers, 64, quantize=True, has_shortlist=flag)
+        for flag in (False, True)
+    ]
+    whole, short = found
+    assert isinstance(whole, FusedEagleModel)
+    assert isinstance(short, FusedEagleModel)
+    return whole, short
+
+
+def read_text(model: FusedEagleModel, text: list[int]) -> dict[int, float]:
+    """Logits of the best tokens after a text."""
+    sequence = model.open(40)
+    assert sequence is not None
+    segment = Segment(sequence, text, chain_parents(len(text)), 1)
+    top = model.forward([DraftSegment(segment, taps(len(text)))], 64)
+    model.close(sequence)
+    return dict(zip(top.ids[0].tolist(), top.logits[0].tolist(), strict=True))
+
+
+def test_a_shortlist_has_the_first_tokens_and_those_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, short = short_model(monkeypatch, seen=4)
+    everything, some = read_text(whole, TEXT), read_text(short, TEXT)
+    others = [token for token in TEXT if token >= 64]
+    assert len(others) == 3
+    common = {token for token in everything if token < 64 or token in others}
+    assert common <= set(some)
+    assert [some[token] for token in common] == [everything[token] for token in common]
+    assert set(some) <= {*range(64), *others}
+
+
+def test_the_oldest_tokens_leave_a_shortlist(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = short_model(monkeypatch, seen=4)
+    shortlist = model._decoder.shortlist
+    assert shortlist is not None
+    read_text(model, [70, 71, 5])
+    assert sorted(shortlist.ids[64 : shortlist.size].tolist()) == [70, 71]
+    read_text(model, [72, 70, 73, 74])
+    assert sorted(shortlist.ids[64 : shortlist.size].tolist()) == [71, 72, 73, 74]
+    read_text(model, list(range(80, 90)))
+    assert sorted(shortlist.ids[64 : shortlist.size].tolist()) == [86, 87, 88, 89]
+    assert not shortlist.add([89, 3])

@@ -37,12 +37,10 @@ static Matrix new_matrix(long format, long outputs, long inputs, int joined) {
 
 static void forward(const Model *m, const int64_t *tokens, const int64_t *parents, long size, long base, long prefix,
                     long wanted, float *logits) {
-    int64_t positions[PROMPT], greedy[NODES];
-    for (long i = 0; i < size; i++) positions[i] = parents[i] < 0 ? prefix : positions[parents[i]] + 1;
+    int64_t greedy[NODES];
     const Segment segment = {.start = 0, .base = base, .prefix = prefix, .size = size, .wanted = wanted};
     const Batch batch = {.rows = size, .nodes = size, .segments = 1, .wanted = wanted, .token_ids = tokens,
-                         .positions = positions, .parents = parents, .segment = &segment, .logits = logits,
-                         .greedy_ids = greedy};
+                         .parents = parents, .segment = &segment, .logits = logits, .greedy_ids = greedy};
     if (draftwood_forward(m, &batch, 1)) exit(4);
 }
 
@@ -50,7 +48,7 @@ int main(int count, char **arguments) {
     if (count != 5) return 2;
     const long weights = atol(arguments[1]), head_dim = atol(arguments[3]), hidden = 64, inner = 96;
     Model m = {.hidden = hidden, .inner = inner, .layers = 2, .heads = 6, .kv_heads = 2, .head_dim = head_dim,
-               .vocab = VOCAB, .window = atol(arguments[4]), .cache_type = atol(arguments[2]), .slots = SLOTS,
+               .vocab = VOCAB, .tokens = VOCAB, .window = atol(arguments[4]), .cache_type = atol(arguments[2]), .slots = SLOTS,
                .norm_eps = 1e-5};
     Layer layers[2];
     for (long i = 0; i < m.layers; i++)

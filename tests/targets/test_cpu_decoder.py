@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from draftwood.models.config import ModelConfig, Rope
 from draftwood.models.tensors import tensor_shapes
 from draftwood.targets.base import ForwardOutput, Segment, chain_parents
 from draftwood.targets.cache import KVCache
+from draftwood.targets.find_top import top_rows
 from draftwood.targets.native.cpu import CpuDecoder, build
 from draftwood.targets.native.decoder import Decoder, pack
 from draftwood.targets.native.eager import EagerDecoder
@@ -105,7 +107,8 @@ class Model:
 
     def run(self, *segments: Segment, taps: tuple[int, ...] = ()) -> ForwardOutput:
         output = self.decoder.forward(pack(segments, self.cache), taps)
-        return output._replace(logits=output.logits.clone())  # the next forward writes to the same memory
+        # The next forward writes to the same memory.
+        return output._replace(logits=output.logits.clone(), greedy_ids=output.greedy_ids.clone())
 
 
 def fused(config: ModelConfig = BASE, dtype: torch.dtype = torch.float32) -> Model:
@@ -306,6 +309,28 @@ def test_ties_go_to_the_lower_id() -> None:
     weights.head[:] = weights.head[5]
     model = Model(CpuDecoder, config, weights, torch.float32)
     assert model.run(Segment(model.open(), [1, 2], [-1, 0], 2)).greedy_ids.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("variant", ["plain", "odd sizes", "odder sizes"])
+def test_top_entries_come_with_the_logits(variant: str, count: int) -> None:
+    config = replace(BASE, **VARIANTS[variant])
+    with threads(count):
+        model = fused(config)
+        segments = [
+            Segment(model.open(), random_ids(config, size, seed=size), random_parents(size, seed=3), size)
+            for size in (20, 75)  # more rows than one item of a product has
+        ]
+        plain = model.run(*segments)
+        model.decoder.num_best = min(10, config.vocab_size)
+        found = model.run(*segments)
+    assert torch.equal(found.logits, plain.logits)
+    assert torch.equal(found.greedy_ids, plain.greedy_ids)
+    assert plain.top is None
+    assert found.top is not None
+    expected = top_rows(plain.logits, model.decoder.num_best)
+    for own, part in zip((*found.top, found.top.probs()), (*expected, expected.probs()), strict=True):
+        np.testing.assert_array_equal(own.view(np.int32), part.view(np.int32))
 
 
 def test_only_requested_rows_have_logits() -> None:

@@ -192,6 +192,18 @@ def test_parts_of_top_rows() -> None:
         np.testing.assert_array_equal(part, expected)
 
 
+@needs_kernel
+def test_probabilities_of_the_kernel_are_those_of_the_entries() -> None:
+    logits = random_rows(9, 700)
+    found = top_rows(logits, 8)
+    parts = {"all": found, "rows": found.at([7, 0]), "range": found.at(slice(2, 5)), "first": found.at([3, 1]).first(3)}
+    for part in parts.values():
+        np.testing.assert_allclose(part.probs(), TopRows(*part).probs(), rtol=1e-5)
+        assert part.probs().flags.c_contiguous
+    others = found._replace(logits=found.logits - 1.0)
+    np.testing.assert_allclose(others.probs(), found.probs() / np.e, rtol=1e-5)
+
+
 def test_top_rows_from_words() -> None:
     logits = random_rows(4, 300)
     found = top_rows(logits, 3)

@@ -113,6 +113,7 @@ class Drafter(ABC):
     wants_logits: bool = True  # whether ``observe`` reads logits, not only emitted tokens and greedy choices
     wants_top: int = 0  # top entries per row that the target computes in the same pass, for ``best(k)``
     wants_taps: tuple[int, ...] = ()  # layers whose hidden states it reads, as in ``Target.set_taps``
+    allows_gaps: bool = False  # with ``wants_taps``: whether it can do without those of cached tokens
     drafts_in_batch: bool = False  # whether ``propose_batch`` does more than call ``propose`` in a loop
     learns_in_batch: bool = False  # whether ``observe_batch`` may replace ``observe``; it reads only top entries
     runs_model: bool = False  # whether it drafts with a model, on the target's device
@@ -121,6 +122,11 @@ class Drafter(ABC):
 
     proposes_alone: ClassVar[bool] = False  # whether a subclass changed ``propose`` and not ``propose_batch``
     observes_alone: ClassVar[bool] = False  # whether a subclass changed ``observe`` and not ``observe_batch``
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether it must see the hidden states of the whole prompt."""
+        return bool(self.wants_taps) and not self.allows_gaps
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """A subclass that changes ``propose`` or ``observe`` alone is called for each request: the method for batches
@@ -164,7 +170,8 @@ class Drafter(ABC):
         Chunks come in order, between ``begin`` and the first ``propose``, if ``wants_prompt_logits`` or ``wants_taps``
         is set. Left out are tokens that were already cached, tokens that another sample of the prompt prefilled, and
         the last prompt token, which is the first root. With ``budget="auto"`` there are no chunks if a second position
-        per pass is not cheap. With ``wants_taps``, the whole prompt but its last token is prefilled and passed here.
+        per pass is not cheap. With ``wants_taps`` and not ``allows_gaps``, the whole prompt but its last token is
+        prefilled and passed here.
         For the top-k tokens call ``rows.best(k)`` and set ``wants_top``, so that the target computes them in its pass.
         """
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MIN_VALUE = 1e-4  # chance of a path below which a node is never worth its place
 HEAD = "head"
+FUSED_BACKEND = "fused-cpu"
 NO_ROWS = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)
 # Sources by name, made from the table that the drafter maintains.
 SOURCES: Mapping[str, Callable[[TransitionTable], HintSource]] = {
@@ -34,12 +35,13 @@ SOURCES: Mapping[str, Callable[[TransitionTable], HintSource]] = {
     PositionHints.name: lambda _: PositionHints(),
     HEAD: lambda _: DraftedHints(HEAD),
 }
-DEFAULT_SOURCES = f"{PlaceHints.name}+{SuccessorHints.name}+{PositionHints.name}"
+AUTO = "auto"  # all tables, and the shipped head where its passes pay
+TABLES = f"{PlaceHints.name}+{SuccessorHints.name}+{PositionHints.name}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlendOptions:
-    sources: str = DEFAULT_SOURCES  # where guesses come from, joined by "+"; also "head": a draft head
+    sources: str = AUTO  # where guesses come from, joined by "+"; "auto": all tables, and a shipped head on a CPU
     head: str = ""  # with the source "head": its folder; empty: the head that ships for this target
     depth: int = 40  # maximum depth of the tree
     learn: bool = True  # adapt chances to what comes true; false: they stay as they are at first
@@ -52,11 +54,12 @@ class BlendOptions:
 
     def __post_init__(self) -> None:
         names = self.sources.split("+") if isinstance(self.sources, str) else []
-        if not names or len(set(names)) < len(names) or not set(names) <= set(SOURCES):
+        is_valid = len(set(names)) == len(names) and set(names) <= set(SOURCES)
+        if not names or not (is_valid or self.sources == AUTO):
             raise OptionError(
                 "sources must be different sources joined by '+'",
                 got=repr(self.sources),
-                allowed=[*SOURCES, "+".join(SOURCES)],
+                allowed=[AUTO, *SOURCES, "+".join(SOURCES)],
             )
         check_int(self, 1, "depth", "top_k")
         check_int(self, 1, "table_megabytes", high=1 << 20)
@@ -65,7 +68,8 @@ class BlendOptions:
 
     @property
     def has_head(self) -> bool:
-        return HEAD in self.sources.split("+")
+        """Whether a head was asked for."""
+        return HEAD in self.sources.split("+") or (self.sources == AUTO and bool(self.head))
 
 
 class LearnedState(NamedTuple):
@@ -76,6 +80,7 @@ class LearnedState(NamedTuple):
 
 
 class _Shared(NamedTuple):
+    sources: str
     successors: SuccessorArrays | None
     states: dict[float, LearnedState]  # by temperature
     priors: Priors
@@ -108,16 +113,17 @@ class BlendDrafter(TransitionDrafter):
             from draftwood.drafters.blend_head import BlendHead
 
             BlendHead.share(BlendHead.Options(), target)  # raises: a head needs the target itself
-        return _Shared(super().share(options, target), {}, _first_beliefs(options, target), None)
+        sources = TABLES if options.sources == AUTO else options.sources
+        return _Shared(sources, super().share(options, target), {}, _first_beliefs(options, target), None)
 
     @classmethod
     def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
-        if not options.has_head:
+        head = _attach_head(options, target, codec)
+        if head is None:
             return cls.share(options, target.info)
-        from draftwood.drafters.blend_head import BlendHead
-
-        head = BlendHead.attach(BlendHead.Options(head=options.head), target, codec)
-        return _Shared(super().share(options, target.info), {}, _first_beliefs(options, target.info), head)
+        successors = super().share(options, target.info)
+        sources = f"{TABLES}+{HEAD}" if options.sources == AUTO else options.sources
+        return _Shared(sources, successors, {}, _first_beliefs(options, target.info), head)
 
     @classmethod
     def new_memory(cls, options: BlendOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
@@ -131,12 +137,12 @@ class BlendDrafter(TransitionDrafter):
 
             self._head = BlendHead(BlendHead.Options(), shared.head)
             self.wants_taps = self._head.wants_taps
+            self.allows_gaps = self._head.allows_gaps
             self.runs_model = True
-            self.can_rest = False  # the head needs the target's hidden states of the whole text
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
-        sources = [SOURCES[name](self.memory) for name in self.options.sources.split("+")]
+        sources = [SOURCES[name](self.memory) for name in self.shared.sources.split("+")]
         temperature = round(request.params.temperature, 1)
         state = self.shared.states.get(temperature)
         if state is None:
@@ -144,7 +150,6 @@ class BlendDrafter(TransitionDrafter):
                 new_learned(sources, self.shared.priors, learns=self.options.learn), PassRecord()
             )
         self._blend = Blend(sources, state.learned)
-        self._passes = state.passes
         compiled = self._blend.compiled
         is_native = compiled is not None and compiled.follows and self.memory.compiled is not None
         self.learns_in_batch = is_native and self.options.harvest == "all" and self._head is None
@@ -153,7 +158,8 @@ class BlendDrafter(TransitionDrafter):
         self._proposed = 0.0  # when the last tree was ready
         if self._head is not None:
             rows = next(source for source in sources if isinstance(source, DraftedHints))
-            self._head.follow(self._blend, rows, state.passes, is_timed=request.is_timed)
+            is_timed = request.is_timed or not self.options.has_head  # a head that nobody asked for must pay
+            self._head.follow(self._blend, rows, state.passes, is_timed=is_timed)
             self._head.begin(request)
         self._read(request.known_text)
 
@@ -188,8 +194,8 @@ class BlendDrafter(TransitionDrafter):
         return self._blend.outcomes(self._text_end, emitted)
 
     def observe(self, verified: VerifiedTree) -> None:
-        if self._proposed:
-            self._passes.note_cycle(time.perf_counter() - self._proposed)
+        if self._head is not None and self._proposed:
+            self._head.note_cycle(time.perf_counter() - self._proposed, len(verified.tree))
         self._blend.learn(self._text_end, verified.emitted)
         rows = self._harvest(verified)
         if rows is not None:
@@ -223,6 +229,9 @@ class BlendDrafter(TransitionDrafter):
         for source in self.sources:
             source.learn(nothing)  # predictions for positions move along
         super().skip(token_ids)
+        if self._head is not None:
+            self._head.skip(token_ids)
+            self._proposed = 0.0
         self._read(token_ids)
 
     def end(self) -> None:
@@ -236,6 +245,18 @@ class BlendDrafter(TransitionDrafter):
 
     def _move_end(self, tokens: Sequence[int]) -> None:
         self._text_end = [*self._text_end, *tokens[-TAIL:]][-TAIL:]
+
+
+def _attach_head(options: BlendOptions, target: Target, codec: TextCodec) -> SharedDraftModel | None:
+    """The head that was asked for, or the shipped one where its passes were measured to pay: on a CPU."""
+    pays = options.sources == AUTO and target.info.backend == FUSED_BACKEND
+    if not options.has_head and not pays:
+        return None
+    from draftwood.drafters.blend_head import BlendHead
+
+    if options.has_head:
+        return BlendHead.attach(BlendHead.Options(head=options.head), target, codec)
+    return BlendHead.attach_shipped(target)
 
 
 def _first_beliefs(options: BlendOptions, target: TargetInfo) -> Priors:

@@ -1,14 +1,17 @@
-"""The head of a blend: reads the text as any drafter with a head does, and expands nodes of the blended tree."""
+"""The head of a blend: reads the text as any drafter with a head does, and expands nodes of the blended tree.
+
+It need not have read the whole text: other sources guess where it cannot, and it soon has enough context again.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from draftwood.drafters.heads import HeadDrafter
-from draftwood.drafters.neural import MAX_NODES
+from draftwood.drafters.neural import MAX_NODES, SharedDraftModel
 from draftwood.growth import Blend, BlendLimits, ExpandingBlend, PassRecord
-from draftwood.heads import ShippedHead, find_shipped_head, fingerprint, list_shipped_heads
+from draftwood.heads import ShippedHead, any_head_fits, find_shipped_head, fingerprint, list_shipped_heads
 from draftwood.sources import DraftedHints
-from draftwood.targets import TargetInfo, TargetParts
+from draftwood.targets import Target, TargetInfo, TargetParts
 
 
 class BlendHead(HeadDrafter):
@@ -17,6 +20,7 @@ class BlendHead(HeadDrafter):
     name = "blend"
     kinds = ("eagle", "eagle3", "medusa", "hydra")
     chooses_levels = False  # the blended tree decides after each pass
+    allows_gaps = True
 
     def follow(self, blend: Blend, rows: DraftedHints, passes: PassRecord, *, is_timed: bool) -> None:
         """Once per request, before ``begin``."""
@@ -29,7 +33,7 @@ class BlendHead(HeadDrafter):
     def _new_growth(self, size: int) -> ExpandingBlend:
         self._rows.clear()
         can_draft = size > 1
-        return ExpandingBlend(
+        self._expanding = ExpandingBlend(
             self._blend,
             self._tail,
             self._limits,
@@ -38,6 +42,28 @@ class BlendHead(HeadDrafter):
             max_depth=self._model.max_depth,
             is_timed=self._is_timed,
         )
+        return self._expanding
+
+    def note_cycle(self, seconds: float, num_kept: int) -> None:
+        """The last tree was cut to ``num_kept`` nodes, and verified ``seconds`` after it was ready."""
+        self._passes.note_cycle(seconds)
+        if self._is_timed:
+            self._passes.note_kept(self._expanding.values, num_kept)
+
+    def skip(self, token_ids: Sequence[int]) -> None:
+        """Without the hidden states of these tokens, it goes on after the next tree."""
+        self._root = token_ids[-1]
+        self._unread, self._features = [], []
+
+    @classmethod
+    def attach_shipped(cls, target: Target) -> SharedDraftModel | None:
+        """The EAGLE-3 head that ships for this target; None if there is none."""
+        info = target.info
+        if not info.can_tap or not any_head_fits("eagle3", info):  # looks at sizes, not at the target's weights
+            return None
+        parts = target.parts()
+        head = find_shipped_head("eagle3", info, fingerprint(parts.norm))
+        return None if head is None else cls.load(head.folder, cls.Options(), target, parts)
 
     @classmethod
     def _shipped(cls) -> list[ShippedHead]:

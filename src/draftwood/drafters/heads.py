@@ -21,10 +21,11 @@ SLOT_FACTOR = 2  # cache slots per slot of the target; a head's cache is small a
 class HeadOptions(NeuralOptions):
     head: str = ""  # folder, or name of a shipped head; empty: the head that ships for this target
     quantize: bool = True  # on a CPU: run an EAGLE-3 head in 8 bits
+    shortlist: bool = True  # in 8 bits: leave out rare tokens that have not occurred, unless children are drawn
 
     def __post_init__(self) -> None:
         NeuralOptions.__post_init__(self)
-        check_flag(self, "quantize")
+        check_flag(self, "quantize", "shortlist")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,13 +60,22 @@ class HeadDrafter(NeuralDrafter):
             )
         parts = target.parts()
         folder = find_head(options.head) if options.head else cls._find_shipped(info, parts)
+        return cls.load(folder, options, target, parts)
+
+    @classmethod
+    def load(cls, folder: Path, options: HeadOptions, target: Target, parts: TargetParts) -> SharedDraftModel:
+        """Load the head of a folder for this target."""
+        info = target.info
         # On a CPU, torch is slow in half precision; only the target's own kernels are fast there.
         dtype = info.dtype if info.device.type == "cuda" else torch.float32
         head, config, _ = load_head_for(folder, target, dtype)
         if config.kind not in cls.kinds:
             raise OptionError(f"This head is not for the drafter {cls.name!r}", got=config.kind, allowed=cls.kinds)
         head.bind(parts)
-        model = make_head_model(head, info.num_layers, SLOT_FACTOR * target.num_slots, quantize=options.quantize)
+        num_slots, quantize = SLOT_FACTOR * target.num_slots, options.quantize
+        # Draws must not depend on the texts of other requests.
+        has_shortlist = options.shortlist and not options.draw
+        model = make_head_model(head, info.num_layers, num_slots, quantize=quantize, has_shortlist=has_shortlist)
         return cls.make_shared(model, options, info)
 
     @classmethod

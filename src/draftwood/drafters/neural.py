@@ -43,7 +43,6 @@ from draftwood.targets import MAX_TOP_K, Found, SearchLimits, SearchPlan, Segmen
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # text tokens per draft pass
-ROOT_CHUNK = 16  # text tokens in the pass that a tree grows from: passes of other sizes may have to be prepared first
 MAX_NODES = 128  # nodes per tree, and nodes that a draft model runs for it
 LEVELS = {"beam": BEAM_DEPTH, "chain": CHAIN_DEPTH}  # of growths that run a number of levels, at most by default
 
@@ -226,7 +225,7 @@ class NeuralDrafter(Drafter):
         self._num_run = 0  # nodes below the root that the draft model has run
         self._max_run = min(MAX_NODES, self._room - self._length - len(self._unread))
         self._frontier = self._next_frontier()
-        if can_draft and self._max_run >= 0 and len(self._unread) > ROOT_CHUNK:
+        if can_draft and self._max_run >= 0 and len(self._unread) > self._model.root_chunk:
             self._read_text(1)
 
     def _new_growth(self, size: int) -> GrowingTree:

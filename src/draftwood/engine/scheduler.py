@@ -114,7 +114,7 @@ class Scheduler:
 
     def _find_donor(self, session: Session) -> Donor | None:
         """The running request whose prompt has most in common with this one, the last token excepted."""
-        if session.drafter.wants_taps:  # must see the whole prompt itself
+        if session.drafter.needs_whole_prompt:
             return None
         own, request = session.token_array[:-1], session.sample.request
         best: Donor | None = None
@@ -132,14 +132,14 @@ class Scheduler:
         if session.params.n == 1:
             return False
         group = session.sample.group
-        waiting = any(other.sample.group == group and not other.drafter.wants_taps for other in self._waiting)
+        waiting = any(other.sample.group == group and not other.drafter.needs_whole_prompt for other in self._waiting)
         return waiting and not any(other.sample.group == group for other in self._running)
 
     def _place(self, session: Session, capacity: int, donor: Donor | None) -> tuple[int, int] | None:
         """Opens a sequence for the session; returns it and how many of its tokens it holds. None: no room now."""
         request = session.sample.request
         may_reuse = request.reuse or session.sample.index > 0
-        if may_reuse and not session.drafter.wants_taps:
+        if may_reuse and not session.drafter.needs_whole_prompt:
             kept, shared = self._prefixes.find(session.token_array[:-1], request.owner)
             if kept is not None and (donor is None or shared > donor.ready):
                 sequence = self._prefixes.open(kept, shared, capacity, copies=request.reuse)

@@ -3,6 +3,9 @@
 The tree is grown again after each draft pass, since the predictions change which nodes are likely. What a pass gained
 is known at once: the expected tokens of the tree after it less those before. The next pass is made if it promises more
 than the same time gains elsewhere.
+
+Where trees are cut to the nodes that pay, only these count: a node's gain is its chance less that of the nodes which
+are cut off, since it takes as long to verify as one of them.
 """
 
 import time
@@ -32,6 +35,7 @@ class PassRecord:
         self._shares = [FIRST_SHARE] * MAX_PASSES
         self._seconds = [0.0] * MAX_PASSES
         self._cycle_seconds = 0.0  # of the rest of a cycle
+        self.floor = 0.0  # chance of nodes that are not worth their place, about
         self.num_passes = self.num_cycles = 0
 
     def note_pass(self, number: int, chances: float, gained: float, seconds: float) -> None:
@@ -43,6 +47,11 @@ class PassRecord:
     def note_cycle(self, seconds: float) -> None:
         self._cycle_seconds = _follow(self._cycle_seconds, seconds)
         self.num_cycles += 1
+
+    def note_kept(self, values: Sequence[float], num_kept: int) -> None:
+        """``values``: of the nodes of a tree, likeliest first; ``num_kept``: how many were verified."""
+        seen = values[num_kept] if num_kept < len(values) else min(self.floor, values[-1])
+        self.floor += SMOOTHING * (seen - self.floor)
 
     def is_worth(self, number: int, chances: float, expected: float, spent: float, *, is_timed: bool) -> bool:
         """Whether to make pass ``number`` over nodes at which the path ends with ``chances``, if the tree without it
@@ -88,6 +97,7 @@ class ExpandingBlend:
         self._expanded: dict[Path, int] = {}  # numbers of the nodes that were run
         self._paths: list[Path] = []  # of the nodes of the tree
         self._num_passes, self._seconds = 0, 0.0
+        self._floor = 0.0 if record is None else record.floor
         self._tree = self._grow_tree()
         self._next, self._chances = self._select()
 
@@ -104,13 +114,13 @@ class ExpandingBlend:
         for path, ids, row in zip(self._next, token_ids, probs, strict=True):
             self._expanded[path] = len(self._expanded)
             self._add([*self._tail, *path], ids, row)
-        number, chances, before = self._num_passes, self._chances, self._expected
+        number, chances, before = self._num_passes, self._chances, self._gain
         self._num_passes += 1
         self._tree = self._grow_tree()
         taken = time.perf_counter() - self._started
         self._seconds += taken
         assert self._record is not None
-        self._record.note_pass(number, chances, self._expected - before, taken)
+        self._record.note_pass(number, chances, self._gain - before, taken)
         self._next, self._chances = self._select()
 
     def tree(self) -> DraftTree:
@@ -122,11 +132,13 @@ class ExpandingBlend:
 
     def _grow_tree(self) -> DraftTree:
         tree = self._blend.tree(self._tail, self._limits)
-        self._paths, self._values = [()], [1.0]
+        self._paths, self.values = [()], [1.0]
         for token, parent, chance in zip(tree.tokens[1:], tree.parents[1:], tree.probs[1:], strict=True):
             self._paths.append((*self._paths[parent], token))
-            self._values.append(self._values[parent] * chance)
-        self._expected = sum(self._values)
+            self.values.append(self.values[parent] * chance)
+        kept = [value for value in self.values if value >= self._floor]
+        self._expected = sum(kept)
+        self._gain = self._expected - self._floor * len(kept)
         return tree
 
     def _select(self) -> tuple[list[Path], float]:
@@ -134,15 +146,15 @@ class ExpandingBlend:
         if self._record is None or self._limits.budget == 1:
             return [], 0.0
         # A child is not likelier than its parent, so the last nodes of a full tree cannot have any.
-        floor = self._values[-1] if len(self._values) == self._limits.budget else 0.0
+        floor = max(self.values[-1], self._floor) if len(self.values) == self._limits.budget else self._floor
         found = [
             node
-            for node, (value, path) in enumerate(zip(self._values, self._paths, strict=True))
+            for node, (value, path) in enumerate(zip(self.values, self._paths, strict=True))
             if value > floor and path not in self._expanded and self._can_run(path)
         ][:BATCH]  # likeliest first, as the tree is
-        ends = list(self._values)
+        ends = list(self.values)
         for node, parent in enumerate(self._tree.parents[1:], start=1):
-            ends[parent] -= self._values[node]
+            ends[parent] -= self.values[node]
         chances = max(sum(ends[node] for node in found), MIN_CHANCES)
         pays = self._record.is_worth(self._num_passes, chances, self._expected, self._seconds, is_timed=self._is_timed)
         return ([self._paths[node] for node in found], chances) if found and pays else ([], 0.0)

@@ -11,7 +11,7 @@ from draftwood.heads.grow import GROWS, grow_head
 from draftwood.heads.hydra import HydraHead
 from draftwood.heads.layers import DecoderLayer, RMSNorm, float_logits
 from draftwood.heads.medusa import MedusaHead
-from draftwood.heads.shipped import ShippedHead, find_head, find_shipped_head, list_shipped_heads
+from draftwood.heads.shipped import ShippedHead, any_head_fits, find_head, find_shipped_head, list_shipped_heads
 from draftwood.heads.target import (
     find_local_fingerprint,
     find_local_shape,

@@ -50,6 +50,11 @@ def find_head(head: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def any_head_fits(kind: str, target: TargetShape) -> bool:
+    """Whether a shipped head has the sizes of this target, which may be another model of that size."""
+    return any(not check_fit(head.config, target) for head in list_shipped_heads(kind))
+
+
 def find_shipped_head(kind: str | None, target: TargetShape, fingerprint: str) -> ShippedHead | None:
     """The shipped head of this kind, or of any, that was trained for exactly this target; None if there is none."""
     fitting = (head for head in list_shipped_heads(kind) if not check_fit(head.config, target))

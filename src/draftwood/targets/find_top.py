@@ -14,7 +14,7 @@ import torch
 
 from draftwood.errors import OptionError
 from draftwood.targets.native.cpu import load_kernel
-from draftwood.targets.toprows import MAX_TOP_K, TopRows
+from draftwood.targets.toprows import MAX_TOP_K, KernelRows, TopRows
 
 
 def top_rows(logits: torch.Tensor, k: int, rows: Sequence[int] | None = None) -> TopRows:
@@ -43,7 +43,7 @@ def top_rows(logits: torch.Tensor, k: int, rows: Sequence[int] | None = None) ->
     return _top_by_torch(logits.detach() if rows is None else logits.detach()[list(rows)], k)
 
 
-def _top_by_kernel(entry: Callable[..., None], logits: torch.Tensor, k: int, rows: Sequence[int] | None) -> TopRows:
+def _top_by_kernel(entry: Callable[..., int], logits: torch.Tensor, k: int, rows: Sequence[int] | None) -> TopRows:
     vocab_size = logits.shape[1]
     num_rows = len(logits) if rows is None else len(rows)
     chosen = None if rows is None else (ctypes.c_int64 * num_rows)(*rows)
@@ -51,26 +51,21 @@ def _top_by_kernel(entry: Callable[..., None], logits: torch.Tensor, k: int, row
     if stride != 1:
         logits = logits.contiguous()
         row_stride = vocab_size
-    # One allocation for the three results: getting the address of an array takes longer than allocating it.
-    size = num_rows * k
-    words = np.empty(2 * size + num_rows, np.int32)
-    ids = ctypes.addressof(ctypes.c_int32.from_buffer(words.data))
-    values, log_total = ids + 4 * size, ids + 8 * size
+    # One allocation for all results: getting the address of an array takes longer than allocating it.
+    words = np.empty(KernelRows.num_words(num_rows, k), np.int32)
+    results = ctypes.addressof(ctypes.c_int32.from_buffer(words.data))
     threads = torch.get_num_threads()
-    entry(logits.data_ptr(), chosen, num_rows, row_stride, vocab_size, k, ids, values, log_total, threads)
-    return TopRows(
-        np.ndarray((num_rows, k), np.int32, words),
-        np.ndarray((num_rows, k), np.float32, words, 4 * size),
-        np.ndarray(num_rows, np.float32, words, 8 * size),
-    )
+    if entry(logits.data_ptr(), chosen, num_rows, row_stride, vocab_size, k, results, threads):
+        raise MemoryError(f"top entries of {num_rows} rows")
+    return KernelRows.in_words(words, num_rows, k)
 
 
 @lru_cache(maxsize=1)
-def _entry(kernel: ctypes.CDLL) -> Callable[..., None]:
+def _entry(kernel: ctypes.CDLL) -> Callable[..., int]:
     """Returns the kernel's function with its signature, looked up once."""
     entry = kernel.draftwood_top_rows
-    entry.restype = None
-    entry.argtypes = (*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 3, ctypes.c_int)
+    entry.restype = ctypes.c_int
+    entry.argtypes = (*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 4, ctypes.c_void_p, ctypes.c_int)
     return entry
 
 

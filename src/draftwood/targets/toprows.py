@@ -46,3 +46,40 @@ class TopRows(NamedTuple):
             shift = np.where(finite, shift, np.float32(np.inf))
         probs: npt.NDArray[np.float32] = np.exp(logits - shift[:, None])
         return probs
+
+
+class KernelRows(TopRows):
+    """Top entries as the CPU kernel finds them: with their probabilities, which take several steps in numpy."""
+
+    _probs: npt.NDArray[np.float32] | None = None  # [n, k]; None after ``_replace``
+
+    @classmethod
+    def in_words(cls, words: npt.NDArray[np.int32], rows: int, k: int) -> KernelRows:
+        """Views of the memory that the kernel fills: ids, logits, probabilities, log_total."""
+        size = 4 * rows * k
+        ids, logits = np.ndarray((rows, k), np.int32, words), np.ndarray((rows, k), np.float32, words, size)
+        found = cls(ids, logits, np.ndarray(rows, np.float32, words, 3 * size))
+        found._probs = np.ndarray((rows, k), np.float32, words, 2 * size)
+        return found
+
+    @staticmethod
+    def num_words(rows: int, k: int) -> int:
+        return rows * (3 * k + 1)
+
+    def at(self, rows: slice | Sequence[int]) -> TopRows:
+        return self._carry(super().at(rows), None if self._probs is None else self._probs[rows])
+
+    def first(self, k: int) -> TopRows:
+        found = super().first(k)
+        return found if found is self else self._carry(found, None if self._probs is None else self._probs[:, :k])
+
+    def probs(self) -> npt.NDArray[np.float32]:
+        return super().probs() if self._probs is None else np.ascontiguousarray(self._probs)
+
+    @staticmethod
+    def _carry(found: TopRows, probs: npt.NDArray[np.float32] | None) -> TopRows:
+        if probs is None:
+            return found
+        carried = KernelRows(*found)
+        carried._probs = probs
+        return carried

@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 
 from draftwood import SamplingParams
-from draftwood.drafters.neural import ROOT_CHUNK
 from draftwood.sizing import Sizer
 from draftwood.sources.neural import DraftSegment
 from draftwood.targets import TopRows
@@ -87,10 +86,11 @@ def test_trees_grow_from_little_text(drafter: str, monkeypatch: pytest.MonkeyPat
         return forward(segments, k)
 
     monkeypatch.setattr(model, "forward", noted)
+    monkeypatch.setattr(model, "root_chunk", 16)
     monkeypatch.setattr(Sizer, "is_pausing", property(lambda _: next(asked) % 50 < 46))
     same_as_plain(llm, ["hello hello hello"], SamplingParams(max_tokens=120, ignore_eos=True))
     assert sizes
-    assert max(sizes) <= ROOT_CHUNK
+    assert max(sizes) <= 16
 
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "hydra", "sps"])

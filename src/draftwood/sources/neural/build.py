@@ -6,10 +6,12 @@ from draftwood.sources.neural.head_fused import FusedEagleModel, why_not_fused
 from draftwood.targets.native import cuda
 
 
-def make_head_model(head: Head, num_layers: int, num_slots: int, *, quantize: bool = False) -> HeadModel:
+def make_head_model(
+    head: Head, num_layers: int, num_slots: int, *, quantize: bool = False, has_shortlist: bool = False
+) -> HeadModel:
     """Wrap a head, bound to its target of ``num_layers`` layers, with a cache of ``num_slots`` positions.
 
-    ``quantize``: an EAGLE-3 head on a CPU may run in 8 bits.
+    ``quantize``: an EAGLE-3 head on a CPU may run in 8 bits; ``has_shortlist``: and leave out rare tokens.
     """
     taps = head.config.taps_for(num_layers)
     if isinstance(head, (MedusaHead, HydraHead)):
@@ -20,5 +22,5 @@ def make_head_model(head: Head, num_layers: int, num_slots: int, *, quantize: bo
         if not why_not_graphed(head):
             return GraphedEagleModel(head, taps, num_slots)
     if quantize and isinstance(head, Eagle3Head) and not why_not_fused(head):
-        return FusedEagleModel(head, taps, num_slots)
+        return FusedEagleModel(head, taps, num_slots, has_shortlist=has_shortlist)
     return EagleModel(head, taps, num_slots)

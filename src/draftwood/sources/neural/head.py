@@ -56,10 +56,14 @@ class HeadModel(DraftModel):
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         batch = pack([each.segment for each in segments], self._cache)
         logits = self._logits(batch, [each.gather() for each in segments])  # [R, Vd]
-        top = top_rows(logits, min(k, logits.shape[1]))
+        top = self._top(logits, min(k, logits.shape[1]))
         if self._head.config.has_draft_vocabulary:
-            return TopRows(self._vocabulary[top.ids], top.logits, top.log_total)
+            return top._replace(ids=self._vocabulary[top.ids])
         return top
+
+    def _top(self, logits: Tensor, k: int) -> TopRows:
+        """The top k entries of each row."""
+        return top_rows(logits, k)
 
     @abstractmethod
     def _logits(self, batch: PackedBatch, features: Sequence[Tensor | None]) -> Tensor:
@@ -96,7 +100,7 @@ class EagleModel(HeadModel):
         """The features that the rows read, [N, H]: the target's, or what was stored at their parents."""
         return torch.cat(
             [
-                self._hidden[self._index(_slots_above(segment))] if own is None else self._head.fuse(self._convert(own))
+                self._hidden[self._index(slots_above(segment))] if own is None else self._head.fuse(self._convert(own))
                 for segment, own in zip(batch.segments, features, strict=True)
             ]
         )
@@ -162,6 +166,6 @@ def _slots_down_to(node: int, segment: PackedSegment) -> list[int]:
     return [segment.base + segment.prefix_len + node for node in reversed(path)]
 
 
-def _slots_above(segment: PackedSegment) -> list[int]:
+def slots_above(segment: PackedSegment) -> list[int]:
     """Slots of the parents of the segment's nodes; the first nodes follow the last text token."""
     return [segment.base + segment.prefix_len + parent for parent in segment.parents[segment.after :]]

@@ -20,6 +20,8 @@ from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder,
 class GraphedEagleModel(EagleModel):
     """``EagleModel`` in CUDA graphs, where ``why_not_graphed`` allows it."""
 
+    root_chunk = 16
+
     def __init__(self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int) -> None:
         super().__init__(head, taps, num_slots)
         vocabulary = head.vocabulary() if isinstance(head, Eagle3Head) and head.config.has_draft_vocabulary else None

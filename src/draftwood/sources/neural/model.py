@@ -22,6 +22,8 @@ class SmallModel(DraftModel):
         self.target = target
         self._num_tokens = num_tokens
         self.max_positions = min(target.info.context_length, target.num_slots)
+        if target.info.pass_sizes:
+            self.root_chunk = 16
 
     def open(self, capacity: int) -> int | None:
         return self.target.open(capacity) if self.target.can_open(capacity) else None

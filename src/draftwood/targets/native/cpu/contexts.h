@@ -26,6 +26,7 @@ static void measure_contexts(Run *run) {
     }
 }
 
+/* Also the positions of the rows. */
 static void list_scattered(Run *run) {
     const Batch *b = run->batch;
     int32_t *next = run->scattered;
@@ -37,6 +38,7 @@ static void list_scattered(Run *run) {
             Context *own = context + i;
             const long count = own->length - own->contiguous;
             own->scattered = next;
+            if (i >= segment->after) run->positions[segment->start + i - segment->after] = own->length - 1;
             if (!count) continue;
             if (count > 1) /* the parent has scattered slots too */
                 memcpy(next, context[parents[i]].scattered, (size_t)(count - 1) * sizeof(*next));

@@ -6,8 +6,9 @@ exactly what plain decoding emits, in every dtype.
 """
 
 import ctypes
+from array import array
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,13 +19,24 @@ from draftwood.targets.base import ForwardOutput
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cpu import build
 from draftwood.targets.native.cpu.packing import Packer
-from draftwood.targets.native.cpu.records import CACHE_TYPES, DTYPES, FORMATS, Batch, Layer, Matrix, Model, Segment
+from draftwood.targets.native.cpu.records import CACHE_TYPES, DTYPES, FORMATS, Batch, Layer, Matrix, Model
 from draftwood.targets.native.decoder import Decoder, PackedBatch
 from draftwood.targets.native.rope import inverse_frequencies
 from draftwood.targets.native.weights import LayerWeights, LoadProgress, Weights
+from draftwood.targets.toprows import KernelRows
 
+UNKNOWN_TOKEN = 2  # result of draftwood_forward
 VECTOR_PADDING = 64  # norms and biases are padded with zeros to a multiple of this
 KEPT_LOGITS = 64  # rows of logits whose memory is reused: as many as a tree usually has
+
+
+class _Rows(NamedTuple):
+    """Memory for results, with its addresses: getting one of a tensor takes longer than most other steps."""
+
+    logits: torch.Tensor  # [R, V]
+    greedy_ids: torch.Tensor  # [R]
+    logits_address: int
+    greedy_address: int
 
 
 class CpuDecoder(Decoder):
@@ -46,10 +58,15 @@ class CpuDecoder(Decoder):
         self._num_tokens = len(self._embed) or config.vocab_size  # a draft head may have fewer tokens than it reads
         self._packer = Packer(kernel, weights, self._dtype)
         # Allocating logits in every forward would cost more than all other work between two forwards.
-        self._logits = torch.empty(KEPT_LOGITS, config.vocab_size)
+        self._kept = _new_rows(KEPT_LOGITS, config.vocab_size)
+        self._views: dict[int, _Rows] = {}  # of these, by number of rows
         self._layers = (Layer * config.num_layers)()
         self._model = self._pack_model(weights, progress)
         self._packer.release()
+        self._model_address = ctypes.addressof(self._model)
+        self._forward = kernel.draftwood_forward
+        self._forward.restype = ctypes.c_int
+        self._forward.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
 
     @staticmethod
     def is_available() -> bool:
@@ -94,54 +111,66 @@ class CpuDecoder(Decoder):
 
     def forward(self, batch: PackedBatch, tap_layers: tuple[int, ...]) -> ForwardOutput:
         output = self._run(batch, tap_layers)
-        return output._replace(taps=None if output.taps is None else output.taps.to(self._dtype))
+        return output if output.taps is None else output._replace(taps=output.taps.to(self._dtype))
 
     def _run(
-        self, batch: PackedBatch, tap_layers: tuple[int, ...], features: torch.Tensor | None = None
+        self,
+        batch: PackedBatch,
+        tap_layers: tuple[int, ...],
+        features: torch.Tensor | None = None,
+        given: torch.Tensor | None = None,
     ) -> ForwardOutput:
-        """``features [rows, H]`` float32, if the model reads such. Taps are float32."""
-        config = self._config
-        rows, wanted = len(batch.token_ids), sum(segment.num_logits for segment in batch.segments)
-        logits = self._logits[:wanted] if wanted <= len(self._logits) else torch.empty(wanted, config.vocab_size)
-        greedy_ids = torch.empty(wanted, dtype=torch.int64)
-        tapped = torch.empty(rows, len(tap_layers) * config.hidden_size)
-        token_ids = np.array(batch.token_ids, dtype=np.int64)
-        positions = np.array(batch.positions(), dtype=np.int64)
-        trees = [segment.parents for segment in batch.segments]
-        firsts = list(accumulate(map(len, trees), initial=0))
-        parents = np.fromiter(chain.from_iterable(trees), dtype=np.int64, count=firsts[-1])
-        taps = np.array(tap_layers, dtype=np.int64)
-        if rows and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self._num_tokens:
+        """``features [rows, H]`` or ``given [rows, taps]``, what the model makes them of: float32, if it reads such.
+        Taps are float32."""
+        rows, num_best = len(batch.token_ids), self.num_best
+        fields, nodes, wanted = list[int](), list[int](), 0
+        for start, base, prefix_len, own, num_logits, after in batch.segments:
+            fields += (start, base, prefix_len, len(nodes), after, len(own) - after, num_logits)  # Segment of model.h
+            nodes += own
+            wanted += num_logits
+        token_ids, parents = array("q", batch.token_ids), array("q", nodes)
+        segments, taps = array("q", fields), array("q", tap_layers)
+        inputs = [part.buffer_info()[0] for part in (token_ids, parents, segments, taps)]
+        results = self._rows(wanted)
+        tapped = torch.empty(rows, len(tap_layers) * self._config.hidden_size) if tap_layers else None
+        words = np.empty(KernelRows.num_words(wanted, num_best), np.int32) if num_best and wanted else None
+        record = Batch(
+            rows,
+            len(nodes),
+            len(batch.segments),
+            len(tap_layers),
+            wanted,
+            0 if words is None else num_best,
+            *inputs,
+            results.logits_address,
+            results.greedy_address,
+            None if words is None else ctypes.addressof(ctypes.c_int32.from_buffer(words.data)),
+            None if tapped is None else tapped.data_ptr(),
+            None if features is None else features.data_ptr(),
+            None if given is None else given.data_ptr(),
+        )
+        failure = self._forward(self._model_address, ctypes.addressof(record), torch.get_num_threads())
+        if failure == UNKNOWN_TOKEN:
             raise OptionError(
                 "A token id is outside the vocabulary",
-                got=f"ids from {token_ids.min()} to {token_ids.max()}",
+                got=f"ids from {min(token_ids)} to {max(token_ids)}",
                 allowed=f"0 to {self._num_tokens - 1}",
             )
-        segments = (Segment * len(batch.segments))(
-            *[
-                Segment(s.start, s.base, s.prefix_len, first, s.after, s.size, s.num_logits)
-                for s, first in zip(batch.segments, firsts, strict=False)
-            ]
-        )
-        record = Batch(
-            rows=rows,
-            nodes=firsts[-1],
-            segments=len(batch.segments),
-            taps=len(tap_layers),
-            wanted=wanted,
-            token_ids=token_ids.ctypes.data,
-            positions=positions.ctypes.data,
-            parents=parents.ctypes.data,
-            segment=ctypes.addressof(segments),
-            tap_layers=taps.ctypes.data,
-            logits=logits.data_ptr(),
-            greedy_ids=greedy_ids.data_ptr(),
-            tapped=tapped.data_ptr(),
-            features=None if features is None else features.data_ptr(),
-        )
-        if self._kernel.draftwood_forward(ctypes.byref(self._model), ctypes.byref(record), torch.get_num_threads()):
+        if failure:
             raise MemoryError(f"not enough memory for a forward of {rows} positions")
-        return ForwardOutput(logits, greedy_ids, tapped if tap_layers else None)
+        top = None if words is None else KernelRows.in_words(words, wanted, num_best)
+        return ForwardOutput(results.logits, results.greedy_ids, tapped, top)
+
+    def _rows(self, count: int) -> _Rows:
+        """Memory for the results of ``count`` rows, which the next pass may overwrite."""
+        vocab_size = self._model.vocab
+        if count > KEPT_LOGITS:
+            return _new_rows(count, vocab_size)
+        if count not in self._views:
+            logits, greedy_ids, *addresses = self._kept
+            own = logits.flatten()[: count * vocab_size].view(count, vocab_size)
+            self._views[count] = _Rows(own, greedy_ids[:count], *addresses)
+        return self._views[count]
 
     def move_rows(self, sources: list[int], first: int) -> None:
         """Like ``KVCache.move_rows``: every cycle moves a few rows."""
@@ -181,6 +210,7 @@ class CpuDecoder(Decoder):
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             vocab=config.vocab_size,
+            tokens=self._num_tokens,
             window=config.sliding_window or 0,
             cache_type=CACHE_TYPES[cache.keys.dtype],
             slots=cache.keys.shape[2],
@@ -216,6 +246,11 @@ class CpuDecoder(Decoder):
         padded[: values.numel()] = values
         self._vectors.append(padded)
         return padded.data_ptr()
+
+
+def _new_rows(count: int, vocab_size: int) -> _Rows:
+    logits, greedy_ids = torch.empty(count, vocab_size), torch.empty(count, dtype=torch.int64)
+    return _Rows(logits, greedy_ids, logits.data_ptr(), greedy_ids.data_ptr())
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -1,5 +1,12 @@
-"""A draft head as one C call per pass: a small decoder whose rows are a token and a feature."""
+"""A draft head as one C call per pass: a small decoder whose rows are a token and a feature.
 
+The output matrix of a large vocabulary has more weights than the rest of a head. So a head drafts from a *shortlist*:
+the first ids, since vocabularies made by merging begin with frequent tokens, and tokens of the texts that it has read.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,11 +17,15 @@ from draftwood.targets.base import ForwardOutput
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.block_formats import choose_format, quantize_rows
 from draftwood.targets.native.cpu.decoder import CpuDecoder
+from draftwood.targets.native.cpu.packing import Packer
+from draftwood.targets.native.cpu.records import Matrix as MatrixRecord
 from draftwood.targets.native.decoder import PackedBatch
 from draftwood.targets.native.quantize import Matrix, Stored
 from draftwood.targets.native.weights import Weights
 
 FORMAT = "q8_0"
+FREQUENT, SEEN = 8192, 1024  # tokens of a shortlist: first ids, and others that occurred lately
+FUSED_STEP = 64  # hidden states that features are made of are read in steps of this many
 
 
 class CpuFeatureDecoder(CpuDecoder):
@@ -28,23 +39,91 @@ class CpuFeatureDecoder(CpuDecoder):
         *,
         feature_norm: torch.Tensor,
         norm_before_residual: bool,
+        fuse: tuple[torch.Tensor, torch.Tensor | None] | None = None,
+        has_shortlist: bool = False,
     ) -> None:
         """Quantises the matrices to 8 bits. ``weights.layers[0].qkv`` has 2H inputs, ``weights.embed`` any number of
-        rows. ``norm_before_residual``: the residual is the normed feature."""
+        rows. ``norm_before_residual``: the residual is the normed feature. ``fuse``: matrix and bias that make features
+        of hidden states. ``has_shortlist``: predict tokens of a shortlist, if the vocabulary is larger."""
         for layer in weights.layers:
             layer.qkv, layer.o = quantized(layer.qkv), quantized(layer.o)
             layer.gate_up, layer.down = quantized(layer.gate_up), quantized(layer.down)
+        self.shortlist: Shortlist | None = None
+        whole = weights.head
+        assert isinstance(whole, torch.Tensor)
+        is_short = has_shortlist and config.vocab_size > FREQUENT + SEEN
+        if is_short:
+            weights.head = torch.cat([whole[:FREQUENT], whole.new_zeros(SEEN, whole.shape[1])])
+            config = replace(config, vocab_size=FREQUENT + SEEN)
         weights.head = quantized(weights.head)
         super().__init__(config, weights, cache)
         self._model.feature_norm = self._pad_vector(feature_norm)
         self._model.norm_before_residual = int(norm_before_residual)
+        self.can_fuse = fuse is not None and fuse[0].shape[1] % FUSED_STEP == 0
+        if fuse is not None and self.can_fuse:
+            matrix = quantized(fuse[0])
+            self._fuse_packer = Packer(
+                self._kernel, Weights(weights.embed, [], weights.norm, matrix, True), self._dtype
+            )
+            self._model.fuse, self._model.fuse_bias = self._fuse_packer.pack(matrix), self._pad_vector(fuse[1])
+        if is_short:
+            self.shortlist = Shortlist(self._kernel, self._model.head, whole)
+            self._model.vocab = self._model.head.outputs = FREQUENT
 
-    def run(self, batch: PackedBatch, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns logits ``[R, V]`` of the requested rows, and the states ``[N, H]`` after the last layer; both are
-        float32, and the next pass overwrites the logits. ``features [N, H]``."""
-        output: ForwardOutput = self._run(batch, (self._config.num_layers,), features.float().contiguous())
-        assert output.taps is not None
-        return output.logits, output.taps
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that it predicts at the moment."""
+        return int(self._model.vocab)
+
+    def run(
+        self, batch: PackedBatch, features: torch.Tensor | None, given: torch.Tensor | None = None
+    ) -> ForwardOutput:
+        """Returns logits ``[R, V]`` of the requested rows, and the states ``[N, H]`` after the last layer as taps; both
+        are float32, and the next pass overwrites the logits. ``features [N, H]``, or ``given``: what they are made of.
+        """
+        prepared = [None if part is None else part.float().contiguous() for part in (features, given)]
+        return self._run(batch, (self._config.num_layers,), *prepared)
+
+    def note_text(self, token_ids: Iterable[int]) -> None:
+        """Adds tokens of a text to the shortlist, if there is one."""
+        if self.shortlist is not None and self.shortlist.add(token_ids):
+            self._model.vocab = self._model.head.outputs = self.shortlist.size
+            self._views.clear()
+
+
+class Shortlist:
+    """The tokens of the rows of an output matrix; the last rows belong to tokens that occurred lately."""
+
+    def __init__(self, kernel: ctypes.CDLL, matrix: MatrixRecord, weight: torch.Tensor) -> None:
+        """``matrix``: packed, with room for all; ``weight [V, H]``: the rows of all tokens."""
+        self.ids = np.arange(FREQUENT + SEEN, dtype=np.int32)
+        self.ids[FREQUENT:] = -1
+        self.size = FREQUENT
+        self._places: dict[int, int] = {}  # of tokens that occurred
+        self._next = 0
+        self._weight = weight
+        self._format = choose_format(FORMAT, weight.shape[1], is_table=False)
+        self._rows = quantize_rows(weight.new_zeros(SEEN, weight.shape[1]), self._format).numpy()
+        frequent = MatrixRecord(None, FREQUENT, matrix.inputs, 0, matrix.format)
+        first = int(kernel.draftwood_packed_bytes(ctypes.byref(frequent)))
+        self._matrix = MatrixRecord(matrix.data + first, SEEN, matrix.inputs, 0, matrix.format)
+        self._pack = kernel.draftwood_pack
+
+    def add(self, token_ids: Iterable[int]) -> bool:
+        """Adds tokens that are not there, in place of the oldest ones; False if all are there."""
+        new = [token for token in dict.fromkeys(token_ids) if token >= FREQUENT and token not in self._places][-SEEN:]
+        if not new:
+            return False
+        places = [(self._next + count) % SEEN for count in range(len(new))]
+        for place, token in zip(places, new, strict=True):
+            if self.ids[FREQUENT + place] in self._places:
+                del self._places[int(self.ids[FREQUENT + place])]
+            self._places[token], self.ids[FREQUENT + place] = place, token
+        self._rows[places] = quantize_rows(self._weight[new], self._format).numpy()
+        self._pack(ctypes.byref(self._matrix), self._rows.ctypes.data, 1)
+        self._next = (places[-1] + 1) % SEEN
+        self.size = FREQUENT + len(self._places)
+        return True
 
 
 def quantized(weight: Matrix) -> Stored:

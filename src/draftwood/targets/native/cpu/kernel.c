@@ -30,7 +30,7 @@ static Product new_product(const Run *run, const Matrix *matrix, const float *in
                            int ending, const float *bias, float *out, long out_stride) {
     return (Product){.matrix = matrix, .input = input, .input_stride = input_stride,
                      .rows = rows, .ending = ending, .bias = bias, .out = out, .out_stride = out_stride,
-                     .scratch = run->scratch, .scratch_stride = run->scratch_stride, .best = run->best,
+                     .scratch = run->scratch, .scratch_stride = run->scratch_stride, .best = run->best, .parts = run->parts,
                      .prepared = run->prepared};
 }
 
@@ -91,6 +91,14 @@ static int run_layer(Run *run, long index, int only_cache) {
     return 1;
 }
 
+static void top_wanted_row(Run *run, long row) {
+    const Batch *b = run->batch;
+    const long vocab = run->model->vocab;
+    const TopResults to = top_results(b->top, b->wanted, b->top_k);
+    find_top(b->logits + row * vocab, vocab, run->parts + row * parts_size(vocab), row, b->top_k, to);
+    b->greedy_ids[row] = to.ids[row * b->top_k];
+}
+
 static void run_head(Run *run) {
     const Batch *b = run->batch;
     const long wanted = b->wanted;
@@ -101,6 +109,10 @@ static void run_head(Run *run) {
     for_rows(run, norm_wanted_row, wanted);
     multiply(run, &run->model->head, run->normed, run->normed_stride, wanted, LOGITS, NULL, b->logits,
              run->model->vocab);
+    if (run->parts) {
+        for_rows(run, top_wanted_row, wanted);
+        return;
+    }
     for (long row = 0; row < wanted; row++) {
         Best best = run->best[row];
         for (int t = 1; t < run->threads; t++) {
@@ -128,6 +140,7 @@ static int prepare(Run *run) {
     run->scratch_stride = attention_scratch(m);
     run->prepared_bytes = 0;
     fit_product(run, &m->head);
+    fit_product(run, &m->fuse);
     for (long i = 0; i < m->layers; i++) {
         const Layer *layer = m->layer + i;
         for (int j = 0; j < 3; j++) fit_product(run, layer->qkv + j);
@@ -152,6 +165,11 @@ static void run_all(Run *run) {
     const long layers = run->model->layers;
     int last_tapped = 0;
     for (long t = 0; t < b->taps; t++) last_tapped |= b->tap_layers[t] == layers;
+    if (b->given) {
+        const Matrix *fuse = &run->model->fuse;
+        multiply(run, fuse, b->given, fuse->inputs, b->rows, STORE, run->model->fuse_bias, run->fused,
+                 run->hidden_stride);
+    }
     for_rows(run, embed_row, b->rows);
     for (long i = 0; i < layers; i++)
         if (!run_layer(run, i, i == layers - 1 && !b->wanted && !last_tapped)) return;
@@ -176,9 +194,11 @@ static void pack_item(void *context, long group, int thread) {
 
 /* ---- what Python calls ---- */
 
-/* Returns 0, or 1 if there is not enough memory. */
+/* Returns 0, 1 if there is not enough memory, or 2 if a token has no embedding. */
 int draftwood_forward(const Model *model, const Batch *batch, int threads) {
     Run run = {.model = model, .batch = batch};
+    for (long row = 0; row < batch->rows; row++)
+        if (batch->token_ids[row] < 0 || batch->token_ids[row] >= model->tokens) return 2;
     run.threads = pool_begin(threads);
     run.context = malloc((size_t)batch->nodes * sizeof(Context));
     const int ready = run.context && prepare(&run);
@@ -240,15 +260,18 @@ void draftwood_move_rows(char *cache, int64_t planes, int64_t plane_bytes, int64
     }
 }
 
-/* See toprows.h. `chosen`: row indices, or NULL for the first rows. Requires 1 <= k <= MAX_LEADERS and k <= vocab. */
-void draftwood_top_rows(const float *logits, const int64_t *chosen, int64_t rows, int64_t row_stride, int64_t vocab,
-                        int64_t k, int32_t *ids, float *values, float *log_total, int threads) {
-    const long max_blocks = MAX_STRETCHES * STRETCH_BLOCKS, block = (vocab + max_blocks - 1) / max_blocks;
-    TopRows job = {.logits = logits, .chosen = chosen, .row_stride = row_stride, .vocab = vocab,
-                   .block = round_up(block, BLOCK_STEP), .k = k, .ids = ids, .values = values, .log_total = log_total};
-    pool_begin((int)min_long(threads, rows));
-    pool_run(top_of_row, &job, rows);
+/* See toprows.h. `chosen`: row indices, or NULL for the first rows; `results`: memory for top_results. Requires
+ * 1 <= k <= MAX_LEADERS and k <= vocab. Returns 0, or 1 if there is not enough memory. */
+int draftwood_top_rows(const float *logits, const int64_t *chosen, int64_t rows, int64_t row_stride, int64_t vocab,
+                       int64_t k, void *results, int threads) {
+    threads = pool_begin((int)min_long(threads, rows));
+    TopRows job = {.logits = logits, .chosen = chosen, .row_stride = row_stride, .vocab = vocab, .k = k,
+                   .parts = malloc((size_t)(threads * parts_size(vocab)) * sizeof(float)),
+                   .to = top_results(results, rows, k)};
+    if (job.parts) pool_run(top_of_row, &job, rows);
     pool_end();
+    free(job.parts);
+    return !job.parts;
 }
 
 const char *draftwood_describe(void) {

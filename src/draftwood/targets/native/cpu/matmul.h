@@ -6,6 +6,7 @@
 
 #include "formats.h"
 #include "pool.h"
+#include "toprows.h"
 
 #define CHUNK_BYTES (384 * 1024) /* float32 inputs of one item at most */
 #define MAX_RUN 16 /* groups of one item at most, if it has few rows */
@@ -35,6 +36,7 @@ typedef struct {
     char *prepared; /* [rows + MAX_CHUNK] inputs as the format reads them, if it prepares them */
     long prepared_bytes; /* of one row; 0: the format reads float32 */
     Best *best; /* LOGITS: [threads][rows] */
+    float *parts; /* LOGITS: [rows] parts of the logits (toprows.h) instead of their argmax, or NULL */
 } Product;
 
 /* Floats: the results of a group [MAX_CHUNK][GROUP_COLUMNS], then the format's own. */
@@ -98,7 +100,10 @@ static void finish(const Product *job, const float *tile, long row, long rows, l
             finish_gate(tile, out, padded);
         } else if (job->ending == LOGITS) {
             memcpy(out, tile, (size_t)real * sizeof(float));
-            note_best(job->best + thread * job->rows + row + r, tile, real, column);
+            if (job->parts)
+                note_part(job->parts + (row + r) * parts_size(outputs), outputs, group, tile, real);
+            else
+                note_best(job->best + thread * job->rows + row + r, tile, real, column);
         } else {
             finish_linear(tile, out, bias, padded, job->ending == ADD);
         }

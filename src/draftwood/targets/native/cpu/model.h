@@ -30,6 +30,7 @@ typedef struct {
 
 typedef struct {
     int64_t hidden, inner, layers, heads, kv_heads, head_dim, vocab;
+    int64_t tokens; /* that have an embedding */
     int64_t window; /* 0: none */
     int64_t cache_type;
     int64_t slots; /* of the cache */
@@ -43,6 +44,8 @@ typedef struct {
     void *keys, *values; /* [layers, kv_heads, slots, head_dim] */
     const float *feature_norm; /* draft heads, or NULL: the first layer reads normed tokens beside normed features */
     int64_t norm_before_residual; /* with features: the residual of the first layer is the normed feature */
+    Matrix fuse; /* with features: from hidden states of the target to a feature; no outputs: features are given */
+    const float *fuse_bias; /* or NULL */
 } Model;
 
 typedef struct {
@@ -53,14 +56,17 @@ typedef struct {
 
 typedef struct {
     int64_t rows, nodes, segments, taps, wanted; /* nodes: of all trees; wanted: rows with logits */
-    const int64_t *token_ids, *positions; /* [rows] */
+    int64_t top_k; /* top entries to find in each row of logits; 0: none */
+    const int64_t *token_ids; /* [rows] */
     const int64_t *parents; /* [nodes] */
     const Segment *segment; /* [segments] */
     const int64_t *tap_layers; /* [taps] */
     float *logits; /* [wanted, vocab] */
     int64_t *greedy_ids; /* [wanted] */
+    void *top; /* as in top_results of toprows.h, if top_k is not 0 */
     float *tapped; /* [rows, taps * hidden] */
     const float *features; /* [rows, hidden], if the model reads features */
+    const float *given; /* [rows, inputs of fuse] hidden states to make the features of, instead; or NULL */
 } Batch;
 
 INLINE long cache_item_bytes(const Model *m) { return m->cache_type == BFLOAT16 ? 2 : 4; }

@@ -40,9 +40,8 @@ class Layer(Structure):
 
 class Model(Structure):
     _fields_ = (
-        *_numbers(
-            "hidden", "inner", "layers", "heads", "kv_heads", "head_dim", "vocab", "window", "cache_type", "slots"
-        ),
+        *_numbers("hidden", "inner", "layers", "heads", "kv_heads", "head_dim", "vocab", "tokens"),
+        *_numbers("window", "cache_type", "slots"),
         ("norm_eps", c_double),
         *_pointers("layer", "norm", "inverse_frequencies"),
         ("embed", Matrix),
@@ -50,16 +49,14 @@ class Model(Structure):
         ("head", Matrix),
         *_pointers("keys", "values", "feature_norm"),
         *_numbers("norm_before_residual"),
+        ("fuse", Matrix),
+        *_pointers("fuse_bias"),
     )
-
-
-class Segment(Structure):
-    _fields_ = _numbers("start", "base", "prefix", "first", "after", "size", "wanted")
 
 
 class Batch(Structure):
     _fields_ = (
-        *_numbers("rows", "nodes", "segments", "taps", "wanted"),
-        *_pointers("token_ids", "positions", "parents", "segment", "tap_layers"),
-        *_pointers("logits", "greedy_ids", "tapped", "features"),
+        *_numbers("rows", "nodes", "segments", "taps", "wanted", "top_k"),
+        *_pointers("token_ids", "parents", "segment", "tap_layers"),
+        *_pointers("logits", "greedy_ids", "top", "tapped", "features", "given"),
     )

@@ -46,7 +46,8 @@ static void for_rows(Run *run, RowFn fn, long rows) {
 /* Norms the token in `hidden` and its feature, side by side. The feature becomes the hidden state. */
 static void join_feature(Run *run, long row, float *hidden) {
     const Model *m = run->model;
-    const float *feature = run->batch->features + row * m->hidden;
+    const Batch *b = run->batch;
+    const float *feature = b->given ? run->fused + row * run->hidden_stride : b->features + row * m->hidden;
     float *normed = run->normed + row * run->normed_stride;
     rms_norm(hidden, m->layer->input_norm, m->hidden, m->norm_eps, normed);
     rms_norm(feature, m->feature_norm, m->hidden, m->norm_eps, normed + m->hidden);
@@ -67,7 +68,7 @@ static void embed_row(Run *run, long row) {
     const long mixed = m->heads * m->head_dim, mixed_stride = row_stride(mixed);
     memset(run->mixed + row * mixed_stride + mixed, 0, (size_t)(mixed_stride - mixed) * sizeof(float));
     for (long i = 0; i < run->half; i++) {
-        const float angle = (float)run->batch->positions[row] * m->inverse_frequencies[i];
+        const float angle = (float)run->positions[row] * m->inverse_frequencies[i];
         run->cosine[row * run->half + i] = cosf(angle);
         run->sine[row * run->half + i] = sinf(angle);
     }

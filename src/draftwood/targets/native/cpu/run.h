@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "matmul.h"
 #include "model.h"
+#include "toprows.h"
 
 #define HUGE_PAGE (2L << 20)
 
@@ -17,7 +18,9 @@ typedef struct {
     long hidden_stride, normed_stride, half;
     float *hidden, *normed; /* [rows][their stride] */
     float *qkv, *mixed, *gated; /* [rows][stride of their width] */
+    float *fused; /* [rows][hidden_stride] features made of hidden states */
     float *cosine, *sine; /* [rows][half] */
+    int64_t *positions; /* [rows] in their sequences */
     int64_t *wanted_rows; /* [wanted] */
     Context *context; /* [nodes] */
     int32_t *scattered; /* [num_scattered] */
@@ -29,6 +32,7 @@ typedef struct {
     char *prepared; /* [rows + MAX_CHUNK][prepared bytes]: inputs of a product as its format reads them */
     long prepared_bytes;
     Best *best; /* [threads][wanted] */
+    float *parts; /* of the logits, see toprows.h; NULL: no top entries are wanted */
     long layer; /* current layer, for the row-wise phases */
     const float *norm_weight;
 } Run;
@@ -59,14 +63,18 @@ static void lay_out(Run *run, Cursor *cursor) {
     run->qkv = take_floats(cursor, rows * row_stride((m->heads + 2 * m->kv_heads) * m->head_dim));
     run->mixed = take_floats(cursor, rows * row_stride(m->heads * m->head_dim));
     run->gated = take_floats(cursor, rows * row_stride(m->inner));
+    run->fused = take_floats(cursor, run->batch->given ? rows * run->hidden_stride : 0);
     run->cosine = take_floats(cursor, rows * run->half);
     run->sine = take_floats(cursor, rows * run->half);
+    run->positions = take(cursor, (size_t)rows * sizeof(int64_t));
     run->wanted_rows = take(cursor, (size_t)run->batch->wanted * sizeof(int64_t));
     run->scattered = take(cursor, (size_t)run->num_scattered * sizeof(int32_t));
     run->unit = take(cursor, (size_t)run->units * sizeof(Unit));
     run->scratch = take_floats(cursor, run->threads * run->scratch_stride);
     run->prepared = take(cursor, (size_t)((rows + MAX_CHUNK) * run->prepared_bytes));
     run->best = take(cursor, (size_t)(run->threads * run->batch->wanted) * sizeof(Best));
+    run->parts = NULL;
+    if (run->batch->top_k) run->parts = take_floats(cursor, run->batch->wanted * parts_size(m->vocab));
 }
 
 static int arena_grow(size_t size) {

@@ -1,9 +1,10 @@
-/* The top k entries of rows of logits, and the log of the sum of exponentials of each row.
+/* The top k entries of rows of logits, their probabilities, and the log of the sum of exponentials of each row.
  *
- * A row is read once, in stretches that stay in the first-level cache: first for the maximum of each block, then for
- * the exponentials. The k-th largest block maximum is a lower bound for the k-th largest entry, so only the few blocks
- * that reach it are searched entry by entry. A row is one item with a fixed order of operations: its result does not
- * depend on the other rows or the number of threads. NaN counts as -infinity. */
+ * A row is divided into blocks, as wide as the groups of a product. Each block has a part: its maximum, and the sum of
+ * its exponentials, scaled by a power of two near the maximum. Parts are computed while a block is in the first-level
+ * cache: as soon as a product has written it, or in one pass over a given row. The k-th largest maximum is a lower bound
+ * for the k-th largest entry, so only the few blocks that reach it are searched entry by entry. The order of operations
+ * is fixed: results do not depend on other rows or the number of threads. NaN counts as -infinity. */
 #ifndef DRAFTWOOD_TOPROWS_H
 #define DRAFTWOOD_TOPROWS_H
 
@@ -13,19 +14,16 @@
 #include "vec.h"
 
 #define MAX_LEADERS 64 /* the list is made for small k; MAX_TOP_K in toprows.py */
-#define MAX_STRETCHES 256
-#define STRETCH_BLOCKS 16
-#define BLOCK_STEP 64 /* entries of a block, or a multiple of it in a huge vocabulary */
+#define TOP_BLOCK GROUP_COLUMNS
 #define LARGEST_LOGIT 1e6f /* beyond it log_total equals the maximum in float32 */
+#define NO_OCTAVE -1e8f /* of a block that adds nothing to the sum */
+#define LOG_2 0.6931471805599453
 
-typedef struct {
-    const float *logits; /* [rows][vocab], rows row_stride apart */
-    const int64_t *chosen; /* row indices, or NULL: 0, 1, ... */
-    long row_stride, vocab, block, k;
-    int32_t *ids; /* [rows][k] */
-    float *values; /* [rows][k] */
-    float *log_total; /* [rows] */
-} TopRows;
+/* Blocks of a row, padded to full vectors. */
+INLINE long num_parts(long vocab) { return round_up((vocab + TOP_BLOCK - 1) / TOP_BLOCK, VW); }
+
+/* Floats of the parts of one row: maxima, sums and octaves. */
+INLINE long parts_size(long vocab) { return 3 * num_parts(vocab); }
 
 /* The largest entries so far, largest first. Ids arrive in ascending order, so a new entry goes after its equals. */
 typedef struct {
@@ -64,23 +62,6 @@ INLINE vf max_number(vf x, vf known) {
 #endif
 }
 
-/* The first `count` floats; -infinity in the other lanes. */
-INLINE vf load_part(const float *p, long count) {
-    float lanes[VW];
-    for (long i = 0; i < VW; i++) lanes[i] = i < count ? p[i] : -INFINITY;
-    return load(lanes);
-}
-
-INLINE float block_maximum(const float *x, long count) {
-    vf top[4];
-    long c = 0;
-    UNROLL for (int i = 0; i < 4; i++) top[i] = splat(-INFINITY);
-    for (; c + 4 * VW <= count; c += 4 * VW)
-        UNROLL for (int i = 0; i < 4; i++) top[i] = max_number(load(x + c + i * VW), top[i]);
-    for (; c < count; c += VW) top[0] = max_number(load_part(x + c, count - c), top[0]);
-    return max_lanes(max_vec(max_vec(top[0], top[1]), max_vec(top[2], top[3])));
-}
-
 /* Adds e^x / 2^octaves to four sums, with a relative error of 6e-6; x is clamped to `lowest`. Most of the time of a row
  * is spent here: exp_vec is more exact than necessary and takes twice as long. */
 INLINE void add_powers(vf *sum, const vf *x, vf magic, vf lowest) {
@@ -95,58 +76,110 @@ INLINE void add_powers(vf *sum, const vf *x, vf magic, vf lowest) {
     UNROLL for (int i = 0; i < 4; i++) sum[i] = fma_vec(sum[i], p[i], (vf)((vu)shifted[i] << 23));
 }
 
-/* The sum of e^x / 2^octaves; no x is above octaves * log(2) by more than half an octave. */
-static float stretch_sum(const float *x, long count, float octaves) {
-    /* Adding 1.5 * 2^23 rounds to an integer in the low bits: here the biased exponent of a power of two. */
-    const vf magic = splat(12582912.0f + 127.0f - octaves), lowest = splat(octaves * 0.69314718f - 80.0f);
-    vf sum[4], part[4];
-    long c = 0;
-    UNROLL for (int i = 0; i < 4; i++) sum[i] = splat(0.0f);
-    for (; c + 4 * VW <= count; c += 4 * VW) {
-        __builtin_prefetch(x + count + c); /* the next stretch */
-        UNROLL for (int i = 0; i < 4; i++) part[i] = load(x + c + i * VW);
-        add_powers(sum, part, magic, lowest);
+_Static_assert(TOP_BLOCK % (4 * VW) == 0, "a block is a number of steps of add_powers");
+
+/* The part of one block, `block` of a row of `vocab` logits; `parts` are those of the row. */
+static void note_part(float *parts, long vocab, long block, const float *x, long count) {
+    const long stride = num_parts(vocab);
+    float padded[TOP_BLOCK];
+    if (count < TOP_BLOCK) {
+        for (long c = 0; c < TOP_BLOCK; c++) padded[c] = c < count ? x[c] : -INFINITY;
+        x = padded;
     }
-    if (c < count) {
-        UNROLL for (int i = 0; i < 4; i++) part[i] = load_part(x + c + i * VW, count - c - i * VW);
-        add_powers(sum, part, magic, lowest);
+    vf top = splat(-INFINITY);
+    UNROLL for (long c = 0; c < TOP_BLOCK; c += VW) top = max_number(load(x + c), top);
+    const float maximum = max_lanes(top);
+    const int counts = maximum >= -LARGEST_LOGIT && maximum <= LARGEST_LOGIT;
+    const float octaves = counts ? rintf(maximum * 1.44269504f) : NO_OCTAVE;
+    float total = 0.0f;
+    if (counts) {
+        /* Adding 1.5 * 2^23 rounds to an integer in the low bits: here the biased exponent of a power of two. */
+        const vf magic = splat(12582912.0f + 127.0f - octaves), lowest = splat(octaves * 0.69314718f - 80.0f);
+        vf sum[4], four[4];
+        UNROLL for (int i = 0; i < 4; i++) sum[i] = splat(0.0f);
+        for (long c = 0; c < TOP_BLOCK; c += 4 * VW) {
+            UNROLL for (int i = 0; i < 4; i++) four[i] = load(x + c + i * VW);
+            add_powers(sum, four, magic, lowest);
+        }
+        total = sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
     }
-    return sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    parts[block] = maximum;
+    parts[stride + block] = total;
+    parts[2 * stride + block] = octaves;
 }
+
+/* The log of the sum of exponentials of a row, from its parts. */
+static float log_of_sum(const float *parts, long vocab, float maximum) {
+    const long blocks = (vocab + TOP_BLOCK - 1) / TOP_BLOCK, stride = num_parts(vocab);
+    const float *sums = parts + stride, *octaves = parts + 2 * stride;
+    if (!(maximum >= -LARGEST_LOGIT && maximum <= LARGEST_LOGIT)) return maximum;
+    const float scale = rintf(maximum * 1.44269504f);
+    vf total = splat(0.0f);
+    for (long b = 0; b < blocks; b += VW) {
+        const vi exponent = __builtin_convertvector(load(octaves + b) - splat(scale), vi) + 127;
+        total += load(sums + b) * (vf)((exponent & (exponent > 0)) << 23);
+    }
+    return (float)(scale * LOG_2 + log((double)sum_lanes(total)));
+}
+
+/* Results of all rows, one kind after the other. */
+typedef struct {
+    int32_t *ids; /* [rows][k] */
+    float *values, *probs; /* [rows][k] */
+    float *log_total; /* [rows] */
+} TopResults;
+
+INLINE TopResults top_results(void *memory, long rows, long k) {
+    float *from = memory;
+    return (TopResults){(int32_t *)memory, from + rows * k, from + 2 * rows * k, from + 3 * rows * k};
+}
+
+INLINE float prob_of(float value, float log_total) {
+    const float log_prob = value - log_total;
+    return isfinite(log_total) && log_prob > -87.0f ? exp_one(log_prob) : 0.0f;
+}
+
+/* Finds the top entries of a row x from its parts. */
+static void find_top(const float *x, long vocab, float *parts, long row, long k, TopResults to) {
+    const long blocks = (vocab + TOP_BLOCK - 1) / TOP_BLOCK, stride = num_parts(vocab);
+    Leaders tops = {.wanted = k}, best = {.wanted = k};
+    for (long b = blocks; b < stride; b++) {
+        parts[b] = -INFINITY;
+        parts[stride + b] = 0.0f;
+        parts[2 * stride + b] = NO_OCTAVE;
+    }
+    for (long b = 0; b < blocks; b++)
+        if (is_leader(&tops, parts[b])) insert_leader(&tops, parts[b], b);
+    const float floor = tops.size == k ? tops.value[k - 1] : -INFINITY;
+    for (long b = 0; b < blocks; b++)
+        if (parts[b] >= floor && is_leader(&best, parts[b]))
+            note_leaders(&best, x + b * TOP_BLOCK, min_long(TOP_BLOCK, vocab - b * TOP_BLOCK), b * TOP_BLOCK, floor);
+    const float log_total = log_of_sum(parts, vocab, tops.value[0]);
+    for (long i = 0; i < k; i++) {
+        to.ids[row * k + i] = best.id[i];
+        to.values[row * k + i] = best.value[i];
+        to.probs[row * k + i] = prob_of(best.value[i], log_total);
+    }
+    to.log_total[row] = log_total;
+}
+
+/* ---- rows that are given ---- */
+
+typedef struct {
+    const float *logits; /* [rows][vocab], rows row_stride apart */
+    const int64_t *chosen; /* row indices, or NULL: 0, 1, ... */
+    long row_stride, vocab, k;
+    float *parts; /* [threads] parts of a row */
+    TopResults to;
+} TopRows;
 
 static void top_of_row(void *context, long row, int thread) {
     const TopRows *job = context;
     const float *x = job->logits + (job->chosen ? job->chosen[row] : row) * job->row_stride;
-    const long vocab = job->vocab, block = job->block, stretch = STRETCH_BLOCKS * block, k = job->k;
-    float maxima[MAX_STRETCHES * STRETCH_BLOCKS], sums[MAX_STRETCHES], octaves[MAX_STRETCHES];
-    Leaders blocks = {.wanted = k}, best = {.wanted = k};
-    long b = 0, stretches = 0;
-    (void)thread;
-    for (long start = 0; start < vocab; start += stretch) {
-        const long end = min_long(start + stretch, vocab);
-        float top = -INFINITY;
-        for (long c = start; c < end; c += block, b++) {
-            maxima[b] = block_maximum(x + c, min_long(block, end - c));
-            if (maxima[b] > top) top = maxima[b];
-            if (is_leader(&blocks, maxima[b])) insert_leader(&blocks, maxima[b], b);
-        }
-        if (top < -LARGEST_LOGIT || top > LARGEST_LOGIT) continue;
-        octaves[stretches] = rintf(top * 1.44269504f);
-        sums[stretches] = stretch_sum(x + start, end - start, octaves[stretches]);
-        stretches++;
-    }
-    const float maximum = blocks.value[0], floor = blocks.size == k ? blocks.value[k - 1] : -INFINITY;
-    b = 0;
-    for (long c = 0; c < vocab; c += block, b++)
-        if (maxima[b] >= floor && is_leader(&best, maxima[b]))
-            note_leaders(&best, x + c, min_long(block, vocab - c), c, floor);
-    double total = 0.0;
-    const float scale = rintf(maximum * 1.44269504f);
-    for (long s = 0; s < stretches; s++) total += ldexp(sums[s], (int)(octaves[s] - scale));
-    memcpy(job->ids + row * k, best.id, (size_t)k * sizeof(int32_t));
-    memcpy(job->values + row * k, best.value, (size_t)k * sizeof(float));
-    const int summed = maximum >= -LARGEST_LOGIT && maximum <= LARGEST_LOGIT;
-    job->log_total[row] = summed ? (float)(scale * 0.6931471805599453 + log(total)) : maximum;
+    float *parts = job->parts + thread * parts_size(job->vocab);
+    for (long start = 0; start < job->vocab; start += TOP_BLOCK)
+        note_part(parts, job->vocab, start / TOP_BLOCK, x + start, min_long(TOP_BLOCK, job->vocab - start));
+    find_top(x, job->vocab, parts, row, job->k, job->to);
 }
 
 #endif

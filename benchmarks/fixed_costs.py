@@ -1,0 +1,124 @@
+"""Tokens per second of drafters by fixed costs: the engine decides by a clock that only moves by known costs.
+
+    python benchmarks/fixed_costs.py --data FOLDER plain sam goose blend goose@4 eagle3:growth=chain
+
+The model runs and all decisions are the engine's own, but passes of the target and of a head, drafting and learning
+take the times below on a virtual clock. So results do not depend on what else the machine does, and show whether sizes
+and head passes are chosen well. Costs are those of SmolLM2 (Q4_1) on one core of a Xeon with AVX-512 and VNNI.
+Methods, tasks and ratios are those of blend_tables.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def around(self, function: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
+        """The function, which takes this long by the clock."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.now += seconds(*args)
+            return function(*args, **kwargs)
+
+        return timed
+
+
+CLOCK = Clock()
+time.perf_counter = lambda: CLOCK.now  # before anything imports it
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from benchmarks.blend_tables import TASKS, Key, Result, answer, describe, make_llm, read_prompts  # noqa: E402
+
+from draftwood.config import ModelOptions  # noqa: E402
+from draftwood.engine import Engine  # noqa: E402
+from draftwood.sizing import CostProfile, LiveCosts  # noqa: E402
+from draftwood.targets import load_target  # noqa: E402
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PASSES = (10.7, 11.5, 12.2, 12.9, 14.5, 16.7, 21.0, 26.2, 37.0, 48.0, 70.0, 92.0)  # milliseconds, by positions
+HEAD_PASS, HEAD_ROW = 1.55e-3, 0.1e-3  # seconds of a pass of the head, and of each further row
+CYCLE = 0.5e-3  # seconds of the host, whatever the drafter
+DRAFT = {"sam": 0.10e-3, "goose": 0.10e-3, "blend": 0.14e-3, "eagle3": 0.05e-3}
+LEARN = {"sam": 0.15e-3, "goose": 0.25e-3, "blend": 0.30e-3, "eagle3": 0.15e-3}
+
+
+def seconds_of_pass(segments: Sequence[Any]) -> float:
+    return float(np.interp(sum(len(segment.token_ids) for segment in segments), SIZES, PASSES)) / 1e3
+
+
+def seconds_of_head(segments: Sequence[Any], _: int) -> float:
+    return HEAD_PASS + HEAD_ROW * (sum(len(segment.token_ids) for segment, *_ in segments) - 1)
+
+
+def charge_drafter(cls: Any) -> None:
+    """Drafting and learning of this class take time."""
+    draft, learn = (costs.get(cls.name, 0.0) for costs in (DRAFT, LEARN))
+    charge(cls, "propose_batch" if cls.drafts_in_batch else "propose", draft)
+    charge(cls, "observe", learn)
+    charge(cls, "observe_batch", learn)
+
+
+def charge(cls: Any, name: str, seconds: float) -> None:
+    method = getattr(cls, name)
+    is_bound = hasattr(method, "__func__")  # to the class
+    timed = CLOCK.around(method.__func__ if is_bound else method, lambda *_: seconds)
+    setattr(cls, name, classmethod(timed) if is_bound else timed)
+
+
+def prepare(method: str, loaded: Any, args: argparse.Namespace) -> Any:
+    llm = make_llm(method, loaded, args.memory)
+    if "@" not in method:
+        assert llm.engine.budget
+        seconds = tuple(each / 1e3 for each in PASSES)
+        llm.engine._costs = LiveCosts(CostProfile(SIZES, (16,), (seconds,)))
+    shared: Any = llm._default._shared
+    for holder in (shared, getattr(shared, "head", None)):
+        model = getattr(holder, "model", None)
+        if model is not None:
+            model.forward = CLOCK.around(model.forward, seconds_of_head)
+    return llm
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("methods", nargs="+", metavar="METHOD")
+    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--skip", type=Path, metavar="FOLDER")
+    parser.add_argument("--tasks", default=TASKS, help="separated by commas")
+    parser.add_argument("--prompts", type=int, default=2, help="of each task")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--memory", default="process", help="who shares what drafters learn")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    args = parser.parse_args(argv, argparse.Namespace(temperature=0.0, samples=1, speed=True))
+    torch.set_num_threads(1)
+    prompts = read_prompts(args)
+    loaded = load_target(ModelOptions(model=args.model, max_batch=1))
+    target: Any = loaded.target
+    target.forward = CLOCK.around(target.forward, seconds_of_pass)
+    Engine.step = CLOCK.around(Engine.step, lambda *_: CYCLE)  # type: ignore[method-assign]
+    llms = {method: prepare(method, loaded, args) for method in args.methods}
+    for cls in {llm._default.cls for llm in llms.values()}:
+        charge_drafter(cls)
+    found: dict[Key, Result] = {}
+    for task, own in prompts.items():
+        for number, prompt in enumerate(own):
+            for method, llm in llms.items():
+                found[method, task, number, 0.0] = answer(llm, prompt, args)
+    print(f"| tokens per second | {' | '.join(prompts)} | mean | ratio | positions | tokens per pass | ...")
+    for method in args.methods:
+        print(describe(method, found, prompts, args))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
