@@ -31,6 +31,7 @@ from draftwood.train.trees import (
     DraftHead,
     DraftTrees,
     HeadRun,
+    VerifiedTree,
     accepted_branch,
     advantages,
     branch_log_probs,
@@ -43,7 +44,6 @@ from draftwood.train.trees import (
     texts_of,
     verify_trees,
 )
-from draftwood.train.trees.verify import VerifiedTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
