@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftwood.engine.worth import FIRST_STAY, MAX_STAY, MIN_REQUESTS, TRIAL, Worth
+from draftwood.engine.worth import FIRST_STAY, MAX_STAY, MIN_REQUESTS, TAKEN_OVER_STAY, TRIAL, UNCOUNTED, Worth
 
 
 class Batch:
@@ -46,11 +46,23 @@ def test_few_requests_always_draft() -> None:
     assert all(Batch(MIN_REQUESTS - 1).run(1000, (9.0, 1), (1.0, 100)))
 
 
-def test_sizes_of_batches_have_their_own_way() -> None:
+def test_other_sizes_begin_with_the_way_of_the_nearest() -> None:
     batch = Batch(64)
-    assert not all(batch.run(TRIAL[True] + 50, (2.0, 100), (1.0, 100)))
+    batch.run(100, (2.0, 100), (1.0, 100))  # drafts are slower
     batch.requests = 8
-    assert all(batch.run(TRIAL[True] - 1, (2.0, 100), (1.0, 100)))
+    assert not any(batch.run(TAKEN_OVER_STAY, (1.0, 50), (1.0, 10)))
+    later = batch.run(TAKEN_OVER_STAY, (1.0, 50), (1.0, 10))  # here they are quicker
+    assert all(later)
+    batch.requests = 64
+    assert not any(batch.run(100, (2.0, 100), (1.0, 100)))
+
+
+def test_a_clear_trial_is_short() -> None:
+    batch = Batch()
+    ways = batch.run(400, (2.0, 100), (1.0, 100))
+    assert ways.count(True) <= TRIAL[True] + UNCOUNTED
+    again = batch.run(2 * FIRST_STAY, (2.0, 100), (1.0, 100))
+    assert 0 < again.count(True) < TRIAL[True] // 2 + UNCOUNTED
 
 
 def test_single_slow_passes_decide_nothing() -> None:

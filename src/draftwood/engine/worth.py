@@ -5,7 +5,8 @@ the host may become slower than the target, passes of other sizes may have to be
 batches that draft decode plainly for a few passes now and then, and batches that decode plainly try drafts. The quicker
 way stays, and the other one is tried again after twice the time.
 
-Rates depend on the number of requests, so each power of two has its own. Passes that read prompts do not count.
+Rates depend on the number of requests, so each power of two has its own. Batches of another size than before begin with
+the way of the nearest one, and try the other soon. Passes that read prompts do not count.
 """
 
 import time
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 
 MIN_REQUESTS = 4  # fewer: sizes and pauses of single requests are enough
 TRIAL = {True: 12, False: 8}  # passes: with drafts, without
+CLEAR, MIN_CYCLES = 1.2, 96  # a trial ends early if one way is so many times quicker after so many cycles of requests
 UNCOUNTED = 2  # passes after a change, which still belong to the way before
 FIRST_STAY, MAX_STAY = 512, 8192  # passes until the other way is tried again
+TAKEN_OVER_STAY = 128  # likewise, in a way that is taken over from another size
 DECAY = 0.98  # per pass
 MAX_OUTLIER = 8.0  # times the mean: a longer pass was disturbed, or had to be prepared
 
@@ -45,22 +48,30 @@ class Rate:
 class Choice:
     """The way of batches of one size."""
 
-    def __init__(self) -> None:
-        self.drafts = True
-        self._is_trial = True
-        self._left = TRIAL[True]  # passes until the next decision
+    def __init__(self, way: bool | None = None) -> None:
+        """``way``: to begin with, drafts or no drafts; None: neither is known."""
+        self.drafts = way is not False
+        self.best = way  # the way that won the last trial
+        self._is_trial = way is None
+        self._left = TRIAL[True] if way is None else TAKEN_OVER_STAY  # passes until the next decision
         self._stay = FIRST_STAY
         self._uncounted = 0
         self._rates = {True: Rate(), False: Rate()}
 
-    def note(self, tokens: int, seconds: float) -> None:
+    def note(self, num_requests: int, tokens: int, seconds: float) -> None:
         if self._uncounted:
             self._uncounted -= 1
             return
         self._rates[self.drafts].note(tokens, seconds)
         self._left -= 1
-        if self._left <= 0:
+        if self._left <= 0 or (self._is_trial and self._is_clear(num_requests)):
             self._decide()
+
+    def _is_clear(self, num_requests: int) -> bool:
+        own, other = self._rates[self.drafts], self._rates[not self.drafts]
+        enough = TRIAL[self.drafts] - self._left >= max(MIN_CYCLES / num_requests, 3)
+        ratio = own.per_second / max(other.per_second, 1e-9)
+        return bool(enough and other.passes and not 1.0 / CLEAR < ratio < CLEAR)
 
     def _decide(self) -> None:
         """After a trial the quicker way stays; after a stay the other way is tried."""
@@ -77,6 +88,7 @@ class Choice:
         else:
             self._stay = min(2 * self._stay, MAX_STAY)
             self._change()
+        self.best = self.drafts
         self._left = self._stay
 
     def _change(self) -> None:
@@ -100,11 +112,15 @@ class Worth:
         """A pass is finished; ``counts``: it did nothing but decode for requests that may rest."""
         last, self._last = self._last, self._clock()
         if counts and last is not None and num_requests >= MIN_REQUESTS:
-            self._choice(num_requests).note(tokens, self._last - last)
+            self._choice(num_requests).note(num_requests, tokens, self._last - last)
 
     def rest(self) -> None:
         """Nothing runs: the time until the next pass does not count."""
         self._last = None
 
     def _choice(self, num_requests: int) -> Choice:
-        return self._choices.setdefault(num_requests.bit_length(), Choice())
+        size = num_requests.bit_length()
+        if size not in self._choices:
+            nearest = min(self._choices, key=lambda other: abs(other - size), default=None)
+            self._choices[size] = Choice(None if nearest is None else self._choices[nearest].best)
+        return self._choices[size]

@@ -7,6 +7,9 @@ in between. So where drafts do not pay and the known costs are right, little is 
 batches, whatever the known costs say. Low estimates alone do not cause a pause: drafters have to learn before their
 estimates are good.
 
+Drafts that cost much, those of a draft model, also gain much, in some cycles and nothing in others. A request may lose
+more with them before it pauses, and its pauses are longer.
+
 A new request takes over the balance and the pause of the last one, so that short requests also reach their ends.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 MAX_LOSS, MAX_GAIN = 1.0, 2.0  # tokens; a larger gain is forgotten, so that drafts which stop paying are noticed soon
 MAX_PAUSE = 64  # cycles
+USUAL_COST = 0.5  # tokens: of drafts that cost more, losses, gains and pauses are measured in their cost
 
 
 class WatchRecord:
@@ -54,10 +58,12 @@ class Watch:
             self._pause_left = record.pause_left = self._pause_left - 1
         if cost is None:
             return
-        self._balance = min(self._balance + num_gained - cost, MAX_GAIN)
-        if self._balance <= -MAX_LOSS:
+        scale = max(cost / USUAL_COST, 1.0)
+        self._balance = min(self._balance + num_gained - cost, MAX_GAIN * scale)
+        if self._balance <= -MAX_LOSS * scale:
             self._balance = 0.0
-            self._pause_left = record.pause_left = self._next_pause
+            longest = round(MAX_PAUSE * scale)
+            self._pause_left = record.pause_left = min(round(self._next_pause * scale * scale), longest)
             self._next_pause = min(2 * self._next_pause, MAX_PAUSE)
         elif self._balance > 0.0 or not cost:
             self._next_pause, record.pause_left = 1, 0

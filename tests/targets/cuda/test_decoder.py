@@ -41,6 +41,7 @@ from tests.tools.triton import DEVICE, INTERPRETED, on_gpu, run_interpreted, run
 pytest.importorskip("triton")
 
 from draftwood.targets.native.cuda import decoder as cuda_decoder
+from draftwood.targets.native.cuda.workspace import Workspace
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 EVERYTHING = {
@@ -202,6 +203,19 @@ def test_padding_rows_leave_no_trace() -> None:
         assert not torch.equal(rows[:, :, written], old[:, :, written])
         old[:, :, written] = rows[:, :, written]
         assert torch.equal(rows.nan_to_num(), old.nan_to_num())
+
+
+@runs_kernels
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_pass_holds_its_buffers(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Addresses are part of a captured graph, so launches must not ask for buffers, which may have been replaced."""
+    target = new_target(replace(BASE, num_layers=1), exact=exact)
+    target.forward([Segment(target.open(8), (5, 6, 7), (-1, 0, 0), 3)])
+    for name in ("buffers", "logits", "matrix", "paths", "scratch"):
+        monkeypatch.delattr(Workspace, name)
+    (captured,) = target._decoder._passes.values()
+    with torch.inference_mode():
+        captured.work.launch()
 
 
 @runs_kernels

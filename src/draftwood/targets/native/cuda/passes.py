@@ -342,6 +342,11 @@ class ExactPass(NarrowPass):
         demand = super()._prepare()
         if self.selects_rows:
             self._logits = self._logits.with_rows(max(self._shape.num_logits, 1))
+        words, num_rows = self.inputs.words, self._shape.num_rows
+        self._trees: rows.Ancestors | None = None
+        if not self._shape.is_single:
+            paths = self._workspace.paths(num_rows, words.shape[1] * WORD_BITS)
+            self._trees = rows.Ancestors(words, self.inputs.afters, paths)
         return demand
 
     def _new_product(self, num_in: int, num_out: int, kind: Kind = Kind.PLAIN, **options: Any) -> Product:
@@ -356,16 +361,12 @@ class ExactPass(NarrowPass):
         return ordered_scratch_size(self._ordered, num_tiles, config.num_kv_heads, config.head_dim)
 
     def _ancestors(self) -> rows.Ancestors | None:
-        if self._shape.is_single:
-            return None
-        words = self.inputs.words
-        paths = self._workspace.paths(self._shape.num_rows, words.shape[1] * WORD_BITS)
-        return rows.Ancestors(words, self.inputs.afters, paths)
+        return self._trees
 
     def _launch_attention(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        model, buffers, inputs, ancestors = self._model, self._buffers, self.inputs, self._ancestors()
+        model, buffers, inputs, trees = self._model, self._buffers, self.inputs, self._trees
         ordered_attention(
-            buffers.qkv, keys, values, inputs.tiles, None if ancestors is None else ancestors.paths, inputs.positions,
+            buffers.qkv, keys, values, inputs.tiles, None if trees is None else trees.paths, inputs.positions,
             buffers.mixed, self._parts, self._counters,
             config=self._ordered, window=model.config.sliding_window or 0, pdl=model.pdl,
         )  # fmt: skip
