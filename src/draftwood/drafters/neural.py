@@ -33,6 +33,7 @@ from draftwood.targets import MAX_TOP_K, Found, SearchLimits, SearchPlan, Segmen
 from draftwood.tree import DraftTree
 
 CHUNK = 512  # text tokens per draft pass
+ROOT_CHUNK = 16  # text tokens in the pass that a tree grows from: passes of other sizes may have to be prepared first
 MAX_NODES = 128  # nodes per tree, and nodes that a draft model runs for it
 
 
@@ -194,8 +195,8 @@ class NeuralDrafter(Drafter):
         self._num_run = 0  # nodes below the root that the draft model has run
         self._max_run = min(MAX_NODES, self._room - self._length - len(self._unread))
         self._frontier = self._next_frontier()
-        if self._frontier is not None:
-            self._read_text(CHUNK)
+        if can_draft and self._max_run >= 0 and len(self._unread) > ROOT_CHUNK:
+            self._read_text(1)
 
     def _new_growth(self, size: int) -> GrowingTree:
         """The growth of one tree of at most ``size`` nodes."""

@@ -19,6 +19,8 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True) -> list[Session]:
             session.leave()
         if session.is_prefilling:  # logits and hidden states of prompts cost something too
             session.is_resting = session.has_left or (not drafts and session.may_rest)
+            if not session.is_resting:
+                session.begin_drafting()
         elif session.error is None:
             drafting.append(session)
     groups: dict[object, list[Session]] = {}  # whose drafts are made together

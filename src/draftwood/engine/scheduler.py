@@ -100,6 +100,8 @@ class Scheduler:
                 self._prefixes.put(tokens, session.sequence, session.sample.request.owner)
             else:
                 self._target.close(session.sequence)
+        if not session.has_begun:
+            return
         try:
             session.drafter.end()
         except Exception:  # the request has ended; others go on

@@ -50,6 +50,7 @@ class Session:
         self.num_wanted = 1  # nodes that it was allowed
         self.draft_seconds = 0.0  # of that tree
         self.learn_seconds = 0.0  # that the drafter took to learn from the last one
+        self.has_begun = False  # whether its drafter knows the prompt
         self.is_resting = False  # whether its drafter is left out of this cycle
         self.has_left = False  # whether its drafter is left out of all further cycles
         self.num_skipped = 0  # last tokens, from cycles that it was left out of
@@ -126,13 +127,26 @@ class Session:
         """Goes on without its drafter, which cannot catch up later."""
         if not self.has_left:
             self.has_left = True
-            with self:
-                self.drafter.end()
+            if self.has_begun:
+                with self:
+                    self.drafter.end()
+
+    def begin_drafting(self) -> None:
+        """Shows the prompt to the drafter: before its first cycle, so that one which always rests costs nothing."""
+        if self.has_begun:
+            return
+        self.has_begun = True
+        seed, spawn_key = self.params.seed, (self.sample.index, DRAFTER_STREAM)
+        rng = np.random.default_rng(None if seed is None else np.random.SeedSequence(seed, spawn_key=spawn_key))
+        request, is_timed = self.sample.request, self.sizer is not None
+        with self:
+            self.drafter.begin(DraftRequest(request.prompt_ids, self.params, rng, request.prediction, is_timed))
 
     def wake(self) -> None:
         """Tells the drafter what it missed, if anything."""
         self.is_resting = False
-        if self.num_skipped:
+        self.begin_drafting()
+        if self.num_skipped and self.error is None:
             skipped, self.num_skipped = self.tokens[-self.num_skipped :], 0
             with self:
                 self.drafter.skip(skipped)
@@ -172,9 +186,3 @@ class Session:
         self.admitted = time.perf_counter()
         if self.sizer is not None:
             self.sizer.begin(pausing=self.params.is_greedy)  # draws must not depend on the clock
-        seed, spawn_key = self.params.seed, (self.sample.index, DRAFTER_STREAM)
-        rng = np.random.default_rng(None if seed is None else np.random.SeedSequence(seed, spawn_key=spawn_key))
-        request = self.sample.request
-        with self:
-            is_timed = self.sizer is not None
-            self.drafter.begin(DraftRequest(request.prompt_ids, self.params, rng, request.prediction, is_timed))

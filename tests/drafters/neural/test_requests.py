@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
 
 from draftwood import SamplingParams
+from draftwood.drafters.neural import ROOT_CHUNK
+from draftwood.sizing import Sizer
+from draftwood.sources.neural import DraftSegment
+from draftwood.targets import TopRows
 from draftwood.targets.native.target import NativeTarget
 from draftwood.text.bytes import ByteTokenizer
 from tests.tools.neural import (
@@ -67,6 +73,24 @@ def test_draft_model_does_not_run_without_drafting(drafter: str, monkeypatch: py
     params = SamplingParams(max_tokens=4, temperature=0.8, seed=3, n=2)
     results = same_as_plain(llm, PROMPTS[:2], params)
     assert results[-1].stats.reused_tokens > 0  # samples share their prompt
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "sps"])
+def test_trees_grow_from_little_text(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a pause: what was missed is read before, since graphs of other sizes would have to be captured."""
+    llm = neural_llm(drafter, target_on(), budget="auto")
+    model, asked, sizes = draft_model(llm), itertools.count(), list[int]()
+    forward = model.forward
+
+    def noted(segments: Sequence[DraftSegment], k: int) -> TopRows:
+        sizes.extend(len(each.segment.token_ids) for each in segments if each.segment.num_logits)
+        return forward(segments, k)
+
+    monkeypatch.setattr(model, "forward", noted)
+    monkeypatch.setattr(Sizer, "is_pausing", property(lambda _: next(asked) % 50 < 46))
+    same_as_plain(llm, ["hello hello hello"], SamplingParams(max_tokens=120, ignore_eos=True))
+    assert sizes
+    assert max(sizes) <= ROOT_CHUNK
 
 
 @pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "hydra", "sps"])
