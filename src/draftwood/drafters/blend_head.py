@@ -16,6 +16,7 @@ class BlendHead(HeadDrafter):
 
     name = "blend"
     kinds = ("eagle", "eagle3", "medusa", "hydra")
+    chooses_levels = False  # the blended tree decides after each pass
 
     def follow(self, blend: Blend, rows: DraftedHints, passes: PassRecord, *, is_timed: bool) -> None:
         """Once per request, before ``begin``."""

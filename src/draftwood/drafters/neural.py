@@ -27,7 +27,17 @@ from draftwood.drafters.shapes import static_tree
 from draftwood.drafters.stand import warp_top
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth import make_draw
-from draftwood.growth.neural import GROWTHS, Frontier, GrowingTree, GrowthOptions, make_growth
+from draftwood.growth.neural import (
+    BEAM_DEPTH,
+    CHAIN_DEPTH,
+    GROWTHS,
+    Frontier,
+    GrowingTree,
+    GrowthOptions,
+    LeveledDraft,
+    LevelRecord,
+    make_growth,
+)
 from draftwood.sources.neural import DraftModel, DraftSegment, gather_rows
 from draftwood.targets import MAX_TOP_K, Found, SearchLimits, SearchPlan, Segment, TargetInfo, TopRows, chain_parents
 from draftwood.tree import DraftTree
@@ -35,12 +45,13 @@ from draftwood.tree import DraftTree
 CHUNK = 512  # text tokens per draft pass
 ROOT_CHUNK = 16  # text tokens in the pass that a tree grows from: passes of other sizes may have to be prepared first
 MAX_NODES = 128  # nodes per tree, and nodes that a draft model runs for it
+LEVELS = {"beam": BEAM_DEPTH, "chain": CHAIN_DEPTH}  # of growths that run a number of levels, at most by default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeuralOptions:
     growth: str = "beam"  # "beam", "optimal", "salf" (stops early), "chain" or "static" (the shape of `tree`)
-    depth: int = 0  # levels below the root; 0: 7 for chain and beam, no limit for the others
+    depth: int = 0  # levels below the root; 0: up to 7 for chain and beam, no limit for the others
     top_k: int = 10  # candidate children per node; for `beam` also the nodes expanded per level
     batch: int = 10  # `optimal`, `salf`: nodes expanded per draft pass
     threshold: float = 0.6  # `salf`: stop when the expected tokens of another draft pass fall below this
@@ -78,6 +89,7 @@ class SharedDraftModel(NamedTuple):
     growth: GrowthOptions
     tag: str  # source name of the drafted nodes
     max_positions: int  # capacity limit of a sequence, tree nodes included
+    levels: LevelRecord | None = None  # chooses how many are run, with budget="auto"; None: always the same
 
 
 class NeuralDrafter(Drafter):
@@ -86,6 +98,7 @@ class NeuralDrafter(Drafter):
     Options: ClassVar[type[Any]] = NeuralOptions
     drafts_in_batch = True
     runs_model = True
+    chooses_levels = True
     options: NeuralOptions
     shared: SharedDraftModel
 
@@ -94,6 +107,7 @@ class NeuralDrafter(Drafter):
         self.wants_taps = shared.model.taps
         self._model = shared.model
         self._sequence: int | None = None  # in the draft model's cache; None: no room, so nothing is drafted
+        self._draft: LeveledDraft | None = None  # that its last tree is from, if levels are chosen
 
     @classmethod
     def share(cls, options: NeuralOptions, target: TargetInfo) -> SharedDraftModel:
@@ -112,12 +126,19 @@ class NeuralDrafter(Drafter):
         if model.max_depth is not None:
             shape = None if growth.shape is None else growth.shape.limit_depth(model.max_depth)
             growth = replace(growth, depth=min(growth.depth or model.max_depth, model.max_depth), shape=shape)
-        return SharedDraftModel(model, growth, cls.name, max_positions)
+        levels = None
+        if cls.chooses_levels and options.growth in LEVELS and not options.depth:
+            most = LEVELS[options.growth]
+            levels = LevelRecord(most if model.max_depth is None else min(most, model.max_depth))
+        return SharedDraftModel(model, growth, cls.name, max_positions, levels)
 
     def begin(self, request: DraftRequest) -> None:
         self._params = request.params
         self._prompt_ids = request.prompt_ids
         self._draws = self.options.draw and not request.params.is_greedy
+        # Draws must not depend on the clock.
+        self._levels = None if self._draws or not request.is_timed else self.shared.levels
+        self._growth_options = self.shared.growth
         self._draw = make_draw("gumbel" if self._draws else "chosen", request.rng)
         # Text that the draft model has not read yet, the root last. Heads also need the taps before each token.
         self._unread: list[int] = [] if self.wants_taps else list(request.prompt_ids)
@@ -139,9 +160,11 @@ class NeuralDrafter(Drafter):
 
     @classmethod
     def propose_batch(cls, drafters: Sequence[NeuralDrafter], budgets: Sequence[int]) -> list[DraftTree]:
+        draft = _begin_draft(drafters)
         for drafter, budget in zip(drafters, budgets, strict=True):
             drafter._start(budget)
         growing = [drafter for drafter in drafters if drafter._frontier is not None]
+        has_grown = bool(growing)
         plan = _common_plan(growing)
         while growing:
             segments = [drafter._next_segment() for drafter in growing]
@@ -157,11 +180,19 @@ class NeuralDrafter(Drafter):
                 drafter._grow(len(segment.token_ids), top.at(slice(first, first + segment.num_logits)))
                 first += segment.num_logits
             growing = [drafter for drafter in growing if drafter._frontier is not None]
-        return [drafter._finish() for drafter in drafters]
+        trees = [drafter._finish() for drafter in drafters]
+        if draft is not None and has_grown:
+            draft.end()
+            for drafter in drafters:
+                drafter._draft = draft
+        return trees
 
     def observe(self, verified: VerifiedTree) -> None:
         emitted = verified.emitted
         self._root = emitted[-1]
+        if self._draft is not None:
+            self._draft.note(len(emitted) - 1)
+            self._draft = None
         if self._sequence is None:
             return
         expanded = self._expanded_along(emitted) if self._model.keeps_drafts else []
@@ -200,7 +231,7 @@ class NeuralDrafter(Drafter):
 
     def _new_growth(self, size: int) -> GrowingTree:
         """The growth of one tree of at most ``size`` nodes."""
-        options, tag = self.shared.growth, self.shared.tag
+        options, tag = self._growth_options, self.shared.tag
         return make_growth(self.options.growth, self._root, size, options, self._draw, tag)
 
     def _next_frontier(self) -> Frontier | None:
@@ -298,6 +329,18 @@ class NeuralDrafter(Drafter):
         assert self._sequence is not None
         self._model.keep(self._sequence, nodes)
         self._length += len(nodes)
+
+
+def _begin_draft(drafters: Sequence[NeuralDrafter]) -> LeveledDraft | None:
+    """Limits the trees that the drafters are about to grow to the levels that pay; None if time does not matter."""
+    record = drafters[0]._levels
+    if record is None or any(drafter._levels is None for drafter in drafters):
+        return None
+    draft = LeveledDraft(record, len(drafters))
+    options = replace(drafters[0].shared.growth, depth=draft.levels)
+    for drafter in drafters:
+        drafter._growth_options = options
+    return draft
 
 
 def _common_plan(growing: Sequence[NeuralDrafter]) -> SearchPlan | None:
