@@ -52,7 +52,7 @@ CONTROLS = {"permuted": Permuted, "negated": Negated}
 @contextmanager
 def registered() -> Iterator[None]:
     """Make the controls training methods, by their names."""
-    METHODS.update({each.name: f"gto_controls:{each.__name__}" for each in CONTROLS.values()})
+    METHODS.update({each.name: f"{each.__module__}:{each.__name__}" for each in CONTROLS.values()})
     try:
         yield
     finally:
