@@ -82,3 +82,16 @@ def test_passes_that_do_not_count_and_idle_time_change_nothing() -> None:
         assert batch.worth.of_drafts(batch.requests)
         batch.worth.rest()
         batch.worth.note(batch.requests, 1, counts=True)
+
+
+@pytest.mark.parametrize("num_read", [20, 400])
+def test_what_drafts_cost_prompts_counts(num_read: int) -> None:
+    """Drafts are quicker, but prompts are read more slowly with them, every fourth pass."""
+    batch = Batch()
+    for _ in range(2000):
+        batch.run(3, (1.0, 150), (1.0, 100))
+        reading = 0.01 if batch.worth.of_drafts(batch.requests) else 0.001
+        batch.now += 1.0 + reading * num_read
+        batch.worth.note(batch.requests, 100, num_read, counts=True)
+    ways = batch.run(200, (1.0, 150), (1.0, 100))
+    assert ways.count(num_read < 100) > 0.9 * len(ways)

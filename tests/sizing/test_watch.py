@@ -11,7 +11,7 @@ from draftwood import SamplingParams
 from draftwood.drafters import Drafter, DraftRequest, VerifiedTree
 from draftwood.sizing.costs import CostProfile
 from draftwood.sizing.live import LiveCosts
-from draftwood.sizing.watch import MAX_LOSS, MAX_PAUSE, USUAL_COST, Watch, WatchRecord
+from draftwood.sizing.watch import MAX_LOSS, MAX_PAUSE, MAX_SCALE, USUAL_COST, Watch, WatchRecord
 from draftwood.tree import DraftTree
 from tests.tools.engine import PROMPTS, make_llm
 
@@ -33,7 +33,7 @@ def test_broken_promises_cost_little(cost: float) -> None:
     drafted = run(Watch(WatchRecord()), 4000, cost, lambda _: 0)
     lost = cost * drafted.count(True)
     assert lost < 0.02 * 4000 * max(1.0, cost)
-    longest = MAX_PAUSE * max(cost / USUAL_COST, 1.0)
+    longest = MAX_PAUSE * min(max(cost / USUAL_COST, 1.0), MAX_SCALE)
     assert True in drafted[-2 * int(longest + MAX_LOSS / cost) :]  # but it tries again
 
 

@@ -216,10 +216,10 @@ class Engine:
         self._turns.note(launched.times.waiting)
         tokens = sum([len(each.block.token_ids) for each in finished.accepted])
         sessions, num_running = launched.sessions, len(self._scheduler.running)
-        counts = not finished.reads and all(session.may_rest for session in sessions)
+        counts = all(session.may_rest for session in sessions)
         if counts and self._worth.of_drafts(num_running):
             counts = not all(session.has_left for session in sessions)  # nothing is drafted until new requests come
-        self._worth.note(num_running, tokens, counts=counts)
+        self._worth.note(num_running, tokens, finished.num_read, counts=counts)
         return finished
 
     def _begin(

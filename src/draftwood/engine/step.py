@@ -29,7 +29,7 @@ class Finished(NamedTuple):
     accepted: Sequence[Accepted]
     answer: Answer
     at: float  # when it was finished, by the clock of ``time.perf_counter``
-    reads: bool  # whether it read parts of prompts
+    num_read: int  # tokens of prompts that it read
 
 
 def begin(
@@ -73,7 +73,8 @@ def finish(target: Target, launched: Pass) -> Finished:
     sizes = [len(segment.token_ids) for segment in launched.segments]
     charge(sessions, sizes, reading, times)
     note_costs(sessions, sizes, reading, times)
-    return Finished(accepted, answer, now, any(reading))
+    num_read = sum([size for size, reads in zip(sizes, reading, strict=True) if reads])
+    return Finished(accepted, answer, now, num_read)
 
 
 def write_out(finished: Finished) -> list[TokenEvent]:

@@ -6,7 +6,11 @@ batches that draft decode plainly for a few passes now and then, and batches tha
 way stays, and the other one is tried again after twice the time.
 
 Rates depend on the number of requests, so each power of two has its own. Batches of another size than before begin with
-the way of the nearest one, and try the other soon. Passes that read prompts do not count.
+the way of the nearest one, and try the other soon.
+
+Passes that read prompts take longer with drafts too. They come by chance, so they are counted apart: what they take
+more than other passes, for each token of a prompt. As many prompt tokens as are read for each token of an answer are
+then a part of what that one takes.
 """
 
 import time
@@ -56,34 +60,50 @@ class Choice:
         self._left = TRIAL[True] if way is None else TAKEN_OVER_STAY  # passes until the next decision
         self._stay = FIRST_STAY
         self._uncounted = 0
-        self._rates = {True: Rate(), False: Rate()}
+        self._answering = {True: Rate(), False: Rate()}
+        self._reading = {True: Rate(), False: Rate()}  # of prompts, beside answering
+        self._num_read = self._num_emitted = 0.0  # decayed sums
 
-    def note(self, num_requests: int, tokens: int, seconds: float) -> None:
+    def note(self, num_requests: int, tokens: int, num_read: int, seconds: float) -> None:
+        self._num_read = DECAY * self._num_read + num_read
+        self._num_emitted = DECAY * self._num_emitted + tokens
         if self._uncounted:
             self._uncounted -= 1
             return
-        self._rates[self.drafts].note(tokens, seconds)
+        rate = self._answering[self.drafts]
+        if num_read:
+            if rate.passes:
+                self._reading[self.drafts].note(num_read, max(seconds - rate.seconds / rate.passes, 0.0))
+            return
+        rate.note(tokens, seconds)
         self._left -= 1
         if self._left <= 0 or (self._is_trial and self._is_clear(num_requests)):
             self._decide()
 
     def _is_clear(self, num_requests: int) -> bool:
-        own, other = self._rates[self.drafts], self._rates[not self.drafts]
         enough = TRIAL[self.drafts] - self._left >= max(MIN_CYCLES / num_requests, 3)
-        ratio = own.per_second / max(other.per_second, 1e-9)
-        return bool(enough and other.passes and not 1.0 / CLEAR < ratio < CLEAR)
+        if not enough or not self._answering[not self.drafts].passes:
+            return False
+        return not 1.0 / CLEAR < self._seconds(self.drafts) / self._seconds(not self.drafts) < CLEAR
+
+    def _seconds(self, way: bool) -> float:
+        """For each token of an answer, with the prompt tokens that are read for it."""
+        reading = self._reading[way] if self._reading[way].passes else self._reading[not way]
+        seconds = 1.0 / max(self._answering[way].per_second, 1e-9)
+        if reading.passes:
+            seconds += self._num_read / max(self._num_emitted, 1.0) * reading.seconds / reading.tokens
+        return seconds
 
     def _decide(self) -> None:
         """After a trial the quicker way stays; after a stay the other way is tried."""
-        own, other = self._rates[self.drafts], self._rates[not self.drafts]
-        if not self._is_trial or not other.passes:
+        if not self._is_trial or not self._answering[not self.drafts].passes:
             self._is_trial = True
             self._change()
-            self._rates[self.drafts] = Rate()
+            self._answering[self.drafts] = Rate()
             self._left = TRIAL[self.drafts]
             return
         self._is_trial = False
-        if own.per_second > other.per_second:
+        if self._seconds(self.drafts) < self._seconds(not self.drafts):
             self._stay = FIRST_STAY
         else:
             self._stay = min(2 * self._stay, MAX_STAY)
@@ -108,11 +128,11 @@ class Worth:
             return True
         return self._choice(num_requests).drafts
 
-    def note(self, num_requests: int, tokens: int, *, counts: bool) -> None:
-        """A pass is finished; ``counts``: it did nothing but decode for requests that may rest."""
+    def note(self, num_requests: int, tokens: int, num_read: int = 0, *, counts: bool) -> None:
+        """A pass is finished; ``num_read``: tokens of prompts in it; ``counts``: all its requests may rest."""
         last, self._last = self._last, self._clock()
         if counts and last is not None and num_requests >= MIN_REQUESTS:
-            self._choice(num_requests).note(num_requests, tokens, self._last - last)
+            self._choice(num_requests).note(num_requests, tokens, num_read, self._last - last)
 
     def rest(self) -> None:
         """Nothing runs: the time until the next pass does not count."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 MAX_LOSS, MAX_GAIN = 1.0, 2.0  # tokens; a larger gain is forgotten, so that drafts which stop paying are noticed soon
 MAX_PAUSE = 64  # cycles
-USUAL_COST = 0.5  # tokens: of drafts that cost more, losses, gains and pauses are measured in their cost
+USUAL_COST, MAX_SCALE = 0.5, 3.0  # tokens: drafts that cost more may lose and gain more, up to so many times as much
 
 
 class WatchRecord:
@@ -58,7 +58,7 @@ class Watch:
             self._pause_left = record.pause_left = self._pause_left - 1
         if cost is None:
             return
-        scale = max(cost / USUAL_COST, 1.0)
+        scale = min(max(cost / USUAL_COST, 1.0), MAX_SCALE)
         self._balance = min(self._balance + num_gained - cost, MAX_GAIN * scale)
         if self._balance <= -MAX_LOSS * scale:
             self._balance = 0.0
