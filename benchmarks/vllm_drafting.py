@@ -3,10 +3,13 @@
     draftwood bench peers --install vllm
     python benchmarks/vllm_drafting.py --data PROMPTS --limit 32 --batch 8 --out vllm-drafting.json
 
-``PROMPTS`` is a folder with one file of prompts per task. Every engine runs in a process of its own; they take turns,
-batch by batch, and see every prompt once. Reported per task: whether the outputs equal those without speculation,
-accepted tokens per drafted one, tokens per pass and request, and tokens per second relative to vLLM without
-speculation, by the clock and by CPU time. The exit code is 1 if an output of our proposer differs.
+``PROMPTS`` is a folder with one file of prompts per task. Every engine runs in a process of its own, with the same
+number of threads, and sees every prompt once: all of a task together, of which ``--batch`` run at a time. The engines
+take turns of a few seconds, so that a machine that is slow at times is slow for all of them.
+
+Reported per task: whether the outputs equal those without speculation, accepted tokens per drafted one, tokens per pass
+and request, and tokens per second relative to vLLM without speculation, by the clock and by CPU time. The exit code is
+1 if an output of our proposer differs.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +27,13 @@ from typing import Any
 import draftwood
 from draftwood.bench.peers import find_peer
 from draftwood.bench.peers.environments import clean_environment, find_python
-from draftwood.models.find import resolve
+from draftwood.models.find import expand, resolve
 from draftwood.prompts import prompt_ids, read_prompts
 from draftwood.text import Tokenizer
 
 WORKER = Path(__file__).with_name("vllm_drafting_worker.py")
 MARGIN = 64
+WARM_UP = list(range(100, 140))  # tokens of no prompt
 TASKS = ("humaneval", "mbpp", "classeval", "gsm8k", "mt_bench", "cnn_dm")
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -44,12 +49,14 @@ class Engine:
     def __init__(self, variant: str, args: argparse.Namespace, model: Path) -> None:
         given = {
             "model": str(model), "dtype": args.dtype, "max_context": args.max_context, "batch": args.batch,
-            "speculation": VARIANTS[variant],
+            "speculation": VARIANTS[variant], "repair": args.temperature > 0.0,
         }  # fmt: skip
         source = str(Path(draftwood.__file__).parents[1])
-        environment = {**clean_environment(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(args.threads)}
+        threads = str(args.threads)
+        environment = {**clean_environment(), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads}
+        environment["NUMBA_NUM_THREADS"] = threads  # ngram runs numba, which sets the threads of torch too
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), source)))
-        self.variant = variant
+        self.variant, self._threads = variant, args.threads
         self._log = Path(f"{args.out}.{variant}.log").open("wb")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [str(find_python(find_peer("vllm"))), str(WORKER), json.dumps(given)],
@@ -57,12 +64,22 @@ class Engine:
         )  # fmt: skip
         self.version = self._read()["ready"]
 
-    def run(self, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float) -> dict[str, Any]:
+    def begin(self, prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> None:
+        self._request = {"prompts": prompts, "max_tokens": args.max_tokens, "temperature": args.temperature}
+        self.texts: list[list[int]] | None = None
+        self.totals: Counter[str] = Counter()
+
+    def take_turn(self, seconds: float) -> None:
+        """Go on with the requests; ``texts`` are there when all have ended."""
         assert self._process.stdin is not None
-        request = {"prompts": prompts, "max_tokens": max_tokens, "temperature": temperature}
-        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.write(json.dumps({**self._request, "turn": seconds}) + "\n")
         self._process.stdin.flush()
-        return dict(self._read()["answer"])
+        self._request = {}
+        answer = self._read()["answer"]
+        self.texts = answer.pop("texts")
+        if (threads := answer.pop("threads")) != self._threads:
+            raise SystemExit(f"vLLM with {self.variant} used {threads} threads")
+        self.totals.update(answer)
 
     def close(self) -> None:
         self._process.kill()
@@ -89,23 +106,31 @@ def load_prompts(args: argparse.Namespace, model: Path) -> dict[str, list[list[i
     return found
 
 
-def summarize(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Totals over the batches of a task."""
-
-    def total(name: str) -> float:
-        return sum(answer.get(name, 0) for answer in answers)
-
-    texts = [text for answer in answers for text in answer["texts"]]
-    tokens, accepted = sum(map(len, texts)), total("accepted_tokens")
-    return {
-        "texts": texts,
-        "tokens": tokens,
-        "accepted": accepted,
-        "drafted": total("draft_tokens"),
-        "tokens_per_pass": tokens / max(tokens - accepted, 1),
-        "seconds": total("seconds"),
-        "cpu_seconds": total("cpu_seconds"),
-    }
+def run(engines: Sequence[Engine], prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> dict[str, Any]:
+    """Figures by variant."""
+    for engine in engines:
+        engine.begin(prompts, args)
+    while running := [engine for engine in engines if engine.texts is None]:
+        for engine in running:
+            engine.take_turn(args.turn)
+    expected = engines[0].texts
+    assert expected is not None
+    tokens = sum(map(len, expected))
+    figures = {}
+    for engine in engines:
+        found = engine.totals
+        texts = engine.texts or []
+        figures[engine.variant] = {
+            "prompts": len(prompts),
+            "equal": sum(a == b for a, b in zip(expected, texts, strict=True)),
+            "tokens": tokens,
+            "accepted": found["accepted_tokens"],
+            "drafted": found["draft_tokens"],
+            "tokens_per_pass": tokens / max(tokens - found["accepted_tokens"], 1),
+            "seconds": found["seconds"],
+            "cpu_seconds": found["cpu_seconds"],
+        }
+    return figures
 
 
 def show(figures: dict[str, dict[str, dict[str, Any]]]) -> None:
@@ -125,26 +150,17 @@ def show(figures: dict[str, dict[str, dict[str, Any]]]) -> None:
 def main() -> int:
     args = parse_arguments()
     model = resolve(args.model).path
+    expand(model)
     prompts = load_prompts(args, model)
-    engines = [Engine(variant, args, model) for variant in args.variants.split(",")]
+    variants = dict.fromkeys(["plain", *args.variants.split(",")])
+    engines = [Engine(variant, args, model) for variant in variants]
     print(f"vLLM {engines[0].version}", file=sys.stderr)
     figures: dict[str, dict[str, dict[str, Any]]] = {}
     try:
-        for engine in engines:
-            engine.run([next(iter(prompts.values()))[0]], 4, 0.0)
+        run(engines, [WARM_UP], args)
         for task, own in prompts.items():
-            answers: dict[str, list[dict[str, Any]]] = {engine.variant: [] for engine in engines}
-            for first in range(0, len(own), args.batch):
-                for engine in engines:
-                    print(f"{task}: prompt {first + 1} of {len(own)}, {engine.variant}", file=sys.stderr)
-                    batch = own[first : first + args.batch]
-                    answers[engine.variant].append(engine.run(batch, args.max_tokens, args.temperature))
-            totals = {variant: summarize(given) for variant, given in answers.items()}
-            expected = totals["plain"].pop("texts")
-            for total in totals.values():
-                texts = total.pop("texts", expected)
-                total |= {"prompts": len(own), "equal": sum(a == b for a, b in zip(expected, texts, strict=True))}
-            figures[task] = totals
+            print(f"{task}: {len(own)} prompts", file=sys.stderr)
+            figures[task] = run(engines, own, args)
             args.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
     finally:
         for engine in engines:
@@ -163,6 +179,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=96, help="default: 96")
     parser.add_argument("--max-context", type=int, default=1088, help="default: 1088")
     parser.add_argument("--batch", type=int, default=8, help="requests that run together (default: 8)")
+    parser.add_argument("--turn", type=float, default=4.0, metavar="SECONDS", help="of an engine (default: 4)")
     parser.add_argument("--threads", type=int, default=1, help="threads of each engine (default: 1)")
     parser.add_argument("--temperature", type=float, default=0.0, help="default: 0")
     parser.add_argument("--model", default="smollm2", help="default: smollm2")

@@ -26,7 +26,7 @@ for line in sys.stdin:
     if message["op"] == "load":
         mode = message["folder"]
         answer["told"] = message
-        names = ("PYTHONPATH", "PYTHONSAFEPATH", "OMP_NUM_THREADS")
+        names = ("PYTHONPATH", "PYTHONSAFEPATH", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS")
         answer["variables"] = {name: os.environ.get(name) for name in names}
         if mode == "slow to load":
             time.sleep(600)
@@ -87,7 +87,8 @@ def test_worker_gets_request_and_returns_result(
         77,
     )
     assert (told["assistant"], told["gguf"]) == (str(tmp_path), str(tmp_path / "x.gguf"))
-    assert peer.facts["variables"] == {"PYTHONPATH": None, "PYTHONSAFEPATH": None, "OMP_NUM_THREADS": "3"}
+    threads = {"OMP_NUM_THREADS": "3", "NUMBA_NUM_THREADS": "3"}
+    assert peer.facts["variables"] == {"PYTHONPATH": None, "PYTHONSAFEPATH": None, **threads}
     assert answer.token_ids == [7, 6, 5]
     assert (answer.decode_tokens, answer.decode_seconds) == (2, 1.5)
     assert answer.peak_bytes == 1000

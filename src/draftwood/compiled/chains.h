@@ -11,9 +11,9 @@ static const int32_t *end_of_text(const Places *p, int64_t *length) {
 }
 
 /* The likeliest guess after a text, and after that one, and so on, while the chance of the whole path is at least
- * `min_value`. Returns the number of guesses. */
+ * `min_value`. Writes that chance for each guess. Returns the number of guesses. */
 static int64_t best_chain(const Blend *b, const Places *own, int64_t max_tokens, double min_value, GuessList *all,
-                          int32_t *text, int32_t *tokens, double *chances) {
+                          int32_t *text, int32_t *tokens, double *values) {
     int64_t length, size = 0;
     const int32_t *tail = end_of_text(own, &length);
     memcpy(text, tail, length * sizeof *text);
@@ -25,7 +25,7 @@ static int64_t best_chain(const Blend *b, const Places *own, int64_t max_tokens,
             if (!best || all->guesses[i].chance > best->chance) best = &all->guesses[i];
         if (!best || (value *= best->chance) < min_value) break;
         text[length + size] = tokens[size] = best->token;
-        chances[size] = best->chance;
+        values[size] = value;
     }
     return size;
 }
@@ -33,11 +33,11 @@ static int64_t best_chain(const Blend *b, const Places *own, int64_t max_tokens,
 /* Learns from tokens that were added to texts, adds them, and guesses what follows.
  *
  * New tokens of text i: `tokens` from starts[i] to starts[i + 1]; Python has reserved memory for them. `is_new`: nothing
- * was guessed about these tokens. Writes chains to `chains` and `chances` ([n][max_tokens]) and their lengths to
- * `sizes`. Nonzero: no memory. */
+ * was guessed about these tokens. Writes chains to `chains`, the chances of their paths to `values` (both
+ * [n][max_tokens]) and their lengths to `sizes`. Nonzero: no memory. */
 int draftwood_follow_texts(int64_t n, Blend *const *blends, Places *const *texts, const int64_t *starts,
                            const int32_t *tokens, const uint8_t *is_new, int64_t max_tokens, double min_value,
-                           int32_t *chains, double *chances, int64_t *sizes) {
+                           int32_t *chains, double *values, int64_t *sizes) {
     GuessList *all = malloc(sizeof *all + (TAIL + max_tokens) * sizeof *tokens);
     if (!all) return 1;
     for (int64_t i = 0; i < n; i++) {
@@ -51,7 +51,7 @@ int draftwood_follow_texts(int64_t n, Blend *const *blends, Places *const *texts
         }
         draftwood_add_places(texts[i], count, added);
         sizes[i] = best_chain(blends[i], texts[i], max_tokens, min_value, all, (int32_t *)(all + 1),
-                              chains + i * max_tokens, chances + i * max_tokens);
+                              chains + i * max_tokens, values + i * max_tokens);
     }
     free(all);
     return 0;

@@ -18,8 +18,9 @@ def follow_texts(
     added: Sequence[npt.NDArray[np.int32]],
     max_tokens: int,
     min_value: float,
-) -> list[list[int]]:
-    """Add tokens to texts, learn from them unless a text was empty, and return the chain of guesses after each text."""
+) -> list[tuple[list[int], list[float]]]:
+    """Add tokens to texts, learn from them unless a text was empty, and return the chain of guesses after each text,
+    with the chances of its paths."""
     count = len(texts)
     is_new = bytes(not len(text) for text in texts)
     for text, tokens in zip(texts, added, strict=True):
@@ -27,7 +28,7 @@ def follow_texts(
     starts = np.cumsum([0, *map(len, added)], dtype=np.int64)
     tokens_added = np.concatenate(added) if count else np.empty(0, np.int32)
     chains = np.empty((count, max_tokens), np.int32)
-    chances, sizes = np.empty((count, max_tokens)), np.empty(count, np.int64)
+    values, sizes = np.empty((count, max_tokens)), np.empty(count, np.int64)
     blend_addresses = array("Q", [blend.address for blend in blends])
     text_addresses = array("Q", [text.address for text in texts])
     failed = core.follow_texts(
@@ -39,8 +40,9 @@ def follow_texts(
         is_new,
         max_tokens,
         min_value,
-        *[result.ctypes.data for result in (chains, chances, sizes)],
+        *[result.ctypes.data for result in (chains, values, sizes)],
     )
     if failed:
         raise MemoryError("chains of guesses")
-    return [chain[:size] for chain, size in zip(chains.tolist(), sizes.tolist(), strict=True)]
+    rows = zip(chains.tolist(), values.tolist(), sizes.tolist(), strict=True)
+    return [(chain[:size], own[:size]) for chain, own, size in rows]

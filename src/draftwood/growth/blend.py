@@ -130,9 +130,11 @@ class PythonBlend:
         found = self._guesses(list(tail[-TAIL:]), depth)[0]
         return [(guess.token, guess.listed, guess.kinds) for guess in found]
 
-    def chain(self, tail: Sequence[int], max_tokens: int, min_value: float) -> list[int]:
-        """The likeliest guess, the likeliest one after it, and so on, while the chance of the path is high enough."""
+    def chain(self, tail: Sequence[int], max_tokens: int, min_value: float) -> tuple[list[int], list[float]]:
+        """The likeliest guess, the likeliest one after it, and so on, while the chance of the path is high enough; and
+        that chance for each guess."""
         tokens: list[int] = []
+        values: list[float] = []
         value = 1.0
         while len(tokens) < max_tokens:
             guesses = self._guesses([*tail, *tokens][-TAIL:], len(tokens))[0]
@@ -141,7 +143,8 @@ class PythonBlend:
             if best is None or value < min_value:
                 break
             tokens.append(best.token)
-        return tokens
+            values.append(value)
+        return tokens, values
 
     def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
         if not self._learned.learns:

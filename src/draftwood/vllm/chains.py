@@ -22,6 +22,11 @@ class FollowedText(NamedTuple):
     tail: list[int]  # its last tokens, where there is no compiler
 
 
+class Chain(NamedTuple):
+    tokens: list[int]
+    values: list[float]  # the chance that it is right up to this token
+
+
 class Follower:
     """Reads texts as they grow, and guesses what follows each of them."""
 
@@ -35,7 +40,7 @@ class Follower:
 
     def follow(
         self, texts: Sequence[FollowedText], added: Sequence[Tokens], max_tokens: int, min_value: float
-    ) -> list[list[int]]:
+    ) -> list[Chain]:
         """Add tokens to each text, and return the likeliest chain after it: at most ``max_tokens`` tokens, and only
         while the chance of the whole path is at least ``min_value``.
 
@@ -43,13 +48,13 @@ class Follower:
         """
         core = load_core()
         if core is None:
-            return [_follow(*pair, max_tokens, min_value) for pair in zip(texts, added, strict=True)]
+            return [Chain(*_follow(*pair, max_tokens, min_value)) for pair in zip(texts, added, strict=True)]
         blends = [text.blend for text in texts if isinstance(text.blend, CompiledBlend)]
         places = [text.places.index for text in texts if isinstance(text.places.index, CompiledPlaces)]
-        return follow_texts(core, blends, places, added, max_tokens, min_value)
+        return [Chain(*found) for found in follow_texts(core, blends, places, added, max_tokens, min_value)]
 
 
-def _follow(text: FollowedText, added: Tokens, max_tokens: int, min_value: float) -> list[int]:
+def _follow(text: FollowedText, added: Tokens, max_tokens: int, min_value: float) -> tuple[list[int], list[float]]:
     """The same steps in Python."""
     blend, tokens = text.blend, added.tolist()
     assert isinstance(blend, PythonBlend)

@@ -5,7 +5,7 @@
 """
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,15 @@ from draftwood.vllm.memory import Memory
 from draftwood.vllm.options import VllmOptions, read_options
 from draftwood.vllm.pace import Pace
 from draftwood.vllm.requests import Requests, Row
+
+
+class Step(NamedTuple):
+    """What the last call returned."""
+
+    ended: float
+    rows: int
+    guesses: int
+    expected: float  # accepted guesses
 
 
 class Proposer:
@@ -30,7 +39,7 @@ class Proposer:
         self._follower = Follower([memory] if memory is not None else [])
         self._requests = Requests(self._follower, memory)
         self._pace = Pace()
-        self._last: tuple[float, int, int] | None = None  # of the last call: its end, its rows, its guesses
+        self._last: Step | None = None
 
     def propose(
         self,
@@ -52,12 +61,15 @@ class Proposer:
             [row.request.text for row in rows], [row.added for row in rows], self._max_tokens, least
         )
         result: list[list[int]] = [[] for _ in sampled_token_ids]
+        expected = 0.0  # accepted guesses
         for row, chain in zip(rows, chains, strict=True):
-            result[row.number] = chain[: max(self._max_length - row.request.length - 1, 0)]
+            room = max(self._max_length - row.request.length - 1, 0)
+            result[row.number] = chain.tokens[:room]
+            expected += sum(chain.values[:room])
         guesses = sum(map(len, result))
-        if guesses and self._fixed_chance is None and not self._pace.pays(len(rows), guesses):
-            result, guesses = [[] for _ in sampled_token_ids], 0
-        self._last = time.perf_counter(), len(rows), guesses
+        if guesses and self._fixed_chance is None and not self._pace.pays(len(rows), guesses, expected):
+            result, guesses, expected = [[] for _ in sampled_token_ids], 0, 0.0
+        self._last = Step(time.perf_counter(), len(rows), guesses, expected)
         return result
 
     def load_model(self, *args: object, **kwargs: object) -> None:
@@ -67,9 +79,9 @@ class Proposer:
         """Take the time since the last call, if nothing but its rows has run meanwhile."""
         tokens = sum(map(len, sampled))
         if self._last is not None and all(sampled):
-            ended, num_rows, guesses = self._last
+            ended, num_rows, guesses, expected = self._last
             if num_rows == len(rows) and all(row.added.size == len(sampled[row.number]) for row in rows):
-                self._pace.note(num_rows, guesses, began - ended, tokens)
+                self._pace.note(num_rows, guesses, expected, began - ended, tokens)
 
 
 def open_memory(options: VllmOptions, vocab_size: int) -> Memory | None:

@@ -204,7 +204,9 @@ def _environment(threads: int) -> dict[str, str]:
     """Environment of a worker whose idle threads soon sleep."""
     kept = {name: value for name, value in clean_environment().items() if name != "OMP_WAIT_POLICY"}
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    return {**kept, **quiet, "OMP_NUM_THREADS": str(threads), "KMP_BLOCKTIME": "1"}
+    # vLLM's n-gram method starts numba, which sets the number of threads of torch to its own.
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), str(threads))
+    return {**kept, **quiet, **counts, "KMP_BLOCKTIME": "1"}
 
 
 def _read_lines(pipe: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
