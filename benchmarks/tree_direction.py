@@ -4,11 +4,11 @@
         data.held_out=256 method.groups=2 method.token.steps=5 --out direction.json
 
 After ``--drift`` steps of the token loss, the gradients of several losses are averaged over ``--batches`` batches: the
-token loss, GTO's term, the same with advantages permuted within their groups, GTO with drawn groups, and `reach`. The
-head then takes a step along the negative gradient and one against it, scaled as Adam scales it, of the same length for
-all losses: ``--lengths`` times what the drift moved. The trees of all these heads are compared at the same positions,
-of texts that the gradients saw and of held-out texts. A loss that works raises its reward along, and lowers it against.
-If both change it equally, the direction is noise.
+token loss, GTO's term, the same with advantages permuted within their groups, with other rewards and without the
+reference, and `reach`. The head then takes a step along the negative gradient and one against it, scaled as Adam scales
+it, of the same length for all losses: ``--lengths`` times what the drift moved. The trees of all these heads are
+compared at the same positions, of texts that the gradients saw and of held-out texts. A loss that works raises its
+reward along, and lowers it against. If both change it equally, the direction is noise.
 
 Settings are those of ``draftwood train head --method gto``.
 """
@@ -35,9 +35,13 @@ from draftwood.train.loop.distributed import Processes
 from draftwood.train.loop.setup import Setup, make_signal_source, prepare
 from draftwood.train.loop.trainer import Stream, Trainer
 from draftwood.train.methods.added import AddedMethod
-from draftwood.train.methods.gto import GtoMethod, GtoOptions, Verdicts, copy_frozen
+from draftwood.train.methods.gto import GtoMethod, GtoOptions, copy_frozen
 from draftwood.train.methods.reach import ReachMethod, ReachOptions
+from draftwood.train.trees.draft_trees import DraftTrees
 from draftwood.train.trees.head_run import DraftHead
+from draftwood.train.trees.rewards import REWARDS
+from draftwood.train.trees.verify import VerifiedTree
+from gto_controls import Permuted
 from gto_reward import FIGURES, Measured, batches, groups, of_batch, over_reference
 from outcome import exit_code
 
@@ -46,28 +50,26 @@ SIGNS = {"along": 1.0, "against": -1.0}
 
 
 class Recorded(GtoMethod):
-    """Keeps its last verdicts."""
+    """Keeps its last trees."""
 
-    last: Verdicts
+    last: list[tuple[VerifiedTree, DraftTrees]]
 
-    def _judge(self, batch: Batch, signals: Any, roots: Tensor, rows: list[list[int]]) -> Verdicts:
-        self.last = super()._judge(batch, signals, roots, rows)
+    def verified_trees(self, *batch: Any) -> list[tuple[VerifiedTree, DraftTrees]]:
+        self.last = super().verified_trees(*batch)
         return self.last
 
 
-class Permuted(GtoMethod):
-    """Has the trees of another method, with advantages in random order within each group."""
+class Variant(GtoMethod):
+    """Has the trees of another method, and rewards of its own."""
 
     twin: Recorded
 
-    def _judge(self, batch: Batch, signals: Any, roots: Tensor, rows: list[list[int]]) -> Verdicts:
+    def verified_trees(self, *batch: Any) -> list[tuple[VerifiedTree, DraftTrees]]:
         return self.twin.last
 
-    def advantages(self, verdicts: Verdicts) -> Tensor:
-        given = super().advantages(verdicts)
-        in_groups = given.view(len(given), -1, self.options.group_size)
-        order = torch.rand(in_groups.shape, generator=torch.Generator().manual_seed(self.step)).argsort(dim=-1)
-        return in_groups.gather(-1, order.to(given.device)).view_as(given)
+
+class PermutedVariant(Permuted, Variant):
+    pass
 
 
 class Direction(NamedTuple):
@@ -95,16 +97,16 @@ def make_methods(method: GtoMethod, seed: int) -> dict[str, AddedMethod]:
     """All methods share the head; their references are the head as it is now."""
     head, frozen, options = method.head, method.frozen, method.options
     own = Recorded(options, head, frozen, seed)
-    permuted = Permuted(options, head, frozen, seed)
-    permuted.twin = own
+    variants = {  # in small: the paper's Tables 3 and 5
+        "gto, permuted": PermutedVariant(options, head, frozen, seed),
+        **{f"gto, {kind}": Variant(replace(options, reward=kind), head, frozen, seed) for kind in REWARDS[1:]},
+        "gto, no reference": Variant(replace(options, debias=False), head, frozen, seed),
+    }
+    for variant in variants.values():
+        variant.twin = own
     shared = {name: getattr(options, name) for name in ("width", "nodes", "depth", "token_loss", "token")}
     reach = ReachOptions(**shared, roots=options.groups * options.group_size)
-    return {
-        "gto": own,
-        "gto, permuted": permuted,
-        "gto, drawn": GtoMethod(replace(options, drawn=True), head, frozen, seed),
-        "reach": ReachMethod(reach, head, frozen, seed),
-    }
+    return {"gto": own, **variants, "reach": ReachMethod(reach, head, frozen, seed)}
 
 
 def average_gradients(

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from draftwood.train.base import Batch
+from draftwood.train.methods.gto import GtoMethod
+from draftwood.train.trees import padded
 from tests.tools.script import load_script
 from tests.tools.train import method_for, written_examples
 from tests.tools.trainer import configuration, data_folder, run
 from tests.tools.tree import batch_and_signals, draft_head, moved
 
-LOSSES = ["token loss", "gto", "gto, permuted", "gto, drawn", "reach"]
+LOSSES = ["token loss", "gto", "gto, permuted", "gto, max", "gto, mean", "gto, no reference", "reach"]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def test_every_loss_has_a_row(script: ModuleType, tmp_path: Path, capsys: pytest
     assert script.main([*wanted, *options]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [row["loss"] for row in rows] == LOSSES * 2
-    assert [row["texts"] for row in rows[::5]] == ["in sample", "held out"]
+    assert [row["texts"] for row in rows[:: len(LOSSES)]] == ["in sample", "held out"]
     assert capsys.readouterr().out.count("\n| ") == 2 + len(rows)
 
 
@@ -62,12 +65,32 @@ def test_permuted_advantages_stay_in_their_groups(script: ModuleType) -> None:
     method = method_for("gto", head, **small)
     methods = script.make_methods(method, 0)
     batch, signals = batch_and_signals(written_examples(count=2), method.frozen)
-    for name in ("gto", "gto, permuted"):
-        methods[name].tree_loss(batch, signals)
-    verdicts = methods["gto"].last
+    verdicts = methods["gto"]._judge(batch, signals, *groups_of(methods["gto"], batch))
     own, other = (methods[name].advantages(verdicts).view(2, 2, 3) for name in ("gto", "gto, permuted"))
     assert not torch.equal(own, other)
     assert torch.equal(own.sort(-1).values, other.sort(-1).values)
+
+
+def test_variants_judge_the_same_trees(script: ModuleType) -> None:
+    head = moved(draft_head("eagle"), 0.0).requires_grad_(True)
+    method = method_for("gto", head, groups=1, group_size=2, width=3, nodes=8, depth=3)
+    methods = script.make_methods(method, 0)
+    batch, signals = batch_and_signals(written_examples(count=2), method.frozen)
+    roots, rows = groups_of(methods["gto"], batch)
+    by_name = {
+        name: methods[name]._judge(batch, signals, roots, rows)
+        for name in ("gto", "gto, max", "gto, mean", "gto, no reference")
+    }
+    own = by_name["gto"]
+    assert all(torch.equal(each.branch.tokens, own.branch.tokens) for each in by_name.values())
+    assert bool((own.rewards > by_name["gto, max"].rewards).all())
+    assert bool((by_name["gto, max"].rewards >= by_name["gto, mean"].rewards).all())
+    assert torch.equal(by_name["gto, no reference"].rewards, own.rewards)
+
+
+def groups_of(method: GtoMethod, batch: Batch) -> tuple[torch.Tensor, list[list[int]]]:
+    rows = method._sample_groups(batch)
+    return padded(rows, 1, batch.token_ids.device)[0], rows
 
 
 def test_errors_are_reported(script: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

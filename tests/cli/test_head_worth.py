@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import fields, replace
 from functools import cache
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from draftwood.cli.console.terminal import Paint
 from draftwood.cli.inspect.head_options import DEFAULT_GROWTHS, DEFAULTS, MAX_LENGTH, SECTION
+from draftwood.cli.inspect.head_rows import worth_lines
 from draftwood.cli.inspect.head_worth import _choose_texts
 from draftwood.heads import save_head
 from draftwood.targets.load import Loaded
@@ -26,6 +29,7 @@ from tests.tools.train_data import lines, make
 from tests.tools.trainer import configuration, data_folder, run
 
 HELD_OUT = 5
+PLAIN = Paint("never", io.StringIO())
 SHORT = ("--max-tokens", "6", "--budget", "8", "--dtype", "float32", "--device", "cpu")
 
 
@@ -79,6 +83,7 @@ def test_the_table(draftwood_command: Command) -> None:
     beam = worth["trees"]["beam"]
     assert [line.split("  ", 1) for line in measured.splitlines()] == [
         ["measured on", "6 of 24 texts"],
+        ["vocabulary", f" has {worth['coverage']:.1%} of the generated tokens"],
         ["answered", "   2 prompts with trees of up to 8 nodes"],
         [
             "greedy path",
@@ -97,6 +102,11 @@ def test_the_table(draftwood_command: Command) -> None:
     assert worth["ranks"][0]["count"] == 6 * 3
     for label in ("drafting with beam", "drafting with salf", "measuring calibration"):
         assert label in result.err
+
+
+def test_a_full_vocabulary_is_not_mentioned() -> None:
+    worth = {"texts": 6, "texts_there": 24, "coverage": 1.0}
+    assert not [line for line in worth_lines(PLAIN, worth) if "vocabulary" in line]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ def worth_lines(paint: Paint, worth: dict[str, Any]) -> list[str]:
     """Format the result of ``measure_worth``. Omit what was not measured."""
     trees, ranks = worth.get("trees", {}), worth.get("ranks", [])
     facts = [("measured on", f"{worth['texts']:,} of {pluralize(worth['texts_there'], 'text')}")]
+    if worth.get("coverage", 1.0) < 1.0:
+        facts.append(("vocabulary", f"has {worth['coverage']:.1%} of the generated tokens"))
     if trees:
         answers = f"{pluralize(worth['prompts'], 'prompt')} with trees of up to {worth['budget']} nodes"
         facts.append(("answered", answers))

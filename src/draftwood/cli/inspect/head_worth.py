@@ -12,12 +12,13 @@ from draftwood.errors import OptionError
 from draftwood.heads import HeadModule
 from draftwood.targets import load_target, pick_device
 from draftwood.train.data import Example, TrainingData
-from draftwood.train.loop import choose_dtype
+from draftwood.train.loop import choose_dtype, measure_coverage
 from draftwood.train.measure import BATCH, ValidateSection, extract_prompts, validate_head
 
 
 def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) -> dict[str, Any]:
-    """Return the settings, the data used and the results: ``trees`` by growth, ``accuracy``, ``ranks``."""
+    """Return the settings, the data used and the results: ``coverage`` of the vocabulary, ``trees`` by growth,
+    ``accuracy``, ``ranks``."""
     section, seed, max_length = _build_section(args), args.seed or 0, args.max_length or MAX_LENGTH
     data = TrainingData.open(*args.texts, max_length=max_length)
     if not len(data):
@@ -35,7 +36,7 @@ def measure_worth(args: argparse.Namespace, head: HeadModule, screen: Screen) ->
     found.pop("tau", None)  # mean over growths, the criterion of training
     screen.progress.clear()
     used = {"texts": len(texts), "texts_there": len(data), "prompts": len(extract_prompts(texts, section.prompts))}
-    ran = {"dtype": dtype, "device": str(device)}
+    ran = {"dtype": dtype, "device": str(device), "coverage": measure_coverage(head, data)}
     return {"folders": args.texts, "seed": seed, **ran, **asdict(section), **used, "trees": trees, **found}
 
 

@@ -183,7 +183,7 @@ def make_head(config: TrainConfig, target: Target, texts: TrainingData) -> tuple
         head = head.to(target.info.device)
         head.bind(target.parts())
         head.reset_parameters(torch.Generator().manual_seed(config.run.seed))
-    return head.requires_grad_(True).train(), _measure_coverage(head, texts)
+    return head.requires_grad_(True).train(), measure_coverage(head, texts)
 
 
 def _load_start(config: TrainConfig, target: Target) -> HeadModule:
@@ -196,7 +196,8 @@ def _load_start(config: TrainConfig, target: Target) -> HeadModule:
     return grow_head(head, config.head.changes, target.parts(), config.run.seed) if config.head.changes else head
 
 
-def _measure_coverage(head: HeadModule, texts: TrainingData) -> float:
+def measure_coverage(head: HeadModule, texts: TrainingData) -> float:
+    """Return the fraction of the generated tokens that are in the head's vocabulary."""
     if not isinstance(head, Eagle3Head):
         return 1.0
     written, _ = texts.token_counts()

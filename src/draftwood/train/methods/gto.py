@@ -29,7 +29,9 @@ from draftwood.train.trees import (
     REWARDS,
     Branch,
     DraftHead,
+    DraftTrees,
     HeadRun,
+    VerifiedTree,
     accepted_branch,
     advantages,
     branch_log_probs,
@@ -101,24 +103,30 @@ class GtoMethod(AddedMethod):
             for text, roots in zip(texts_of(batch), counted_roots(batch), strict=True)
         ]
 
-    @torch.no_grad()
     def _judge(self, batch: Batch, signals: Signals, roots: Tensor, rows: list[list[int]]) -> Verdicts:
-        """Grow and verify the trees. Drawn ones follow each other root by root, so R is a multiple of the roots."""
+        """Reward the trees. Drawn ones follow each other root by root, so R is a multiple of the roots."""
+        options, pairs = self.options, self.verified_trees(batch, signals, roots, rows)
+        rewards = [reward(result.probs, tree, options.reward, options.eta) for result, tree in pairs]
+        if not options.drawn:
+            result, tree = pairs[0]
+            return Verdicts(rewards[0], rewards[1], accepted_branch(result.choices, tree))
+        branches = [accepted_branch(result.choices, tree).pad(options.depth) for result, tree in pairs]
+        own = torch.stack(rewards, dim=2).flatten(1, 2)
+        branch = Branch(*(torch.stack(parts, dim=2).flatten(1, 2) for parts in zip(*branches, strict=True)))
+        return Verdicts(own, torch.zeros_like(own), branch)
+
+    @torch.no_grad()
+    def verified_trees(
+        self, batch: Batch, signals: Signals, roots: Tensor, rows: list[list[int]]
+    ) -> list[tuple[VerifiedTree, DraftTrees]]:
+        """Return the trees of head and reference, or the drawn trees of the head, as the target verified them."""
         head, options = cast(DraftHead, self.head), self.options
         if options.drawn:
             noise = self._noise(batch)
             trees = [self.grow_trees(head, batch, signals, roots, noise) for _ in range(options.group_size)]
         else:
             trees = [self.grow_trees(each, batch, signals, roots) for each in (head, self.reference)]
-        verified = verify_trees(self.frozen.target, texts_of(batch), rows, trees)
-        pairs = list(zip(verified, trees, strict=True))
-        rewards = [reward(result.probs, tree, options.reward, options.eta) for result, tree in pairs]
-        if not options.drawn:
-            return Verdicts(rewards[0], rewards[1], accepted_branch(verified[0].choices, trees[0]))
-        branches = [accepted_branch(result.choices, tree).pad(options.depth) for result, tree in pairs]
-        own = torch.stack(rewards, dim=2).flatten(1, 2)
-        branch = Branch(*(torch.stack(parts, dim=2).flatten(1, 2) for parts in zip(*branches, strict=True)))
-        return Verdicts(own, torch.zeros_like(own), branch)
+        return list(zip(verify_trees(self.frozen.target, texts_of(batch), rows, trees), trees, strict=True))
 
     def _noise(self, batch: Batch) -> torch.Generator:
         """Return the noise of a batch: it depends on its texts, the step and the seed."""

@@ -19,5 +19,5 @@ from draftwood.train.trees.rewards import (
 from draftwood.train.trees.roots import counted_roots, padded, sample_groups, sample_roots, texts_of
 from draftwood.train.trees.store import TreeStore
 from draftwood.train.trees.target_trees import Beam, TextTrees, joined
-from draftwood.train.trees.verify import verify_trees
+from draftwood.train.trees.verify import VerifiedTree, verify_trees
 from draftwood.train.trees.walk import Texts
