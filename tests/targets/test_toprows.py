@@ -196,7 +196,7 @@ def test_parts_of_top_rows() -> None:
 def test_probabilities_of_the_kernel_are_those_of_the_entries() -> None:
     logits = random_rows(9, 700)
     found = top_rows(logits, 8)
-    parts = {"all": found, "rows": found.at([7, 0]), "range": found.at(slice(2, 5)), "first": found.at([3, 1]).first(3)}
+    parts = {"all": found, "rows": found.at([7, 0]), "range": found.at(slice(2, 5)), "first": found.at((3, 1)).first(3)}
     for part in parts.values():
         np.testing.assert_allclose(part.probs(), TopRows(*part).probs(), rtol=1e-5)
         assert part.probs().flags.c_contiguous

@@ -67,7 +67,8 @@ class KernelRows(TopRows):
         return rows * (3 * k + 1)
 
     def at(self, rows: slice | Sequence[int]) -> TopRows:
-        return self._carry(super().at(rows), None if self._probs is None else self._probs[rows])
+        index = rows if isinstance(rows, slice) else np.asarray(rows, np.intp)  # a tuple would be one place, not rows
+        return self._carry(super().at(rows), None if self._probs is None else self._probs[index])
 
     def first(self, k: int) -> TopRows:
         found = super().first(k)
