@@ -10,7 +10,7 @@ import torch
 
 from draftwood import SamplingParams
 from draftwood.heads import Eagle3Head
-from draftwood.models.config import Rope
+from draftwood.models.config import ModelConfig, Rope
 from draftwood.sources.neural.base import DraftSegment
 from draftwood.sources.neural.build import make_head_model
 from draftwood.sources.neural.head import EagleModel
@@ -100,14 +100,16 @@ def test_output_is_that_of_plain_decoding() -> None:
     same_as_plain(llm, [[1, 2, 3], list(range(40))], SamplingParams(max_tokens=20))
 
 
-def short_model(monkeypatch: pytest.MonkeyPatch, seen: int) -> tuple[FusedEagleModel, FusedEagleModel]:
-    """A head with its whole vocabulary of 90 tokens, and one that drafts the first 64 and ``seen`` others."""
+def short_model(
+    monkeypatch: pytest.MonkeyPatch, seen: int, model: ModelConfig = MODEL
+) -> tuple[FusedEagleModel, FusedEagleModel]:
+    """A head with its whole vocabulary, of 90 tokens or more, and one that drafts the first 64 and ``seen`` others."""
     monkeypatch.setattr(features, "FREQUENT", 64)
     monkeypatch.setattr(features, "SEEN", seen)
-    head = random_head("eagle3", MODEL, own_lm_head=False)
-    head.bind(random_parts(MODEL))
+    head = random_head("eagle3", model, own_lm_head=False)
+    head.bind(random_parts(model))
     found = [
-        make_head_model(copy.deepcopy(head), MODEL.num_layers, 64, quantize=True, has_shortlist=flag)
+        make_head_model(copy.deepcopy(head), model.num_layers, 64, quantize=True, has_shortlist=flag)
         for flag in (False, True)
     ]
     whole, short = found
@@ -135,6 +137,19 @@ def test_a_shortlist_has_the_first_tokens_and_those_of_the_text(monkeypatch: pyt
     assert common <= set(some)
     assert [some[token] for token in common] == [everything[token] for token in common]
     assert set(some) <= {*range(64), *others}
+
+
+def test_a_long_shortlist_is_packed_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, short = short_model(monkeypatch, 150, replace(MODEL, vocab_size=400))
+    for start in (100, 190, 280, 281):  # the last ones take the places of the first
+        short._decoder.note_text(range(start, start + 90))
+    assert short._decoder.shortlist is not None
+    listed = set(short._decoder.shortlist.ids.tolist())
+    assert listed == {*range(64), *range(221, 371)}
+    everything, some = read_text(whole, TEXT[:1]), read_text(short, TEXT[:1])
+    common = {token for token in everything if token in listed}
+    assert len(common) > 20
+    assert {token: some[token] for token in common} == {token: everything[token] for token in common}
 
 
 def test_the_oldest_tokens_leave_a_shortlist(monkeypatch: pytest.MonkeyPatch) -> None:

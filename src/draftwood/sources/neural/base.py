@@ -41,9 +41,7 @@ class DraftModel(ABC):
     max_positions: int  # maximum length of a sequence
     max_depth: int | None = None  # deepest level that it can predict; None: no limit
     keeps_drafts: bool = True  # whether cache entries of accepted draft nodes are as good as those of text
-    root_chunk: int = (
-        512  # text tokens that the pass below which a tree grows should read; few, where graphs have sizes
-    )
+    root_chunk: int = 512  # text tokens that the pass which a tree grows from may read; few, where graphs have sizes
 
     @abstractmethod
     def open(self, capacity: int) -> int | None:

@@ -25,6 +25,7 @@ from draftwood.targets.native.weights import Weights
 
 FORMAT = "q8_0"
 FREQUENT, SEEN = 8192, 1024  # tokens of a shortlist: first ids, and others that occurred lately
+PACKED_ROWS = 64  # packed together; a multiple of the groups of every kernel
 FUSED_STEP = 64  # hidden states that features are made of are read in steps of this many
 
 
@@ -104,10 +105,7 @@ class Shortlist:
         self._weight = weight
         self._format = choose_format(FORMAT, weight.shape[1], is_table=False)
         self._rows = quantize_rows(weight.new_zeros(SEEN, weight.shape[1]), self._format).numpy()
-        frequent = MatrixRecord(None, FREQUENT, matrix.inputs, 0, matrix.format)
-        first = int(kernel.draftwood_packed_bytes(ctypes.byref(frequent)))
-        self._matrix = MatrixRecord(matrix.data + first, SEEN, matrix.inputs, 0, matrix.format)
-        self._pack = kernel.draftwood_pack
+        self._kernel, self._matrix = kernel, matrix
 
     def add(self, token_ids: Iterable[int]) -> bool:
         """Adds tokens that are not there, in place of the oldest ones; False if all are there."""
@@ -120,10 +118,21 @@ class Shortlist:
                 del self._places[int(self.ids[FREQUENT + place])]
             self._places[token], self.ids[FREQUENT + place] = place, token
         self._rows[places] = quantize_rows(self._weight[new], self._format).numpy()
-        self._pack(ctypes.byref(self._matrix), self._rows.ctypes.data, 1)
+        for first in sorted({place // PACKED_ROWS * PACKED_ROWS for place in places}):
+            self._pack(first, min(PACKED_ROWS, SEEN - first))
         self._next = (places[-1] + 1) % SEEN
         self.size = FREQUENT + len(self._places)
         return True
+
+    def _pack(self, first: int, count: int) -> None:
+        """Packs rows of tokens that occurred, a few at a time: this is done while a request waits."""
+
+        def part(data: int | None, rows: int) -> MatrixRecord:
+            return MatrixRecord(data, rows, self._matrix.inputs, 0, self._matrix.format)
+
+        start = int(self._kernel.draftwood_packed_bytes(ctypes.byref(part(None, FREQUENT + first))))
+        packed = part(self._matrix.data + start, count)
+        self._kernel.draftwood_pack(ctypes.byref(packed), self._rows[first:].ctypes.data, 1)
 
 
 def quantized(weight: Matrix) -> Stored:
