@@ -158,7 +158,7 @@ class BlendDrafter(TransitionDrafter):
         self._proposed = 0.0  # when the last tree was ready
         if self._head is not None:
             rows = next(source for source in sources if isinstance(source, DraftedHints))
-            is_timed = request.is_timed or not self.options.has_head  # a head that nobody asked for must pay
+            is_timed = request.is_timed or not self.options.has_head  # the default's head must pay at any budget
             self._head.follow(self._blend, rows, state.passes, is_timed=is_timed)
             self._head.begin(request)
         self._read(request.known_text)

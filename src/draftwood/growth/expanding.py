@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from draftwood.growth.blend import Blend, BlendLimits
 from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.neural import Frontier
+from draftwood.growth.readings import follow_time
 from draftwood.tree import DraftTree
 
 WIDTH = 10  # predictions per node
@@ -41,11 +42,11 @@ class PassRecord:
     def note_pass(self, number: int, chances: float, gained: float, seconds: float) -> None:
         # A negative gain means that the tables expected too much, not that the pass did harm: it counts as none.
         self._shares[number] += SMOOTHING * (min(max(gained, 0.0) / chances, MAX_SHARE) - self._shares[number])
-        self._seconds[number] = _follow(self._seconds[number], seconds)
+        self._seconds[number] = follow_time(self._seconds[number], seconds)
         self.num_passes += 1
 
     def note_cycle(self, seconds: float) -> None:
-        self._cycle_seconds = _follow(self._cycle_seconds, seconds)
+        self._cycle_seconds = follow_time(self._cycle_seconds, seconds)
         self.num_cycles += 1
 
     def note_kept(self, values: Sequence[float], num_kept: int) -> None:
@@ -66,11 +67,6 @@ class PassRecord:
             return True
         self._shares[number] += RECOVERY * (FIRST_SHARE - self._shares[number])
         return False
-
-
-def _follow(known: float, seconds: float) -> float:
-    """Other processes only add time: follow quick readings at once, slow ones slowly."""
-    return seconds if not known or seconds < known else known + 0.05 * (seconds - known)
 
 
 class ExpandingBlend:

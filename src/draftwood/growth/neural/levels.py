@@ -8,12 +8,13 @@ import time
 from itertools import accumulate
 from operator import mul
 
+from draftwood.growth.readings import follow_time
+
 TRY_ALL_EVERY = 24  # drafts
 DECAY = 0.98  # per path
 PRIOR_TRIES = 2.0  # weight of the belief that a level is reached as often as the one before it
 FIRST_CHANCE = 0.7  # likewise, of the first level
 FIXED_LEVELS = 2.0  # time of a draft beside its levels, until it is known
-SLOWER = 0.1  # share of a slower reading; other processes only add time, so quicker ones are followed at once
 
 
 class Times:
@@ -24,10 +25,10 @@ class Times:
         self.rest = 0.0
 
     def note_draft(self, levels: int, seconds: float) -> None:
-        self._drafts[levels] = _follow(self._drafts[levels], seconds)
+        self._drafts[levels] = follow_time(self._drafts[levels], seconds)
 
     def note_rest(self, seconds: float) -> None:
-        self.rest = _follow(self.rest, seconds)
+        self.rest = follow_time(self.rest, seconds)
 
     def draft(self, levels: int) -> float:
         """As measured, or in proportion to the nearest number of levels that was; 0.0 if none was."""
@@ -103,7 +104,3 @@ class LeveledDraft:
             self._has_cycled = True
             self._record.note_rest(self._num_requests, time.perf_counter() - self._since)
         self._record.note_path(self.levels, num_accepted)
-
-
-def _follow(known: float, seconds: float) -> float:
-    return seconds if not known or seconds < known else known + SLOWER * (seconds - known)

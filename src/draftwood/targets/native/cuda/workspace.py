@@ -1,8 +1,8 @@
 """Buffers that passes share, since only one runs at a time.
 
 A captured graph keeps the addresses it was captured with. Buffers therefore never move or shrink: a pass that needs
-more gets a larger buffer, and earlier passes keep theirs. So a pass asks once, before its first launch, and holds what
-it got: the memory of a buffer that nobody holds goes to someone else, or back to the system.
+more gets a larger buffer, and earlier passes keep theirs. So a pass asks once, before its first launch, and keeps a
+reference: without one the allocator would reuse the memory that the graph still writes to.
 """
 
 from __future__ import annotations
