@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import multiprocessing
 import os
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,128 +14,16 @@ import pytest
 import torch
 
 from draftwood.errors import OptionError
-from draftwood.models.config import ModelConfig, Rope
-from draftwood.models.tensors import tensor_shapes
-from draftwood.targets.base import ForwardOutput, Segment, chain_parents
-from draftwood.targets.cache import KVCache
+from draftwood.models.config import ModelConfig
+from draftwood.targets.base import Segment, chain_parents
 from draftwood.targets.find_top import top_rows
-from draftwood.targets.native.cpu import CpuDecoder, build
-from draftwood.targets.native.decoder import Decoder, pack
+from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.native.eager import EagerDecoder
-from draftwood.targets.native.weights import Weights, assemble
-from tests.conftest import threads
+from draftwood.targets.native.weights import Weights
+from tests.conftest import path_to, threads
+from tests.tools.cpu_decoder import BASE, CPU, VARIANTS, Model, fused, random_ids, random_parents, random_weights
 
 pytestmark = pytest.mark.skipif(not CpuDecoder.is_available(), reason=f"no kernel: {CpuDecoder.why_unavailable()}")
-
-CPU = torch.device("cpu")
-BASE = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=259,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    norm_eps=1e-5,
-    context_length=1024,
-    rope=Rope(),
-    tied_embeddings=True,
-    qkv_bias=False,
-    o_bias=False,
-    qk_norm=False,
-)
-VARIANTS = {
-    "plain": {},
-    "group of 1": {"num_heads": 2},
-    "group of 3": {"num_heads": 6},
-    "group of 4": {"num_heads": 8},
-    "qk norm": {"qk_norm": True},
-    "biases": {"qkv_bias": True, "o_bias": True},
-    "window": {"sliding_window": 37},
-    "tiny window": {"sliding_window": 2},
-    "untied": {"tied_embeddings": False},
-    "head 64": {"head_dim": 64},
-    "head 96": {"head_dim": 96},
-    "head 128": {"head_dim": 128, "num_heads": 6, "sliding_window": 70},
-    "head 10": {"head_dim": 10},
-    "odd sizes": {"hidden_size": 40, "intermediate_size": 100, "vocab_size": 101, "tied_embeddings": False},
-    "odder sizes": {"hidden_size": 50, "intermediate_size": 37, "vocab_size": 3},
-    "llama3 rope": {"rope": Rope(kind="llama3", theta=5e5, factor=8.0, original_context=128)},
-    "everything": {
-        "num_heads": 6,
-        "qk_norm": True,
-        "qkv_bias": True,
-        "o_bias": True,
-        "sliding_window": 70,
-        "tied_embeddings": False,
-        "head_dim": 24,
-        "hidden_size": 100,
-        "vocab_size": 333,
-    },
-}
-
-
-class Model:
-    """A decoder with its cache: the bookkeeping of the native target, without its choice of a decoder."""
-
-    def __init__(
-        self,
-        kind: type[CpuDecoder] | type[EagerDecoder],
-        config: ModelConfig,
-        weights: Weights,
-        cache_type: torch.dtype,
-    ) -> None:
-        self.cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, 4096, cache_type, CPU)
-        for rows in (self.cache.keys, self.cache.values):
-            rows.fill_(float("nan"))  # unwritten values must have no effect
-        own = copy.deepcopy(weights)  # the fused decoder consumes them
-        self.decoder: Decoder = (
-            CpuDecoder(config, own, self.cache) if kind is CpuDecoder else EagerDecoder(config, own, self.cache, CPU)
-        )
-
-    def open(self, prompt: Sequence[int] = (), chunk: int = 10_000) -> int:
-        sequence = self.cache.open(512)
-        for start in range(0, len(prompt), chunk):
-            part = prompt[start : start + chunk]
-            self.run(Segment(sequence, part, chain_parents(len(part)), 0))
-            self.cache.keep(sequence, range(len(part)))
-        return sequence
-
-    def run(self, *segments: Segment, taps: tuple[int, ...] = ()) -> ForwardOutput:
-        output = self.decoder.forward(pack(segments, self.cache), taps)
-        # The next forward writes to the same memory.
-        return output._replace(logits=output.logits.clone(), greedy_ids=output.greedy_ids.clone())
-
-
-def fused(config: ModelConfig = BASE, dtype: torch.dtype = torch.float32) -> Model:
-    return Model(CpuDecoder, config, random_weights(config, dtype), dtype)
-
-
-def random_weights(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Weights:
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-    for name, shape in tensor_shapes(config).items():
-        noise = torch.randn(shape, generator=generator) * (0.3 if len(shape) == 1 else shape[-1] ** -0.5)
-        tensors[name] = noise + 1.0 if "norm" in name else noise
-    return assemble(config, lambda name: tensors[name].to(dtype))
-
-
-def random_ids(config: ModelConfig, count: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(config.vocab_size), k=count)
-
-
-def random_parents(count: int, seed: int) -> list[int]:
-    """A tree with deep and wide parts."""
-    pick = random.Random(seed)
-    return [-1] + [pick.choice([i - 1, i - 1, pick.randrange(i)]) for i in range(1, count)]
-
-
-def path_to(parents: Sequence[int], node: int) -> list[int]:
-    path = [node]
-    while parents[path[-1]] >= 0:
-        path.append(parents[path[-1]])
-    return path[::-1]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -381,40 +266,3 @@ def test_forked_child_starts_its_own_threads() -> None:
         child.join(timeout=20)
         assert child.exitcode == 0
         assert results.get() == expected
-
-
-class TestBuild:
-    def fresh(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(build.KERNEL, "_state", None)
-        monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path))
-
-    def test_it_can_be_switched_off(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        self.fresh(monkeypatch, tmp_path)
-        monkeypatch.setenv("DRAFTWOOD_NO_KERNEL", "1")
-        assert not CpuDecoder.is_available()
-        assert CpuDecoder.why_declined(BASE, torch.float32, CPU)
-        assert "DRAFTWOOD_NO_KERNEL" in CpuDecoder.why_unavailable()
-
-    def test_a_missing_compiler_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        self.fresh(monkeypatch, tmp_path)
-        monkeypatch.setenv("DRAFTWOOD_CC", "no-such-compiler")
-        assert build.load_kernel() is None
-        assert "no C compiler" in build.why_unavailable()
-
-    def test_a_failing_compiler_is_quoted(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        compiler = tmp_path / "broken-cc"
-        compiler.write_text("#!/bin/sh\necho 'kernel.c:1: error: out of luck' >&2\nexit 1\n")
-        compiler.chmod(0o755)
-        self.fresh(monkeypatch, tmp_path)
-        monkeypatch.setenv("DRAFTWOOD_CC", str(compiler))
-        assert build.load_kernel() is None
-        assert "out of luck" in build.why_unavailable()
-
-    def test_the_library_is_kept(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        self.fresh(monkeypatch, tmp_path)
-        assert isinstance(build.load_kernel(), ctypes.CDLL)
-        (library,) = (tmp_path / "kernels").iterdir()
-        written = library.stat().st_mtime_ns
-        monkeypatch.setattr(build.KERNEL, "_state", None)
-        assert build.load_kernel() is not None
-        assert library.stat().st_mtime_ns == written
