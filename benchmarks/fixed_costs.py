@@ -37,8 +37,8 @@ time.perf_counter = lambda: CLOCK.now  # before anything imports it
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from benchmarks.blend_tables import TASKS, Key, Result, answer, describe, make_llm, read_prompts  # noqa: E402
 
+from blend_tables import TASKS, Key, Result, answer, describe, make_llm, read_prompts  # noqa: E402
 from draftwood.config import ModelOptions  # noqa: E402
 from draftwood.engine import Engine  # noqa: E402
 from draftwood.sizing import CostProfile, LiveCosts  # noqa: E402
