@@ -1,8 +1,8 @@
 /* One forward of a Llama-family model on CPU threads: the packed batch through all layers, the head and argmax.
  *
  * vec.h: vectors. amx.h: tiles. pool.h: threads. model.h: records. run.h: state of a forward. formats.h: weights.
- * micro.h, integers.h, matmul.h: products. contexts.h: what each node attends to. attention.h: attention. rows.h: norms, rotation,
- * cache writes. toprows.h: top k.
+ * micro.h, integers.h, matmul.h: products. contexts.h: what each node attends to. attention_work.h,
+ * attention_products.h, attention.h: attention. rows.h: norms, rotation, cache writes. toprows.h: top k.
  *
  * The order of operations for a node depends only on its own context: see micro.h and attention.h. */
 #define _GNU_SOURCE /* for the affinity of threads */
