@@ -1,4 +1,4 @@
-"""CPU time of the passes of an EAGLE-3 head on a CPU, in 8 bits and in float32, and what the head's trees bring.
+"""CPU time of the passes of an EAGLE-3 head on a CPU, in 4 bits and in float32, and what the head's trees bring.
 
     python benchmarks/head_passes.py smollm2 --data PROMPTS --tasks humaneval,gsm8k,mt_bench
 
@@ -29,7 +29,7 @@ def main() -> None:
     torch.set_num_threads(1)
     models = {
         "float32": LLM(options.model, drafter="eagle3", drafter_options={"quantize": False}, budget=options.budget),
-        "8 bits": LLM(options.model, drafter="eagle3", budget=options.budget),
+        "4 bits": LLM(options.model, drafter="eagle3", budget=options.budget),
     }
     times: dict[str, Times] = {name: timed(llm) for name, llm in models.items()}
     seconds, tokens, cycles = (dict.fromkeys(models, 0.0) for _ in range(3))

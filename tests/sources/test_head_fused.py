@@ -77,13 +77,17 @@ def run(model: EagleModel, chunk: int = 100, *, one_by_one: bool = False) -> tor
     return torch.cat(kept)
 
 
+@pytest.mark.parametrize(("weights", "error"), [("q8_0", 0.06), (features.FORMAT, 0.4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_agrees_with_the_module(variant: str, dtype: torch.dtype) -> None:
-    """Up to the rounding of weights and inputs to 8 bits."""
+def test_agrees_with_the_module(
+    variant: str, dtype: torch.dtype, weights: str, error: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the rounding of weights, and of inputs to 8 bits."""
+    monkeypatch.setattr(features, "FORMAT", weights)
     exact, ours = (run(model) for model in pair_of_models(variant, dtype))
     assert exact.shape == ours.shape == (1 + len(TREE), exact.shape[1])
-    assert (ours - exact).norm() / exact.norm() < 0.06
+    assert (ours - exact).norm() / exact.norm() < error
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

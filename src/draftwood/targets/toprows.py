@@ -37,6 +37,10 @@ class TopRows(NamedTuple):
         contiguous = np.ascontiguousarray
         return TopRows(contiguous(self.ids[:, :k]), contiguous(self.logits[:, :k]), contiguous(self.log_total))
 
+    def renamed(self, names: npt.NDArray[np.int32]) -> TopRows:
+        """Returns the rows with ``names[id]`` in place of each id."""
+        return self._replace(ids=names[self.ids])
+
     def probs(self) -> npt.NDArray[np.float32]:
         """Returns their probabilities [n, k] under the softmax of the whole row; zeros if its total is not finite."""
         logits, shift = self.logits, self.log_total
@@ -73,6 +77,9 @@ class KernelRows(TopRows):
     def first(self, k: int) -> TopRows:
         found = super().first(k)
         return found if found is self else self._carry(found, None if self._probs is None else self._probs[:, :k])
+
+    def renamed(self, names: npt.NDArray[np.int32]) -> TopRows:
+        return self._carry(super().renamed(names), self._probs)
 
     def probs(self) -> npt.NDArray[np.float32]:
         return super().probs() if self._probs is None else np.ascontiguousarray(self._probs)

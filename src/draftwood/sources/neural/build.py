@@ -11,7 +11,7 @@ def make_head_model(
 ) -> HeadModel:
     """Wrap a head, bound to its target of ``num_layers`` layers, with a cache of ``num_slots`` positions.
 
-    ``quantize``: an EAGLE-3 head on a CPU may run in 8 bits; ``has_shortlist``: and leave out rare tokens.
+    ``quantize``: an EAGLE-3 head on a CPU may run in 4 bits; ``has_shortlist``: and leave out rare tokens.
     """
     taps = head.config.taps_for(num_layers)
     if isinstance(head, (MedusaHead, HydraHead)):

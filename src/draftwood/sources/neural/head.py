@@ -58,7 +58,7 @@ class HeadModel(DraftModel):
         logits = self._logits(batch, [each.gather() for each in segments])  # [R, Vd]
         top = self._top(logits, min(k, logits.shape[1]))
         if self._head.config.has_draft_vocabulary:
-            return top._replace(ids=self._vocabulary[top.ids])
+            return top.renamed(self._vocabulary)
         return top
 
     def _top(self, logits: Tensor, k: int) -> TopRows:

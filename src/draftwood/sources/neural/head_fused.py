@@ -1,4 +1,4 @@
-"""EAGLE-3 heads on a CPU: a draft pass is one call into C, with the head's matrices in 8 bits.
+"""EAGLE-3 heads on a CPU: a draft pass is one call into C, with the head's matrices in 4 bits.
 
 A head with the target's vocabulary may draft from a shortlist of it (targets/native/cpu/features.py).
 """
@@ -43,7 +43,6 @@ class FusedEagleModel(EagleModel):
         )
         head.layers, head.lm_head = nn.ModuleList(), None
 
-    @torch.inference_mode()
     def forward(self, segments: Sequence[DraftSegment], k: int) -> TopRows:
         decoder = self._decoder
         for segment, features, _ in segments:
@@ -67,11 +66,16 @@ class FusedEagleModel(EagleModel):
         self._found = output.top
         return output.logits
 
+    def _store(self, batch: PackedBatch, hidden: Tensor) -> None:
+        states = hidden.numpy()
+        for segment in batch.segments:
+            self._states[segment.first_slot : segment.first_slot + segment.size] = states[segment.rows]
+
     def _top(self, logits: Tensor, k: int) -> TopRows:
         found, shortlist = self._found, self._decoder.shortlist
         if found is None:  # no rows
             return super()._top(logits, k)
-        return found if shortlist is None else found._replace(ids=shortlist.ids[found.ids])
+        return found if shortlist is None else found.renamed(shortlist.ids)
 
 
 def why_not_fused(head: Eagle3Head) -> str:

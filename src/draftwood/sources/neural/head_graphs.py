@@ -37,7 +37,7 @@ class GraphedEagleModel(EagleModel):
         if shape is None:
             return super().forward(segments, k)
         top = self._decoder.forward(batch, given, k, shape)
-        return top._replace(ids=self._vocabulary[top.ids]) if self._head.config.has_draft_vocabulary else top
+        return top.renamed(self._vocabulary) if self._head.config.has_draft_vocabulary else top
 
     def grow(self, segments: Sequence[DraftSegment], plan: SearchPlan) -> list[Found] | None:
         if not self._decoder.can_grow(plan):
