@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from draftwood.drafters import DraftRequest, VerifiedTree, blend_head, make_fact
 from draftwood.drafters.blend import SOURCES, TABLES
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth.expanding import FIRST_SHARE, PassRecord
+from draftwood.sources import build_datastore
 from draftwood.targets import TopRows
 from draftwood.targets.native.target import NativeTarget
 from draftwood.text.bytes import ByteTokenizer
@@ -46,12 +48,24 @@ def target_on() -> NativeTarget:
     return random_target()
 
 
+@cache
+def datastore(vocab_size: int) -> str:
+    """A file with a few texts, some of them in the prompts."""
+    texts = ["hello hello world", "the cat sat on the mat, and the cat sat on the mat again"]
+    documents = [*map(ByteTokenizer().encode, texts), clock_text(3, 40)]
+    own = [[token % vocab_size for token in document] for document in documents]
+    path = Path(mkdtemp(prefix="datastore-")) / "texts.datastore"
+    build_datastore(own, vocab_size=vocab_size, tokenizer="bytes").save(path)
+    return str(path)
+
+
 def blend_llm(sources: str = ALL, target: NativeTarget | None = None, **options: Any) -> LLM:
     own: dict[str, Any] = {"sources": sources, "top_k": options.pop("top_k", 10)}
     options = {"budget": 12, "max_batch": 3, "head": head_folder("eagle3"), **options}
     head = options.pop("head")
     own |= {"head": head} if "head" in sources.split("+") else {}
     target = target or target_on()
+    own |= {"datastore": datastore(target.info.vocab_size)} if "datastore" in sources.split("+") else {}
     return LLM.from_target(target, ByteTokenizer(), drafter="blend", drafter_options=own, **options)
 
 
@@ -71,6 +85,18 @@ def test_every_kind_of_head(kind: str) -> None:
     result = llm.generate([clock_text(3, 5)], SamplingParams(max_tokens=24))
     assert result[0].token_ids == clock_text(3, 29)[5:]
     assert tau(result) > 3
+
+
+def test_a_datastore_knows_what_the_text_does_not() -> None:
+    params = SamplingParams(max_tokens=24)
+    without, with_store = (
+        LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", drafter_options=options, budget=12)
+        for options in ({"sources": TABLES}, {"datastore": datastore(clock_target().info.vocab_size)})
+    )
+    results = [llm.generate([clock_text(3, 5)], params) for llm in (without, with_store)]
+    assert results[0][0].token_ids == results[1][0].token_ids
+    assert tau(results[1]) > 1.5 * tau(results[0])
+    assert results[1][0].stats.accepted_by_source["datastore"]
 
 
 def test_a_head_helps_where_nothing_was_seen_before() -> None:
@@ -128,6 +154,8 @@ def test_sources_are_checked() -> None:
     for wrong in ("", "context+", "context+context", "contxt"):
         with pytest.raises(OptionError, match="sources"):
             make_factory("blend", {"sources": wrong}, target_on().info)
+    with pytest.raises(OptionError, match="'datastore' needs a file"):
+        make_factory("blend", {"sources": "context+datastore"}, target_on().info)
     with pytest.raises(CapabilityError, match="needs the target model"):
         make_factory("blend", {"sources": "head", "head": head_folder("eagle3")}, target_on().info)
 

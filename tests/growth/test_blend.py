@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,16 @@ from draftwood.compiled import TAIL, CompiledBlend, Harvest, Hints, Learned, loa
 from draftwood.growth import blend as blend_module
 from draftwood.growth.blend import BIAS_STEP, DECAY, STEP, Blend, BlendLimits, PythonBlend, new_blend
 from draftwood.growth.priors import as_json, new_learned, parse_priors, shipped_priors
-from draftwood.sources.hints import DraftedHints, PlaceHints, PositionHints, SuccessorHints, drafted, positions
+from draftwood.sources import Datastore, build_datastore
+from draftwood.sources.hints import (
+    DatastoreHints,
+    DraftedHints,
+    PlaceHints,
+    PositionHints,
+    SuccessorHints,
+    drafted,
+    positions,
+)
 from draftwood.sources.hints import text as text_hints
 from draftwood.sources.hints.text import MAX_PLACES, ORDERS, PythonPlaces
 from draftwood.sources.transitions import TransitionTable
@@ -88,6 +98,14 @@ def filled_table(text: Sequence[int], seed: int) -> TransitionTable:
     return table
 
 
+def random_store(rng: random.Random, text: Sequence[int]) -> Datastore:
+    """Parts of the text, frequent ones many times, and tokens that the target does not have."""
+    starts = [rng.choice([0, 100, rng.randrange(len(text))]) for _ in range(300)]
+    documents = [[*text[start : start + rng.randrange(1, 40)], *[VOCAB] * (rng.random() < 0.1)] for start in starts]
+    built = build_datastore(documents, vocab_size=VOCAB + 1, tokenizer="")
+    return Datastore(replace(built.info, vocab_size=VOCAB), built.tokens, built.suffixes)
+
+
 @needs_core
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("with_callback", [False, True])
@@ -101,10 +119,11 @@ def test_c_and_python_agree(seed: int, with_callback: bool, monkeypatch: pytest.
     fast.places.extend(text)
     slow.places.extend(text)
     own = PythonOnly(table) if with_callback else SuccessorHints(table)
-    sources = [*fast, own]
+    store = DatastoreHints(random_store(rng, text))
+    sources = [*fast, own, store]
     learned = [new_learned(sources) for _ in range(2)]
     compiled = CompiledBlend(core, sources, learned[0], DECAY, STEP, BIAS_STEP)
-    python = PythonBlend([*slow, PythonOnly(table)], learned[1])
+    python = PythonBlend([*slow, PythonOnly(table), store], learned[1])
     for _ in range(30):
         tail = text[: rng.randrange(1, len(text))][-40:]
         limits = rng.choice([1, 2, 5, 16, 60]), rng.choice([1, 3, 40]), rng.choice([0.0, 1e-3, 0.2])

@@ -30,4 +30,5 @@ from draftwood.compiled.spines import (
     follow_spines,
     propose_spines,
 )
+from draftwood.compiled.store import CompiledStore
 from draftwood.compiled.table import CompiledTable, learn_trees

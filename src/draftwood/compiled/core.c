@@ -6,5 +6,6 @@
 #include "places.h"
 #include "sizing.h"
 #include "spines.h"
+#include "store.h"
 #include "table.h"
 #include "trees.h"

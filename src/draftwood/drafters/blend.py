@@ -15,7 +15,16 @@ from draftwood.drafters.checks import check_choice, check_flag, check_int
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
 from draftwood.growth import NO_PRIORS, Blend, BlendLimits, Outcome, PassRecord, Priors, load_priors, new_learned
-from draftwood.sources import DraftedHints, PlaceHints, PositionHints, SuccessorArrays, SuccessorHints, TransitionTable
+from draftwood.sources import (
+    Datastore,
+    DatastoreHints,
+    DraftedHints,
+    PlaceHints,
+    PositionHints,
+    SuccessorArrays,
+    SuccessorHints,
+    TransitionTable,
+)
 from draftwood.targets import Target, TargetInfo
 from draftwood.text import TextCodec
 from draftwood.tree import DraftTree
@@ -28,20 +37,14 @@ MIN_VALUE = 1e-4  # chance of a path below which a node is never worth its place
 HEAD = "head"
 FUSED_BACKEND = "fused-cpu"
 NO_ROWS = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)
-# Sources by name, made from the table that the drafter maintains.
-SOURCES: Mapping[str, Callable[[TransitionTable], HintSource]] = {
-    PlaceHints.name: lambda _: PlaceHints(),
-    SuccessorHints.name: SuccessorHints,
-    PositionHints.name: lambda _: PositionHints(),
-    HEAD: lambda _: DraftedHints(HEAD),
-}
-AUTO = "auto"  # all tables, and the shipped head where its passes pay
+AUTO = "auto"  # all tables, a datastore if one is given, and the shipped head where its passes pay
 TABLES = f"{PlaceHints.name}+{SuccessorHints.name}+{PositionHints.name}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlendOptions:
     sources: str = AUTO  # where guesses come from, joined by "+"; "auto": all tables, and a shipped head on a CPU
+    datastore: str = ""  # a file of `draftwood datastore build`: also guess what followed in those texts
     head: str = ""  # with the source "head": its folder; empty: the head that ships for this target
     depth: int = 40  # maximum depth of the tree
     learn: bool = True  # adapt chances to what comes true; false: they stay as they are at first
@@ -61,6 +64,12 @@ class BlendOptions:
                 got=repr(self.sources),
                 allowed=[AUTO, *SOURCES, "+".join(SOURCES)],
             )
+        if DatastoreHints.name in names and not self.datastore:
+            raise OptionError(
+                "The source 'datastore' needs a file",
+                allowed="datastore=FILE",
+                next_step="Build one: draftwood datastore build FILES... --out FILE",
+            )
         check_int(self, 1, "depth", "top_k")
         check_int(self, 1, "table_megabytes", high=1 << 20)
         check_flag(self, "learn", "priors", "bigrams", "static")
@@ -70,6 +79,12 @@ class BlendOptions:
     def has_head(self) -> bool:
         """Whether a head was asked for."""
         return HEAD in self.sources.split("+") or (self.sources == AUTO and bool(self.head))
+
+    def list_sources(self, *, with_head: bool) -> str:
+        """The sources that are asked for, joined by "+"."""
+        if self.sources != AUTO:
+            return self.sources
+        return "+".join([TABLES, *[DatastoreHints.name] * bool(self.datastore), *[HEAD] * with_head])
 
 
 class LearnedState(NamedTuple):
@@ -84,7 +99,18 @@ class _Shared(NamedTuple):
     successors: SuccessorArrays | None
     states: dict[float, LearnedState]  # by temperature
     priors: Priors
-    head: SharedDraftModel | None
+    store: Datastore | None = None
+    head: SharedDraftModel | None = None
+
+
+# Sources by name, made from the table that the drafter maintains and from what requests share.
+SOURCES: Mapping[str, Callable[[TransitionTable, _Shared], HintSource]] = {
+    PlaceHints.name: lambda *_: PlaceHints(),
+    SuccessorHints.name: lambda table, _: SuccessorHints(table),
+    PositionHints.name: lambda *_: PositionHints(),
+    DatastoreHints.name: lambda _, shared: DatastoreHints(_known(shared.store)),
+    HEAD: lambda *_: DraftedHints(HEAD),
+}
 
 
 class BlendDrafter(TransitionDrafter):
@@ -113,17 +139,17 @@ class BlendDrafter(TransitionDrafter):
             from draftwood.drafters.blend_head import BlendHead
 
             BlendHead.share(BlendHead.Options(), target)  # raises: a head needs the target itself
-        sources = TABLES if options.sources == AUTO else options.sources
-        return _Shared(sources, super().share(options, target), {}, _first_beliefs(options, target), None)
+        successors, beliefs = super().share(options, target), _first_beliefs(options, target)
+        return _Shared(options.list_sources(with_head=False), successors, {}, beliefs, _open_store(options, target))
 
     @classmethod
     def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
         head = _attach_head(options, target, codec)
         if head is None:
             return cls.share(options, target.info)
-        successors = super().share(options, target.info)
-        sources = f"{TABLES}+{HEAD}" if options.sources == AUTO else options.sources
-        return _Shared(sources, successors, {}, _first_beliefs(options, target.info), head)
+        successors, beliefs = super().share(options, target.info), _first_beliefs(options, target.info)
+        sources, store = options.list_sources(with_head=True), _open_store(options, target.info)
+        return _Shared(sources, successors, {}, beliefs, store, head)
 
     @classmethod
     def new_memory(cls, options: BlendOptions, target: TargetInfo, shared: _Shared) -> TransitionTable:
@@ -142,7 +168,7 @@ class BlendDrafter(TransitionDrafter):
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
-        sources = [SOURCES[name](self.memory) for name in self.shared.sources.split("+")]
+        sources = [SOURCES[name](self.memory, self.shared) for name in self.shared.sources.split("+")]
         temperature = round(request.params.temperature, 1)
         state = self.shared.states.get(temperature)
         if state is None:
@@ -257,6 +283,17 @@ def _attach_head(options: BlendOptions, target: Target, codec: TextCodec) -> Sha
     if options.has_head:
         return BlendHead.attach(BlendHead.Options(head=options.head), target, codec)
     return BlendHead.attach_shipped(target)
+
+
+def _open_store(options: BlendOptions, target: TargetInfo) -> Datastore | None:
+    if DatastoreHints.name not in options.list_sources(with_head=False).split("+"):
+        return None
+    return Datastore.open(options.datastore, vocab_size=target.vocab_size)
+
+
+def _known(store: Datastore | None) -> Datastore:
+    assert store is not None  # the options ask for a file
+    return store
 
 
 def _first_beliefs(options: BlendOptions, target: TargetInfo) -> Priors:

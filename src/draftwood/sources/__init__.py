@@ -3,7 +3,7 @@
 from draftwood.sources.adaptive import AdaptiveNgrams
 from draftwood.sources.context import CompiledContextMatch, ContextMatch, Match, new_context
 from draftwood.sources.datastore import Datastore, DatastoreInfo, build_datastore, tokenizer_fingerprint
-from draftwood.sources.hints import DraftedHints, PlaceHints, PositionHints, SuccessorHints
+from draftwood.sources.hints import DatastoreHints, DraftedHints, PlaceHints, PositionHints, SuccessorHints
 from draftwood.sources.lookahead import JacobiWindow, NgramPool
 from draftwood.sources.ngrams import NgramTables
 from draftwood.sources.rowtable import IdRows, RowTable, ScoreRows
