@@ -31,6 +31,7 @@ from tests.tools.neural import (
     _one_thread,  # noqa: F401 - a fixture
     clock_target,
     clock_text,
+    draft_models,
     head_folder,
     law_of,
     perfect_head,
@@ -40,7 +41,7 @@ from tests.tools.neural import (
 )
 
 PROMPTS = [[7], "hello hello hello", [7, 8], "the cat sat on the mat, the cat sat"]
-ALL = "+".join(SOURCES)
+ALL = f"{TABLES}+datastore+head"
 
 
 @cache
@@ -66,11 +67,13 @@ def blend_llm(sources: str = ALL, target: NativeTarget | None = None, **options:
     own |= {"head": head} if "head" in sources.split("+") else {}
     target = target or target_on()
     own |= {"datastore": datastore(target.info.vocab_size)} if "datastore" in sources.split("+") else {}
-    return LLM.from_target(target, ByteTokenizer(), drafter="blend", drafter_options=own, **options)
+    own |= {"model": "draft"} if "model" in sources.split("+") else {}
+    with draft_models(options.pop("model", lambda **kwargs: random_target(noise=0.02, **kwargs))):
+        return LLM.from_target(target, ByteTokenizer(), drafter="blend", drafter_options=own, **options)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 12, 60, "auto"])
-@pytest.mark.parametrize("sources", [*SOURCES, TABLES, ALL])
+@pytest.mark.parametrize("sources", [*SOURCES, TABLES, ALL, f"{TABLES}+model"])
 def test_greedy_output_is_plain_decoding(sources: str, budget: int | str) -> None:
     llm = blend_llm(sources, budget=budget)
     params = SamplingParams(max_tokens=12)
@@ -85,6 +88,14 @@ def test_every_kind_of_head(kind: str) -> None:
     result = llm.generate([clock_text(3, 5)], SamplingParams(max_tokens=24))
     assert result[0].token_ids == clock_text(3, 29)[5:]
     assert tau(result) > 3
+
+
+def test_a_small_model_drafts_too() -> None:
+    llm = blend_llm("model", clock_target(), model=clock_target)
+    result = llm.generate([clock_text(3, 5)], SamplingParams(max_tokens=24))
+    assert result[0].token_ids == clock_text(3, 29)[5:]
+    assert tau(result) > 3
+    assert set(result[0].stats.accepted_by_source) == {"model"}
 
 
 def test_a_datastore_knows_what_the_text_does_not() -> None:
@@ -105,11 +116,18 @@ def test_a_head_helps_where_nothing_was_seen_before() -> None:
     assert with_head > 1.5 * without
 
 
-@pytest.mark.parametrize("sources", [TABLES, ALL])
+@pytest.mark.parametrize("sources", [TABLES, ALL, f"{TABLES}+model"])
 def test_distribution_of_samples(sources: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all random outcomes, four tokens have the target's distribution."""
     head = saved_head(random_head("eagle", FEW))
-    llm = blend_llm(sources, random_target(FEW), budget=5, top_k=3, head=head)
+    llm = blend_llm(
+        sources,
+        random_target(FEW),
+        budget=5,
+        top_k=3,
+        head=head,
+        model=lambda **kwargs: random_target(FEW, noise=0.02, **kwargs),
+    )
     params = SamplingParams(temperature=0.8, max_tokens=4)
     law: Law = defaultdict(float)
     longest = 0
@@ -154,6 +172,9 @@ def test_sources_are_checked() -> None:
     for wrong in ("", "context+", "context+context", "contxt"):
         with pytest.raises(OptionError, match="sources"):
             make_factory("blend", {"sources": wrong}, target_on().info)
+    for both in ({"sources": "head+model", "model": "a"}, {"head": "a", "model": "a"}, {"sources": "model"}):
+        with pytest.raises(OptionError, match="a head or a small model"):
+            make_factory("blend", both, target_on().info)
     with pytest.raises(OptionError, match="'datastore' needs a file"):
         make_factory("blend", {"sources": "context+datastore"}, target_on().info)
     with pytest.raises(CapabilityError, match="needs the target model"):

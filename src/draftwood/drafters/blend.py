@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,20 +30,21 @@ from draftwood.text import TextCodec
 from draftwood.tree import DraftTree
 
 if TYPE_CHECKING:
-    from draftwood.drafters.blend_head import BlendHead
+    from draftwood.drafters.blend_head import Expander
     from draftwood.drafters.neural import SharedDraftModel
 
 MIN_VALUE = 1e-4  # chance of a path below which a node is never worth its place
-HEAD = "head"
+HEAD, MODEL = "head", "model"
 FUSED_BACKEND = "fused-cpu"
 NO_ROWS = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)
-AUTO = "auto"  # all tables, a datastore if one is given, and the shipped head where its passes pay
+AUTO = "auto"  # all tables, what the options name, and the shipped head where its passes pay
 TABLES = f"{PlaceHints.name}+{SuccessorHints.name}+{PositionHints.name}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlendOptions:
     sources: str = AUTO  # where guesses come from, joined by "+"; "auto": all tables, and a shipped head on a CPU
+    model: str = ""  # a small model with the same vocabulary that drafts too: known name, folder, GGUF file or hub id
     datastore: str = ""  # a file of `draftwood datastore build`: also guess what followed in those texts
     head: str = ""  # with the source "head": its folder; empty: the head that ships for this target
     depth: int = 40  # maximum depth of the tree
@@ -62,7 +63,7 @@ class BlendOptions:
             raise OptionError(
                 "sources must be different sources joined by '+'",
                 got=repr(self.sources),
-                allowed=[AUTO, *SOURCES, "+".join(SOURCES)],
+                allowed=[AUTO, *SOURCES, f"{TABLES}+{HEAD}"],
             )
         if DatastoreHints.name in names and not self.datastore:
             raise OptionError(
@@ -70,21 +71,32 @@ class BlendOptions:
                 allowed="datastore=FILE",
                 next_step="Build one: draftwood datastore build FILES... --out FILE",
             )
+        if (MODEL in names and not self.model) or (self.sources == AUTO and self.head and self.model):
+            raise OptionError(
+                "The source 'model' needs a small model, and a tree has a head or a small model",
+                got=f"head={self.head!r}, model={self.model!r}",
+                allowed="model=NAME or head=FOLDER",
+            )
+        if {HEAD, MODEL} <= set(names):
+            raise OptionError("A tree has a head or a small model", got=repr(self.sources), allowed=[HEAD, MODEL])
         check_int(self, 1, "depth", "top_k")
         check_int(self, 1, "table_megabytes", high=1 << 20)
         check_flag(self, "learn", "priors", "bigrams", "static")
         check_choice(self, "harvest", HARVESTS)
 
     @property
-    def has_head(self) -> bool:
-        """Whether a head was asked for."""
-        return HEAD in self.sources.split("+") or (self.sources == AUTO and bool(self.head))
+    def drafted(self) -> str:
+        """The source that was asked for and runs a model: ``HEAD``, ``MODEL`` or none."""
+        if self.sources == AUTO:
+            return MODEL if self.model else HEAD if self.head else ""
+        return next((name for name in self.sources.split("+") if name in (HEAD, MODEL)), "")
 
-    def list_sources(self, *, with_head: bool) -> str:
-        """The sources that are asked for, joined by "+"."""
+    def list_sources(self, drafted: str = "") -> str:
+        """The sources that are asked for, joined by "+". ``drafted``: the one that runs a model."""
         if self.sources != AUTO:
             return self.sources
-        return "+".join([TABLES, *[DatastoreHints.name] * bool(self.datastore), *[HEAD] * with_head])
+        names = [TABLES, DatastoreHints.name if self.datastore else "", drafted]
+        return "+".join(filter(None, names))
 
 
 class LearnedState(NamedTuple):
@@ -100,7 +112,7 @@ class _Shared(NamedTuple):
     states: dict[float, LearnedState]  # by temperature
     priors: Priors
     store: Datastore | None = None
-    head: SharedDraftModel | None = None
+    head: SharedDraftModel | None = None  # or small model
 
 
 # Sources by name, made from the table that the drafter maintains and from what requests share.
@@ -109,6 +121,7 @@ SOURCES: Mapping[str, Callable[[TransitionTable, _Shared], HintSource]] = {
     SuccessorHints.name: lambda table, _: SuccessorHints(table),
     PositionHints.name: lambda *_: PositionHints(),
     DatastoreHints.name: lambda _, shared: DatastoreHints(_known(shared.store)),
+    MODEL: lambda *_: DraftedHints(MODEL),
     HEAD: lambda *_: DraftedHints(HEAD),
 }
 
@@ -128,19 +141,17 @@ class BlendDrafter(TransitionDrafter):
 
     @classmethod
     def check(cls, options: BlendOptions) -> None:
-        if options.has_head:
-            from draftwood.drafters.blend_head import BlendHead
-
-            BlendHead.check(BlendHead.Options(head=options.head))
+        if options.drafted:
+            runner, own = _runner(options)
+            runner.check(own)
 
     @classmethod
     def share(cls, options: BlendOptions, target: TargetInfo) -> _Shared:  # type: ignore[override]
-        if options.has_head:
-            from draftwood.drafters.blend_head import BlendHead
-
-            BlendHead.share(BlendHead.Options(), target)  # raises: a head needs the target itself
+        if options.drafted:
+            runner, own = _runner(options)
+            runner.share(own, target)  # raises: it needs the target itself
         successors, beliefs = super().share(options, target), _first_beliefs(options, target)
-        return _Shared(options.list_sources(with_head=False), successors, {}, beliefs, _open_store(options, target))
+        return _Shared(options.list_sources(), successors, {}, beliefs, _open_store(options, target))
 
     @classmethod
     def attach(cls, options: BlendOptions, target: Target, codec: TextCodec) -> _Shared:
@@ -148,7 +159,7 @@ class BlendDrafter(TransitionDrafter):
         if head is None:
             return cls.share(options, target.info)
         successors, beliefs = super().share(options, target.info), _first_beliefs(options, target.info)
-        sources, store = options.list_sources(with_head=True), _open_store(options, target.info)
+        sources, store = options.list_sources(options.drafted or HEAD), _open_store(options, target.info)
         return _Shared(sources, successors, {}, beliefs, store, head)
 
     @classmethod
@@ -157,11 +168,10 @@ class BlendDrafter(TransitionDrafter):
 
     def __init__(self, options: BlendOptions, shared: _Shared, memory: TransitionTable | None = None) -> None:
         super().__init__(options, shared, memory)
-        self._head: BlendHead | None = None
+        self._head: Expander | None = None
         if shared.head is not None:
-            from draftwood.drafters.blend_head import BlendHead
-
-            self._head = BlendHead(BlendHead.Options(), shared.head)
+            runner, own = _runner(options)
+            self._head = runner(own, shared.head)
             self.wants_taps = self._head.wants_taps
             self.allows_gaps = self._head.allows_gaps
             self.runs_model = True
@@ -184,7 +194,7 @@ class BlendDrafter(TransitionDrafter):
         self._proposed = 0.0  # when the last tree was ready
         if self._head is not None:
             rows = next(source for source in sources if isinstance(source, DraftedHints))
-            is_timed = request.is_timed or not self.options.has_head  # the default's head must pay at any budget
+            is_timed = request.is_timed or not self.options.drafted  # the default's head must pay at any budget
             self._head.follow(self._blend, rows, state.passes, is_timed=is_timed)
             self._head.begin(request)
         self._read(request.known_text)
@@ -274,19 +284,29 @@ class BlendDrafter(TransitionDrafter):
 
 
 def _attach_head(options: BlendOptions, target: Target, codec: TextCodec) -> SharedDraftModel | None:
-    """The head that was asked for, or the shipped one where its passes were measured to pay: on a CPU."""
-    pays = options.sources == AUTO and target.info.backend == FUSED_BACKEND
-    if not options.has_head and not pays:
+    """What was asked for, or the shipped head where its passes were measured to pay: on a CPU."""
+    if options.drafted:
+        runner, own = _runner(options)
+        shared: SharedDraftModel = runner.attach(own, target, codec)
+        return shared
+    if options.sources != AUTO or target.info.backend != FUSED_BACKEND:
         return None
     from draftwood.drafters.blend_head import BlendHead
 
-    if options.has_head:
-        return BlendHead.attach(BlendHead.Options(head=options.head), target, codec)
     return BlendHead.attach_shipped(target)
 
 
+def _runner(options: BlendOptions) -> tuple[type[Expander], Any]:
+    """What runs the head or small model, with its options."""
+    from draftwood.drafters.blend_head import BlendHead, BlendModel
+
+    if options.drafted == MODEL:
+        return BlendModel, BlendModel.Options(model=options.model)
+    return BlendHead, BlendHead.Options(head=options.head)
+
+
 def _open_store(options: BlendOptions, target: TargetInfo) -> Datastore | None:
-    if DatastoreHints.name not in options.list_sources(with_head=False).split("+"):
+    if DatastoreHints.name not in options.list_sources().split("+"):
         return None
     return Datastore.open(options.datastore, vocab_size=target.vocab_size)
 

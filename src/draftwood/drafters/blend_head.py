@@ -1,26 +1,23 @@
-"""The head of a blend: reads the text as any drafter with a head does, and expands nodes of the blended tree.
-
-It need not have read the whole text: other sources guess where it cannot, and it soon has enough context again.
-"""
+"""The head or small model of a blend: reads the text as other drafters with one do, and expands nodes of the blended
+tree."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from draftwood.drafters.heads import HeadDrafter
-from draftwood.drafters.neural import MAX_NODES, SharedDraftModel
+from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, SharedDraftModel
+from draftwood.drafters.sps import SmallModelDrafter
 from draftwood.growth import Blend, BlendLimits, ExpandingBlend, PassRecord
 from draftwood.heads import ShippedHead, any_head_fits, find_shipped_head, fingerprint, list_shipped_heads
 from draftwood.sources import DraftedHints
 from draftwood.targets import Target, TargetInfo, TargetParts
 
 
-class BlendHead(HeadDrafter):
+class Expander(NeuralDrafter):
     """Drafts for one request of ``blend``."""
 
     name = "blend"
-    kinds = ("eagle", "eagle3", "medusa", "hydra")
     chooses_levels = False  # the blended tree decides after each pass
-    allows_gaps = True
 
     def follow(self, blend: Blend, rows: DraftedHints, passes: PassRecord, *, is_timed: bool) -> None:
         """Once per request, before ``begin``."""
@@ -49,6 +46,18 @@ class BlendHead(HeadDrafter):
         self._passes.note_cycle(seconds)
         if self._is_timed:
             self._passes.note_kept(self._expanding.values, num_kept)
+
+
+class BlendModel(Expander, SmallModelDrafter):
+    pass
+
+
+class BlendHead(Expander, HeadDrafter):
+    """It need not have read the whole text: other sources guess where it cannot, and it soon has enough context
+    again."""
+
+    kinds = ("eagle", "eagle3", "medusa", "hydra")
+    allows_gaps = True
 
     def skip(self, token_ids: Sequence[int]) -> None:
         """Without the hidden states of these tokens, it goes on after the next tree."""
