@@ -46,7 +46,7 @@ from draftwood.targets import load_target  # noqa: E402
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PASSES = (10.7, 11.5, 12.2, 12.9, 14.5, 16.7, 21.0, 26.2, 37.0, 48.0, 70.0, 92.0)  # milliseconds, by positions
-HEAD_PASS, HEAD_ROW = 1.55e-3, 0.1e-3  # seconds of a pass of the head, and of each further row
+HEAD_PASS, HEAD_ROW = 1.3e-3, 0.1e-3  # seconds of a pass of the head, and of each further row
 CYCLE = 0.5e-3  # seconds of the host, whatever the drafter
 DRAFT = {"sam": 0.10e-3, "goose": 0.10e-3, "blend": 0.14e-3, "eagle3": 0.05e-3}
 LEARN = {"sam": 0.15e-3, "goose": 0.25e-3, "blend": 0.30e-3, "eagle3": 0.15e-3}
