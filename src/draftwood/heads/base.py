@@ -31,6 +31,7 @@ class Head(nn.Module, ABC):
         super().__init__()
         self.config = config
         self._parts: TargetParts | None = None
+        self._wide_head: Tensor | None = None  # the target's lm_head in float32, once it was needed
 
     @property
     def parts(self) -> TargetParts:
@@ -48,7 +49,7 @@ class Head(nn.Module, ABC):
             raise ModelError(
                 "The head was made for another target", got="; ".join(wrong), next_step="Run: draftwood inspect head"
             )
-        self._parts = parts
+        self._parts, self._wide_head = parts, None
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of target tokens, ``[..., Ht]``; ``[..., H]`` if the head has its own."""
@@ -64,7 +65,12 @@ class Head(nn.Module, ABC):
 
     def target_logits(self, hidden: Tensor) -> Tensor:
         """Apply the target's lm_head to ``hidden [..., Ht]``; float32."""
-        return float_logits(hidden, self.parts.head)
+        weight = self.parts.head
+        if not (weight.is_cuda or torch.is_grad_enabled()):
+            if self._wide_head is None:  # on a CPU, half precision would be converted in every pass
+                self._wide_head = weight.float()
+            hidden, weight = hidden.float(), self._wide_head
+        return float_logits(hidden, weight)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Map token ids of the head to those of the target."""
