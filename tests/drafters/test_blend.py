@@ -172,9 +172,14 @@ def test_sources_are_checked() -> None:
     for wrong in ("", "context+", "context+context", "contxt"):
         with pytest.raises(OptionError, match="sources"):
             make_factory("blend", {"sources": wrong}, target_on().info)
-    for both in ({"sources": "head+model", "model": "a"}, {"head": "a", "model": "a"}, {"sources": "model"}):
+    for both in ({"sources": "head+model", "model": "a"}, {"head": "a", "model": "a"}):
         with pytest.raises(OptionError, match="a head or a small model"):
             make_factory("blend", both, target_on().info)
+    with pytest.raises(OptionError, match="needs a small model"):
+        make_factory("blend", {"sources": "model"}, target_on().info)
+    for unused in ("datastore", "model", "head"):
+        with pytest.raises(OptionError, match=f"'{unused}' needs the source"):
+            make_factory("blend", {"sources": "context", unused: "a"}, target_on().info)
     with pytest.raises(OptionError, match="'datastore' needs a file"):
         make_factory("blend", {"sources": "context+datastore"}, target_on().info)
     with pytest.raises(CapabilityError, match="needs the target model"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -16,25 +17,10 @@ from draftwood.targets.native.cpu import CpuDecoder
 from draftwood.targets.native.decoder import Decoder, pack
 from draftwood.targets.native.eager import EagerDecoder
 from draftwood.targets.native.weights import Weights, assemble
+from draftwood.targets.tiny import TINY_CONFIG
 
 CPU = torch.device("cpu")
-BASE = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=259,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    norm_eps=1e-5,
-    context_length=1024,
-    rope=Rope(),
-    tied_embeddings=True,
-    qkv_bias=False,
-    o_bias=False,
-    qk_norm=False,
-)
+BASE = replace(TINY_CONFIG, vocab_size=259, hidden_size=64, tied_embeddings=True, eos_token_ids=())
 VARIANTS = {
     "plain": {},
     "group of 1": {"num_heads": 2},

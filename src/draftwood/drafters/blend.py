@@ -43,10 +43,10 @@ TABLES = f"{PlaceHints.name}+{SuccessorHints.name}+{PositionHints.name}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlendOptions:
-    sources: str = AUTO  # where guesses come from, joined by "+"; "auto": all tables, and a shipped head on a CPU
+    sources: str = AUTO  # where guesses come from, joined by "+"; "auto": all that is there, a shipped head on a CPU
     model: str = ""  # a small model with the same vocabulary that drafts too: known name, folder, GGUF file or hub id
     datastore: str = ""  # a file of `draftwood datastore build`: also guess what followed in those texts
-    head: str = ""  # with the source "head": its folder; empty: the head that ships for this target
+    head: str = ""  # folder of a draft head; empty, with the source "head": the head that ships for this target
     depth: int = 40  # maximum depth of the tree
     learn: bool = True  # adapt chances to what comes true; false: they stay as they are at first
     priors: bool = True  # start from measured chances; false: from rules of thumb
@@ -65,20 +65,27 @@ class BlendOptions:
                 got=repr(self.sources),
                 allowed=[AUTO, *SOURCES, f"{TABLES}+{HEAD}"],
             )
+        given = {DatastoreHints.name: self.datastore, MODEL: self.model, HEAD: self.head}
         if DatastoreHints.name in names and not self.datastore:
             raise OptionError(
                 "The source 'datastore' needs a file",
                 allowed="datastore=FILE",
                 next_step="Build one: draftwood datastore build FILES... --out FILE",
             )
-        if (MODEL in names and not self.model) or (self.sources == AUTO and self.head and self.model):
+        if MODEL in names and not self.model:
+            raise OptionError("The source 'model' needs a small model", allowed="model=NAME")
+        if {HEAD, MODEL} <= set(names) or (self.head and self.model):
             raise OptionError(
-                "The source 'model' needs a small model, and a tree has a head or a small model",
-                got=f"head={self.head!r}, model={self.model!r}",
-                allowed="model=NAME or head=FOLDER",
+                "A tree has a head or a small model, not both",
+                got=f"sources={self.sources!r}, head={self.head!r}, model={self.model!r}",
             )
-        if {HEAD, MODEL} <= set(names):
-            raise OptionError("A tree has a head or a small model", got=repr(self.sources), allowed=[HEAD, MODEL])
+        unused = [name for name, place in given.items() if place and name not in names and self.sources != AUTO]
+        if unused:
+            raise OptionError(
+                f"The option {unused[0]!r} needs the source of that name",
+                got=f"sources={self.sources!r}",
+                allowed=f"sources={self.sources}+{unused[0]}, or this option without sources",
+            )
         check_int(self, 1, "depth", "top_k")
         check_int(self, 1, "table_megabytes", high=1 << 20)
         check_flag(self, "learn", "priors", "bigrams", "static")
@@ -129,7 +136,7 @@ SOURCES: Mapping[str, Callable[[TransitionTable, _Shared], HintSource]] = {
 class BlendDrafter(TransitionDrafter):
     name = "blend"
     summary = "One tree from every source: the guess with the highest learned chance of acceptance comes next"
-    guesses_from = "the text so far, logits of earlier passes, and optionally a draft head"
+    guesses_from = "the text so far, logits of earlier passes, and optionally own texts, a draft head or a small model"
     tree_shape = "best-first over all sources"
     copies_text = True
     is_calibrated = True

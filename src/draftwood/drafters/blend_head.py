@@ -49,7 +49,7 @@ class Expander(NeuralDrafter):
 
 
 class BlendModel(Expander, SmallModelDrafter):
-    pass
+    """A small model reads what it missed by itself."""
 
 
 class BlendHead(Expander, HeadDrafter):
