@@ -73,6 +73,7 @@ class Process:
                     stderr=log,
                     env=environment,
                     start_new_session=True,
+                    preexec_fn=_heed_interruptions,
                 )
 
     def finish(self) -> str:
@@ -127,6 +128,11 @@ def _ended(processes: list[Process]) -> Iterator[Process]:
     for process in [each for each in processes if each.running.poll() is not None]:
         processes.remove(process)
         yield process
+
+
+def _heed_interruptions() -> None:
+    """A shell lets what it starts in the background ignore SIGINT, and processes inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def stop(processes: Iterable[Process]) -> None:
