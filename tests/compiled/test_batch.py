@@ -56,12 +56,12 @@ def test_paths_of_a_batch(count: int, seed: int) -> None:
     choices = [[rng.randint(1, 9) for _ in range(len(tree))] for tree in trees]
     first_rows = [sum(map(len, trees[:index])) for index in range(count)]
     flat = array("q", [token for own in choices for token in own])
-    places = array("q", [part for tree in trees for part in tree.pack().place])
+    places = b"".join([tree.pack().place for tree in trees])
     rows, lengths = array("q", first_rows), array("q", bytes(8 * count))
     paths, emitted = array("i", bytes(4 * len(flat))), array("i", bytes(4 * len(flat)))
     core = load_core()
     assert core is not None
-    core.accept(count, *[part.buffer_info()[0] for part in (places, rows, flat, paths, emitted, lengths)])
+    core.accept(count, places, *[part.buffer_info()[0] for part in (rows, flat, paths, emitted, lengths)])
     for tree, own, row, length in zip(trees, choices, first_rows, lengths, strict=True):
         expected = accept_greedy(tree, own)
         assert tuple(paths[row : row + length]) == expected.path

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from draftwood.tree import DraftTree
 
 
 class OutcomesMemory(NamedTuple):
-    """Addresses for C, and the memory that they point to."""
+    """Addresses and bytes for C, and the memory that the addresses point to."""
 
-    places: int  # of the trees
+    places: bytes  # of the trees
     path_lengths: int
     path_nodes: int  # of all paths, one after the other
     emitted_lengths: int
@@ -36,12 +37,8 @@ class Outcomes:
         return self._memory
 
     def _pack(self) -> OutcomesMemory:
-        places, paths, tokens = list[int](), list[int](), list[int]()
-        for tree, path, emitted in zip(self.trees, self.paths, self.emitted, strict=True):
-            places += tree.pack().place
-            paths += path
-            tokens += emitted
-        path_lengths, emitted_lengths = array("q", map(len, self.paths)), array("q", map(len, self.emitted))
-        kept = array("q", places), path_lengths, array("i", paths), emitted_lengths, array("i", tokens)
-        first, second, third, fourth, fifth = [part.buffer_info()[0] for part in kept]
-        return OutcomesMemory(first, second, third, fourth, fifth, kept)
+        places = b"".join([tree.pack().place for tree in self.trees])
+        lengths = [array("q", map(len, parts)) for parts in (self.paths, self.emitted)]
+        values = [array("i", list(chain.from_iterable(parts))) for parts in (self.paths, self.emitted)]
+        kept = lengths[0], values[0], lengths[1], values[1]
+        return OutcomesMemory(places, *[part.buffer_info()[0] for part in kept], kept)

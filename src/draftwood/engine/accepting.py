@@ -44,7 +44,7 @@ def accept_trees(answer: Answer) -> list[Accepted]:
     for index, session in enumerate(answer.sessions):
         if session.finish_reason is not None or session.is_prefilling:
             continue
-        if session.takes_choices and len(session.tree) == 1:  # plain decoding
+        if session.takes_choices and session.tree.size == 1:  # plain decoding
             results.append(_cut(index, session, ROOT_PATH, [answer.choices[answer.first_rows[index]]]))
         elif core is not None and session.takes_choices:
             greedy.append(index)
@@ -208,18 +208,16 @@ def _mask(logits: torch.Tensor, matcher: StructureMatcher) -> torch.Tensor:
 
 def _accept_in_c(core: Core, indices: Sequence[int], answer: Answer) -> list[Accepted]:
     """Greedy acceptance of many trees at once."""
-    trees = [answer.sessions[index].tree for index in indices]
-    places, rows = array("q"), [answer.first_rows[index] for index in indices]
-    for tree in trees:
-        places.extend(tree.pack().place)
+    sessions, rows = answer.sessions, [answer.first_rows[index] for index in indices]
+    places = b"".join([sessions[index].tree.pack().place for index in indices])
     choices, first_rows = array("q", answer.choices), array("q", rows)
     paths, emitted = array("i", bytes(4 * len(choices))), array("i", bytes(4 * len(choices)))
     lengths = array("q", bytes(8 * len(indices)))
-    memory = places, first_rows, choices, paths, emitted, lengths
-    core.accept(len(indices), *[part.buffer_info()[0] for part in memory])
+    memory = first_rows, choices, paths, emitted, lengths
+    core.accept(len(indices), places, *[part.buffer_info()[0] for part in memory])
     nodes, tokens = paths.tolist(), emitted.tolist()
     return [
-        _cut(index, answer.sessions[index], tuple(nodes[row : row + length]), tokens[row : row + length])
+        _cut(index, sessions[index], tuple(nodes[row : row + length]), tokens[row : row + length])
         for index, row, length in zip(indices, rows, lengths, strict=True)
     ]
 

@@ -23,14 +23,14 @@ def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...])
             num_resting += 1
             continue
         tree = session.offered
-        size = len(tree)
+        size = tree.size
         is_known = size == 1 or tree.is_native or (min(tree.tokens) >= 0 and max(tree.tokens) < session.vocab_size)
         if size > session.num_wanted or tree.root != session.tokens[-1] or not is_known:
             session.fail(_describe(session))
             continue
         if session.matcher is not None and session.drafts:
             tree = session.offered = constrain(tree, session.matcher, session.budget if session.num_left > 1 else 1)
-        if len(tree) == 1 or session.sizer is None:
+        if tree.size == 1 or session.sizer is None:
             plain.append(session)
         else:
             (drawn if tree.proposals else chosen).append(session)
@@ -38,15 +38,14 @@ def fit_trees(drafted: Sequence[Session], num_read: int, ready: tuple[int, ...])
         _cut_drawn(drawn, drafted, num_read)
     for session in plain:
         tree = session.offered
-        session.tree = tree if len(tree) == 1 else tree.first(session.room).limit_depth(session.num_left - 1)
+        session.tree = tree if tree.size == 1 else tree.first(session.room).limit_depth(session.num_left - 1)
     if chosen:
-        others = [len(session.tree) for group in (plain, drawn) for session in group]
+        others = [session.tree.size for group in (plain, drawn) for session in group]
         load = Load(num_read + num_resting + sum(others), float(num_resting + len(others)))
         _cut_chosen(chosen, load, ready)
-    num_awake = sum([not session.is_resting for session in drafted])
-    share = (time.perf_counter() - started) / max(num_awake, 1)  # checking and cutting count as drafting
-    for session in drafted:
-        if not session.is_resting:
+    share = (time.perf_counter() - started) / max(len(drafted) - num_resting, 1)  # counts as drafting
+    for group in (plain, drawn, chosen):
+        for session in group:
             session.draft_seconds += share
 
 

@@ -109,17 +109,17 @@ class TreeCounts:
 
     def _count_in_c(self, core: Core, noted: Sequence[_Noted]) -> dict[str, Floats]:
         """Tried nodes by source, as ``Calibration`` has them."""
-        trees, paths, lengths, reached = array("q"), array("i"), array("q"), array("q")
-        for tree, accepted, num_emitted in noted:
-            trees.extend(tree.pack().place)
+        paths, lengths, reached = array("i"), array("q"), array("q")
+        places = b"".join([tree.pack().place for tree, _, _ in noted])
+        for _, accepted, num_emitted in noted:
             paths.extend(accepted)
             lengths.append(len(accepted))
             reached.append(min(num_emitted, len(accepted) + 1))
         num_sources = len(SOURCE_NUMBERS)
         drafted, depths = array("q", bytes(8 * num_sources)), array("q", bytes(8 * len(noted)))
         tried = np.zeros((num_sources, NUM_BINS, 3))
-        given = [part.buffer_info()[0] for part in (trees, paths, lengths, reached, drafted)]
-        core.tally(len(noted), *given, tried.ctypes.data, depths.buffer_info()[0])
+        given = [part.buffer_info()[0] for part in (paths, lengths, reached, drafted)]
+        core.tally(len(noted), places, *given, tried.ctypes.data, depths.buffer_info()[0])
         self._trees_by_depth.update(depths)
         names = SOURCE_NUMBERS.names
         self._drafted.update({names[number]: count for number, count in enumerate(drafted) if count})

@@ -14,6 +14,7 @@ import ctypes
 from array import array
 from bisect import bisect
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 from draftwood.compiled import Core, ExperienceRecord, RulesRecord, load_core
@@ -154,12 +155,12 @@ class CompiledGuesses:
         self._num_sources = 0  # that the counts have room for
 
     def chances(self, tree: DraftTree) -> list[float]:
-        chances, place = array("d", bytes(16 * len(tree))), array("q", tree.pack().place)
-        self.core.chances(self.address(), place.buffer_info()[0], chances.buffer_info()[0])
+        chances = array("d", bytes(16 * len(tree)))
+        self.core.chances(self.address(), tree.pack().place, chances.buffer_info()[0])
         return chances[1 : len(tree)].tolist()
 
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:
-        note_all(self.core, [(self, offered, emitted)])
+        note_all(self.core, [self], [offered], [emitted])
 
     def address(self) -> int:
         """Of the record in C; valid until another source gets a number, in any tree that is packed."""
@@ -170,12 +171,13 @@ class CompiledGuesses:
         return self._address
 
 
-def note_all(core: Core, outcomes: Sequence[tuple[CompiledGuesses, DraftTree, Sequence[int]]]) -> None:
-    """As ``note`` of each request with its offered tree and the emitted tokens."""
-    trees, lengths, tokens = array("q"), array("q"), array("i")
-    for _, tree, emitted in outcomes:
-        trees.extend(tree.pack().place)
-        lengths.append(len(emitted))
-        tokens.extend(emitted)
-    records = array("q", [guesses.address() for guesses, _, _ in outcomes])
-    core.note(len(outcomes), *[part.buffer_info()[0] for part in (records, trees, lengths, tokens)])
+def note_all(
+    core: Core, guesses: Sequence[CompiledGuesses], offered: Sequence[DraftTree], emitted: Sequence[Sequence[int]]
+) -> None:
+    """As ``note`` of each request."""
+    places = b"".join([tree.pack().place for tree in offered])  # first, since a new source moves the records
+    records, lengths = array("q", [each.address() for each in guesses]), array("q", map(len, emitted))
+    tokens = array("i", list(chain.from_iterable(emitted)))
+    core.note(
+        len(guesses), records.buffer_info()[0], places, lengths.buffer_info()[0], tokens.buffer_info()[0]
+    )

@@ -10,12 +10,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
 
 from draftwood.sizing.chances import DISCOUNT, RULES_ADDRESS, CompiledGuesses, Guesses
 from draftwood.tree import DraftTree, Forest
+
+_LIMITS = Struct("@3q")  # what ``Offered`` of compiled/sizing.h has beside the tree
 
 
 class Offer(NamedTuple):
@@ -59,33 +62,32 @@ def best_size(chances: Sequence[float], costs: PassCosts) -> tuple[int, float]:
 
 
 def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
-    total, fields = 0, list[int]()
-    packed = [offer.tree.pack() for offer in offers]  # first, since a new source moves the records
-    for each, whole, (_, room, max_depth) in zip(compiled, packed, offers, strict=True):
-        total += whole.size
-        fields += whole.place
-        fields += (each.address(), room, max_depth)
-    forest, given = Forest(total), array("q", fields)
+    places = [offer.tree.pack().place for offer in offers]  # first, since a new source moves the records
+    given = b"".join([
+        place + _LIMITS.pack(each.address(), room, max_depth)
+        for place, each, (_, room, max_depth) in zip(places, compiled, offers, strict=True)
+    ])
+    forest = Forest(sum([offer.tree.size for offer in offers]))
     sizes, expected = array("q", bytes(8 * len(offers))), array("d", bytes(8 * len(offers)))
     done = compiled[0].core.cut(
         len(offers),
-        given.buffer_info()[0],
+        given,
         RULES_ADDRESS,
         costs.tokens,
         costs.seconds.buffer_info()[0] + 8 * costs.others,
         costs.fixed,
         costs.per_node,
-        total,
+        forest.capacity,
         forest.address,
         forest.probs_address,
         sizes.buffer_info()[0],
         expected.buffer_info()[0],
     )
     if not done:
-        raise MemoryError(f"trees of {total} nodes")
+        raise MemoryError(f"trees of {forest.capacity} nodes")
     trees, start = list[DraftTree](), 0
-    for (tree, _, _), whole, size in zip(offers, packed, sizes, strict=True):
-        trees.append(tree if size == whole.size else DraftTree.packed_in(forest, start, size, tree.route))
+    for (tree, _, _), size in zip(offers, sizes, strict=True):
+        trees.append(tree if size == tree.size else DraftTree.packed_in(forest, start, size, tree.route))
         start += size
     return Cut(trees, expected.tolist())
 

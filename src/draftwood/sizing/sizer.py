@@ -173,7 +173,7 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     """
     costs, sizers = drafted[0].sizer._costs, [each.sizer for each in drafted]
     offers = [each.offer for each in drafted]
-    sizes = [len(offer.tree) for offer in offers]
+    sizes = [offer.tree.size for offer in offers]
     seconds, host = costs.seconds(load.positions + sum(sizes), context, ready), costs.host
     for each in drafted:
         each.sizer._note_draft(each)
@@ -185,7 +185,7 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
         offers,
         PassCosts(seconds, load.positions, load.tokens, fixed, host.per_node),
     )
-    kept = [len(tree) for tree in trees]
+    kept = [tree.size for tree in trees]
     roots, num_guesses = load.positions + len(trees), sum(kept) - len(kept)
     plain, whole = seconds[roots - 1], seconds[roots + num_guesses - 1] + host.per_node * num_guesses
     is_cheap = drafting + learning < MIN_DRAFT_COST * plain
@@ -210,20 +210,22 @@ class Outcome(NamedTuple):
 
 def note_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Counts one cycle of many requests."""
-    compiled: list[tuple[CompiledGuesses, DraftTree, Sequence[int]]] = []
+    compiled, trees, tokens = list[CompiledGuesses](), list[DraftTree](), list[Sequence[int]]()
     for sizer, offered, verified, emitted in outcomes:
-        sizer._watch.note(len(emitted) - 1 if len(verified) > 1 else 0)
-        if len(offered) == 1:
+        sizer._watch.note(len(emitted) - 1 if verified.size > 1 else 0)
+        if offered.size == 1:
             continue
         guesses = sizer._guesses
         if offered.proposals:
-            sizer._note_places(offered, len(verified), emitted)
+            sizer._note_places(offered, verified.size, emitted)
         elif isinstance(guesses, CompiledGuesses):
-            compiled.append((guesses, offered, emitted))
+            compiled.append(guesses)
+            trees.append(offered)
+            tokens.append(emitted)
         else:
             guesses.note(offered, emitted)
     if compiled:
-        note_all(compiled[0][0].core, compiled)
+        note_all(compiled[0].core, compiled, trees, tokens)
 
 
 def _place_kind(place: int) -> Kind:

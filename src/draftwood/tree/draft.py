@@ -47,7 +47,7 @@ class DraftTree:
     A tree that C has grown or cut stays packed in its forest; a column becomes a tuple when it is first read.
     """
 
-    __slots__ = (*COLUMNS, "_packed", "is_native", "num_chosen", "proposals", "route")
+    __slots__ = (*COLUMNS, "_packed", "is_native", "num_chosen", "proposals", "route", "size")
 
     tokens: tuple[int, ...]  # [N]
     parents: tuple[int, ...]  # [N], parents[0] == -1, parents[i] < i
@@ -58,6 +58,7 @@ class DraftTree:
     num_chosen: Mapping[int, int]
     route: str  # how the drafter built this tree, if it has several ways
     is_native: bool  # whether C has made it, from tokens that the text or the target contain
+    size: int  # N
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class DraftTree:
     def packed_in(cls, forest: Forest, start: int, size: int, route: str) -> DraftTree:
         """A tree of chosen children whose columns lie in a forest, without checks."""
         tree = object.__new__(cls)
-        tree._packed = PackedTree.at(forest, start, size)
+        tree._packed, tree.size = PackedTree.at(forest, start, size), size
         tree.proposals, tree.num_chosen, tree.route, tree.is_native = NO_PROPOSALS, NONE_CHOSEN, route, True
         return tree
 
@@ -112,7 +113,7 @@ class DraftTree:
         self.tokens, self.parents, self.depths, self.sources, self.probs = tokens, parents, depths, sources, probs
         self.proposals, self.num_chosen, self.route = proposals, num_chosen, route
         self._packed: PackedTree | None = None
-        self.is_native = False
+        self.size, self.is_native = len(tokens), False
 
     def __getattr__(self, name: str) -> Any:
         """Unpacks a column that is read for the first time."""
@@ -123,7 +124,7 @@ class DraftTree:
         return column
 
     def __len__(self) -> int:
-        return len(self.tokens) if self._packed is None else self._packed.size
+        return self.size
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DraftTree) and self._fields() == other._fields()
@@ -220,13 +221,13 @@ class DraftTree:
 
     def limit_depth(self, max_depth: int) -> DraftTree:
         """The tree without the nodes below ``max_depth``."""
-        if len(self.depths) <= max_depth or max(self.depths) <= max_depth:
+        if self.size <= max_depth + 1 or max(self.depths) <= max_depth:
             return self
         return self.select([node for node, depth in enumerate(self.depths) if depth <= max_depth])
 
     def first(self, size: int) -> DraftTree:
         """The tree of the first ``size`` nodes."""
-        return self if size >= len(self.tokens) else self.select(range(size))
+        return self if size >= self.size else self.select(range(size))
 
     def select(self, kept: Sequence[int]) -> DraftTree:
         """The tree of these nodes, which must be ascending and include all parents. For exact verification, drawn

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Iterable, Sequence
+from struct import Struct
 from typing import NamedTuple
 
 ROOT_SOURCE = "root"
 COLUMNS = ("tokens", "parents", "depths", "sources", "probs")  # in this order; probabilities are stored apart
 
-Place = tuple[int, int, int, int]  # nodes, address of their tokens, nodes per column, address of their probabilities
+_PLACE = Struct("@4q")  # of a tree: nodes, address of their tokens, nodes per column, address of their probabilities
 
 
 class _Numbers(dict[str, int]):
@@ -68,11 +69,11 @@ class PackedTree(NamedTuple):
     forest: Forest
     start: int
     size: int
-    place: Place
+    place: bytes  # ``Tree`` of compiled/trees.h
 
     @classmethod
     def at(cls, forest: Forest, start: int, size: int) -> PackedTree:
-        place = size, forest.address + 4 * start, forest.capacity, forest.probs_address + 8 * start
+        place = _PLACE.pack(size, forest.address + 4 * start, forest.capacity, forest.probs_address + 8 * start)
         return cls(forest, start, size, place)
 
     def links(self) -> tuple[array[int], array[int]]:
