@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.compiled import CORE, Outcomes, extend_contexts, learn_trees, load_core
+from draftwood.compiled import CORE, CompiledSpines, Outcomes, SpineRules, extend_contexts, load_core, observe_spines
 from draftwood.config import SamplingParams
 from draftwood.drafters import DraftRequest, VerifiedBatch
 from draftwood.drafters.blend import TABLES, BlendDrafter, BlendOptions
@@ -173,9 +173,13 @@ def test_tables_learn_the_trees_of_a_batch(is_shared: bool, num_pairs: int, seed
         befores = [rng.randrange(V) for _ in trees]
         rows = random_rows(rng, 2 + sum(map(len, trees)))
         first_rows = [1 + sum(map(len, trees[:index])) for index in range(count)]
-        tables = [ours[0 if is_shared else index].compiled for index in range(count)]
-        outcomes = Outcomes(trees, paths, [[0]] * count)
-        learn_trees([each for each in tables if each is not None], befores, outcomes, first_rows, *rows)
+        spines = list[CompiledSpines]()
+        for index, (before, tree) in enumerate(zip(befores, trees, strict=True)):
+            table = ours[0 if is_shared else index].compiled
+            assert table is not None
+            spines.append(CompiledSpines(SpineRules(), table, None, 0.0))
+            spines[-1].start(before, tree.root)
+        observe_spines(spines, Outcomes(trees, paths, [[0]] * count), first_rows, *rows)
         for index, (tree, path, first) in enumerate(zip(trees, paths, first_rows, strict=True)):
             own = [part[first : first + len(tree)] for part in rows]
             theirs[0 if is_shared else index].learn_tree(befores[index], tree.tokens, tree.parents, path, *own)

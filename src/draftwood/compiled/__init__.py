@@ -27,8 +27,8 @@ from draftwood.compiled.spines import (
     VOTES,
     CompiledSpines,
     SpineRules,
-    follow_spines,
+    observe_spines,
     propose_spines,
 )
 from draftwood.compiled.store import CompiledStore
-from draftwood.compiled.table import CompiledTable, learn_trees
+from draftwood.compiled.table import CompiledTable

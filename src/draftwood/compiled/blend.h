@@ -19,6 +19,12 @@ typedef struct {
     double *trials, *hits, *logits; /* [kinds] decayed counts; log odds of their ratio */
 } Source;
 
+/* The last tokens of a text, at most TAIL. */
+typedef struct {
+    int64_t length;
+    int32_t tokens[TAIL];
+} TextEnd;
+
 typedef struct {
     int64_t num_sources;
     const Source *sources;
@@ -26,6 +32,7 @@ typedef struct {
     double decay, step, bias_step;
     const int32_t *names; /* [1 << num_sources] number of each set of sources, as trees have it */
     int64_t learns; /* 0: rates and weights stay */
+    TextEnd end; /* of the text that trees continue */
 } Blend;
 
 /* A token that may follow a node. */
@@ -164,18 +171,13 @@ static int32_t keep_best(const GuessList *all, Offer *offers, int64_t room, doub
     return (int32_t)count;
 }
 
-/* The last tokens of a text, at most TAIL. */
-typedef struct {
-    int64_t length;
-    int32_t tokens[TAIL];
-} TextEnd;
-
-/* Grows a tree of at most `budget` nodes below the last token of a text; nothing is added if the chance of its path is
+/* Grows a tree of at most `budget` nodes below the last token of the text; nothing is added if the chance of its path is
  * below `min_value`. Writes tokens, parents, depths and sources of each node (columns `stride` apart) and chances given
  * the parent. Returns the number of nodes, 0 without memory. */
-static int64_t grow_blend(const Blend *b, const TextEnd *end, int64_t budget, int64_t max_depth, double min_value,
-                          int64_t stride, int32_t *nodes, double *chances) {
+static int64_t grow_blend(const Blend *b, int64_t budget, int64_t max_depth, double min_value, int64_t stride,
+                          int32_t *nodes, double *chances) {
     enum { WIDTH = 16 }; /* guesses kept per node */
+    const TextEnd *end = &b->end;
     const int64_t length = end->length;
     int32_t *tokens = nodes, *parents = nodes + stride, *depths = nodes + 2 * stride, *sources = nodes + 3 * stride;
     const size_t heap_bytes = budget * sizeof(Open), offer_bytes = budget * WIDTH * sizeof(Offer);
@@ -241,38 +243,46 @@ static int learn_blend(Blend *b, const int32_t *tail, int64_t length, int64_t n,
 
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
+/* The text goes on with these tokens. */
+void draftwood_move_end(Blend *b, int64_t n, const int32_t *tokens) {
+    TextEnd *end = &b->end;
+    if (n > TAIL) tokens += n - TAIL, n = TAIL;
+    const int64_t kept = end->length + n > TAIL ? TAIL - n : end->length;
+    memmove(end->tokens, end->tokens + end->length - kept, kept * sizeof *tokens);
+    memcpy(end->tokens + kept, tokens, n * sizeof *tokens);
+    end->length = kept + n;
+}
+
 /* Grows a tree for each request, at node `budget 0 + ... + budget i - 1` of a forest. Nonzero: no memory. */
-int draftwood_propose_blends(int64_t n, const Blend *const *blends, const TextEnd *ends, const int64_t *budgets,
-                             int64_t max_depth, double min_value, int64_t stride, int32_t *ints, double *probs,
-                             int64_t *sizes) {
+int draftwood_propose_blends(int64_t n, const Blend *const *blends, const int64_t *budgets, int64_t max_depth,
+                             double min_value, int64_t stride, int32_t *ints, double *probs, int64_t *sizes) {
     for (int64_t i = 0; i < n; ints += budgets[i], probs += budgets[i], i++) {
-        sizes[i] = grow_blend(blends[i], &ends[i], budgets[i], max_depth, min_value, stride, ints, probs);
+        sizes[i] = grow_blend(blends[i], budgets[i], max_depth, min_value, stride, ints, probs);
         if (!sizes[i]) return 1;
     }
     return 0;
 }
 
-/* Learns from verified trees: how good the hints about the emitted tokens were, then the rows of all nodes. `ends`: of
- * the texts that the trees grew from. The other arguments are those of learn_trees, and the tokens that are now text.
- * Python has reserved memory. Nonzero: no memory, or a tree is invalid; the other requests have learned. */
-int draftwood_observe_blends(int64_t n, Blend *const *blends, const TextEnd *ends, Table *const *tables,
-                             const Tree *trees, const int64_t *before, const int64_t *lengths, const int32_t *paths,
-                             const int64_t *num_emitted, const int32_t *emitted, const int64_t *rows, const int32_t *ids,
-                             const float *scores) {
+/* Learns from verified trees: how good the hints about the emitted tokens were, the rows of all nodes, and what is now
+ * text. The arguments are those of observe_spines, and the tables. */
+int draftwood_observe_blends(int64_t n, Blend *const *blends, Table *const *tables, const Tree *trees,
+                             const int64_t *lengths, const int32_t *paths, const int64_t *num_emitted,
+                             const int32_t *emitted, const int64_t *rows, const int32_t *ids, const float *scores) {
     int failed = 0;
     for (int64_t i = 0; i < n; paths += lengths[i], emitted += num_emitted[i], i++) {
-        const Blend *b = blends[i];
+        Blend *b = blends[i];
         const Tree *t = &trees[i];
-        const TextEnd *end = &ends[i];
         const int64_t width = tables[i]->width, first = rows[i] * width;
+        const int32_t before = b->end.tokens[b->end.length > 1 ? b->end.length - 2 : 0];
         const Seen seen = {t, lengths[i], paths, num_emitted[i], emitted, width, ids + first, scores + first};
-        prefetch_tree(tables[i], t, before[i], prefetch_slot);
-        failed |= learn_blend(blends[i], end->tokens, end->length, num_emitted[i], emitted);
-        prefetch_tree(tables[i], t, before[i], prefetch_row);
-        failed |= learn_tree(tables[i], t->size, t->tokens, parents_of(t), before[i], lengths[i], paths, seen.ids,
+        prefetch_tree(tables[i], t, before, prefetch_slot);
+        failed |= learn_blend(b, b->end.tokens, b->end.length, num_emitted[i], emitted);
+        prefetch_tree(tables[i], t, before, prefetch_row);
+        failed |= learn_tree(tables[i], t->size, t->tokens, parents_of(t), before, lengths[i], paths, seen.ids,
                              seen.scores);
         for (int64_t s = 0; s < b->num_sources; s++)
             if (b->sources[s].follow) failed |= b->sources[s].follow(b->sources[s].data, &seen);
+        draftwood_move_end(b, num_emitted[i], emitted);
     }
     return failed;
 }

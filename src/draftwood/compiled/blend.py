@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int32, c_int64, c_void_p
@@ -14,12 +13,12 @@ import numpy.typing as npt
 
 from draftwood.compiled.core import Core, address_of
 from draftwood.compiled.outcomes import Outcomes
-from draftwood.compiled.table import CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
+from draftwood.compiled.table import INVALID, CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
 from draftwood.tree import ROOT_SOURCE, SOURCE_NUMBERS, DraftTree, Forest
 
 TAIL, MAX_SOURCES, MAX_HINTS, NUM_DEPTHS = 32, 8, 64, 3  # as in blend.h and hints.h
 NONE = -1
-PADDING = (0,) * TAIL
+RESERVED = 256  # tokens that sources make room for at a time
 
 Floats = npt.NDArray[np.float64]
 
@@ -117,6 +116,8 @@ class _BlendRecord(ctypes.Structure):
         ("bias_step", c_double),
         ("names", c_void_p),
         ("learns", c_int64),
+        ("end_length", c_int64),
+        ("end_tokens", c_int32 * TAIL),
     )
 
 
@@ -135,6 +136,7 @@ class CompiledBlend:
         compiled = [source.compiled() for source in sources]
         self.follows = None not in compiled  # whether ``observe_blends`` can replace ``learn`` and what sources read
         self._reserve = [each.reserve for each in compiled if each is not None and each.reserve is not None]
+        self._room = 0  # tokens that sources can still read
         records = (_SourceRecord * len(sources))()
         for number, (source, known) in enumerate(zip(sources, compiled, strict=True)):
             columns = learned.trials[number], learned.hits[number], learned.logits[number]
@@ -147,9 +149,26 @@ class CompiledBlend:
         self._record = _BlendRecord(len(sources), *places, *steps, names.buffer_info()[0], learned.learns)
         self.address = ctypes.addressof(self._record)
 
+    @property
+    def text_end(self) -> list[int]:
+        """The last tokens of the text, the root last."""
+        return self._record.end_tokens[: self._record.end_length]  # type: ignore[no-any-return]
+
+    @property
+    def root(self) -> int:
+        return self._record.end_tokens[self._record.end_length - 1]  # type: ignore[no-any-return]
+
+    def move_end(self, tokens: Sequence[int]) -> None:
+        """The text goes on with these tokens, which the sources have read."""
+        self._room = 0
+        added = array("i", tokens[-TAIL:])
+        self.core.move_end(self.address, len(added), added.buffer_info()[0])
+
     def tree(self, tail: Sequence[int], budget: int, max_depth: int, min_value: float) -> DraftTree:
         """``tail``: the last tokens of the text, the root last."""
-        return propose_blends([self], [tail], [budget], max_depth, min_value)[0]
+        self._record.end_length = 0
+        self.move_end(tail)
+        return propose_blends([self], [budget], max_depth, min_value)[0]
 
     def guesses(self, tail: Sequence[int], depth: int) -> list[tuple[int, int, list[int]]]:
         """All hinted tokens after a text, who hints at each (as bits), and the kind that each source gives to it."""
@@ -169,8 +188,11 @@ class CompiledBlend:
 
     def reserve(self, num_tokens: int) -> None:
         """Makes room for tokens that its sources are about to read."""
-        for reserve in self._reserve:
-            reserve(num_tokens)
+        self._room -= num_tokens
+        if self._room < 0:
+            self._room = RESERVED
+            for reserve in self._reserve:
+                reserve(num_tokens + RESERVED)
 
     def _functions(self, known: CompiledSource) -> tuple[int, int, int]:
         return self.core.address(known.look), self.core.address(known.follow) if known.follow else 0, known.address
@@ -182,16 +204,11 @@ class CompiledBlend:
 
 
 def propose_blends(
-    blends: Sequence[CompiledBlend],
-    tails: Sequence[Sequence[int]],
-    budgets: Sequence[int],
-    max_depth: int,
-    min_value: float,
+    blends: Sequence[CompiledBlend], budgets: Sequence[int], max_depth: int, min_value: float
 ) -> list[DraftTree]:
-    """Grows the trees of many requests. ``tails``: the last tokens of their texts. ``min_value``: nothing is added if
-    the chance of its path is lower."""
+    """Grows the trees of many requests. ``min_value``: nothing is added if the chance of its path is lower."""
     count, forest = len(blends), Forest(sum(budgets))
-    memory = array("q", [blend.address for blend in blends]), _pack_ends(tails), array("q", budgets)
+    memory = array("q", [blend.address for blend in blends]), array("q", budgets)
     sizes = array("q", bytes(8 * count))
     if blends[0].core.propose_blends(
         count,
@@ -205,66 +222,49 @@ def propose_blends(
     ):
         raise MemoryError(f"trees of {forest.capacity} nodes")
     trees, start = list[DraftTree](), 0
-    for size, budget, tail in zip(sizes, budgets, tails, strict=True):
-        trees.append(DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(tail[-1]))
+    for size, budget, blend in zip(sizes, budgets, blends, strict=True):
+        trees.append(DraftTree.packed_in(forest, start, size, "") if size > 1 else DraftTree.root_only(blend.root))
         start += budget
     return trees
 
 
 def observe_blends(
     blends: Sequence[CompiledBlend],
-    tails: Sequence[Sequence[int]],
     tables: Sequence[CompiledTable],
-    befores: Sequence[int],
-    verified: tuple[Outcomes, Sequence[int]],
+    outcomes: Outcomes,
+    first_rows: Sequence[int],
     ids: IdRows,
     scores: ScoreRows,
 ) -> None:
-    """Learns from the verified trees of many requests: how good hints were, and what the rows of the nodes say.
+    """Learns from the verified trees of many requests: how good hints were, the rows of all nodes, and what is now text.
 
-    ``verified``: the outcomes, and the first row of each tree in ``ids`` and ``scores [R, K]``. ``befores``: the tokens
-    before the roots.
+    ``first_rows``: of the trees, in ``ids`` and ``scores [R, K]``.
     """
-    outcomes, first_rows = verified
     for blend, emitted in zip(blends, outcomes.emitted, strict=True):
         blend.reserve(len(emitted))
-    table_addresses = reserve_rows(tables, outcomes, ids, scores)
-    memory = array("q", [blend.address for blend in blends]), array("q", befores), array("q", first_rows)
-    addresses, before_tokens, rows = [part.buffer_info()[0] for part in memory]
-    ends, kept, packed = _pack_ends(tails), contiguous_rows(ids, scores), outcomes.memory
+    table_addresses = reserve_rows(tables, ids, scores)
+    memory = array("q", [blend.address for blend in blends]), array("q", first_rows)
+    kept, packed = contiguous_rows(ids, scores), outcomes.memory
     if blends[0].core.observe_blends(
         len(blends),
-        addresses,
-        ends.buffer_info()[0],
+        memory[0].buffer_info()[0],
         table_addresses.buffer_info()[0],
         packed.places,
-        before_tokens,
         packed.path_lengths,
         packed.path_nodes,
         packed.emitted_lengths,
         packed.emitted_tokens,
-        rows,
+        memory[1].buffer_info()[0],
         address_of(kept[0]),
         address_of(kept[1]),
     ):
-        raise IndexError("a verified tree has a token outside the vocabulary or an invalid path")
+        raise IndexError(INVALID)
 
 
 def name_sets(names: Sequence[str]) -> list[str]:
     """How trees name every set of sources, by its bits."""
     sets = ["+".join([name for bit, name in enumerate(names) if bits >> bit & 1]) for bits in range(1, 1 << len(names))]
     return [ROOT_SOURCE, *sets]
-
-
-def _pack_ends(tails: Sequence[Sequence[int]]) -> array[int]:
-    """``TextEnd`` of blend.h for each text: a length in 64 bits, and room for ``TAIL`` tokens."""
-    ends = array("i")
-    for tail in tails:
-        kept = tail[-TAIL:]
-        ends.extend((len(kept), 0) if sys.byteorder == "little" else (0, len(kept)))
-        ends.extend(kept)
-        ends.extend(PADDING[len(kept) :])
-    return ends
 
 
 def _call(look: Callable[[Sequence[int], int], Hints | None]) -> Callable[..., None]:

@@ -22,8 +22,8 @@ typedef struct {
 
 typedef struct {
     const SpineRules *rules;
-    const Table *table;
-    const Context *context; /* NULL: no spine */
+    Table *table;
+    Context *context; /* NULL: no spine */
     double spine_rate; /* running acceptance rate */
     int64_t previous, root; /* last tokens of the text */
 } SpineRequest;
@@ -103,19 +103,38 @@ int draftwood_propose_spines(int64_t n, const SpineRequest *const *requests, con
     return 0;
 }
 
-/* Follows the outcomes of verified trees: the running acceptance rate of spines, and the last tokens. `paths`: accepted
- * nodes, `lengths` per tree. `last [n][2]`: the last two tokens of each text. */
-void draftwood_follow_spines(int64_t n, SpineRequest *const *requests, const Tree *trees, const int64_t *lengths,
-                             const int32_t *paths, const int64_t *last) {
-    for (int64_t i = 0; i < n; paths += lengths[i++]) {
+/* Follows the outcome of a verified tree: the running acceptance rate of spines, and the last tokens. `path`: accepted
+ * nodes; `emitted`: tokens that are now text. */
+void draftwood_follow_spine(SpineRequest *q, const Tree *tree, int64_t length, const int32_t *path, int64_t num_emitted,
+                            const int32_t *emitted) {
+    const int32_t *sources = sources_of(tree);
+    int64_t drafted = 0, accepted = 0;
+    for (int64_t node = 0; node < tree->size; node++) drafted += sources[node] == q->rules->spine_source;
+    for (int64_t k = 0; k < length; k++) accepted += sources[path[k]] == q->rules->spine_source;
+    if (drafted) q->spine_rate += q->rules->smoothing * ((double)accepted / (double)drafted - q->spine_rate);
+    for (int64_t k = num_emitted > 2 ? num_emitted - 2 : 0; k < num_emitted; k++)
+        q->previous = q->root, q->root = emitted[k];
+}
+
+/* Learns from verified trees: the rows of all nodes, and what is now text. `rows`: the first row of each tree in `ids`
+ * and `scores`. Python has reserved memory. Returns nonzero if a tree is invalid; the other requests have learned. */
+int draftwood_observe_spines(int64_t n, SpineRequest *const *requests, const Tree *trees, const int64_t *lengths,
+                             const int32_t *paths, const int64_t *num_emitted, const int32_t *emitted,
+                             const int64_t *rows, const int32_t *ids, const float *scores) {
+    int failed = 0;
+    for (int64_t i = 0; i < n; paths += lengths[i], emitted += num_emitted[i], i++) {
         SpineRequest *q = requests[i];
-        const int32_t *sources = sources_of(&trees[i]);
-        int64_t drafted = 0, accepted = 0;
-        for (int64_t node = 0; node < trees[i].size; node++) drafted += sources[node] == q->rules->spine_source;
-        for (int64_t k = 0; k < lengths[i]; k++) accepted += sources[paths[k]] == q->rules->spine_source;
-        if (drafted) q->spine_rate += q->rules->smoothing * ((double)accepted / (double)drafted - q->spine_rate);
-        q->previous = last[2 * i], q->root = last[2 * i + 1];
+        const Tree *t = &trees[i];
+        const int64_t first = rows[i] * q->table->width;
+        if (i == 0) prefetch_tree(q->table, t, q->previous, prefetch_slot);
+        if (i + 1 < n) prefetch_tree(requests[i + 1]->table, t + 1, requests[i + 1]->previous, prefetch_slot);
+        prefetch_tree(q->table, t, q->previous, prefetch_row);
+        failed |= learn_tree(q->table, t->size, t->tokens, parents_of(t), q->previous, lengths[i], paths, ids + first,
+                             scores + first);
+        draftwood_follow_spine(q, t, lengths[i], paths, num_emitted[i], emitted);
+        if (q->context) draftwood_extend_contexts(1, &q->context, &num_emitted[i], emitted);
     }
+    return failed;
 }
 
 #endif

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from ctypes import c_double, c_int64, c_void_p
 
 from draftwood.compiled.context import CompiledContext
+from draftwood.compiled.core import address_of
 from draftwood.compiled.outcomes import Outcomes
-from draftwood.compiled.table import CompiledTable
+from draftwood.compiled.table import INVALID, CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
 from draftwood.tree import BYPASS, DraftTree, Forest
 
 BYPASSES, VOTES = ("copied", "matched", "agreed", "never", "auto"), ("off", "sizes", "places")  # as in spines.h
@@ -42,7 +43,7 @@ class CompiledSpines:
         self, rules: SpineRules, table: CompiledTable, context: CompiledContext | None, spine_rate: float
     ) -> None:
         self.core = table.core
-        self._memory = rules, table, context  # kept alive
+        self._rules, self.table, self.context = rules, table, context  # kept alive
         self._record = _RequestRecord(
             ctypes.addressof(rules), table.address, None if context is None else context.address, spine_rate
         )
@@ -51,6 +52,12 @@ class CompiledSpines:
     def start(self, previous: int, root: int) -> None:
         """The text ends with these tokens."""
         self._record.previous, self._record.root = previous, root
+
+    def follow(self, tree: DraftTree, path: Sequence[int], emitted: Sequence[int]) -> None:
+        """Learns from a verified tree all but the rows of its nodes and the text."""
+        nodes, tokens = array("i", path), array("i", emitted)
+        own, text = (len(nodes), nodes.buffer_info()[0]), (len(tokens), tokens.buffer_info()[0])
+        self.core.follow_spine(self.address, tree.pack().place, *own, *text)
 
     @property
     def spine_rate(self) -> float:
@@ -80,10 +87,33 @@ def propose_spines(requests: Sequence[CompiledSpines], budgets: Sequence[int]) -
     return trees
 
 
-def follow_spines(requests: Sequence[CompiledSpines], outcomes: Outcomes, ends: Sequence[int]) -> None:
-    """Learns from verified trees. ``ends``: the last two tokens of each text, one after the other."""
-    memory = array("q", [request.address for request in requests]), array("q", ends)
-    addresses, last = [part.buffer_info()[0] for part in memory]
-    requests[0].core.follow_spines(
-        len(requests), addresses, outcomes.memory.places, outcomes.memory.path_lengths, outcomes.memory.path_nodes, last
-    )
+def observe_spines(
+    requests: Sequence[CompiledSpines],
+    outcomes: Outcomes,
+    first_rows: Sequence[int],
+    ids: IdRows,
+    scores: ScoreRows,
+) -> None:
+    """Learns from the verified trees of many requests: the rows of all nodes, and what is now text.
+
+    ``first_rows``: of the trees, in ``ids`` and ``scores [R, K]``.
+    """
+    for request, emitted in zip(requests, outcomes.emitted, strict=True):
+        if request.context is not None:
+            request.context.reserve(len(emitted))
+    reserve_rows([request.table for request in requests], ids, scores)
+    memory = array("q", [request.address for request in requests]), array("q", first_rows)
+    kept, packed = contiguous_rows(ids, scores), outcomes.memory
+    if requests[0].core.observe_spines(
+        len(requests),
+        memory[0].buffer_info()[0],
+        packed.places,
+        packed.path_lengths,
+        packed.path_nodes,
+        packed.emitted_lengths,
+        packed.emitted_tokens,
+        memory[1].buffer_info()[0],
+        address_of(kept[0]),
+        address_of(kept[1]),
+    ):
+        raise IndexError(INVALID)

@@ -215,34 +215,15 @@ static inline void prefetch_tree(const Table *table, const Tree *t, int64_t befo
         prefetch(table, node && parents[node] >= 0 ? t->tokens[parents[node]] : before, t->tokens[node]);
 }
 
-/* Returns the first table from `start` on that may lack memory for the rows of its tree, or -1. `total`: if positive,
- * the rows of all trees, which share tables. */
-int64_t draftwood_find_full(int64_t n, Table *const *tables, const Tree *trees, int64_t total, int64_t start) {
+/* Returns the first table from `start` on that may lack memory for `more` rows, or -1. */
+int64_t draftwood_find_full(int64_t n, Table *const *tables, int64_t more, int64_t start) {
     for (int64_t i = start; i < n; i++) {
         const Table *t = tables[i];
-        int64_t needed = t->used + (total > 0 ? total : trees[i].size);
+        int64_t needed = t->used + more;
         if (needed > t->capacity) needed = t->capacity;
         if (needed > t->room || needed > INT64_C(1) << t->bits >> 1) return i;
     }
     return -1;
-}
-
-/* The same for the trees of many requests, each with its own table, in order. `rows`: the first row of each tree in
- * `ids` and `scores`. Returns nonzero if a tree is invalid; the others are stored. */
-int draftwood_learn_trees(int64_t n, Table *const *tables, const Tree *trees, const int64_t *before,
-                          const int64_t *lengths, const int32_t *paths, const int64_t *rows, const int32_t *ids,
-                          const float *scores) {
-    int failed = 0;
-    for (int64_t i = 0; i < n; paths += lengths[i++]) {
-        const Tree *t = &trees[i];
-        const int64_t first = rows[i] * tables[i]->width;
-        if (i == 0) prefetch_tree(tables[0], t, before[0], prefetch_slot);
-        if (i + 1 < n) prefetch_tree(tables[i + 1], t + 1, before[i + 1], prefetch_slot);
-        prefetch_tree(tables[i], t, before[i], prefetch_row);
-        failed |= learn_tree(tables[i], t->size, t->tokens, parents_of(t), before[i], lengths[i], paths, ids + first,
-                             scores + first);
-    }
-    return failed;
 }
 
 void draftwood_claim(Table *t, int64_t n, const uint64_t *keys, int64_t *rows) {

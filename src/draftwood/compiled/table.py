@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood.compiled.core import Core, TableRecord, address_of
-from draftwood.compiled.outcomes import Outcomes
 
 IdRows = npt.NDArray[np.int32]
 ScoreRows = npt.NDArray[np.float32]
@@ -19,6 +18,7 @@ ScoreRows = npt.NDArray[np.float32]
 NOT_FOUND, BY_TOKEN = -1, -2  # as in table.h; other negative results: initial successors
 FIRST_ROWS, FIRST_BITS = 1024, 11  # at least two hash slots per row
 MAX_ROWS = 2**31 - 2  # row indices have 32 bits
+INVALID = "a verified tree has a token outside the vocabulary or an invalid path"
 ROW_BYTES = 8 + 2 * 4  # key and two links, besides the successors
 
 
@@ -169,42 +169,16 @@ class CompiledTable:
         setattr(self._record, field, memory.ctypes.data)
 
 
-def learn_trees(
-    tables: Sequence[CompiledTable],
-    befores: Sequence[int],
-    outcomes: Outcomes,
-    first_rows: Sequence[int],
-    ids: IdRows,
-    scores: ScoreRows,
-) -> None:
-    """As ``learn_tree`` for each verified tree, in one call. ``befores``: the tokens before the roots;
-    ``first_rows``: of the trees, in ``ids`` and ``scores [R, K]``."""
-    table_addresses, memory = reserve_rows(tables, outcomes, ids, scores), (array("q", befores), array("q", first_rows))
-    before_tokens, rows = [part.buffer_info()[0] for part in memory]
-    kept = contiguous_rows(ids, scores)
-    if tables[0].core.learn_trees(
-        len(tables),
-        table_addresses.buffer_info()[0],
-        outcomes.memory.places,
-        before_tokens,
-        outcomes.memory.path_lengths,
-        outcomes.memory.path_nodes,
-        rows,
-        address_of(kept[0]),
-        address_of(kept[1]),
-    ):
-        raise IndexError("a verified tree has a token outside the vocabulary or an invalid path")
-
-
-def reserve_rows(tables: Sequence[CompiledTable], outcomes: Outcomes, ids: IdRows, scores: ScoreRows) -> array[int]:
-    """Makes room for the rows of verified trees, and returns the addresses of the tables."""
-    if {table.width for table in tables} != {ids.shape[1]} or scores.shape != ids.shape:
-        raise ValueError(f"rows {ids.shape} and {scores.shape}")
-    addresses, find_full = array("q", [table.address for table in tables]), tables[0].core.find_full
-    total, full = len(ids) if len(set(addresses)) < len(tables) else 0, -1
-    places = addresses.buffer_info()[0], outcomes.memory.places
-    while (full := find_full(len(tables), *places, total, full + 1)) >= 0:
-        tables[full]._reserve(total or len(outcomes.trees[full]))
+def reserve_rows(tables: Sequence[CompiledTable], ids: IdRows, scores: ScoreRows) -> array[int]:
+    """Makes room for the rows of verified trees in each table, which may be the same one, and returns their
+    addresses."""
+    shape = ids.shape
+    if scores.shape != shape or any([table.width != shape[1] for table in tables]):
+        raise ValueError(f"rows {shape} and {scores.shape}")
+    addresses, find_full, full = array("q", [table.address for table in tables]), tables[0].core.find_full, -1
+    start = addresses.buffer_info()[0]
+    while (full := find_full(len(tables), start, shape[0], full + 1)) >= 0:
+        tables[full]._reserve(shape[0])
     return addresses
 
 

@@ -197,7 +197,7 @@ class BlendDrafter(TransitionDrafter):
         is_native = compiled is not None and compiled.follows and self.memory.compiled is not None
         self.learns_in_batch = is_native and self.options.harvest == "all" and self._head is None
         self.sources = sources
-        self._text_end: list[int] = []  # the last tokens
+        self._own_end: list[int] = []  # the last tokens, where the blend does not keep them
         self._proposed = 0.0  # when the last tree was ready
         if self._head is not None:
             rows = next(source for source in sources if isinstance(source, DraftedHints))
@@ -220,7 +220,7 @@ class BlendDrafter(TransitionDrafter):
         compiled = [blend for drafter in drafters if (blend := drafter._blend.compiled) is not None]
         depth = drafters[0].options.depth
         if not heads and len(compiled) == len(drafters):
-            return propose_blends(compiled, [drafter._text_end for drafter in drafters], budgets, depth, MIN_VALUE)
+            return propose_blends(compiled, budgets, depth, MIN_VALUE)
         limits = [BlendLimits(budget, depth, MIN_VALUE) for budget in budgets]
         if not heads:
             return [drafter._blend.tree(drafter._text_end, own) for drafter, own in zip(drafters, limits, strict=True)]
@@ -256,16 +256,14 @@ class BlendDrafter(TransitionDrafter):
         best = top.first(drafters[0].options.top_k)
         observe_blends(
             [blend for drafter in drafters if (blend := drafter._blend.compiled) is not None],
-            [drafter._text_end for drafter in drafters],
             [table for drafter in drafters if (table := drafter.memory.compiled) is not None],
-            [drafter.anchor.previous for drafter in drafters],
-            (outcomes, first_rows),
+            outcomes,
+            first_rows,
             best.ids,
             best.probs(),
         )
         for drafter, emitted in zip(drafters, outcomes.emitted, strict=True):
             drafter._advance(emitted)
-            drafter._move_end(emitted)
 
     def skip(self, token_ids: Sequence[int]) -> None:
         nothing = Harvest(DraftTree.root_only(self.anchor.root), (0,), len(token_ids), *NO_ROWS)
@@ -286,8 +284,18 @@ class BlendDrafter(TransitionDrafter):
             source.extend(tokens)
         self._move_end(tokens)
 
+    @property
+    def _text_end(self) -> list[int]:
+        """The last tokens of the text."""
+        compiled = self._blend.compiled
+        return self._own_end if compiled is None else compiled.text_end
+
     def _move_end(self, tokens: Sequence[int]) -> None:
-        self._text_end = [*self._text_end, *tokens[-TAIL:]][-TAIL:]
+        compiled = self._blend.compiled
+        if compiled is None:
+            self._own_end = [*self._own_end, *tokens[-TAIL:]][-TAIL:]
+        else:
+            compiled.move_end(tokens)
 
 
 def _attach_head(options: BlendOptions, target: Target, codec: TextCodec) -> SharedDraftModel | None:

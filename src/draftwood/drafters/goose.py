@@ -9,10 +9,8 @@ from draftwood.compiled import (
     MAX_SPINE,
     VOTES,
     CompiledSpines,
-    Outcomes,
     SpineRules,
-    extend_contexts,
-    follow_spines,
+    observe_spines,
     propose_spines,
 )
 from draftwood.drafters.base import DraftRequest, VerifiedBatch, VerifiedTree
@@ -117,11 +115,13 @@ class GooseDrafter(TransitionDrafter):
 
     @classmethod
     def observe_batch(cls, drafters: Sequence["GooseDrafter"], verified: VerifiedBatch) -> None:
-        cls.learn_batch(drafters, verified)
+        outcomes, first_rows, top = verified
+        assert top is not None
+        best = top.first(drafters[0].options.top_k)
         spines = [drafter._spines for drafter in drafters if drafter._spines is not None]
-        contexts = [each.index for drafter in drafters if isinstance(each := drafter._context, CompiledContextMatch)]
-        follow_spines(spines, verified.outcomes, [token for drafter in drafters for token in drafter.anchor])
-        extend_contexts(contexts, verified.outcomes)
+        observe_spines(spines, outcomes, first_rows, best.ids, best.probs())
+        for drafter, emitted in zip(drafters, outcomes.emitted, strict=True):
+            drafter._advance(emitted)
 
     def propose(self, budget: int) -> DraftTree:
         return self.propose_batch([self], [budget])[0]
@@ -151,8 +151,7 @@ class GooseDrafter(TransitionDrafter):
         self._context.extend(verified.emitted)
         super().observe(verified)
         if self._spines is not None:
-            outcomes = Outcomes([verified.tree], [verified.path], [verified.emitted])
-            follow_spines([self._spines], outcomes, self.anchor)
+            self._spines.follow(verified.tree, verified.path, verified.emitted)
             return
         sources = verified.tree.sources
         drafted = sources.count(SPINE)

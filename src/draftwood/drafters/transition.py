@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from draftwood.compiled import learn_trees
-from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedBatch, VerifiedTree
+from draftwood.drafters.base import Drafter, DraftRequest, PromptRows, VerifiedTree
 from draftwood.drafters.checks import check_top_k
 from draftwood.growth import Anchor
 from draftwood.sources import IdRows, RowTable, ScoreRows, SuccessorArrays, TransitionTable, load_successors
@@ -72,20 +71,6 @@ class TransitionDrafter(Drafter):
             self.memory.learn([self._tail[0], *tokens[:-1]], tokens, *rows)
         self._advance(verified.emitted)
         return rows if harvests_all else None
-
-    @classmethod
-    def learn_batch(cls, drafters: Sequence[Any], verified: VerifiedBatch) -> None:
-        """The part of ``observe_batch`` that this class knows about: tables in C store the rows of all trees."""
-        assert verified.top is not None
-        learn_trees(
-            [drafter.memory.compiled for drafter in drafters],
-            [drafter._tail[0] for drafter in drafters],
-            verified.outcomes,
-            verified.first_rows,
-            *_with_probs(verified.top.first(drafters[0].options.top_k)),
-        )
-        for drafter, emitted in zip(drafters, verified.outcomes.emitted, strict=True):
-            drafter._advance(emitted)
 
     def _advance(self, emitted: Sequence[int]) -> None:
         self._tail = list(emitted[-2:]) if len(emitted) > 1 else [self._tail[-1], *emitted]

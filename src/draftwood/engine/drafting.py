@@ -14,32 +14,34 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True) -> list[Session]:
     drafters rest that may.
     """
     drafting = list[Session]()
+    groups: dict[object, list[Session]] = {}  # whose drafts are made together
     for session in sessions:
-        if not drafts and session.may_rest and session.drafter.can_leave:
+        drafter, sizer = session.drafter, session.sizer
+        if not drafts and session.may_rest and drafter.can_leave:
             session.leave()
         if session.is_prefilling:  # logits and hidden states of prompts cost something too
             session.is_resting = session.has_left or (not drafts and session.may_rest)
             if not session.is_resting:
                 session.begin_drafting()
-        elif session.error is None:
-            drafting.append(session)
-    groups: dict[object, list[Session]] = {}  # whose drafts are made together
-    for session in drafting:
-        drafter, sizer = session.drafter, session.sizer
+            continue
+        if session.error is not None:
+            continue
+        drafting.append(session)
         if session.has_left or (
             drafter.can_rest
             and (not session.drafts or (sizer is not None and (sizer.is_pausing or (not drafts and session.may_rest))))
         ):
             session.rest()
             continue
-        session.wake()
-        if session.error is not None:
-            continue
+        if session.is_resting or not session.has_begun:
+            session.wake()
+            if session.error is not None:
+                continue
         session.num_wanted = _count_wanted(session)
-        if drafter.drafts_in_batch and not drafter.proposes_alone:
-            groups.setdefault((type(drafter), id(drafter.shared)), []).append(session)
-        else:
+        if session.draft_group is None:
             _draft_one(session)
+        else:
+            groups.setdefault(session.draft_group, []).append(session)
     for group in groups.values():
         _draft_group(group)
     return [session for session in drafting if session.error is None]

@@ -35,6 +35,9 @@ class Session:
         self.sample = sample
         self.params = request.params
         self.drafter = drafter
+        # Sessions with the same group are drafted together; None: alone.
+        together = drafter.drafts_in_batch and not drafter.proposes_alone
+        self.draft_group = (type(drafter), id(drafter.shared)) if together else None
         self.drafts = sample.budget > 1 and type(drafter).propose is not PlainDrafter.propose
         self.sizer = sizer
         self.vocab_size = info.vocab_size

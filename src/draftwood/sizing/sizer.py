@@ -60,10 +60,6 @@ class Experience:
         self.learn_seconds = 0.0  # likewise
         self.watch = WatchRecord()
 
-    def note_draft(self, seconds: float, learning: float) -> None:
-        self.draft_seconds += (1.0 - DRAFT_DECAY) * (seconds - self.draft_seconds)
-        self.learn_seconds += (1.0 - DRAFT_DECAY) * (learning - self.learn_seconds)
-
 
 class Sizer:
     """Cuts the trees of one request to the size that pays best."""
@@ -87,7 +83,7 @@ class Sizer:
 
     @property
     def is_pausing(self) -> bool:
-        return self._watch.is_pausing
+        return self._watch.pause_left > 0
 
     def note_rest(self) -> None:
         """Counts a cycle without drafts."""
@@ -96,7 +92,7 @@ class Sizer:
     @property
     def wanted(self) -> int:
         """How many nodes the drafter should propose."""
-        return 1 if self.is_pausing else self._wanted
+        return 1 if self._watch.pause_left else self._wanted
 
     @property
     def reads_prompts(self) -> bool:
@@ -119,7 +115,7 @@ class Sizer:
         size, self.expected = best_size(chances, PassCosts(seconds, load.positions, load.tokens, 0.0))
         size = min(size, len(tree))
         self._want(len(tree), size)
-        self._note_draft(drafted)
+        self._note_draft(drafted.seconds, drafted.learning)
         return tree.first(min(size, room)).limit_depth(max_depth)
 
     def note(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> None:
@@ -130,11 +126,18 @@ class Sizer:
         """If all nodes paid, more might; else ask for somewhat more than was used, so that trees can grow."""
         self._wanted = self._largest if kept == offered else min(max(MIN_WANTED, 2 * kept + 4), self._largest)
 
-    def _note_draft(self, drafted: Drafted) -> None:
+    def _note_draft(self, seconds: float, learning: float) -> None:
         """Ignores single slow drafts: a draft model reads its prompt first, and kernels may be compiled."""
-        seconds, learning = drafted.seconds, drafted.learning
-        self._drafter.note_draft(min(seconds, self._last_draft_seconds), min(learning, self._last_learn_seconds))
+        drafter, drafting, learned = self._drafter, self._last_draft_seconds, self._last_learn_seconds
+        drafter.draft_seconds += (1.0 - DRAFT_DECAY) * (min(seconds, drafting) - drafter.draft_seconds)
+        drafter.learn_seconds += (1.0 - DRAFT_DECAY) * (min(learning, learned) - drafter.learn_seconds)
         self._last_draft_seconds, self._last_learn_seconds = seconds, learning
+
+    def _note_cut(self, offered: int, kept: int, expected: float, cost: float) -> None:
+        """``cost``: of its guesses, in tokens of plain decoding."""
+        self.expected = expected
+        self._want(offered, kept)
+        self._watch.charge(cost)
 
     def note_pass(self, positions: int, context: int, seconds: float) -> None:
         """Learns from the time of a pass for this request alone."""
@@ -171,14 +174,16 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     ``context``: committed positions of a request, in the mean. ``load``: of requests that are not among these.
     ``ready``: sizes of passes that can run at once, as in ``Target.ready_sizes``.
     """
-    costs, sizers = drafted[0].sizer._costs, [each.sizer for each in drafted]
-    offers = [each.offer for each in drafted]
+    costs, sizers, offers = drafted[0].sizer._costs, list[Sizer](), list[Offer]()
+    for sizer, offer, taken, learned in drafted:
+        sizers.append(sizer)
+        offers.append(offer)
+        sizer._note_draft(taken, learned)
     sizes = [offer.tree.size for offer in offers]
     seconds, host = costs.seconds(load.positions + sum(sizes), context, ready), costs.host
-    for each in drafted:
-        each.sizer._note_draft(each)
-    drafting = sum([sizer._drafter.draft_seconds for sizer in sizers])
-    learning = sum([sizer._drafter.learn_seconds for sizer in sizers])
+    drafters = [sizer._drafter for sizer in sizers]
+    drafting = sum([drafter.draft_seconds for drafter in drafters])
+    learning = sum([drafter.learn_seconds for drafter in drafters])
     fixed = drafting + host.per_request * len(drafted)
     trees, expected = cut_trees(
         [sizer._guesses for sizer in sizers],
@@ -191,11 +196,9 @@ def cut_drafted(drafted: Sequence[Drafted], context: int, load: Load, ready: tup
     is_cheap = drafting + learning < MIN_DRAFT_COST * plain
     per_guess = (whole - plain) / max(num_guesses, 1)
     per_token = (plain + host.per_request * len(drafted)) / (load.tokens + len(drafted))  # of plain decoding
-    for sizer, offered, size, tokens in zip(sizers, sizes, kept, expected, strict=True):
-        sizer.expected = tokens
-        sizer._want(offered, size)
-        around = 0.0 if is_cheap else sizer._drafter.draft_seconds + sizer._drafter.learn_seconds
-        sizer._watch.charge((around + per_guess * (size - 1)) / per_token)
+    for sizer, drafter, offered, size, tokens in zip(sizers, drafters, sizes, kept, expected, strict=True):
+        around = 0.0 if is_cheap else drafter.draft_seconds + drafter.learn_seconds
+        sizer._note_cut(offered, size, tokens, (around + per_guess * (size - 1)) / per_token)
     return trees
 
 

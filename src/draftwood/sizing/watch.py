@@ -35,17 +35,17 @@ class Watch:
     def __init__(self, record: WatchRecord) -> None:
         self._record = record
         self._balance = 0.0
-        self._pause_left, self._next_pause = 0, 1
+        self.pause_left, self._next_pause = 0, 1  # cycles
         self._cost: float | None = None  # of the drafts of this cycle; None: there are none
 
     def begin(self, *, pausing: bool) -> None:
         """``pausing``: continue a pause of earlier requests."""
         self._balance, self._next_pause = self._record.balance, self._record.pause
-        self._pause_left = self._record.pause_left if pausing else 0
+        self.pause_left = self._record.pause_left if pausing else 0
 
     @property
     def is_pausing(self) -> bool:
-        return self._pause_left > 0
+        return self.pause_left > 0
 
     def charge(self, cost: float) -> None:
         """``cost``: tokens that plain decoding emits in the time that the drafts of this cycle take."""
@@ -54,8 +54,8 @@ class Watch:
     def note(self, num_gained: int) -> None:
         """The cycle is over; ``num_gained``: tokens more than a plain one emits."""
         record, cost, self._cost = self._record, self._cost, None
-        if self._pause_left:
-            self._pause_left = record.pause_left = self._pause_left - 1
+        if self.pause_left:
+            self.pause_left = record.pause_left = self.pause_left - 1
         if cost is None:
             return
         scale = min(max(cost / USUAL_COST, 1.0), MAX_SCALE)
@@ -63,7 +63,7 @@ class Watch:
         if self._balance <= -MAX_LOSS * scale:
             self._balance = 0.0
             longest = round(MAX_PAUSE * scale)
-            self._pause_left = record.pause_left = min(round(self._next_pause * scale * scale), longest)
+            self.pause_left = record.pause_left = min(round(self._next_pause * scale * scale), longest)
             self._next_pause = min(2 * self._next_pause, MAX_PAUSE)
         elif self._balance > 0.0 or not cost:
             self._next_pause, record.pause_left = 1, 0
