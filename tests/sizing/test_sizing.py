@@ -21,7 +21,6 @@ from draftwood.sizing.sizer import (
     Drafted,
     Experience,
     Load,
-    Outcome,
     Sizer,
     cut_drafted,
     note_outcomes,
@@ -338,7 +337,7 @@ def test_speculation_that_never_pays_is_hardly_tried(num_requests: int) -> None:
         root = DraftTree.root_only(0)
         note_outcomes(
             [
-                Outcome(sizer, CHAIN if index in tried else root, root, [*CHAIN.tokens[1:3]])
+                sizer.outcome(CHAIN if index in tried else root, root, [*CHAIN.tokens[1:3]])
                 for index, sizer in enumerate(sizers)
             ]
         )

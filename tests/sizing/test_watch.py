@@ -21,9 +21,7 @@ def run(watch: Watch, num_cycles: int, cost: float, gained: Callable[[int], int]
     drafted = []
     for number in range(num_cycles):
         drafted.append(not watch.is_pausing)
-        if drafted[-1]:
-            watch.charge(cost)
-        watch.note(gained(number) if drafted[-1] else 0)
+        watch.note(gained(number) if drafted[-1] else 0, cost if drafted[-1] else None)
     return drafted
 
 

@@ -13,7 +13,7 @@ from draftwood.engine.events import BONUS_SOURCE, CycleDetail, TokenEvent, Token
 from draftwood.engine.output import Block
 from draftwood.engine.passes import Answer
 from draftwood.engine.session import Session
-from draftwood.sizing import Outcome, note_outcomes
+from draftwood.sizing import Outcome
 from draftwood.structured import StructureMatcher
 from draftwood.targets import Target, top_rows
 from draftwood.tree import DraftTree
@@ -57,8 +57,9 @@ def accept_trees(answer: Answer) -> list[Accepted]:
     return results
 
 
-def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
-    """Shows sizers and drafters what came of their trees. Drafters that rest see nothing."""
+def learn(accepted: Sequence[Accepted], answer: Answer) -> list[Outcome]:
+    """Shows drafters what came of their trees; drafters that rest see nothing. Returns what sizers have to note, which
+    may wait until the next pass runs."""
     started = time.perf_counter()
     alone, groups = list[Accepted](), dict[object, list[Accepted]]()
     awake, outcomes = list[Session](), list[Outcome]()
@@ -71,7 +72,7 @@ def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
             continue
         awake.append(session)
         if sizer is not None:
-            outcomes.append(Outcome(sizer, session.offered, each.tree, token_ids))
+            outcomes.append(sizer.outcome(session.offered, each.tree, token_ids))
         drafter = session.drafter
         if drafter.learns_in_batch and not drafter.observes_alone:
             groups.setdefault((type(drafter), drafter.wants_top), []).append(each)
@@ -84,10 +85,10 @@ def learn(accepted: Sequence[Accepted], answer: Answer) -> None:
         with each.session:
             _observe(each, answer)
     if awake:
-        note_outcomes(outcomes)
         share = (time.perf_counter() - started) / len(awake)
         for session in awake:
             session.learn_seconds = share
+    return outcomes
 
 
 def _observe(each: Accepted, answer: Answer) -> None:

@@ -79,11 +79,11 @@ class Scheduler:
 
     def grow(self, busy: Collection[int] = ()) -> None:
         """Makes room for the next cycle of every running request. ``busy``: ids of sessions that are in a pass."""
-        for session in list(self._running):
-            if id(session) in busy or session.is_prefilling:
+        crowded = [session for session in self._running if len(session.tokens) + session.budget > session.capacity]
+        for session in crowded:
+            if id(session) in busy or session.is_prefilling or session.capacity >= session.sample.capacity:
                 continue
-            needed = len(session.tokens) + session.budget
-            if needed > session.capacity < session.sample.capacity and session in self._running:
+            if session in self._running:  # it was not suspended meanwhile
                 self._enlarge(session, next_capacity(session), busy)
 
     def release(self, session: Session) -> None:

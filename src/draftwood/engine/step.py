@@ -18,6 +18,7 @@ from draftwood.engine.fitting import fit_trees
 from draftwood.engine.passes import Answer, Pass, collect, launch
 from draftwood.engine.session import Session
 from draftwood.engine.timing import charge, note_costs
+from draftwood.sizing import Outcome, note_outcomes
 from draftwood.targets import Target
 
 MAX_PREFILL_ROWS = 8192  # prompt positions of one pass, about: its memory grows with them
@@ -27,6 +28,7 @@ class Finished(NamedTuple):
     """A cycle whose tokens are not written out yet."""
 
     accepted: Sequence[Accepted]
+    outcomes: Sequence[Outcome]  # of trees, which the sizers have not noted yet
     answer: Answer
     at: float  # when it was finished, by the clock of ``time.perf_counter``
     num_read: int  # tokens of prompts that it read
@@ -65,20 +67,22 @@ def finish(target: Target, launched: Pass) -> Finished:
     answer = collect(launched)
     started = time.perf_counter()
     accepted = accept_trees(answer)
-    learn(accepted, answer)
+    outcomes = learn(accepted, answer)
     commit(target, accepted)
-    read_prompts(target, answer)
+    if any(reading):
+        read_prompts(target, answer)
     now = time.perf_counter()
     times.accepting = now - started
     sizes = [len(segment.token_ids) for segment in launched.segments]
     charge(sessions, sizes, reading, times)
     note_costs(sessions, sizes, reading, times)
     num_read = sum([size for size, reads in zip(sizes, reading, strict=True) if reads])
-    return Finished(accepted, answer, now, num_read)
+    return Finished(accepted, outcomes, answer, now, num_read)
 
 
 def write_out(finished: Finished) -> list[TokenEvent]:
-    """Text, statistics and events of a finished cycle. Nothing in the next one depends on them."""
+    """Chances, text, statistics and events of a finished cycle. The next one may begin without them."""
+    note_outcomes(finished.outcomes)
     return write(finished.accepted, finished.answer, finished.at)
 
 

@@ -74,6 +74,7 @@ class Sizer:
         self._wanted = min(MIN_WANTED, self._largest)
         self._last_draft_seconds = self._last_learn_seconds = 0.0
         self._watch = Watch(drafter.watch)
+        self._cost: float | None = None  # of the guesses of this cycle, in tokens of plain decoding; None: no guesses
 
     def begin(self, *, pausing: bool = True) -> None:
         """Starts the request; ``pausing``: continue a pause of earlier requests."""
@@ -118,9 +119,15 @@ class Sizer:
         self._note_draft(drafted.seconds, drafted.learning)
         return tree.first(min(size, room)).limit_depth(max_depth)
 
+    def outcome(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> Outcome:
+        """Of a cycle: the offered tree, the part that was verified, and the emitted tokens. To be noted, at the latest
+        before that of the next cycle."""
+        cost, self._cost = self._cost, None
+        return Outcome(self, offered, verified, emitted, cost)
+
     def note(self, offered: DraftTree, verified: DraftTree, emitted: Sequence[int]) -> None:
-        """Counts one cycle: the offered tree, the part that was verified, and the emitted tokens."""
-        note_outcomes([Outcome(self, offered, verified, emitted)])
+        """Counts one cycle."""
+        note_outcomes([self.outcome(offered, verified, emitted)])
 
     def _want(self, offered: int, kept: int) -> None:
         """If all nodes paid, more might; else ask for somewhat more than was used, so that trees can grow."""
@@ -135,9 +142,8 @@ class Sizer:
 
     def _note_cut(self, offered: int, kept: int, expected: float, cost: float) -> None:
         """``cost``: of its guesses, in tokens of plain decoding."""
-        self.expected = expected
+        self.expected, self._cost = expected, cost
         self._want(offered, kept)
-        self._watch.charge(cost)
 
     def note_pass(self, positions: int, context: int, seconds: float) -> None:
         """Learns from the time of a pass for this request alone."""
@@ -209,13 +215,14 @@ class Outcome(NamedTuple):
     offered: DraftTree
     verified: DraftTree  # the part of it
     emitted: Sequence[int]
+    cost: float | None  # of its guesses, in tokens of plain decoding; None: there were none
 
 
 def note_outcomes(outcomes: Sequence[Outcome]) -> None:
     """Counts one cycle of many requests."""
     compiled, trees, tokens = list[CompiledGuesses](), list[DraftTree](), list[Sequence[int]]()
-    for sizer, offered, verified, emitted in outcomes:
-        sizer._watch.note(len(emitted) - 1 if verified.size > 1 else 0)
+    for sizer, offered, verified, emitted, cost in outcomes:
+        sizer._watch.note(len(emitted) - 1 if verified.size > 1 else 0, cost)
         if offered.size == 1:
             continue
         guesses = sizer._guesses

@@ -36,7 +36,6 @@ class Watch:
         self._record = record
         self._balance = 0.0
         self.pause_left, self._next_pause = 0, 1  # cycles
-        self._cost: float | None = None  # of the drafts of this cycle; None: there are none
 
     def begin(self, *, pausing: bool) -> None:
         """``pausing``: continue a pause of earlier requests."""
@@ -47,13 +46,10 @@ class Watch:
     def is_pausing(self) -> bool:
         return self.pause_left > 0
 
-    def charge(self, cost: float) -> None:
-        """``cost``: tokens that plain decoding emits in the time that the drafts of this cycle take."""
-        self._cost = cost
-
-    def note(self, num_gained: int) -> None:
-        """The cycle is over; ``num_gained``: tokens more than a plain one emits."""
-        record, cost, self._cost = self._record, self._cost, None
+    def note(self, num_gained: int, cost: float | None = None) -> None:
+        """The cycle is over. ``num_gained``: tokens more than a plain one emits. ``cost``: tokens that plain decoding
+        emits in the time that its drafts took; None: there were none."""
+        record = self._record
         if self.pause_left:
             self.pause_left = record.pause_left = self.pause_left - 1
         if cost is None:

@@ -2,15 +2,15 @@
 
 A batch runs in the smallest shape that holds it; the results of padding rows are ignored. If that shape was not
 captured yet and a somewhat larger one was, the batch runs in the larger one. Otherwise a shape's first batch runs
-launch by launch, which compiles its kernels, and is captured after that. Batches beyond the largest shape are never
-captured.
+launch by launch, which compiles its kernels, and is captured after that. Large shapes, of prompts, are captured when
+they come back, and the largest are never captured.
 Cache rows that acceptance moves are recorded, and moved at the start of the next pass.
 """
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -40,9 +40,10 @@ from draftwood.targets.toprows import MAX_TOP_K, TopRows
 
 # Sizes of passes. Few, so that the traffic of a server needs few shapes: each is captured separately.
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # positions
-SEQUENCES = (1, 4, 16, 64, 256)
+SEQUENCES = (1, 4, 8, 16, 32, 64, 128, 256)  # close enough that attention is tiled for the nodes of a sequence
 FEW_LOGITS = 64  # rows of logits in a wide pass that wants few; otherwise it computes logits for all rows
-LARGE_STEP = 512  # larger passes are rounded up to a multiple of this, and not captured
+LARGE_STEP = 512  # larger passes are rounded up to a multiple of this
+MAX_CAPTURED = 4096  # positions: larger passes take longer than their launches
 MAX_PASSES = 160  # kept at once
 MAX_SEARCHES = 32  # kept at once
 MAX_WASTE = 2  # times the rows that a batch needs; larger shapes are not used in its place
@@ -176,6 +177,8 @@ class CudaDecoder(Decoder):
                 while len(self._passes) > MAX_PASSES:
                     self._passes.popitem(last=False)
             else:
+                if captured.graph is None and shape.num_rows <= MAX_CAPTURED:
+                    captured = self._passes[shape] = self._capture(captured)
                 captured.work.inputs.fill(batch, self._moves)
                 self._forget_moves()
                 captured.run()
@@ -244,6 +247,13 @@ class CudaDecoder(Decoder):
     def _forget_moves(self) -> None:
         if self._touched:
             self._moves, self._touched = new_moves(), set()
+
+    @torch.inference_mode()
+    def _capture(self, known: CapturedPass[Pass]) -> CapturedPass[Pass]:
+        """The pass with a graph, if there is a GPU."""
+        if self._stream is None:
+            return known
+        return replace(known, graph=capture(known.work.launch, self._stream, self._device))
 
     @torch.inference_mode()
     def _first_run(self, shape: Shape, batch: PackedBatch) -> CapturedPass[Pass]:

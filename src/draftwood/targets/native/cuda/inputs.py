@@ -86,12 +86,11 @@ class Inputs:
 
     def _fill_in_c(self, fill: Callable[..., int], batch: PackedBatch, moves: Moves) -> bool:
         """Returns False, with nothing written, if the batch is invalid."""
-        fields: list[int] = []
-        parents: list[int] = []
+        fields, parents = list[int](), array("i")
         for _, base, prefix_len, tree_parents, num_logits, after in batch.segments:
             fields += (base, prefix_len, after, len(tree_parents) - after, num_logits)
-            parents += tree_parents
-        memory = array("i", fields), array("i", batch.token_ids), array("i", parents), *moves
+            parents.extend(tree_parents)
+        memory = array("i", fields), array("i", batch.token_ids), parents, *moves
         segments, ids, parents_at, sources, targets = [part.buffer_info()[0] for part in memory]
         num_segments, num_moves = len(batch.segments), len(moves.sources)
         return not fill(self._record_address, num_segments, segments, ids, parents_at, num_moves, sources, targets)

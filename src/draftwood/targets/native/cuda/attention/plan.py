@@ -28,6 +28,7 @@ MAX_SPLITS = 16
 BLOCK_N = 32  # nodes per step: small, so that the last range of keys takes no longer than the others
 SPARE_BYTES = 2048  # shared memory left for sums across warps and alignment
 BLOCK_S = 64  # keys per step: enough for the tensor cores, and three steps in flight fit twice on a processor
+LONG_RANGE = 16  # steps: merging ranges of large tiles takes so long that shorter ones do not pay on a busy GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ def choose_config(
     splits = power_of_two(busy // programs + 1) // 2  # rounded down
     min_splits = 2 if num_sequences > 1 and programs < 4 * num_processors else 1  # contexts differ in length
     splits = min(max(splits, min_splits), MAX_SPLITS if block_m == 16 else MAX_SPLITS // 2)
+    is_busy = programs >= num_processors // 3
     in_place = splits * min(rows, block_m) * head_dim * 4 <= MERGE_IN_PLACE
     block_s, num_stages = _choose_steps(block_m, head_dim, shared_bytes)
     return AttentionConfig(
@@ -84,7 +86,7 @@ def choose_config(
         block_s=block_s,
         block_n=16 if num_nodes <= 16 * num_sequences else BLOCK_N,
         splits=splits,
-        min_blocks=1,
+        min_blocks=LONG_RANGE if block_m == 64 and is_busy else 1,
         num_warps=4,
         num_stages=num_stages,
         merge="last" if in_place else "kernel",
