@@ -236,7 +236,7 @@ def observe_blends(
     ids: IdRows,
     scores: ScoreRows,
 ) -> None:
-    """Learns from the verified trees of many requests: how good hints were, the rows of all nodes, and what is now text.
+    """Learns from the verified trees of many requests: how good hints were, the rows of nodes, and what is now text.
 
     ``first_rows``: of the trees, in ``ids`` and ``scores [R, K]``.
     """

@@ -40,5 +40,6 @@ class Outcomes:
         places = b"".join([tree.pack().place for tree in self.trees])
         lengths = [array("q", map(len, parts)) for parts in (self.paths, self.emitted)]
         values = [array("i", list(chain.from_iterable(parts))) for parts in (self.paths, self.emitted)]
-        kept = lengths[0], values[0], lengths[1], values[1]
-        return OutcomesMemory(places, *[part.buffer_info()[0] for part in kept], kept)
+        kept = (*lengths, *values)
+        path_lengths, emitted_lengths, path_nodes, emitted_tokens = [part.buffer_info()[0] for part in kept]
+        return OutcomesMemory(places, path_lengths, path_nodes, emitted_lengths, emitted_tokens, kept)

@@ -88,11 +88,7 @@ def propose_spines(requests: Sequence[CompiledSpines], budgets: Sequence[int]) -
 
 
 def observe_spines(
-    requests: Sequence[CompiledSpines],
-    outcomes: Outcomes,
-    first_rows: Sequence[int],
-    ids: IdRows,
-    scores: ScoreRows,
+    requests: Sequence[CompiledSpines], outcomes: Outcomes, first_rows: Sequence[int], ids: IdRows, scores: ScoreRows
 ) -> None:
     """Learns from the verified trees of many requests: the rows of all nodes, and what is now text.
 

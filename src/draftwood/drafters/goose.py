@@ -5,14 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from draftwood.compiled import BYPASSES as COMPILED_BYPASSES
-from draftwood.compiled import (
-    MAX_SPINE,
-    VOTES,
-    CompiledSpines,
-    SpineRules,
-    observe_spines,
-    propose_spines,
-)
+from draftwood.compiled import MAX_SPINE, VOTES, CompiledSpines, SpineRules, observe_spines, propose_spines
 from draftwood.drafters.base import DraftRequest, VerifiedBatch, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_fraction, check_int, check_ngrams, check_order
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter

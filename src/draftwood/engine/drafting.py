@@ -33,10 +33,8 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True) -> list[Session]:
         ):
             session.rest()
             continue
-        if session.is_resting or not session.has_begun:
-            session.wake()
-            if session.error is not None:
-                continue
+        if (session.is_resting or not session.has_begun) and not session.wake():
+            continue
         session.num_wanted = _count_wanted(session)
         if session.draft_group is None:
             _draft_one(session)

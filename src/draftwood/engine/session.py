@@ -145,14 +145,15 @@ class Session:
         with self:
             self.drafter.begin(DraftRequest(request.prompt_ids, self.params, rng, request.prediction, is_timed))
 
-    def wake(self) -> None:
-        """Tells the drafter what it missed, if anything."""
+    def wake(self) -> bool:
+        """Tells the drafter what it missed, if anything. False if that failed."""
         self.is_resting = False
         self.begin_drafting()
         if self.num_skipped and self.error is None:
             skipped, self.num_skipped = self.tokens[-self.num_skipped :], 0
             with self:
                 self.drafter.skip(skipped)
+        return self.error is None
 
     @property
     def output_ids(self) -> list[int]:

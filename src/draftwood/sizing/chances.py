@@ -178,6 +178,4 @@ def note_all(
     places = b"".join([tree.pack().place for tree in offered])  # first, since a new source moves the records
     records, lengths = array("q", [each.address() for each in guesses]), array("q", map(len, emitted))
     tokens = array("i", list(chain.from_iterable(emitted)))
-    core.note(
-        len(guesses), records.buffer_info()[0], places, lengths.buffer_info()[0], tokens.buffer_info()[0]
-    )
+    core.note(len(guesses), records.buffer_info()[0], places, lengths.buffer_info()[0], tokens.buffer_info()[0])

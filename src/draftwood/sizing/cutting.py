@@ -63,10 +63,12 @@ def best_size(chances: Sequence[float], costs: PassCosts) -> tuple[int, float]:
 
 def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], costs: PassCosts) -> Cut:
     places = [offer.tree.pack().place for offer in offers]  # first, since a new source moves the records
-    given = b"".join([
-        place + _LIMITS.pack(each.address(), room, max_depth)
-        for place, each, (_, room, max_depth) in zip(places, compiled, offers, strict=True)
-    ])
+    given = b"".join(
+        [
+            place + _LIMITS.pack(each.address(), room, max_depth)
+            for place, each, (_, room, max_depth) in zip(places, compiled, offers, strict=True)
+        ]
+    )
     forest = Forest(sum([offer.tree.size for offer in offers]))
     sizes, expected = array("q", bytes(8 * len(offers))), array("d", bytes(8 * len(offers)))
     done = compiled[0].core.cut(
