@@ -1,7 +1,8 @@
 """C code of the kernel, compiled for every instruction set that can run here.
 
-Code for ARM runs under an emulator (Debian: ``qemu-user`` and ``gcc-aarch64-linux-gnu``). Code for AMX runs with its
-tile instructions replaced by C functions (``amx_emulation.h``), on a CPU with AVX-512.
+What the CPU does not have runs under an emulator (Debian: ``qemu-user``, and ``gcc-aarch64-linux-gnu`` or
+``gcc-x86-64-linux-gnu`` for the other architecture), which has no AVX-512. Code for AMX runs with its tile instructions
+replaced by C functions (``amx_emulation.h``), on a CPU with AVX-512.
 """
 
 import shutil
@@ -16,6 +17,7 @@ HEADERS = Path(build.__file__).parent
 SOURCES = Path(__file__).parents[1] / "targets"
 AVX2, AVX512 = ("-mavx2", "-mfma", "-mf16c"), ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
 VNNI = (*AVX512, "-mavx512vnni")
+EMULATED = ("avx2", "fma", "f16c", "asimddp", "i8mm")  # CPU features
 X86_SETS = {  # CPU features, flags
     "portable": (("fma", "f16c"), ("-mavx", "-mfma", "-mf16c")),
     "AVX2": (("avx2", "fma", "f16c"), AVX2),
@@ -25,7 +27,12 @@ X86_SETS = {  # CPU features, flags
     "AVX-512-VNNI": (("avx512_vnni",), VNNI),
     "AMX": (("avx512_vnni",), (*VNNI, "-include", str(SOURCES / "amx_emulation.h"))),
 }
-ARM_SETS = {"NEON": "armv8-a", "NEON dot product": "armv8.2-a+dotprod", "NEON i8mm": "armv8.2-a+dotprod+i8mm"}
+ARM_SETS = {
+    "NEON": ((), ("-march=armv8-a",)),
+    "NEON dot product": (("asimddp",), ("-march=armv8.2-a+dotprod",)),
+    "NEON i8mm": (("asimddp", "i8mm"), ("-march=armv8.2-a+dotprod+i8mm",)),
+}
+SETS = {"x86_64": X86_SETS, "aarch64": ARM_SETS}
 
 
 class InstructionSet(NamedTuple):
@@ -41,17 +48,27 @@ class InstructionSet(NamedTuple):
 
 def find_sets() -> dict[str, InstructionSet]:
     found = {}
-    compiler, features = find_compiler(), set(describe_cpu().split())
-    if compiler is not None and "x86_64" in features:
-        for name, (needed, flags) in X86_SETS.items():
-            if features.issuperset(needed):
-                found[name] = InstructionSet(compiler, flags, ())
-    arm_compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
-    if arm_compiler is not None and emulator is not None:
-        for name, architecture in ARM_SETS.items():
-            flags = ("-static", f"-march={architecture}")
-            found[name] = InstructionSet(arm_compiler, flags, (emulator, "-cpu", "max"))
+    for architecture, sets in SETS.items():
+        for name, (needed, flags) in sets.items():
+            way = _find_way(architecture, needed)
+            if way is not None:
+                compiler, runner = way
+                found[name] = InstructionSet(compiler, flags, runner)
     return found
+
+
+def _find_way(architecture: str, needed: tuple[str, ...]) -> tuple[str, tuple[str, ...]] | None:
+    """The compiler, and what runs its programs: nothing where the CPU does, else an emulator."""
+    features = set(describe_cpu().split())
+    native = find_compiler() if architecture in features else None
+    if native is not None and features.issuperset(needed):
+        return native, ()
+    compiler = native or shutil.which(f"{architecture}-linux-gnu-gcc")
+    emulator = shutil.which(f"qemu-{architecture}")
+    if compiler is None or emulator is None or not set(needed).issubset(EMULATED):
+        return None
+    libraries = () if native else ("-L", f"/usr/{architecture}-linux-gnu")
+    return compiler, (emulator, "-cpu", "max", *libraries)
 
 
 def build_programs(source: str, folder: Path, *, without: tuple[str, ...] = ()) -> dict[str, list[str]]:

@@ -15,9 +15,14 @@
 #include "format.h"
 #include "integers.h"
 
+#if TOTALS_STAY
+#define STRIP (SUBS * VW) /* columns */
+#else
 #define STRIP 32 /* columns */
+#endif
 #define LINE (4 * STRIP) /* bytes */
 #define BLOCKS_AHEAD 4 /* blocks to prefetch ahead */
+#define BYTES_AHEAD 512 /* the same, where a block is small */
 
 _Static_assert(GROUP_COLUMNS % STRIP == 0 && STRIP % (SUBS * VW) == 0, "strips fill groups, vectors fill strips");
 
@@ -159,7 +164,7 @@ INLINE void unpack_codes(const BlockKind *kind, const char *at, const int lifted
         UNROLL for (int j = 0; j < 4; j++) {
             const vu both = *(const vu_any *)(at + j * LINE);
             w[j] = both & 0x0f0f0f0f;
-            w[4 + j] = both >> 4 & 0x0f0f0f0f;
+            w[4 + j] = high_halves(both);
         }
     }
     if (kind->bits == 5) {
@@ -306,6 +311,68 @@ INLINE void multiply_block_tiles(const BlockKind *kind, const GroupProduct *p, l
 }
 #endif
 
+#if TOTALS_STAY
+/* One strip times a few rows. Their totals and the sums of a block stay in registers beside the weights. Sums and
+ * products are loaded with what they begin with, row by row: copying a register would cost as much as a product. */
+INLINE void multiply_strip(const BlockKind *kind, const int rows, const char *input, long input_bytes, const char *at,
+                           long inputs, float *out) {
+    const int halves = kind->scales == SUPER_16 ? 2 : 1, steps = STEPS / halves, blocks = kind->elements / QBLOCK;
+    const int has_minimum = kind->scales == HALF_MIN || kind->scales == SUPER_MIN;
+    const int has_offset = !is_signed(kind) && kind->offset;
+    static const vi start = {START, START, START, START};
+    vf total[MAX_TOGETHER];
+    UNROLL for (int r = 0; r < rows; r++) total[r] = splat(0.0f);
+    for (long k = 0; k < inputs; k += kind->elements, at += stretch_bytes(kind)) {
+        const char *lines = at + scale_bytes(kind);
+        for (int b = 0; b < blocks; b++, lines += lines_of(kind) * LINE, input += sizeof(InputBlock)) {
+            Unpacked u;
+            __builtin_prefetch(lines + BYTES_AHEAD);
+            __builtin_prefetch(lines + BYTES_AHEAD + 64);
+            unpack_block(kind, at, lines, b, 0, 0, &u);
+            UNROLL for (int h = 0; h < halves; h++) {
+                const vf lift = u.lift[0][h]; /* in memory */
+                vi sum[MAX_TOGETHER];
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const InputBlock *x = (const InputBlock *)(input + r * input_bytes);
+                    if (has_offset)
+                        sum[r] = start_of(kind, x, h, 0);
+                    else
+                        LOAD_ANEW(sum[r], start);
+                    add_row_products(&sum[r], u.w, h * steps, steps, x->values);
+                }
+                UNROLL for (int r = 0; r < rows; r++) {
+                    const vf scales = load(&((const InputBlock *)(input + r * input_bytes))->scale); /* and scaled_sum */
+                    vf product;
+                    LOAD_ANEW(product, lift);
+                    FMA_INTO(product, (vf)sum[r], u.scale[0][h]);
+                    if (has_minimum) FMA_LANE_INTO(total[r], u.minimum[0], scales, 1);
+                    FMA_LANE_INTO(total[r], product, scales, 0);
+                }
+            }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++) store(out + r * GROUP_COLUMNS, total[r]);
+}
+
+INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
+    for (long column = 0; column < GROUP_COLUMNS; column += STRIP) {
+        const char *at = p->weights + column / STRIP * strip_bytes(kind, p->inputs);
+        for (long row = 0, rows; row < p->rows; row += rows) { /* in parts of nearly equal size */
+            const long left = p->rows - row, parts = (left + MAX_TOGETHER - 1) / MAX_TOGETHER;
+            const char *input = p->input + row * p->input_bytes;
+            float *out = p->out + row * GROUP_COLUMNS + column;
+            rows = (left + parts - 1) / parts;
+#define STRIP_TIMES(n) \
+    case n: multiply_strip(kind, n, input, p->input_bytes, at, p->inputs, out); break;
+            switch (rows) {
+                STRIP_TIMES(1) STRIP_TIMES(2) STRIP_TIMES(3) STRIP_TIMES(4)
+                STRIP_TIMES(5) STRIP_TIMES(6) STRIP_TIMES(7) STRIP_TIMES(8)
+            }
+#undef STRIP_TIMES
+        }
+    }
+}
+#else
 INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
     const long blocks = kind->elements / QBLOCK, block_bytes = lines_of(kind) * LINE;
     const char *at = p->weights;
@@ -333,6 +400,7 @@ INLINE void blocks_multiply(const BlockKind *kind, const GroupProduct *p) {
         }
     }
 }
+#endif
 
 /* The extra block keeps equal columns of neighbouring rows off one cache set. */
 static long blocks_prepared_bytes(long inputs) { return (inputs / QBLOCK + 1) * (long)sizeof(InputBlock); }

@@ -54,6 +54,11 @@ INLINE int32_t store_bytes(const vi *v, int8_t *to) {
     const __m128i eights = _mm_sad_epu8(_mm_xor_si128(bytes, _mm_set1_epi8((char)0x80)), _mm_setzero_si128());
     _mm_storeu_si128((__m128i *)to, bytes);
     return _mm_cvtsi128_si32(eights) + _mm_extract_epi16(eights, 4) - 16 * 128;
+#elif VW == 4 && defined(__aarch64__)
+    const int16x8_t low = vcombine_s16(vmovn_s32((int32x4_t)v[0]), vmovn_s32((int32x4_t)v[1]));
+    const int16x8_t high = vcombine_s16(vmovn_s32((int32x4_t)v[2]), vmovn_s32((int32x4_t)v[3]));
+    vst1q_s8(to, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+    return vaddlvq_s16(vaddq_s16(low, high));
 #else
     int32_t sum = 0;
     for (int i = 0; i < 16; i++) {
@@ -124,9 +129,17 @@ INLINE vf scale_sum(vi sum, vf scale, vf lift) {
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 #define SUBS 2
 #define MAX_TOGETHER 4
+#elif defined(__ARM_FEATURE_DOTPROD)
+#define SUBS 1
+#define MAX_TOGETHER 8
 #else
 #define SUBS 2
 #define MAX_TOGETHER 2
+#endif
+#if VW == 4 && defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+#define TOTALS_STAY 1 /* in registers, from the first block to the last */
+#else
+#define TOTALS_STAY 0
 #endif
 
 INLINE vi four_inputs(const int8_t *x) {
@@ -188,14 +201,16 @@ INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], in
         }
 }
 #elif VW == 4 && defined(__ARM_FEATURE_DOTPROD)
-#define DOT(sum, w, x, LANE) ((vi)vdotq_laneq_s32((int32x4_t)(sum), (int8x16_t)(w), x, LANE))
+/* In place, as FMA_INTO. */
+#define DOT_INTO(sum, w, x, LANE) __asm__("sdot %0.4s, %1.16b, %2.4b[" #LANE "]" : "+w"(sum) : "w"(w), "w"(x))
+#define LOAD_ANEW(to, from) __asm__ volatile("ldr %q0, %1" : "=w"(to) : "m"(from)) /* not copied from a register */
 INLINE void add_row_products(vi sum[SUBS], const vu w[][STEPS], int first, int steps, const int8_t *x) {
     UNROLL for (int j = first; j < first + steps; j += 4) {
         const int8x16_t inputs = vld1q_s8(x + 4 * j);
-        UNROLL for (int s = 0; s < SUBS; s++) sum[s] = DOT(sum[s], w[s][j], inputs, 0);
-        UNROLL for (int s = 0; s < SUBS; s++) sum[s] = DOT(sum[s], w[s][j + 1], inputs, 1);
-        UNROLL for (int s = 0; s < SUBS; s++) sum[s] = DOT(sum[s], w[s][j + 2], inputs, 2);
-        UNROLL for (int s = 0; s < SUBS; s++) sum[s] = DOT(sum[s], w[s][j + 3], inputs, 3);
+        UNROLL for (int s = 0; s < SUBS; s++) DOT_INTO(sum[s], w[s][j], inputs, 0);
+        UNROLL for (int s = 0; s < SUBS; s++) DOT_INTO(sum[s], w[s][j + 1], inputs, 1);
+        UNROLL for (int s = 0; s < SUBS; s++) DOT_INTO(sum[s], w[s][j + 2], inputs, 2);
+        UNROLL for (int s = 0; s < SUBS; s++) DOT_INTO(sum[s], w[s][j + 3], inputs, 3);
     }
 }
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -245,6 +260,15 @@ INLINE void add_products(const int rows, vi sum[][SUBS], const vu w[][STEPS], in
                 sum[r][s] += ((vi)(w[s][k / 4] << (24 - k % 4 * 8)) >> 24) * splat_int(x[r][k]);
 }
 #endif
+
+/* The upper four bits of every byte. */
+INLINE vu high_halves(vu v) {
+#if VW == 4 && defined(__aarch64__)
+    return (vu)vshrq_n_u8((uint8x16_t)v, 4);
+#else
+    return v >> 4 & 0x0f0f0f0f;
+#endif
+}
 
 /* table[code] for the codes 0 to 15 in the bytes of v. */
 INLINE vu look_up(const int8_t *table, vu v) {
