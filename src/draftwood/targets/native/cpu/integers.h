@@ -295,6 +295,10 @@ INLINE vi load_unsigned_bytes(const uint8_t *p) {
     return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
 #elif VW == 8 && defined(__AVX2__)
     return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#elif VW == 4 && defined(__aarch64__)
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return (vi)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 #else
     vi v;
     for (int i = 0; i < VW; i++) v[i] = p[i];
@@ -307,6 +311,10 @@ INLINE vi load_signed_bytes(const int8_t *p) {
     return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
 #elif VW == 8 && defined(__AVX2__)
     return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#elif VW == 4 && defined(__aarch64__)
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return (vi)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
 #else
     vi v;
     for (int i = 0; i < VW; i++) v[i] = p[i];
