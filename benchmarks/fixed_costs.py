@@ -4,7 +4,8 @@
 
 The model runs and all decisions are the engine's own, but passes of the target and of a head, drafting and learning
 take the times below on a virtual clock. So results do not depend on what else the machine does, and show whether sizes
-and head passes are chosen well. Costs are those of SmolLM2 (Q4_1) on one core of a Xeon with AVX-512 and VNNI.
+and head passes are chosen well. Costs are those of SmolLM2 (Q4_1) on one core of a Xeon with AVX-512 and VNNI, or with
+``--costs arm`` on two Neoverse-N1 cores, where further positions are dear.
 Methods, tasks and ratios are those of blend_tables.py.
 """
 
@@ -14,6 +15,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +47,52 @@ from draftwood.sizing import CostProfile, LiveCosts  # noqa: E402
 from draftwood.targets import load_target  # noqa: E402
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-PASSES = (10.7, 11.5, 12.2, 12.9, 14.5, 16.7, 21.0, 26.2, 37.0, 48.0, 70.0, 92.0)  # milliseconds, by positions
-HEAD_PASS, HEAD_ROW = 1.3e-3, 0.1e-3  # seconds of a pass of the head, and of each further row
-CYCLE = 0.5e-3  # seconds of the host, whatever the drafter
-DRAFT = {"sam": 0.10e-3, "goose": 0.10e-3, "blend": 0.14e-3, "eagle3": 0.05e-3}
-LEARN = {"sam": 0.15e-3, "goose": 0.25e-3, "blend": 0.30e-3, "eagle3": 0.15e-3}
 
 
-def seconds_of_pass(segments: Sequence[Any]) -> float:
-    return float(np.interp(sum(len(segment.token_ids) for segment in segments), SIZES, PASSES)) / 1e3
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """Milliseconds."""
+
+    passes: tuple[float, ...]  # of the target, by SIZES
+    head_pass: float
+    head_row: float  # further rows of a pass of the head
+    cycle: float  # of the host, whatever the drafter
+    draft: dict[str, float]
+    learn: dict[str, float]
 
 
-def seconds_of_head(segments: Sequence[Any], _: int) -> float:
-    return HEAD_PASS + HEAD_ROW * (sum(len(segment.token_ids) for segment, *_ in segments) - 1)
+COSTS = {
+    "avx512": Costs(
+        passes=(10.7, 11.5, 12.2, 12.9, 14.5, 16.7, 21.0, 26.2, 37.0, 48.0, 70.0, 92.0),
+        head_pass=1.3,
+        head_row=0.1,
+        cycle=0.5,
+        draft={"sam": 0.10, "goose": 0.10, "blend": 0.14, "eagle3": 0.05},
+        learn={"sam": 0.15, "goose": 0.25, "blend": 0.30, "eagle3": 0.15},
+    ),
+    "arm": Costs(
+        passes=(5.4, 7.3, 9.3, 11.1, 14.9, 19.0, 29.2, 37.1, 55.8, 73.4, 109.9, 147.9),
+        head_pass=1.0,
+        head_row=0.2,
+        cycle=0.25,
+        draft={"sam": 0.12, "goose": 0.10, "blend": 0.14, "eagle3": 0.05},
+        learn={"sam": 0.12, "goose": 0.13, "blend": 0.20, "eagle3": 0.12},
+    ),
+}
 
 
-def charge_drafter(cls: Any) -> None:
+def seconds_of_pass(costs: Costs, segments: Sequence[Any]) -> float:
+    return float(np.interp(sum(len(segment.token_ids) for segment in segments), SIZES, costs.passes)) / 1e3
+
+
+def seconds_of_head(costs: Costs, segments: Sequence[Any]) -> float:
+    num_rows = sum(len(segment.token_ids) for segment, *_ in segments)
+    return (costs.head_pass + costs.head_row * (num_rows - 1)) / 1e3
+
+
+def charge_drafter(cls: Any, costs: Costs) -> None:
     """Drafting and learning of this class take time."""
-    draft, learn = (costs.get(cls.name, 0.0) for costs in (DRAFT, LEARN))
+    draft, learn = (own.get(cls.name, 0.0) / 1e3 for own in (costs.draft, costs.learn))
     charge(cls, "propose_batch" if cls.drafts_in_batch else "propose", draft)
     charge(cls, "observe", learn)
     charge(cls, "observe_batch", learn)
@@ -75,17 +105,17 @@ def charge(cls: Any, name: str, seconds: float) -> None:
     setattr(cls, name, classmethod(timed) if is_bound else timed)
 
 
-def prepare(method: str, loaded: Any, args: argparse.Namespace) -> Any:
+def prepare(method: str, loaded: Any, args: argparse.Namespace, costs: Costs) -> Any:
     llm = make_llm(method, loaded, args.memory)
     if "@" not in method:
         assert llm.engine.budget
-        seconds = tuple(each / 1e3 for each in PASSES)
+        seconds = tuple(each / 1e3 for each in costs.passes)
         llm.engine._costs = LiveCosts(CostProfile(SIZES, (16,), (seconds,)))
     shared: Any = llm._default._shared
     for holder in (shared, getattr(shared, "head", None)):
         model = getattr(holder, "model", None)
         if model is not None:
-            model.forward = CLOCK.around(model.forward, seconds_of_head)
+            model.forward = CLOCK.around(model.forward, lambda segments, _: seconds_of_head(costs, segments))
     return llm
 
 
@@ -99,16 +129,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--memory", default="process", help="who shares what drafters learn")
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--costs", choices=COSTS, default="avx512")
     args = parser.parse_args(argv, argparse.Namespace(temperature=0.0, samples=1, speed=True))
+    costs = COSTS[args.costs]
     torch.set_num_threads(1)
     prompts = read_prompts(args)
     loaded = load_target(ModelOptions(model=args.model, max_batch=1))
     target: Any = loaded.target
-    target.forward = CLOCK.around(target.forward, seconds_of_pass)
-    Engine.step = CLOCK.around(Engine.step, lambda *_: CYCLE)  # type: ignore[method-assign]
-    llms = {method: prepare(method, loaded, args) for method in args.methods}
+    target.forward = CLOCK.around(target.forward, lambda segments: seconds_of_pass(costs, segments))
+    Engine.step = CLOCK.around(Engine.step, lambda *_: costs.cycle / 1e3)  # type: ignore[method-assign]
+    llms = {method: prepare(method, loaded, args, costs) for method in args.methods}
     for cls in {llm._default.cls for llm in llms.values()}:
-        charge_drafter(cls)
+        charge_drafter(cls, costs)
     found: dict[Key, Result] = {}
     for task, own in prompts.items():
         for number, prompt in enumerate(own):

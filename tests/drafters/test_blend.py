@@ -221,6 +221,25 @@ def test_a_head_need_not_see_the_whole_prompt() -> None:
     assert second[-1].stats.cycles <= first[-1].stats.cycles + 1
 
 
+def test_a_head_reads_the_end_of_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = blend_llm("head", clock_target(), head=saved_head(perfect_head("eagle3")), max_batch=1)
+    text, params = clock_text(3, 30), SamplingParams(max_tokens=16)
+    whole = llm.generate([text], params)[0]
+    model, num_read = llm._default._shared.head.model, list[int]()
+    forward = model.forward
+
+    def counting(segments: Any, k: int) -> Any:
+        num_read.extend(len(each.segment.token_ids) for each in segments if each.features is not None)
+        return forward(segments, k)
+
+    monkeypatch.setattr(model, "forward", counting)
+    monkeypatch.setattr(blend_head, "MAX_PROMPT", 7)
+    part = llm.generate([text], params)[0]
+    assert part.token_ids == whole.token_ids
+    assert part.stats.cycles <= whole.stats.cycles + 1
+    assert sum(num_read) <= 7 + len(part.token_ids)
+
+
 def test_a_shipped_head_is_used_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(saved_head(perfect_head("eagle3")))
     shipped = SimpleNamespace(folder=folder)

@@ -257,6 +257,13 @@ def test_simultaneous_first_drafts_do_not_cause_pause(num_requests: int) -> None
     assert drafter.draft_seconds <= 0.01
 
 
+def test_draft_time_is_a_mean_of_cycles_with_and_without_draft_passes() -> None:
+    drafter = side_by_side(1, [0.1, *[0.1, 2.0] * 50], FREE, [*CHAIN.tokens[1:], 9])
+    assert 0.7 < drafter.draft_seconds < 1.4
+    one_slow = side_by_side(1, [*[0.1] * 20, 50.0], FREE, [*CHAIN.tokens[1:], 9])
+    assert one_slow.draft_seconds < 0.2
+
+
 @pytest.mark.parametrize("num_requests", [2, 8, 32])
 def test_failed_retry_of_a_batch_extends_pause_once(num_requests: int) -> None:
     for num_cycles in range(2, 8):

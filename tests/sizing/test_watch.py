@@ -42,6 +42,14 @@ def test_costly_drafts_may_fail_now_and_then() -> None:
     assert drafted.count(True) > 0.9 * len(drafted)
 
 
+@pytest.mark.parametrize("chance", [0.2, 0.3, 0.36])
+def test_drafts_that_nearly_pay_cost_little(chance: float) -> None:
+    """Lucky cycles do not count as success: drafts cost 0.4 tokens and gain one by chance."""
+    rng, gains = random.Random(1), list[int]()
+    drafted = run(Watch(WatchRecord()), 4000, 0.4, lambda _: gains.append(int(rng.random() < chance)) or gains[-1])
+    assert sum(gains) - 0.4 * drafted.count(True) > -0.035 * len(drafted)
+
+
 def test_gains_are_weighed_against_costs() -> None:
     every_third = [run(Watch(WatchRecord()), 3000, cost, lambda number: number % 3 == 0) for cost in (0.2, 0.5)]
     assert every_third[0].count(True) == 3000

@@ -4,6 +4,7 @@ tree."""
 from collections.abc import Sequence
 from pathlib import Path
 
+from draftwood.drafters.base import PromptRows
 from draftwood.drafters.heads import HeadDrafter
 from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, SharedDraftModel
 from draftwood.drafters.sps import SmallModelDrafter
@@ -11,6 +12,8 @@ from draftwood.growth import Blend, BlendLimits, ExpandingBlend, PassRecord
 from draftwood.heads import ShippedHead, any_head_fits, find_shipped_head, fingerprint, list_shipped_heads
 from draftwood.sources import DraftedHints
 from draftwood.targets import Target, TargetInfo, TargetParts
+
+MAX_PROMPT = 256  # last tokens of a prompt that a head reads: the others take longer than they gain
 
 
 class Expander(NeuralDrafter):
@@ -58,6 +61,13 @@ class BlendHead(Expander, HeadDrafter):
 
     kinds = ("eagle", "eagle3", "medusa", "hydra")
     allows_gaps = True
+
+    def read_prompt(self, rows: PromptRows) -> None:
+        num_left_out = len(self._prompt_ids) - MAX_PROMPT - rows.start
+        if rows.taps is None or num_left_out <= 0:
+            super().read_prompt(rows)
+        elif num_left_out < len(rows.taps):
+            super().read_prompt(rows._replace(start=rows.start + num_left_out, taps=rows.taps[num_left_out:]))
 
     def skip(self, token_ids: Sequence[int]) -> None:
         """Without the hidden states of these tokens, it goes on after the next tree."""

@@ -28,7 +28,8 @@ REQUEST_DECAY, DRAFTER_DECAY = 0.96, 0.995  # per trial of a kind
 DRAWN = "drawn"  # in place of a source: nodes of drawn trees are known by their index only
 PLACES = (2, 4, 8, 16, 32, 64, 128)  # bucket edges of node indices
 FIRST_PLACE, NEXT_PLACES = 0.5, 0.6  # priors: of the first bucket, and of each next one relative to the one before
-DRAFT_DECAY = 0.8
+DRAFT_DECAY = 0.9
+MAX_OUTLIER = 4.0  # times the mean: what a single slow draft counts at most
 MIN_WANTED = 8  # nodes that a drafter may always propose
 MAX_POSITION_COST = 0.01  # of a further position in a large pass, over a pass of one: up to which prompt logits pay
 MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests counts as free
@@ -72,14 +73,12 @@ class Sizer:
         self._guesses = new_guesses(self._record, drafter.record)
         self.expected = 1.0  # tokens of the last cut tree
         self._wanted = min(MIN_WANTED, self._largest)
-        self._last_draft_seconds = self._last_learn_seconds = 0.0
+        self._has_drafted = False
         self._watch = Watch(drafter.watch)
         self._cost: float | None = None  # of the guesses of this cycle, in tokens of plain decoding; None: no guesses
 
     def begin(self, *, pausing: bool = True) -> None:
         """Starts the request; ``pausing``: continue a pause of earlier requests."""
-        self._last_draft_seconds = self._drafter.draft_seconds
-        self._last_learn_seconds = self._drafter.learn_seconds
         self._watch.begin(pausing=pausing)
 
     @property
@@ -134,11 +133,12 @@ class Sizer:
         self._wanted = self._largest if kept == offered else min(max(MIN_WANTED, 2 * kept + 4), self._largest)
 
     def _note_draft(self, seconds: float, learning: float) -> None:
-        """Ignores single slow drafts: a draft model reads its prompt first, and kernels may be compiled."""
-        drafter, drafting, learned = self._drafter, self._last_draft_seconds, self._last_learn_seconds
-        drafter.draft_seconds += (1.0 - DRAFT_DECAY) * (min(seconds, drafting) - drafter.draft_seconds)
-        drafter.learn_seconds += (1.0 - DRAFT_DECAY) * (min(learning, learned) - drafter.learn_seconds)
-        self._last_draft_seconds, self._last_learn_seconds = seconds, learning
+        """The first draft of a request does not count: a draft model reads the prompt, and kernels may be compiled."""
+        if self._has_drafted:
+            drafter = self._drafter
+            drafter.draft_seconds = _follow(drafter.draft_seconds, seconds)
+            drafter.learn_seconds = _follow(drafter.learn_seconds, learning)
+        self._has_drafted = True
 
     def _note_cut(self, offered: int, kept: int, expected: float, cost: float) -> None:
         """``cost``: of its guesses, in tokens of plain decoding."""
@@ -236,6 +236,13 @@ def note_outcomes(outcomes: Sequence[Outcome]) -> None:
             guesses.note(offered, emitted)
     if compiled:
         note_all(compiled[0].core, compiled, trees, tokens)
+
+
+def _follow(mean: float, seconds: float) -> float:
+    """A running mean, in which single slow readings count little."""
+    if not mean:
+        return seconds
+    return mean + (1.0 - DRAFT_DECAY) * (min(seconds, MAX_OUTLIER * mean) - mean)
 
 
 def _place_kind(place: int) -> Kind:

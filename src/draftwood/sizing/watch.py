@@ -2,10 +2,10 @@
 
 Every drafted cycle of a request is booked in tokens: those that guesses added to the output, less those that plain
 decoding emits in the time that drafting, verifying and learning took. A request that has lost ``MAX_LOSS`` pauses: it
-decodes plainly for a while and tries again. A pause is twice as long as the one before, unless drafts gained something
-in between. So where drafts do not pay and the known costs are right, little is lost; engine/worth.py measures whole
-batches, whatever the known costs say. Low estimates alone do not cause a pause: drafters have to learn before their
-estimates are good.
+decodes plainly for a while and tries again. A pause is twice as long as the one before, unless drafts gained
+``MIN_GAIN`` in between. So where drafts do not pay and the known costs are right, little is lost; engine/worth.py
+measures whole batches, whatever the known costs say. Low estimates alone do not cause a pause: drafters have to learn
+before their estimates are good.
 
 Drafts that cost much, those of a draft model, also gain much, in some cycles and nothing in others. A request may lose
 more with them before it pauses, and its pauses are longer.
@@ -16,6 +16,7 @@ A new request takes over the balance and the pause of the last one, so that shor
 from __future__ import annotations
 
 MAX_LOSS, MAX_GAIN = 1.0, 2.0  # tokens; a larger gain is forgotten, so that drafts which stop paying are noticed soon
+MIN_GAIN = 1.5  # tokens after which pauses are short again: drafts that just pay for themselves gain less, by chance
 MAX_PAUSE = 64  # cycles
 USUAL_COST, MAX_SCALE = 0.5, 3.0  # tokens: drafts that cost more may lose and gain more, up to so many times as much
 
@@ -61,6 +62,6 @@ class Watch:
             longest = round(MAX_PAUSE * scale)
             self.pause_left = record.pause_left = min(round(self._next_pause * scale * scale), longest)
             self._next_pause = min(2 * self._next_pause, MAX_PAUSE)
-        elif self._balance > 0.0 or not cost:
+        elif self._balance > MIN_GAIN * scale or not cost:
             self._next_pause, record.pause_left = 1, 0
         record.balance, record.pause = self._balance, self._next_pause
