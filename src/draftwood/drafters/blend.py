@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from draftwood.compiled import TAIL, Harvest, HintSource, Learned, observe_blends, propose_blends
+from draftwood.compiled import TAIL, Harvest, HintSource, Learned, Outcomes, observe_blends, propose_blends
 from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedBatch, VerifiedTree
 from draftwood.drafters.checks import check_choice, check_flag, check_int
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
@@ -195,7 +195,8 @@ class BlendDrafter(TransitionDrafter):
         self._blend = Blend(sources, state.learned)
         compiled = self._blend.compiled
         is_native = compiled is not None and compiled.follows and self.memory.compiled is not None
-        self.learns_in_batch = is_native and self.options.harvest == "all" and self._head is None
+        self._learns_in_c = is_native and self.options.harvest == "all"
+        self.learns_in_batch = self._learns_in_c and self._head is None
         self.sources = sources
         self._own_end: list[int] = []  # the last tokens, where the blend does not keep them
         self._proposed = 0.0  # when the last tree was ready
@@ -239,14 +240,21 @@ class BlendDrafter(TransitionDrafter):
     def observe(self, verified: VerifiedTree) -> None:
         if self._head is not None and self._proposed:
             self._head.note_cycle(time.perf_counter() - self._proposed, len(verified.tree))
+        if self._learns_in_c:
+            outcomes = Outcomes([verified.tree], [verified.path], [verified.emitted])
+            self.observe_batch([self], VerifiedBatch(outcomes, [0], verified.best(self.options.top_k)))
+        else:
+            self._observe_in_python(verified)
+        if self._head is not None:
+            self._head.observe(verified)
+
+    def _observe_in_python(self, verified: VerifiedTree) -> None:
         self._blend.learn(self._text_end, verified.emitted)
         rows = self._harvest(verified)
         if rows is not None:
             seen = Harvest(verified.tree, verified.path, len(verified.emitted), *rows)
             for source in self.sources:
                 source.learn(seen)
-        if self._head is not None:
-            self._head.observe(verified)
         self._read(verified.emitted)
 
     @classmethod

@@ -30,8 +30,12 @@ class DraftSegment(NamedTuple):
 
 
 def gather_rows(features: torch.Tensor, rows: Sequence[int] | None) -> torch.Tensor:
-    """Some rows of features; None: all."""
-    return features if rows is None else features[torch.tensor(rows, dtype=torch.int64, device=features.device)]
+    """Some rows of features, in ascending order; None: all."""
+    if rows is None or len(rows) == len(features):
+        return features
+    if rows and rows[-1] - rows[0] == len(rows) - 1:  # side by side, as in most paths
+        return features[rows[0] : rows[-1] + 1]
+    return features[torch.tensor(rows, dtype=torch.int64, device=features.device)]
 
 
 class DraftModel(ABC):
