@@ -18,6 +18,7 @@ from draftwood.drafters import DraftRequest, VerifiedTree, blend_head, make_fact
 from draftwood.drafters.blend import SOURCES, TABLES
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth.expanding import FIRST_SHARE, PassRecord
+from draftwood.sizing import CostProfile, LiveCosts
 from draftwood.sources import build_datastore
 from draftwood.targets import TopRows
 from draftwood.targets.native.target import NativeTarget
@@ -253,6 +254,26 @@ def test_a_shipped_head_is_used_where_it_pays(monkeypatch: pytest.MonkeyPatch) -
     assert tables._default._shared.head is None
     text, params = clock_text(3, 5), SamplingParams(max_tokens=16)
     assert own.generate([text], params)[0].token_ids == tables.generate([text], params)[0].token_ids
+
+
+@pytest.mark.parametrize(("last", "runs"), [(1.1, True), (3.0, False)])
+def test_the_head_of_the_default_is_left_out_where_positions_are_dear(
+    last: float, runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(saved_head(perfect_head("eagle3")))
+    monkeypatch.setattr(blend_head, "any_head_fits", lambda *_: True)
+    monkeypatch.setattr(blend_head, "find_shipped_head", lambda *_: SimpleNamespace(folder=folder))
+    text, params = clock_text(3, 5), SamplingParams(max_tokens=16)
+    for asked in (False, True):
+        options = {"head": str(folder)} if asked else {}
+        llm = LLM.from_target(clock_target(), ByteTokenizer(), drafter="blend", drafter_options=options, budget="auto")
+        llm.engine._costs = LiveCosts(CostProfile((1, 4), (16,), ((1.0, last),)))  # hours, for this machine's clock
+        model, num_passes = llm._default._shared.head.model, list[int]()
+        forward = model.forward
+        monkeypatch.setattr(model, "forward", lambda *args, run=forward, to=num_passes: (to.append(1), run(*args))[1])
+        answers = llm.generate([text, text], params)
+        assert {tuple(answer.token_ids) for answer in answers} == {tuple(llm.generate([text], params)[0].token_ids)}
+        assert bool(num_passes) == (runs or asked)
 
 
 # -- when draft passes pay -------------------------------------------------------------------------------------------

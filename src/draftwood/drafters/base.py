@@ -39,6 +39,7 @@ class DraftRequest(NamedTuple):
     rng: np.random.Generator  # for drawn children; independent of the randomness of verification
     prediction: Sequence[int] = ()  # token ids of the predicted output
     is_timed: bool = False  # whether the time of drafting matters: budget="auto"
+    position_cost: float = 0.0  # of a further position in a small pass, relative to a pass over one; 0: not known
 
     @property
     def known_text(self) -> Sequence[int]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from draftwood.drafters.neural import SharedDraftModel
 
 MIN_VALUE = 1e-4  # chance of a path below which a node is never worth its place
+MAX_POSITION_COST = 0.2  # of a further position, over a pass of one: guesses of a head are seldom worth more
 HEAD, MODEL = "head", "model"
 FUSED_BACKEND = "fused-cpu"
 NO_ROWS = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32)
@@ -185,6 +186,8 @@ class BlendDrafter(TransitionDrafter):
 
     def begin(self, request: DraftRequest) -> None:
         super().begin(request)
+        if not self.options.drafted and request.position_cost > MAX_POSITION_COST:
+            self._head, self.wants_taps, self.runs_model = None, (), False
         sources = [SOURCES[name](self.memory, self.shared) for name in self.shared.sources.split("+")]
         temperature = round(request.params.temperature, 1)
         state = self.shared.states.get(temperature)
@@ -218,6 +221,8 @@ class BlendDrafter(TransitionDrafter):
     @classmethod
     def propose_batch(cls, drafters: Sequence[BlendDrafter], budgets: Sequence[int]) -> list[DraftTree]:
         heads = [drafter._head for drafter in drafters if drafter._head is not None]
+        if 0 < len(heads) < len(drafters):
+            return [drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)]
         compiled = [blend for drafter in drafters if (blend := drafter._blend.compiled) is not None]
         depth = drafters[0].options.depth
         if not heads and len(compiled) == len(drafters):

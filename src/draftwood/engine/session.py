@@ -141,9 +141,12 @@ class Session:
         self.has_begun = True
         seed, spawn_key = self.params.seed, (self.sample.index, DRAFTER_STREAM)
         rng = np.random.default_rng(None if seed is None else np.random.SeedSequence(seed, spawn_key=spawn_key))
-        request, is_timed = self.sample.request, self.sizer is not None
+        request, sizer = self.sample.request, self.sizer
+        position_cost = 0.0 if sizer is None else sizer.position_cost(self.num_prompt)
         with self:
-            self.drafter.begin(DraftRequest(request.prompt_ids, self.params, rng, request.prediction, is_timed))
+            self.drafter.begin(
+                DraftRequest(request.prompt_ids, self.params, rng, request.prediction, sizer is not None, position_cost)
+            )
 
     def wake(self) -> bool:
         """Tells the drafter what it missed, if anything. False if that failed."""

@@ -32,6 +32,7 @@ DRAFT_DECAY = 0.9
 MAX_OUTLIER = 4.0  # times the mean: what a single slow draft counts at most
 MIN_WANTED = 8  # nodes that a drafter may always propose
 MAX_POSITION_COST = 0.01  # of a further position in a large pass, over a pass of one: up to which prompt logits pay
+SMALL_PASS = 4  # positions
 MIN_DRAFT_COST = 0.01  # of a plain pass: cheaper drafting of all its requests counts as free
 
 
@@ -101,6 +102,12 @@ class Sizer:
         seconds = self._costs.seconds(self._largest, 0)
         first, last = seconds[0], seconds[self._largest - 1]
         return last - first <= MAX_POSITION_COST * (self._largest - 1) * first
+
+    def position_cost(self, context: int) -> float:
+        """What a further position costs in a small pass, relative to a pass over one."""
+        size = min(SMALL_PASS, self._largest)
+        seconds = self._costs.seconds(size, context)
+        return (seconds[size - 1] - seconds[0]) / (max(size - 1, 1) * seconds[0])
 
     def cut_drawn(self, drafted: Drafted, context: int, load: Load) -> DraftTree:
         """The first nodes of a tree with drawn children. ``load``: of the other requests.
