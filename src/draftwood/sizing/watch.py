@@ -16,7 +16,7 @@ A new request takes over the balance and the pause of the last one, so that shor
 from __future__ import annotations
 
 MAX_LOSS, MAX_GAIN = 1.0, 2.0  # tokens; a larger gain is forgotten, so that drafts which stop paying are noticed soon
-MIN_GAIN = 1.5  # tokens after which pauses are short again: drafts that just pay for themselves gain less, by chance
+MIN_GAIN = 1.0  # tokens after which pauses are short again: drafts that just pay for themselves gain less, by chance
 MAX_PAUSE = 64  # cycles
 USUAL_COST, MAX_SCALE = 0.5, 3.0  # tokens: drafts that cost more may lose and gain more, up to so many times as much
 
