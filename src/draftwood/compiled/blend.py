@@ -244,19 +244,14 @@ def observe_blends(
         blend.reserve(len(emitted))
     table_addresses = reserve_rows(tables, ids, scores)
     memory = array("q", [blend.address for blend in blends]), array("q", first_rows)
-    kept, packed = contiguous_rows(ids, scores), outcomes.memory
+    kept = contiguous_rows(ids, scores)
     if blends[0].core.observe_blends(
         len(blends),
         memory[0].buffer_info()[0],
         table_addresses.buffer_info()[0],
-        packed.places,
-        packed.path_lengths,
-        packed.path_nodes,
-        packed.emitted_lengths,
-        packed.emitted_tokens,
+        *outcomes.memory.arguments,
         memory[1].buffer_info()[0],
-        address_of(kept[0]),
-        address_of(kept[1]),
+        *map(address_of, kept),
     ):
         raise IndexError(INVALID)
 

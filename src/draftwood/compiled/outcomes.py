@@ -20,6 +20,11 @@ class OutcomesMemory(NamedTuple):
     emitted_tokens: int
     kept: tuple[array[int], ...]
 
+    @property
+    def arguments(self) -> tuple[bytes, int, int, int, int]:
+        """In the order of C functions that learn from outcomes."""
+        return self.places, self.path_lengths, self.path_nodes, self.emitted_lengths, self.emitted_tokens
+
 
 class Outcomes:
     """Verified trees with their accepted paths, root first, and the tokens that were emitted."""

@@ -99,17 +99,12 @@ def observe_spines(
             request.context.reserve(len(emitted))
     reserve_rows([request.table for request in requests], ids, scores)
     memory = array("q", [request.address for request in requests]), array("q", first_rows)
-    kept, packed = contiguous_rows(ids, scores), outcomes.memory
+    kept = contiguous_rows(ids, scores)
     if requests[0].core.observe_spines(
         len(requests),
         memory[0].buffer_info()[0],
-        packed.places,
-        packed.path_lengths,
-        packed.path_nodes,
-        packed.emitted_lengths,
-        packed.emitted_tokens,
+        *outcomes.memory.arguments,
         memory[1].buffer_info()[0],
-        address_of(kept[0]),
-        address_of(kept[1]),
+        *map(address_of, kept),
     ):
         raise IndexError(INVALID)
