@@ -87,7 +87,7 @@ def test_a_conversation_goes_on_with_the_results(client: openai.OpenAI) -> None:
     for call in first.choices[0].message.tool_calls:
         messages.append({"role": "tool", "tool_call_id": call.id, "content": "rain"})
     for more in ({}, {"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "none"}):
-        answer = client.chat.completions.create(model=NAME, messages=messages, max_tokens=5, **more)  # type: ignore[call-overload]
+        answer = client.chat.completions.create(model=NAME, messages=messages, max_tokens=5, seed=1, **more)  # type: ignore[call-overload]
         assert answer.choices[0].finish_reason == "length"
         assert answer.choices[0].message.tool_calls is None
 
