@@ -105,7 +105,7 @@ class OracleDrafter(Drafter):
         self._last = verified.emitted[-1]
 
 
-@pytest.fixture(scope="module", params=["eager", "auto"])
+@pytest.fixture(params=["eager", "auto"])
 def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with make_llm(request.param) as llm:
         yield llm
