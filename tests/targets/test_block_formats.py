@@ -14,14 +14,16 @@ def error_of(weight: torch.Tensor, name: str) -> float:
     return float((values - weight).norm() / weight.norm())
 
 
-@pytest.mark.parametrize(("name", "limit"), [("Q8_0", 0.006), ("Q4_0", 0.11), ("Q4_K", 0.075), ("BF16", 0.003)])
+@pytest.mark.parametrize(
+    ("name", "limit"), [("Q8_0", 0.006), ("Q4_0", 0.11), ("Q4_1", 0.075), ("Q4_K", 0.075), ("BF16", 0.003)]
+)
 def test_error_of_normal_weights(name: str, limit: float) -> None:
     weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
     assert error_of(weight, name) < limit
     assert error_of(weight * 1e-3, name) < limit
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_1", "Q4_K"])
 def test_zeros_and_outliers(name: str) -> None:
     weight = torch.zeros(4, 256)
     assert not dequantize(KIND[name], quantize_rows(weight, name).numpy().reshape(-1), "w").any()

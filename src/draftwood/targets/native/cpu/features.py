@@ -23,7 +23,7 @@ from draftwood.targets.native.decoder import PackedBatch
 from draftwood.targets.native.quantize import Matrix, Stored
 from draftwood.targets.native.weights import Weights
 
-FORMAT = "q4_0"  # passes read all weights: half the bytes of q8_0, for as many accepted tokens
+FORMAT = "q4_1"  # of the layers, half the bytes of q8_0: passes read all weights. Output matrices are in 8 bits.
 FREQUENT, SEEN = 8192, 1024  # tokens of a shortlist: first ids, and others that occurred lately
 PACKED_ROWS = 64  # packed together; a multiple of the groups of every kernel
 FUSED_STEP = 64  # hidden states that features are made of are read in steps of this many
@@ -43,7 +43,7 @@ class CpuFeatureDecoder(CpuDecoder):
         fuse: tuple[torch.Tensor, torch.Tensor | None] | None = None,
         has_shortlist: bool = False,
     ) -> None:
-        """Quantises the matrices to 4 bits. ``weights.layers[0].qkv`` has 2H inputs, ``weights.embed`` any number of
+        """Quantises the matrices. ``weights.layers[0].qkv`` has 2H inputs, ``weights.embed`` any number of
         rows. ``norm_before_residual``: the residual is the normed feature. ``fuse``: matrix and bias that make features
         of hidden states. ``has_shortlist``: predict tokens of a shortlist, if the vocabulary is larger."""
         for layer in weights.layers:
@@ -56,7 +56,7 @@ class CpuFeatureDecoder(CpuDecoder):
         if is_short:
             weights.head = torch.cat([whole[:FREQUENT], whole.new_zeros(SEEN, whole.shape[1])])
             config = replace(config, vocab_size=FREQUENT + SEEN)
-        weights.head = quantized(weights.head)
+        weights.head = quantized(weights.head, is_table=True)
         super().__init__(config, weights, cache)
         self._model.feature_norm = self._pad_vector(feature_norm)
         self._model.norm_before_residual = int(norm_before_residual)
@@ -103,7 +103,7 @@ class Shortlist:
         self._places: dict[int, int] = {}  # of tokens that occurred
         self._next = 0
         self._weight = weight
-        self._format = choose_format(FORMAT, weight.shape[1], is_table=False)
+        self._format = choose_format(FORMAT, weight.shape[1], is_table=True)
         self._rows = quantize_rows(weight.new_zeros(SEEN, weight.shape[1]), self._format).numpy()
         self._kernel, self._matrix = kernel, matrix
 
@@ -135,10 +135,10 @@ class Shortlist:
         self._kernel.draftwood_pack(ctypes.byref(packed), self._rows[first:].ctypes.data, 1)
 
 
-def quantized(weight: Matrix) -> Stored:
-    """The rows as if a file had them; 4 bits where blocks fill the rows."""
+def quantized(weight: Matrix, *, is_table: bool = False) -> Stored:
+    """The rows as if a file had them; 4 bits where blocks fill the rows, 8 bits for an output matrix."""
     assert isinstance(weight, torch.Tensor)
-    kind = choose_format(FORMAT, weight.shape[1], is_table=False)
+    kind = choose_format(FORMAT, weight.shape[1], is_table=is_table)
     shape = (weight.shape[0], weight.shape[1])
     return Stored((StoredTensor(kind, shape, partial(_blocks, weight, kind), partial(_floats, weight)),))
 
