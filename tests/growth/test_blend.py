@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.compiled import TAIL, CompiledBlend, Harvest, Hints, Learned, load_core
+from draftwood.compiled import TAIL, CompiledBlend, Harvest, Hints, Learned, load_core, state_of
 from draftwood.growth import blend as blend_module
 from draftwood.growth.blend import BIAS_STEP, DECAY, STEP, Blend, BlendLimits, PythonBlend, new_blend
-from draftwood.growth.priors import as_json, new_learned, parse_priors, shipped_priors
+from draftwood.growth.priors import NO_PRIORS, as_json, new_learned, parse_priors, shipped_priors
 from draftwood.sources import Datastore, build_datastore
 from draftwood.sources.hints import (
     DatastoreHints,
@@ -283,11 +283,11 @@ def test_positions_move_with_the_text() -> None:
 
 
 def test_measured_priors_fit_their_sources() -> None:
-    """The shipped priors are used by all sources, and for every set of them that is informed."""
+    """The shipped priors are used by all sources, and for every state of a guess."""
     sources = [*make_hints(), SuccessorHints(TransitionTable(VOCAB, 4))]
     priors = shipped_priors()
     assert {name: len(rates) for name, rates in priors.rates.items()} == {s.name: len(s.priors) for s in sources}
-    assert len(priors.weights) == (1 << len(sources)) - 1
+    assert len(priors.weights) == 3 ** len(sources) - 2 ** len(sources)  # at least one source hints at it
     learned = new_learned(sources)
     for number, source in enumerate(sources):
         rates = np.array(priors.rates[source.name])
@@ -298,16 +298,33 @@ def test_measured_priors_fit_their_sources() -> None:
 def test_priors_go_by_name_not_by_order() -> None:
     hints = make_hints()
     forward, backward = (new_learned(list(order)) for order in (hints, hints[::-1]))
-    np.testing.assert_array_equal(forward.weights[:, 0b011, [0, 1, 2]], backward.weights[:, 0b110, [0, 3, 2]])
+    one, other = state_of(0b011, 0b001), state_of(0b110, 0b100)  # the first source hints at it, the second is silent
+    np.testing.assert_array_equal(forward.weights[:, one, [0, 1, 2]], backward.weights[:, other, [0, 3, 2]])
+    assert not np.array_equal(forward.weights[:, one], forward.weights[:, state_of(0b011, 0b011)])
 
 
 def test_unknown_sources_start_from_their_own_rates() -> None:
     learned = new_learned([FixedHints("other", [5], [1], [0.02, 0.4])])
     np.testing.assert_allclose(learned.hits[0] / learned.trials[0], [0.02, 0.4])
-    np.testing.assert_array_equal(learned.weights[:, 1], [[0.0, 1.0]] * 3)
+    np.testing.assert_array_equal(learned.weights[:, state_of(1, 1)], [[0.0, 1.0]] * 2)
 
 
 def test_outcomes_say_which_guesses_were_right() -> None:
     sources = [FixedHints("one", [3, 4], [1, 2], [0.02, 0.4, 0.3]), FixedHints("other", [4], [1], [0.02, 0.4])]
     outcomes = Blend(sources, new_learned(sources)).outcomes([1, 2], [4, 9])
-    assert outcomes == [(0, 1, [1, 0], False), (0, 3, [2, 1], True), (1, 1, [1, 0], False), (1, 3, [2, 1], False)]
+    assert outcomes == [[(1, [1, 0], False), (3, [2, 1], True)], [(1, [1, 0], False), (3, [2, 1], False)]]
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=needs_core), False])
+def test_weights_go_by_who_hints_and_whether_one_is_sure(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(blend_module, "load_core", lambda: None)
+    for rate, row in ((0.5, 0), (0.9, 1)):
+        sources = [FixedHints("one", [3], [1], [0.02, rate]), FixedHints("other", [4], [1], [0.02, 0.4])]
+        learned = new_learned(sources, NO_PRIORS)
+        learned.weights[row, state_of(0b11, 0b01)] = [-3.0, 0.0, 0.0]
+        tree = Blend(sources, learned).tree([1, 2], BlendLimits(3, 1, 0.0))
+        chances = dict(zip(tree.tokens[1:], tree.probs[1:], strict=True))
+        assert chances[3] == pytest.approx(1 / (1 + np.exp(3.0)))
+        odds = 0.6 * np.log(0.4 / 0.6) + 0.6 * np.log(0.02 / 0.98)
+        assert chances[4] == pytest.approx(1 / (1 + np.exp(-odds)))

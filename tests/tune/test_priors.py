@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from draftwood import LLM, SamplingParams
-from draftwood.compiled import NONE
+from draftwood.compiled import NONE, state_of
 from draftwood.errors import OptionError
 from draftwood.growth import Priors, load_priors, new_learned, priors_path, save_priors, shipped_priors
 from draftwood.targets import TargetInfo
@@ -24,7 +24,7 @@ def make_guesses(size: int = 4000) -> tuple[list[FixedHints], Guesses]:
     kinds[: size // 4, 1] = NONE
     listed = np.where(kinds[:, 1] == NONE, 1, 3)
     sources = [FixedHints(name, [], [], [0.1, 0.5, 0.5]) for name in ("one", "other")]
-    return sources, Guesses(rng.integers(0, 3, size), listed, kinds, right)
+    return sources, Guesses(np.arange(size), listed, kinds, right)
 
 
 def test_fit_finds_rates_and_the_source_that_knows() -> None:
@@ -35,13 +35,35 @@ def test_fit_finds_rates_and_the_source_that_knows() -> None:
     for bias, one, _ in priors.weights["one+other"]:
         assert bias == pytest.approx(0.0, abs=0.15)
         assert one == pytest.approx(1.0, abs=0.15)
+    assert set(priors.weights) == {"one", "other", "one+other", "one/other", "other/one"}
     flat = Priors({"one": [0.5] * 3, "other": [0.5] * 3}, priors.weights)
     assert log_loss(priors, sources, guesses) < 0.75 * log_loss(flat, sources, guesses)
 
 
+def test_silence_and_sure_places_have_weights_of_their_own() -> None:
+    """Silence of the second source means nothing where the first one is sure, and much elsewhere."""
+    rng = np.random.default_rng(1)
+    size = 6000
+    kinds = np.column_stack([rng.integers(1, 3, size), rng.integers(0, 2, size)])
+    rates = np.where(kinds[:, 0] == 1, 0.95, np.where(kinds[:, 1] == 1, 0.7, 0.05))
+    right = (rng.random(size) < rates).astype(np.float64)
+    sources = [FixedHints(name, [], [], [0.1, 0.5, 0.5]) for name in ("one", "other")]
+    guesses = Guesses(np.arange(size), np.where(kinds[:, 1] == 0, 1, 3), kinds, right)
+    priors = fit_priors(sources, guesses)
+    chances = [1.0 / (1.0 + np.exp(-chance_odds(priors, sure, silent))) for sure in (0, 1) for silent in (False, True)]
+    assert chances == pytest.approx([0.7, 0.05, 0.95, 0.95], abs=0.05)
+
+
+def chance_odds(priors: Priors, sure: int, silent: bool) -> float:
+    """Log odds of a guess of the first source, which is sure of it or not."""
+    odds = [np.log(rate / (1.0 - rate)) for rate in (priors.rates["one"][2 - sure], priors.rates["other"][1 - silent])]
+    bias, one, other = priors.weights["one/other" if silent else "one+other"][sure]
+    return float(bias + one * odds[0] + other * odds[1])
+
+
 def test_few_guesses_change_little() -> None:
     sources, guesses = make_guesses(8)
-    assert fit_priors(sources, guesses).weights["one"] == [[0.0, 1.0]] * 3
+    assert fit_priors(sources, guesses).weights["one"] == [[0.0, 1.0]] * 2
 
 
 def test_measured_on_prompts() -> None:
@@ -57,13 +79,13 @@ def test_measured_on_prompts() -> None:
 def test_kept_priors_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_info: TargetInfo) -> None:
     monkeypatch.setenv("DRAFTWOOD_HOME", str(tmp_path))
     assert load_priors(tiny_info) == shipped_priors()
-    own = Priors({"fixed": [0.02, 0.6]}, {"fixed": [[0.5, 0.9]] * 3})
+    own = Priors({"fixed": [0.02, 0.6]}, {"fixed": [[0.5, 0.9]] * 2})
     save_priors(own, priors_path(tiny_info))
     found = load_priors(tiny_info)
     assert found.rates["context"] == shipped_priors().rates["context"]
     learned = new_learned([FixedHints("fixed", [5], [1], [0.02, 0.3])], found)
     np.testing.assert_allclose(learned.hits[0] / learned.trials[0], [0.02, 0.6])
-    np.testing.assert_array_equal(learned.weights[:, 1], [[0.5, 0.9]] * 3)
+    np.testing.assert_array_equal(learned.weights[:, state_of(1, 1)], [[0.5, 0.9]] * 2)
     priors_path(tiny_info).write_text("{}", encoding="utf-8")  # damaged: as if there were none
     assert load_priors(tiny_info) == shipped_priors()
 

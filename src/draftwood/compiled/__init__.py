@@ -2,7 +2,7 @@
 
 from draftwood.compiled.blend import (
     NONE,
-    NUM_DEPTHS,
+    SURE,
     TAIL,
     CompiledBlend,
     CompiledSource,
@@ -13,6 +13,7 @@ from draftwood.compiled.blend import (
     name_sets,
     observe_blends,
     propose_blends,
+    state_of,
 )
 from draftwood.compiled.chains import follow_texts
 from draftwood.compiled.context import MAX_SIZES, CompiledContext, extend_contexts

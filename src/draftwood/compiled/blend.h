@@ -10,7 +10,9 @@
 
 #include "hints.h"
 
-enum { MAX_SOURCES = 8, NUM_DEPTHS = 3 };
+enum { MAX_SOURCES = 8 };
+
+#define SURE 1.5 /* log odds of a hint from which its source is sure */
 
 typedef struct {
     Look look;
@@ -28,7 +30,7 @@ typedef struct {
 typedef struct {
     int64_t num_sources;
     const Source *sources;
-    double *weights; /* [NUM_DEPTHS][1 << num_sources][num_sources + 1], bias first */
+    double *weights; /* [2][3 ** num_sources][num_sources + 1], bias first; whether a source is sure, and the guess's state */
     double decay, step, bias_step;
     const int32_t *names; /* [1 << num_sources] number of each set of sources, as trees have it */
     int64_t learns; /* 0: rates and weights stay */
@@ -41,11 +43,11 @@ typedef struct {
     int32_t token;
     uint32_t listed; /* bit s: source s hints at it */
     int32_t kinds[MAX_SOURCES];
+    double *weights; /* those that were used */
 } Guess;
 
 typedef struct {
     int64_t count;
-    double *weights; /* those that were used */
     Guess guesses[MAX_SOURCES * MAX_HINTS];
 } GuessList;
 
@@ -60,8 +62,10 @@ static Guess *guess_of(GuessList *all, int32_t token) {
 
 /* Asks all sources what may follow a text, and mixes their answers. */
 static void find_guesses(const Blend *b, const int32_t *tail, int64_t length, int64_t depth, GuessList *all) {
+    static const int64_t POWERS[] = {1, 3, 9, 27, 81, 243, 729, 2187, 6561};
     int32_t absent[MAX_SOURCES];
     uint32_t informed = 0;
+    double strongest = -HUGE_VAL;
     Hints hints;
     all->count = 0;
     for (int64_t s = 0; s < b->num_sources; s++) {
@@ -74,18 +78,23 @@ static void find_guesses(const Blend *b, const int32_t *tail, int64_t length, in
             Guess *guess = guess_of(all, hints.tokens[i]);
             guess->listed |= 1u << s;
             guess->kinds[s] = hints.kinds[i];
+            const double odds = b->sources[s].logits[hints.kinds[i]];
+            if (odds > strongest) strongest = odds;
         }
     }
-    const int64_t level = depth < 1 ? 0 : depth < 4 ? 1 : 2;
-    all->weights = b->weights + ((level << b->num_sources) + informed) * (b->num_sources + 1);
+    const int64_t first_state = strongest >= SURE ? POWERS[b->num_sources] : 0;
     double total = 0.0;
     for (int64_t i = 0; i < all->count; i++) {
         Guess *guess = &all->guesses[i];
-        double odds = all->weights[0];
+        int64_t state = first_state;
         for (int64_t s = 0; s < b->num_sources; s++) {
             if (!(guess->listed >> s & 1)) guess->kinds[s] = informed >> s & 1 ? absent[s] : NONE;
-            if (guess->kinds[s] != NONE) odds += all->weights[s + 1] * b->sources[s].logits[guess->kinds[s]];
+            state += POWERS[s] * ((informed >> s & 1) + (guess->listed >> s & 1));
         }
+        guess->weights = b->weights + state * (b->num_sources + 1);
+        double odds = guess->weights[0];
+        for (int64_t s = 0; s < b->num_sources; s++)
+            if (guess->kinds[s] != NONE) odds += guess->weights[s + 1] * b->sources[s].logits[guess->kinds[s]];
         guess->chance = 1.0 / (1.0 + exp(-odds));
         total += guess->chance;
     }
@@ -106,10 +115,10 @@ static void learn_outcome(Blend *b, const GuessList *all, int32_t right) {
     for (int64_t i = 0; i < all->count; i++) {
         const Guess *guess = &all->guesses[i];
         const double hit = guess->token == right, error = hit - guess->chance;
-        all->weights[0] += b->bias_step * error;
+        guess->weights[0] += b->bias_step * error;
         for (int64_t s = 0; s < b->num_sources; s++)
             if (guess->kinds[s] != NONE)
-                all->weights[s + 1] += b->step * error * b->sources[s].logits[guess->kinds[s]];
+                guess->weights[s + 1] += b->step * error * b->sources[s].logits[guess->kinds[s]];
     }
     for (int64_t i = 0; i < all->count; i++)
         for (int64_t s = 0; s < b->num_sources; s++)

@@ -16,7 +16,8 @@ from draftwood.compiled.outcomes import Outcomes
 from draftwood.compiled.table import INVALID, CompiledTable, IdRows, ScoreRows, contiguous_rows, reserve_rows
 from draftwood.tree import ROOT_SOURCE, SOURCE_NUMBERS, DraftTree, Forest
 
-TAIL, MAX_SOURCES, MAX_HINTS, NUM_DEPTHS = 32, 8, 64, 3  # as in blend.h and hints.h
+TAIL, MAX_SOURCES, MAX_HINTS = 32, 8, 64  # as in blend.h and hints.h
+SURE = 1.5  # log odds of a hint from which its source is sure; as in blend.h
 NONE = -1
 RESERVED = 256  # tokens that sources make room for at a time
 
@@ -86,11 +87,17 @@ class Learned:
         self.hits: list[Floats] = [own * trials for own, trials in zip(rates, self.trials, strict=True)]
         self.logits: list[Floats] = [np.log(own / (1.0 - own)) for own in rates]
         count = len(rates)
-        self.weights: Floats = np.zeros((NUM_DEPTHS, 1 << count, count + 1))  # bias first
-        for informed in range(1, 1 << count):
-            chosen = [source for source in range(count) if informed >> source & 1]
+        # By whether a source is sure and by state, bias first.
+        self.weights: Floats = np.zeros((2, 3**count, count + 1))
+        for state in range(1, 3**count):
+            informed = [source for source in range(count) if state // 3**source % 3]
             # Two sources that agree are surer than one, but their evidence overlaps.
-            self.weights[:, informed, [source + 1 for source in chosen]] = 1.0 if len(chosen) == 1 else 0.6
+            self.weights[:, state, [source + 1 for source in informed]] = 1.0 if len(informed) == 1 else 0.6
+
+
+def state_of(informed: int, listed: int) -> int:
+    """Number of the weights of a guess, by bits of sources: each knows nothing, is silent about it, or hints at it."""
+    return sum(3**bit * ((informed >> bit & 1) + (listed >> bit & 1)) for bit in range(MAX_SOURCES))
 
 
 class _HintsRecord(ctypes.Structure):

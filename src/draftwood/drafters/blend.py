@@ -238,8 +238,8 @@ class BlendDrafter(TransitionDrafter):
             drafter._proposed = now
         return trees
 
-    def outcomes(self, emitted: Sequence[int]) -> list[Outcome]:
-        """What came of all guesses about tokens that are about to be observed; for measurements."""
+    def outcomes(self, emitted: Sequence[int]) -> list[list[Outcome]]:
+        """What came of all guesses about each of the tokens that are about to be observed; for measurements."""
         return self._blend.outcomes(self._text_end, emitted)
 
     def observe(self, verified: VerifiedTree) -> None:

@@ -12,6 +12,7 @@ from draftwood.growth.priors import (
     priors_path,
     save_priors,
     shipped_priors,
+    weights_key,
 )
 from draftwood.growth.spine import BRANCH, SPINE, Anchor, SpineBudget, grow_spine_tree
 from draftwood.growth.static import Candidates, fill, fill_breadth_first, lookup_candidates, spine_candidates

@@ -4,9 +4,10 @@
 
 Each source hints at tokens with a *kind* (compiled/blend.py); every kind has an acceptance rate, counted online and
 decayed. A token that a source knows about and does not hint at has a kind too, so silence counts as evidence. The
-weights combine the rates: they are learned by gradient steps, separately for every set of sources that has something to
-say and for three ranges of depth. Chances of siblings are scaled down if they exceed 1 in total. A node's value is the
-product of the chances on its path, so adding the best candidate each time gives the best tree of that size.
+weights combine the rates: they are learned by gradient steps, separately for every state of a guess (which sources hint
+at it, which are silent about it, which know nothing) and by whether any source is sure of a token. Chances of siblings
+are scaled down if they exceed 1 in total. A node's value is the product of the chances on its path, so adding the best
+candidate each time gives the best tree of that size.
 
 Learning uses every guess after every emitted token, in the tree or not: guesses that are not verified are right or
 wrong all the same. The same steps exist in C (compiled/blend.h).
@@ -19,7 +20,7 @@ from heapq import heappop, heappush
 from math import exp, log
 from typing import NamedTuple
 
-from draftwood.compiled import NONE, TAIL, CompiledBlend, HintSource, Learned, load_core, name_sets
+from draftwood.compiled import NONE, SURE, TAIL, CompiledBlend, HintSource, Learned, load_core, name_sets, state_of
 from draftwood.tree import DraftTree
 
 DECAY = 0.998  # per trial of a kind
@@ -56,12 +57,12 @@ class Blend:
         """``tail``: the last tokens of the text, the root last."""
         return self._own.tree(tail, *limits)
 
-    def outcomes(self, tail: Sequence[int], emitted: Sequence[int]) -> list[Outcome]:
-        """What came of every guess that the sources had about ``emitted``; as ``learn``, but nothing is learned."""
-        found: list[Outcome] = []
+    def outcomes(self, tail: Sequence[int], emitted: Sequence[int]) -> list[list[Outcome]]:
+        """What came of every guess that the sources had, by emitted token; as ``learn``, but nothing is learned."""
+        found = []
         for depth, right in enumerate(emitted):
             after = self._own.guesses([*tail, *emitted[:depth]][-TAIL:], depth)
-            found += [Outcome(_level(depth), listed, kinds, token == right) for token, listed, kinds in after]
+            found.append([Outcome(listed, kinds, token == right) for token, listed, kinds in after])
         return found
 
     def learn(self, tail: Sequence[int], emitted: Sequence[int]) -> None:
@@ -72,14 +73,9 @@ class Blend:
 class Outcome(NamedTuple):
     """One guess about an emitted token."""
 
-    level: int  # range of depth
     listed: int  # bit s: source s hinted at it
     kinds: Sequence[int]  # by source; NONE: it knew nothing
     is_right: bool
-
-
-def _level(depth: int) -> int:
-    return 0 if depth < 1 else 1 if depth < 4 else 2
 
 
 class _Guess(NamedTuple):
@@ -87,6 +83,7 @@ class _Guess(NamedTuple):
     token: int
     listed: int  # bit s: source s hints at it
     kinds: list[int]  # by source; NONE: it knows nothing
+    weights: tuple[int, int]  # where they are
 
 
 class PythonBlend:
@@ -104,7 +101,7 @@ class PythonBlend:
         while True:
             room = budget - len(tokens)
             if room and depths[node] < max_depth:
-                own = self._guesses(tails[node], depths[node])[0]
+                own = self._guesses(tails[node], depths[node])
                 likely = [guess for guess in own if guess.chance >= min_value / values[node]]
                 best = sorted(likely, key=lambda guess: -guess.chance)[: min(room, WIDTH)]
                 if best:
@@ -127,7 +124,7 @@ class PythonBlend:
             tails.append([*tails[parent][1 - TAIL :], guess.token])
 
     def guesses(self, tail: Sequence[int], depth: int) -> list[tuple[int, int, list[int]]]:
-        found = self._guesses(list(tail[-TAIL:]), depth)[0]
+        found = self._guesses(list(tail[-TAIL:]), depth)
         return [(guess.token, guess.listed, guess.kinds) for guess in found]
 
     def chain(self, tail: Sequence[int], max_tokens: int, min_value: float) -> tuple[list[int], list[float]]:
@@ -137,7 +134,7 @@ class PythonBlend:
         values: list[float] = []
         value = 1.0
         while len(tokens) < max_tokens:
-            guesses = self._guesses([*tail, *tokens][-TAIL:], len(tokens))[0]
+            guesses = self._guesses([*tail, *tokens][-TAIL:], len(tokens))
             best = max(guesses, key=lambda guess: guess.chance, default=None)
             value *= best.chance if best else 0.0
             if best is None or value < min_value:
@@ -151,14 +148,13 @@ class PythonBlend:
             return
         text = list(tail[-TAIL:])
         for depth, right in enumerate(emitted):
-            guesses, (level, informed) = self._guesses(text[-TAIL:], depth)
-            self._note(guesses, level, informed, right)
+            self._note(self._guesses(text[-TAIL:], depth), right)
             text.append(right)
 
-    def _guesses(self, tail: Sequence[int], depth: int) -> tuple[list[_Guess], tuple[int, int]]:
-        """What may follow a text, in the order of the sources, and which weights were used."""
+    def _guesses(self, tail: Sequence[int], depth: int) -> list[_Guess]:
+        """What may follow a text, in the order of the sources."""
         listed: dict[int, dict[int, int]] = {}  # token -> source -> kind
-        absent, informed = [NONE] * len(self._sources), 0
+        absent, informed, is_sure = [NONE] * len(self._sources), 0, False
         for number, source in enumerate(self._sources):
             found = source.look(tail, depth)
             if found is None:
@@ -167,27 +163,28 @@ class PythonBlend:
             absent[number] = found.absent
             for token, kind in zip(found.tokens, found.kinds, strict=True):
                 listed.setdefault(token, {})[number] = kind
-        level = _level(depth)
-        bias, *weights = self._learned.weights[level, informed].tolist()
+                is_sure |= float(self._learned.logits[number][kind]) >= SURE
         guesses = []
         for token, own in listed.items():
             kinds = [own.get(number, kind) for number, kind in enumerate(absent)]
-            odds = bias
+            bits = sum(1 << number for number in own)
+            place = int(is_sure), state_of(informed, bits)
+            odds, *weights = self._learned.weights[place].tolist()
             for number, kind in enumerate(kinds):
                 if kind != NONE:
                     odds += weights[number] * float(self._learned.logits[number][kind])
-            guesses.append(_Guess(1.0 / (1.0 + exp(-odds)), token, sum(1 << number for number in own), kinds))
+            guesses.append(_Guess(1.0 / (1.0 + exp(-odds)), token, bits, kinds, place))
         total = 0.0
         for guess in guesses:
             total += guess.chance
         if total > 1.0:
             guesses = [guess._replace(chance=guess.chance / total) for guess in guesses]
-        return guesses, (level, informed)
+        return guesses
 
-    def _note(self, guesses: Sequence[_Guess], level: int, informed: int, right: int) -> None:
+    def _note(self, guesses: Sequence[_Guess], right: int) -> None:
         learned = self._learned
-        weights = learned.weights[level, informed]
-        for chance, token, _, kinds in guesses:
+        for chance, token, _, kinds, place in guesses:
+            weights = learned.weights[place]
             hit = float(token == right)
             weights[0] += BIAS_STEP * (hit - chance)
             for number, kind in enumerate(kinds):

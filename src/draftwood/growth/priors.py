@@ -1,8 +1,10 @@
 """What blends believe about their sources before they have learned anything themselves.
 
-Rates are acceptance rates by kind of hint. Weights combine the log odds of the sources that have something to say:
-bias first, then one per source, for three ranges of depth. The shipped file was measured on SmolLM2 with prompts of
-seven tasks (docs/blend.md says how); `draftwood tune --priors` measures those of another model, kept in the cache.
+Rates are acceptance rates by kind of hint. Weights combine the log odds of the sources that have something to say about
+a guess: bias first, then one per source, without and with a source that is sure. Their key names the sources that hint
+at it and, after a slash, those that are silent: "context+head/transition". The shipped file was measured on SmolLM2
+with prompts of seven tasks (docs/blend.md says how); `draftwood tune --priors` measures those of another model, kept in
+the cache.
 """
 
 import hashlib
@@ -14,17 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood.compiled import NUM_DEPTHS, HintSource, Learned
+from draftwood.compiled import HintSource, Learned, state_of
 from draftwood.disk import cache_home, new_file
 from draftwood.targets import TargetInfo
 
+FORMAT = 2  # of weights; measured files of other formats are not read
 SHIPPED = Path(__file__).with_name("blend_priors.json")
 MEASURED_TRIALS, ASSUMED_TRIALS = 30.0, 8.0  # weights of measured and of assumed rates before the first trial
 
 
 class Priors(NamedTuple):
     rates: Mapping[str, Sequence[float]]  # by source: of each kind
-    weights: Mapping[str, Sequence[Sequence[float]]]  # by sources, joined by "+": [depths][1 + sources]
+    weights: Mapping[str, Sequence[Sequence[float]]]  # by the sources of a guess: [2][1 + sources]
 
 
 NO_PRIORS = Priors({}, {})  # sources start from rates by rule of thumb
@@ -40,7 +43,9 @@ def parse_priors(text: str) -> Priors:
 
 
 def priors_path(target: TargetInfo) -> Path:
-    digest = hashlib.sha256(f"{target.name}|{target.vocab_size}|{target.num_parameters}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{FORMAT}|{target.name}|{target.vocab_size}|{target.num_parameters}".encode()).hexdigest()[
+        :16
+    ]
     return cache_home() / "priors" / f"{digest}.json"
 
 
@@ -78,12 +83,16 @@ def new_learned(sources: Sequence[HintSource], priors: Priors | None = None, *, 
     )
     names = [source.name for source in sources]
     places = {name: number for number, name in enumerate(names)}
-    for joined, weights in known.weights.items():
-        group = joined.split("+")
+    for key, weights in known.weights.items():
+        hinting, silent = (part.split("+") if part else [] for part in key.partition("/")[::2])
+        group = [*hinting, *silent]
         own = np.asarray(weights)
-        if set(group) <= set(places) and own.shape == (NUM_DEPTHS, len(group) + 1):
-            informed = sum(1 << places[name] for name in group)
-            learned.weights[:, informed, 0] = own[:, 0]
-            for column, name in enumerate(group, start=1):
-                learned.weights[:, informed, 1 + places[name]] = own[:, column]
+        if set(group) <= set(places) and own.shape == (2, len(group) + 1):
+            bits, listed = (sum(1 << places[name] for name in part) for part in (group, hinting))
+            columns = [0, *(1 + places[name] for name in group)]
+            learned.weights[:, state_of(bits, listed), columns] = own
     return learned
+
+
+def weights_key(hinting: Sequence[str], silent: Sequence[str]) -> str:
+    return "/".join("+".join(part) for part in (hinting, silent) if part)

@@ -1,30 +1,32 @@
 """Measures what blends should believe at first: answers prompts, and fits rates and weights to the outcomes of guesses.
 
-Rates are the shares of right guesses by kind. The weights of a set of sources are those of a logistic regression on the
-log odds of their rates. It is fitted to the guesses that at least one of them hinted at, wherever all of them had
-something to say, and drawn towards equal weights, so that a few guesses do not decide.
+Rates are the shares of right guesses by kind. The weights for sources that hint at a guess, beside others that are
+silent about it, are those of a logistic regression on the log odds of their rates. It is fitted to all such guesses,
+whatever further sources say, and drawn towards equal weights, so that a few guesses do not decide.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.compiled import NONE, NUM_DEPTHS, HintSource
+from draftwood.compiled import NONE, SURE, HintSource
 from draftwood.config import SamplingParams
 from draftwood.drafters import Drafter, VerifiedTree, drafter_class
 from draftwood.errors import OptionError
-from draftwood.growth import Outcome, Priors
+from draftwood.growth import Outcome, Priors, weights_key
 from draftwood.llm import LLM, Prompt
 from draftwood.progress import Progress, report
 
 ASSUMED_TRIALS = 4.0  # weight of the rate that a source assumes for a kind
 MIN_RATE, MAX_RATE = 5e-4, 0.998
-EQUAL, POOLED = 3.0, 20.0  # weights of the pulls towards equal weights, and towards those of all depths
+EQUAL, POOLED = 3.0, 20.0  # weights of the pulls towards equal weights, and towards those of sure and unsure places
 MIN_GUESSES = 50  # for a fit
 MAX_STEPS = 30
 DIGITS = 4
+UNINFORMED, SILENT, HINTING = range(3)  # what a source says about a guess
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,7 +39,7 @@ class Measured(NamedTuple):
 
 
 class Guesses(NamedTuple):
-    levels: npt.NDArray[np.int64]  # [n]
+    places: npt.NDArray[np.int64]  # [n] number of the token that it was about
     listed: npt.NDArray[np.int64]  # [n] bit s: source s hinted at it
     kinds: npt.NDArray[np.int64]  # [n, sources]
     right: Floats  # [n]
@@ -54,7 +56,7 @@ def measure_priors(
     """``new_llm`` creates the LLM: ``functools.partial(LLM, "smollm2", budget=40)``."""
     if len(prompts) < 2:
         raise OptionError("Priors are measured on prompts", got=len(prompts), allowed="2 or more")
-    seen: list[list[Outcome]] = []
+    seen: list[list[list[Outcome]]] = []  # by prompt and token
     drafters: list[Any] = []
     drafter = _recording(seen, drafters)
     with new_llm(drafter=drafter, drafter_options=drafter_options) as llm:
@@ -65,17 +67,17 @@ def measure_priors(
     report(progress, "measuring priors", len(prompts), len(prompts))
     first = drafters[0]
     sources, begun = first.sources, first.shared.priors
-    halves = [_as_arrays([row for own in seen[start::2] for row in own]) for start in (0, 1)]
+    halves = [_as_arrays([guesses for own in seen[start::2] for guesses in own]) for start in (0, 1)]
     losses, before = [], []
     for fitted, tested in (halves, halves[::-1]):
         losses.append(log_loss(fit_priors(sources, fitted), sources, tested))
         before.append(log_loss(begun, sources, tested))
-    everything = _as_arrays([row for own in seen for row in own])
+    everything = _as_arrays([guesses for own in seen for guesses in own])
     priors = fit_priors(sources, everything)
     return Measured(priors, len(everything.right), float(np.mean(losses)), float(np.mean(before)))
 
 
-def _recording(seen: list[list[Outcome]], drafters: list[Any]) -> type[Drafter]:
+def _recording(seen: list[list[list[Outcome]]], drafters: list[Any]) -> type[Drafter]:
     """``blend``, with a record of what came of its guesses."""
     base: Any = drafter_class("blend")
 
@@ -87,9 +89,10 @@ def _recording(seen: list[list[Outcome]], drafters: list[Any]) -> type[Drafter]:
     return type("RecordingBlend", (base,), {"observe": observe})
 
 
-def _as_arrays(rows: Sequence[Outcome]) -> Guesses:
+def _as_arrays(tokens: Sequence[Sequence[Outcome]]) -> Guesses:
+    rows = [row for own in tokens for row in own]
     return Guesses(
-        np.array([row.level for row in rows], np.int64),
+        np.repeat(np.arange(len(tokens)), [len(own) for own in tokens]),
         np.array([row.listed for row in rows], np.int64),
         np.array([row.kinds for row in rows], np.int64).reshape(len(rows), -1),
         np.array([row.is_right for row in rows], np.float64),
@@ -100,32 +103,60 @@ def fit_priors(sources: Sequence[HintSource], guesses: Guesses) -> Priors:
     rates = [_count_rates(source, guesses.kinds[:, number], guesses.right) for number, source in enumerate(sources)]
     odds = _odds(rates, guesses)
     weights: dict[str, list[list[float]]] = {}
-    for bits in range(1, 1 << len(sources)):
-        group = [number for number in range(len(sources)) if bits >> number & 1]
-        used = (guesses.kinds[:, group] != NONE).all(axis=1) & (guesses.listed & bits != 0)
+    for hinting, silent in _states(len(sources)):
+        group = [*hinting, *silent]
+        used = _in_state(guesses, hinting, silent)
+        sure = _is_sure(guesses, odds, group)
         inputs = np.column_stack([np.ones(len(odds)), odds[:, group]])
         equal = np.array([0.0, *[1.0 if len(group) == 1 else 1.2 / len(group)] * len(group)])
         pooled = _regress(inputs[used], guesses.right[used], equal, EQUAL)
-        rows = []
-        for level in range(NUM_DEPTHS):
-            own = used & (guesses.levels == level)
-            rows.append(_regress(inputs[own], guesses.right[own], pooled, POOLED))
-        weights["+".join(sources[number].name for number in group)] = [_rounded(row) for row in rows]
+        parts = [used & ~sure, used & sure]
+        rows = [_regress(inputs[own], guesses.right[own], pooled, POOLED) for own in parts]
+        weights[_key(sources, hinting, silent)] = [_rounded(row) for row in rows]
     return Priors({source.name: _rounded(own) for source, own in zip(sources, rates, strict=True)}, weights)
 
 
 def log_loss(priors: Priors, sources: Sequence[HintSource], guesses: Guesses) -> float:
     """Mean log loss of the chances that priors give to guesses."""
     odds = _odds([np.array(priors.rates[source.name]) for source in sources], guesses)
-    informed = guesses.kinds != NONE  # [n, sources]
+    everyone = range(len(sources))
+    sure = _is_sure(guesses, odds, everyone).astype(np.int64)
+    num_informed = (guesses.kinds != NONE).sum(axis=1)
     total = np.zeros(len(odds))
-    for bits in range(1, 1 << len(sources)):
-        group = [number for number in range(len(sources)) if bits >> number & 1]
-        table = np.array(priors.weights["+".join(sources[number].name for number in group)])
-        own = (informed == [bool(bits >> number & 1) for number in range(len(sources))]).all(axis=1)
-        row = table[guesses.levels[own]]
+    for hinting, silent in _states(len(sources)):
+        group = [*hinting, *silent]
+        own = _in_state(guesses, hinting, silent) & (num_informed == len(group))
+        row = np.array(priors.weights[_key(sources, hinting, silent)])[sure[own]]
         total[own] = row[:, 0] + (row[:, 1:] * odds[own][:, group]).sum(axis=1)
     return float(np.mean(np.logaddexp(0.0, np.where(guesses.right > 0.5, -total, total)))) if len(total) else 0.0
+
+
+def _states(count: int) -> list[tuple[list[int], list[int]]]:
+    """Which sources may hint at a guess, and which others may be silent about it."""
+    states = itertools.product((UNINFORMED, SILENT, HINTING), repeat=count)
+    found = [tuple([n for n in range(count) if state[n] == how] for how in (HINTING, SILENT)) for state in states]
+    return [(hinting, silent) for hinting, silent in found if hinting]
+
+
+def _in_state(guesses: Guesses, hinting: Sequence[int], silent: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Guesses [n] that these sources hint at and those are silent about; the others do not matter."""
+    wanted, others = (sum(1 << number for number in part) for part in (hinting, silent))
+    is_listed: npt.NDArray[np.bool_] = guesses.listed & (wanted | others) == wanted
+    is_informed: npt.NDArray[np.bool_] = np.all(guesses.kinds[:, list(silent)] != NONE, axis=1)
+    return is_listed & is_informed
+
+
+def _is_sure(guesses: Guesses, odds: Floats, group: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Whether one of these sources is sure of a token at the place of each guess, [n]."""
+    found = np.zeros(int(guesses.places.max(initial=-1)) + 1, bool)
+    for number in group:
+        sure = (guesses.listed >> number & 1 > 0) & (odds[:, number] >= SURE)
+        found[guesses.places[sure]] = True
+    return found[guesses.places]
+
+
+def _key(sources: Sequence[HintSource], hinting: Sequence[int], silent: Sequence[int]) -> str:
+    return weights_key(*([sources[number].name for number in part] for part in (hinting, silent)))
 
 
 def _count_rates(source: HintSource, kinds: npt.NDArray[np.int64], right: Floats) -> Floats:
