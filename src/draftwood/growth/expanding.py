@@ -1,8 +1,9 @@
 """A blend that a draft model takes part in: it is run over the likeliest nodes, level by level, while that pays.
 
 The tree is grown again after each draft pass, since the predictions change which nodes are likely. What a pass gained
-is known at once: the expected tokens of the tree after it less those before. The next pass is made if it promises more
-than the same time gains elsewhere.
+is known at once: the chances of the nodes that the tree would not have had without it. (That they all became likelier,
+or less likely, is no gain: the tree of before would have been as good.) The next pass is made if it promises more than
+the same time gains elsewhere.
 
 Where trees are cut to the nodes that pay, only these count: a node's gain is its chance less that of the nodes which
 are cut off, since it takes as long to verify as one of them.
@@ -40,8 +41,7 @@ class PassRecord:
         self.num_passes = self.num_cycles = 0
 
     def note_pass(self, number: int, chances: float, gained: float, seconds: float) -> None:
-        # A negative gain means that the tables expected too much, not that the pass did harm: it counts as none.
-        self._shares[number] += SMOOTHING * (min(max(gained, 0.0) / chances, MAX_SHARE) - self._shares[number])
+        self._shares[number] += SMOOTHING * (min(gained / chances, MAX_SHARE) - self._shares[number])
         self._seconds[number] = follow_time(self._seconds[number], seconds)
         self.num_passes += 1
 
@@ -110,13 +110,14 @@ class ExpandingBlend:
         for path, ids, row in zip(self._next, token_ids, probs, strict=True):
             self._expanded[path] = len(self._expanded)
             self._add([*self._tail, *path], ids, row)
-        number, chances, before = self._num_passes, self._chances, self._gain
+        number, chances, before = self._num_passes, self._chances, self._kept
         self._num_passes += 1
         self._tree = self._grow_tree()
         taken = time.perf_counter() - self._started
         self._seconds += taken
         assert self._record is not None
-        self._record.note_pass(number, chances, self._gain - before, taken)
+        gained = sum(value - self._floor for path, value in self._kept.items() if path not in before)
+        self._record.note_pass(number, chances, gained, taken)
         self._next, self._chances = self._select()
 
     def tree(self) -> DraftTree:
@@ -132,9 +133,9 @@ class ExpandingBlend:
         for token, parent, chance in zip(tree.tokens[1:], tree.parents[1:], tree.probs[1:], strict=True):
             self._paths.append((*self._paths[parent], token))
             self.values.append(self.values[parent] * chance)
-        kept = [value for value in self.values if value >= self._floor]
-        self._expected = sum(kept)
-        self._gain = self._expected - self._floor * len(kept)
+        nodes = zip(self._paths, self.values, strict=True)
+        self._kept = {path: value for path, value in nodes if value >= self._floor}
+        self._expected = sum(self._kept.values())
         return tree
 
     def _select(self) -> tuple[list[Path], float]:
