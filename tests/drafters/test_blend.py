@@ -342,14 +342,3 @@ def test_a_pass_that_gained_nothing_is_tried_again_seldom() -> None:
             made += 1
             record.note_pass(0, 1.0, 0.0, 0.002)
     assert 5 < made < 100
-
-
-def test_a_pass_that_lowered_expectations_is_no_loss() -> None:
-    """The tables were too sure; the next request may need the head at once."""
-    record = PassRecord()
-    for _ in range(20):
-        record.note_pass(0, 0.2, -1.0, 0.001)
-    tries = 0
-    while not passes_made(record, is_timed=False, chances=0.5):
-        tries += 1
-    assert tries < 10

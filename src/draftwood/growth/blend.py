@@ -157,7 +157,7 @@ class PythonBlend:
         absent, informed, is_sure = [NONE] * len(self._sources), 0, False
         for number, source in enumerate(self._sources):
             found = source.look(tail, depth)
-            if found is None:
+            if found is None or not found.tokens:
                 continue
             informed |= 1 << number
             absent[number] = found.absent
