@@ -1,4 +1,4 @@
-"""EAGLE-3 heads on a CPU: a draft pass is one call into C, with the head's matrices in 4 bits.
+"""EAGLE-3 heads on a CPU: a draft pass is one call into C, with the layers in 4 bits and the output matrix in 8.
 
 A head with the target's vocabulary may draft from a shortlist of it (targets/native/cpu/features.py).
 """

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 BLOCK, SUPER = 32, 256
+AT_ONCE = 1 << 18  # weights that are quantised at a time
 STEPS = 8  # scales tried per block of Q4_K
 FEW_STEPS = 3  # of Q4_1, which heads get while they are loaded: a third of the time for 1% more error
 
@@ -26,7 +27,8 @@ def quantize_rows(weight: torch.Tensor, name: str) -> torch.Tensor:
     if name == "BF16":
         return weight.to(torch.bfloat16).contiguous().view(torch.uint8)
     encode, size = _ENCODERS[name]
-    return encode(weight.float().reshape(-1, size)).reshape(len(weight), -1)
+    parts = torch.split(weight, max(AT_ONCE // weight.shape[1], 1))  # the temporary tensors of a part fit into caches
+    return torch.cat([encode(part.float().reshape(-1, size)).reshape(len(part), -1) for part in parts])
 
 
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
