@@ -129,8 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--memory", default="process", help="who shares what drafters learn")
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--costs", choices=COSTS, default="avx512")
-    args = parser.parse_args(argv, argparse.Namespace(temperature=0.0, samples=1, speed=True))
+    args = parser.parse_args(argv, argparse.Namespace(samples=1, speed=True))
     costs = COSTS[args.costs]
     torch.set_num_threads(1)
     prompts = read_prompts(args)
@@ -145,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for task, own in prompts.items():
         for number, prompt in enumerate(own):
             for method, llm in llms.items():
-                found[method, task, number, 0.0] = answer(llm, prompt, args)
+                found[method, task, number, args.temperature] = answer(llm, prompt, args)
     print(f"| tokens per second | {' | '.join(prompts)} | mean | ratio | positions | tokens per pass | ...")
     for method in args.methods:
         print(describe(method, found, prompts, args))
