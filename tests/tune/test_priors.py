@@ -10,6 +10,7 @@ from draftwood import LLM, SamplingParams
 from draftwood.compiled import NONE, state_of
 from draftwood.errors import OptionError
 from draftwood.growth import Priors, load_priors, new_learned, priors_path, save_priors, shipped_priors
+from draftwood.sources import build_datastore
 from draftwood.targets import TargetInfo
 from draftwood.tune import measure_priors
 from draftwood.tune.priors import Guesses, fit_priors, log_loss
@@ -66,12 +67,19 @@ def test_few_guesses_change_little() -> None:
     assert fit_priors(sources, guesses).weights["one"] == [[0.0, 1.0]] * 2
 
 
-def test_measured_on_prompts() -> None:
+def test_measured_on_prompts(tmp_path: Path) -> None:
     new_llm = partial(LLM, "tiny", budget=8, max_batch=1)
     prompts = ["one two one two", "hello hello hello hello"]
     measured = measure_priors(new_llm, prompts, SamplingParams(max_tokens=40), drafter_options={})
     assert measured.num_guesses > 100
     assert set(measured.priors.rates) == {"context", "transition", "position"}
+    assert 0.0 < measured.loss < 0.5
+    store = tmp_path / "own.datastore"
+    build_datastore([[104, 101, 108, 108, 111, 32] * 4], vocab_size=258, tokenizer="bytes").save(store)
+    for options in ({"priors": False}, {"datastore": str(store)}):  # what the shipped priors do not know
+        assert (
+            measure_priors(new_llm, prompts, SamplingParams(max_tokens=20), drafter_options=options).loss_before > 0.0
+        )
     with pytest.raises(OptionError, match="prompts"):
         measure_priors(new_llm, prompts[:1], SamplingParams(), drafter_options={})
 

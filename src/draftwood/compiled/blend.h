@@ -30,7 +30,7 @@ typedef struct {
 typedef struct {
     int64_t num_sources;
     const Source *sources;
-    double *weights; /* [2][3 ** num_sources][num_sources + 1], bias first; whether a source is sure, and the guess's state */
+    double *weights; /* [whether a source is sure][state of a guess][num_sources + 1], bias first */
     double decay, step, bias_step;
     const int32_t *names; /* [1 << num_sources] number of each set of sources, as trees have it */
     int64_t learns; /* 0: rates and weights stay */

@@ -43,10 +43,8 @@ def parse_priors(text: str) -> Priors:
 
 
 def priors_path(target: TargetInfo) -> Path:
-    digest = hashlib.sha256(f"{FORMAT}|{target.name}|{target.vocab_size}|{target.num_parameters}".encode()).hexdigest()[
-        :16
-    ]
-    return cache_home() / "priors" / f"{digest}.json"
+    facts = f"{FORMAT}|{target.name}|{target.vocab_size}|{target.num_parameters}"
+    return cache_home() / "priors" / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.json"
 
 
 def save_priors(priors: Priors, path: Path) -> None:

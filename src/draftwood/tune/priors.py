@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.compiled import NONE, SURE, HintSource
+from draftwood.compiled import NONE, SURE, HintSource, state_of
 from draftwood.config import SamplingParams
 from draftwood.drafters import Drafter, VerifiedTree, drafter_class
 from draftwood.errors import OptionError
-from draftwood.growth import Outcome, Priors, weights_key
+from draftwood.growth import Outcome, Priors, new_learned, weights_key
 from draftwood.llm import LLM, Prompt
 from draftwood.progress import Progress, report
 
@@ -101,7 +101,7 @@ def _as_arrays(tokens: Sequence[Sequence[Outcome]]) -> Guesses:
 
 def fit_priors(sources: Sequence[HintSource], guesses: Guesses) -> Priors:
     rates = [_count_rates(source, guesses.kinds[:, number], guesses.right) for number, source in enumerate(sources)]
-    odds = _odds(rates, guesses)
+    odds = _odds([np.log(own / (1.0 - own)) for own in rates], guesses)
     weights: dict[str, list[list[float]]] = {}
     for hinting, silent in _states(len(sources)):
         group = [*hinting, *silent]
@@ -117,18 +117,17 @@ def fit_priors(sources: Sequence[HintSource], guesses: Guesses) -> Priors:
 
 
 def log_loss(priors: Priors, sources: Sequence[HintSource], guesses: Guesses) -> float:
-    """Mean log loss of the chances that priors give to guesses."""
-    odds = _odds([np.array(priors.rates[source.name]) for source in sources], guesses)
-    everyone = range(len(sources))
-    sure = _is_sure(guesses, odds, everyone).astype(np.int64)
-    num_informed = (guesses.kinds != NONE).sum(axis=1)
-    total = np.zeros(len(odds))
-    for hinting, silent in _states(len(sources)):
-        group = [*hinting, *silent]
-        own = _in_state(guesses, hinting, silent) & (num_informed == len(group))
-        row = np.array(priors.weights[_key(sources, hinting, silent)])[sure[own]]
-        total[own] = row[:, 0] + (row[:, 1:] * odds[own][:, group]).sum(axis=1)
-    return float(np.mean(np.logaddexp(0.0, np.where(guesses.right > 0.5, -total, total)))) if len(total) else 0.0
+    """Mean log loss of the chances that a blend gives to guesses which starts from these priors."""
+    if not len(guesses.right):
+        return 0.0
+    learned = new_learned(sources, priors)
+    odds = _odds(learned.logits, guesses)
+    sure = _is_sure(guesses, odds, range(len(sources))).astype(np.int64)
+    informed = (guesses.kinds != NONE) @ (1 << np.arange(len(sources)))
+    states = [state_of(*bits) for bits in zip(informed.tolist(), guesses.listed.tolist(), strict=True)]
+    weights = learned.weights[sure, states]  # [n, 1 + sources]
+    total = weights[:, 0] + (weights[:, 1:] * odds).sum(axis=1)
+    return float(np.mean(np.logaddexp(0.0, np.where(guesses.right > 0.5, -total, total))))
 
 
 def _states(count: int) -> list[tuple[list[int], list[int]]]:
@@ -168,9 +167,9 @@ def _count_rates(source: HintSource, kinds: npt.NDArray[np.int64], right: Floats
     return np.clip(rates, MIN_RATE, MAX_RATE)
 
 
-def _odds(rates: Sequence[Floats], guesses: Guesses) -> Floats:
-    """Log odds of the kinds, [n, sources]; 0 where a source knew nothing."""
-    columns = [np.log(own / (1.0 - own))[kinds] for own, kinds in zip(rates, guesses.kinds.T, strict=True)]
+def _odds(logits: Sequence[Floats], guesses: Guesses) -> Floats:
+    """Log odds of the kinds, [n, sources]; 0 where a source knew nothing. ``logits``: by source and kind."""
+    columns = [own[kinds] for own, kinds in zip(logits, guesses.kinds.T, strict=True)]
     return np.where(guesses.kinds == NONE, 0.0, np.column_stack(columns))
 
 
