@@ -1,9 +1,9 @@
 """A blend that a draft model takes part in: it is run over the likeliest nodes, level by level, while that pays.
 
 The tree is grown again after each draft pass, since the predictions change which nodes are likely. What a pass gained
-is known at once: the chances of the nodes that the tree would not have had without it. (That they all became likelier,
-or less likely, is no gain: the tree of before would have been as good.) The next pass is made if it promises more than
-the same time gains elsewhere.
+is known at once: the chances of the nodes that the tree would not have had without it. A node that was in the tree
+anyway counts for nothing, even if the pass made it likelier. The next pass is made if it promises more than the same
+time gains elsewhere.
 
 Where trees are cut to the nodes that pay, only these count: a node's gain is its chance less that of the nodes which
 are cut off, since it takes as long to verify as one of them.
