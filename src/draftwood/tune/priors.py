@@ -117,7 +117,7 @@ def fit_priors(sources: Sequence[HintSource], guesses: Guesses) -> Priors:
 
 
 def log_loss(priors: Priors, sources: Sequence[HintSource], guesses: Guesses) -> float:
-    """Mean log loss of the chances that a blend gives to guesses which starts from these priors."""
+    """Mean log loss of the chances that guesses get in a blend which starts from these priors."""
     if not len(guesses.right):
         return 0.0
     learned = new_learned(sources, priors)
