@@ -7,12 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood.compiled import load_core
 from draftwood.growth.drawn import make_draw
 from draftwood.growth.neural import GrowthOptions, make_growth
+from draftwood.growth.neural import search as search_module
 from draftwood.growth.neural.base import Growth
 from draftwood.growth.neural.search import Search
+from draftwood.targets import Found
 from draftwood.tree import DraftTree, TreeShape
 
+needs_core = pytest.mark.skipif(load_core() is None, reason="no compiler")
 ROOT = 7
 GROWTHS = ("beam", "optimal", "salf", "chain", "static")
 
@@ -127,6 +131,42 @@ def test_the_tree_of_a_search_is_the_tree_that_grows(
     ] * sum(known >= 0 for known in growth.expansion_of)
     run = [number for number in expansions if number >= 0]
     assert len(set(run)) == len(run)
+
+
+def record(search: Search, parts: tuple[np.ndarray, ...], tree: int, num_trees: int) -> Found:
+    """What ``run_search`` returns, as the records of one of several trees; those of the others are noise."""
+    rng = np.random.default_rng(tree)
+    columns = []
+    for part in parts:
+        rows = part.view(np.int32).reshape(search.passes + 1, 1, -1)
+        all_trees = rng.integers(0, 1 << 30, (len(rows), num_trees, rows.shape[2])).astype(np.int32)
+        all_trees[:, tree : tree + 1] = rows
+        columns.append(all_trees.reshape(len(rows), -1))
+    return Found(np.concatenate(columns, axis=1), num_trees, tree, search.width, search.top_k)
+
+
+@needs_core
+@pytest.mark.parametrize("name", GROWTHS)
+@given(**SIZES, tree=st.integers(0, 2), tied=st.booleans(), has_names=st.booleans())
+def test_c_builds_the_same_tree(
+    name: str, seed: int, width: int, depth: int, budget: int, shape: TreeShape, tree: int, tied: bool, has_names: bool
+) -> None:
+    options = GrowthOptions(depth=depth, top_k=width, batch=max(width - 1, 1), threshold=0.3, shape=shape)
+    search = make_growth(name, ROOT, budget, options, tag="head").search
+    assert search is not None
+    parts = run_search(Table(seed, 5, tied=tied), search)
+    found = record(search, parts, tree, num_trees=3)
+    if has_names:
+        found = found._replace(names=np.random.default_rng(seed).permutation(50).astype(np.int32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "load_core", lambda: None)
+        expected = search.build(found)
+    built = search.build(found)
+    assert built.tree == expected.tree
+    assert list(built.order) == list(expected.order)
+    assert search.expansions(built.order, found.picks) == search.expansions(expected.order, found.picks)
+    if not has_names:
+        assert found.tokens.tolist() == parts[0].tolist()
 
 
 @pytest.mark.parametrize("name", ["beam", "optimal", "salf"])

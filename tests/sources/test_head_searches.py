@@ -58,10 +58,7 @@ class Trees:
         searches = [growth.search for growth in growths]
         found = self._model.grow(segments, plan_for(searches))
         assert found is not None
-        trees = []
-        for search, (tokens, probs, values, picks, depths) in zip(searches, found, strict=True):
-            trees.append(search.tree(search.order(values), tokens, probs, picks, depths))
-        return trees
+        return [search.build(each).tree for search, each in zip(searches, found, strict=True)]
 
     def pass_by_pass(self, growths: list, segments: list[DraftSegment]) -> list[DraftTree]:
         run = [0] * len(growths)

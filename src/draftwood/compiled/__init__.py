@@ -19,6 +19,7 @@ from draftwood.compiled.chains import follow_texts
 from draftwood.compiled.context import MAX_SIZES, CompiledContext, extend_contexts
 from draftwood.compiled.core import CORE, Core, ExperienceRecord, RulesRecord, address_of, load_core
 from draftwood.compiled.drafted import CompiledDrafted
+from draftwood.compiled.found import build_found
 from draftwood.compiled.outcomes import Outcomes
 from draftwood.compiled.places import CompiledPlaces
 from draftwood.compiled.positions import CompiledPositions

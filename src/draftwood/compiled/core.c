@@ -2,6 +2,7 @@
 #include "blend.h"
 #include "chains.h"
 #include "context.h"
+#include "found.h"
 #include "growth.h"
 #include "places.h"
 #include "sizing.h"

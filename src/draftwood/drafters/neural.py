@@ -142,6 +142,7 @@ class NeuralDrafter(Drafter):
         # Text that the draft model has not read yet, the root last. Heads also need the taps before each token.
         self._unread: list[int] = [] if self.wants_taps else list(request.prompt_ids)
         self._features: list[tuple[torch.Tensor, Sequence[int] | None]] = []  # taps, and their rows; None: all
+        self._is_borrowing = False  # whether some of them lie in memory that the target's next pass overwrites
         self._length = 0  # tokens that the draft model has read
         self._root = request.prompt_ids[-1]
         self._room = min(len(request.prompt_ids) + request.params.max_tokens + MAX_NODES, self.shared.max_positions)
@@ -180,6 +181,8 @@ class NeuralDrafter(Drafter):
                 first += segment.num_logits
             growing = [drafter for drafter in growing if drafter._frontier is not None]
         trees = [drafter._finish() for drafter in drafters]
+        for drafter in drafters:
+            drafter._copy_features()
         if draft is not None and has_grown:
             draft.end()
             for drafter in drafters:
@@ -200,7 +203,8 @@ class NeuralDrafter(Drafter):
             self._unread += emitted[len(expanded) :]
         else:
             self._unread += emitted
-            self._features.append((verified.taps.clone(), verified.path[: len(emitted)]))
+            self._features.append((verified.taps, verified.path[: len(emitted)]))
+            self._is_borrowing = True
 
     def skip(self, token_ids: Sequence[int]) -> None:
         assert not self.wants_taps  # a head does not rest, it leaves
@@ -281,8 +285,7 @@ class NeuralDrafter(Drafter):
             self._tree = self._growth.tree()
             self._expansion_of = self._growth.expansion_of
         else:
-            order = search.order(found.values)
-            self._tree = search.tree(order, found.tokens, found.probs, found.picks, found.depths)
+            self._tree, order = search.build(found)
             self._expansion_of = search.expansions(order, found.picks) if self._model.keeps_drafts else ()
         return self._tree
 
@@ -313,6 +316,12 @@ class NeuralDrafter(Drafter):
         rows = range(len(features)) if rows is None else rows
         self._features = [(features, rows[len(tokens) :])] if self._unread else []
         return tokens, features, rows[: len(tokens)]
+
+    def _copy_features(self) -> None:
+        """Before the next pass of the target: what the draft model has not read by now must outlast it."""
+        if self._is_borrowing:
+            self._is_borrowing = False
+            self._features = [(gather_rows(taps, rows).clone(), None) for taps, rows in self._features]
 
     def _read_text(self, max_left: int) -> None:
         """Run the draft model over unread text until at most ``max_left`` tokens are left."""

@@ -229,13 +229,12 @@ class Engine:
         return begin(self.target, sessions, lane, drafts=drafts, before_launch=before_launch)
 
     def _run_ahead(self) -> None:
-        """Launches the next pass, unless events still read logits of the last one or drafting would wait for it."""
+        """Launches the next pass, unless events still read logits of the last one. Drafts of a model are made before
+        it, so that what is written out afterwards takes no time where the target is the limit."""
         ended = [session for session in self._scheduler.running if session.finish_reason is not None]
         self._scheduler.grow(set(map(id, ended)))
         sessions = [session for session in self._scheduler.running if session.finish_reason is None]
-        if not sessions or any(
-            session.events_read_logits or session.drafts_with_model for session in self._scheduler.running
-        ):
+        if not sessions or any(session.events_read_logits for session in self._scheduler.running):
             return
         try:
             self._in_flight = self._begin(sessions)

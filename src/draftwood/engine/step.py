@@ -17,7 +17,7 @@ from draftwood.engine.events import TokenEvent
 from draftwood.engine.fitting import fit_trees
 from draftwood.engine.passes import Answer, Pass, collect, launch
 from draftwood.engine.session import Session
-from draftwood.engine.timing import charge, note_costs
+from draftwood.engine.timing import Spent, charge, note_costs
 from draftwood.sizing import Outcome, note_outcomes
 from draftwood.targets import Target
 
@@ -31,6 +31,7 @@ class Finished(NamedTuple):
     outcomes: Sequence[Outcome]  # of trees, which the sizers have not noted yet
     answer: Answer
     at: float  # when it was finished, by the clock of ``time.perf_counter``
+    spent: Spent  # on which sessions, not charged to them yet
     num_read: int  # tokens of prompts that it read
 
 
@@ -74,14 +75,15 @@ def finish(target: Target, launched: Pass) -> Finished:
     now = time.perf_counter()
     times.accepting = now - started
     sizes = [len(segment.token_ids) for segment in launched.segments]
-    charge(sessions, sizes, reading, times)
-    note_costs(sessions, sizes, reading, times)
+    spent = Spent(sessions, sizes, reading, [session.draft_seconds for session in sessions], times)
     num_read = sum([size for size, reads in zip(sizes, reading, strict=True) if reads])
-    return Finished(accepted, outcomes, answer, now, num_read)
+    return Finished(accepted, outcomes, answer, now, spent, num_read)
 
 
 def write_out(finished: Finished) -> list[TokenEvent]:
-    """Chances, text, statistics and events of a finished cycle. The next one may begin without them."""
+    """Costs, chances, text, statistics and events of a finished cycle. The next one may begin without them."""
+    charge(finished.spent)
+    note_costs(finished.spent)
     note_outcomes(finished.outcomes)
     return write(finished.accepted, finished.answer, finished.at)
 

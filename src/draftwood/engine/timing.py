@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from draftwood.engine.session import Session
 
@@ -18,30 +19,42 @@ class Times:
     accepting: float = 0.0  # of the host, after the pass
 
 
-def charge(sessions: Sequence[Session], sizes: Sequence[int], reading: Sequence[bool], times: Times) -> None:
-    """Charges the pass by positions and acceptance in equal parts; where a prompt is read (``reading``), by the target
-    and then by the drafter, both to prefill."""
+class Spent(NamedTuple):
+    """What a cycle spent on which sessions."""
+
+    sessions: Sequence[Session]
+    sizes: Sequence[int]  # positions in the pass
+    reading: Sequence[bool]  # whether they were a part of the prompt
+    drafting: Sequence[float]  # seconds
+    times: Times
+
+
+def charge(spent: Spent) -> None:
+    """Charges the pass by positions and acceptance in equal parts; where a prompt is read, by the target and then by
+    the drafter, both to prefill."""
+    sessions, sizes, reading, drafting, times = spent
     per_position, accepting = times.passing / sum(sizes), times.accepting / len(sessions)
-    for session, size, reads in zip(sessions, sizes, reading, strict=True):
+    for session, size, reads, drafted in zip(sessions, sizes, reading, drafting, strict=True):
         stats = session.stats
         if reads:
             stats.prefill_seconds += per_position * size + accepting
         else:
             stats.verify_seconds += per_position * size
-            stats.draft_seconds += session.draft_seconds
+            stats.draft_seconds += drafted
             stats.accept_seconds += accepting
 
 
-def note_costs(sessions: Sequence[Session], sizes: Sequence[int], reading: Sequence[bool], times: Times) -> None:
+def note_costs(spent: Spent) -> None:
     """Shows the sizers what a cycle took, if it did nothing but verify trees. For the pass only the tree of a single
     request counts: other passes are mixtures of context lengths."""
+    sessions, sizes, reading, drafting, times = spent
     sizer = sessions[0].sizer
     if sizer is None or any(reading):
         return
     if len(sessions) == 1:
         sizer.note_pass(sizes[0], len(sessions[0].tokens) - 1, times.elapsed)
-    drafting = sum([session.draft_seconds for session in sessions])  # counted apart
-    sizer.note_host(len(sessions), sum(sizes) - len(sizes), max(times.drafting - drafting, 0.0) + times.accepting)
+    apart = max(times.drafting - sum(drafting), 0.0)  # drafts are counted apart
+    sizer.note_host(len(sessions), sum(sizes) - len(sizes), apart + times.accepting)
 
 
 def charge_rows(sessions: Sequence[Session], num_rows: Sequence[int], seconds: float) -> None:

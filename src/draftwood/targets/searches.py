@@ -6,6 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
 
 class SearchLimits(NamedTuple):
     """Of one tree."""
@@ -33,15 +36,57 @@ class SearchPlan(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the passes of one tree found. All arrays are numbered like the plan's nodes and candidates."""
+    """What the passes of one tree found, as they recorded it for all trees. A record holds the tokens, the
+    probabilities and the values of candidates, then the picks and the depths of nodes, each for all trees.
 
-    tokens: npt.NDArray[np.int32]  # [candidates]
-    probs: npt.NDArray[np.float32]  # [candidates] given the node; 0: there is none
-    values: npt.NDArray[np.float32]  # [candidates] probability of the path from the root
-    picks: npt.NDArray[np.int32]  # [nodes] the candidate that a node is; negative: the root, or no node
-    depths: npt.NDArray[np.int32]  # [nodes] levels below the root
+    Records lie in the memory of the search, so they are valid until its next run.
+    """
+
+    records: Ints  # [passes, 3 * trees * width * best + 2 * trees * width]; floats by their bits
+    num_trees: int
+    tree: int
+    width: int
+    best: int
+    names: Ints | None = None  # tokens, by the numbers that are recorded; None: these are tokens
+
+    @property
+    def tokens(self) -> Ints:
+        """[candidates]"""
+        numbers = self._of_candidates(0)
+        return numbers if self.names is None else self.names[numbers]
+
+    @property
+    def probs(self) -> Floats:
+        """[candidates] Given the node; 0: there is none."""
+        return self._of_candidates(1).view(np.float32)
+
+    @property
+    def values(self) -> Floats:
+        """[candidates] Probability of the path from the root."""
+        return self._of_candidates(2).view(np.float32)
+
+    @property
+    def picks(self) -> Ints:
+        """[nodes] The candidate that a node is; negative: the root, or no node."""
+        return self._of_nodes(0)
+
+    @property
+    def depths(self) -> Ints:
+        """[nodes] Levels below the root."""
+        return self._of_nodes(1)
 
     def parents(self, plan: SearchPlan) -> list[int]:
         """Of the nodes that were run, as those of a pending tree, in the order of passes; -1: follows the text."""
         nodes: list[int] = np.maximum(self.picks[plan.width :] // plan.best - plan.width, -1).tolist()
         return nodes
+
+    def _of_candidates(self, part: int) -> Ints:
+        group = self.width * self.best
+        return self._columns((part * self.num_trees + self.tree) * group, group)
+
+    def _of_nodes(self, part: int) -> Ints:
+        return self._columns(((3 * self.best + part) * self.num_trees + self.tree) * self.width, self.width)
+
+    def _columns(self, first: int, count: int) -> Ints:
+        """A copy, one record after the other."""
+        return np.ascontiguousarray(self.records[:, first : first + count]).reshape(-1)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import pytest
+import torch
 
 from draftwood import SamplingParams
+from draftwood.engine import drafting
+from draftwood.engine.session import Session
 from draftwood.sizing import Sizer
 from draftwood.sources.neural import DraftSegment
-from draftwood.targets import TopRows
+from draftwood.targets import ForwardOutput, Segment, TopRows
 from draftwood.targets.native.target import NativeTarget
 from draftwood.text.bytes import ByteTokenizer
 from tests.tools.neural import (
@@ -27,6 +30,7 @@ from tests.tools.neural import (
     same_as_plain,
 )
 
+Forward = Callable[[Sequence[Segment]], ForwardOutput]
 PROMPTS = [[7], "hello hello hello", [7, 8]]
 
 
@@ -110,3 +114,35 @@ def test_continued_conversation(drafter: str) -> None:
         assert answer.token_ids == plain.token_ids
         messages += [{"role": "assistant", "content": "so be it"}, {"role": "user", "content": f"and {turn}?"}]
     assert is_empty(llm)
+
+
+@pytest.mark.parametrize("drafter", ["eagle2", "eagle3", "medusa"])
+def test_hidden_states_outlast_the_pass_that_overwrites_them(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target may use the memory of hidden states again. In every other cycle nothing is drafted, so that they are
+    read later."""
+    target = random_target()
+    trees = []
+    for overwrites in (False, True):
+        counts, last = itertools.cycle([1, 8, 1, 1, 8]), list[torch.Tensor]()
+
+        def count_wanted(session: Session, sizes: Iterator[int] = counts) -> int:
+            return min(next(sizes), session.num_left)
+
+        def forward(
+            segments: Sequence[Segment], run: Forward = target.forward, old: list[torch.Tensor] = last
+        ) -> ForwardOutput:
+            while old:
+                old.pop().fill_(torch.nan)
+            output = run(segments)
+            if output.taps is not None:
+                old.append(output.taps)
+            return output
+
+        llm = neural_llm(drafter, target)
+        with monkeypatch.context() as patch:
+            patch.setattr(drafting, "_count_wanted", count_wanted)
+            if overwrites:
+                patch.setattr(target, "forward", forward)
+            trees.append([event.tree for event in llm.stream("hello hello", SamplingParams(max_tokens=12))])
+    assert trees[0] == trees[1]
+    assert max(map(len, trees[0])) > 1

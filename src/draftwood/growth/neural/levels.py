@@ -11,6 +11,7 @@ from operator import mul
 from draftwood.growth.readings import follow_time
 
 TRY_ALL_EVERY = 24  # drafts
+RECONSIDER_EVERY = 4  # drafts: choosing takes the host as long as a draft pass of a small head
 DECAY = 0.98  # per path
 PRIOR_TRIES = 2.0  # weight of the belief that a level is reached as often as the one before it
 FIRST_CHANCE = 0.7  # likewise, of the first level
@@ -23,6 +24,7 @@ class Times:
     def __init__(self, most: int) -> None:
         self._drafts = [0.0] * (most + 1)
         self.rest = 0.0
+        self.chosen = 0  # levels, the last time that they were considered
 
     def note_draft(self, levels: int, seconds: float) -> None:
         self._drafts[levels] = follow_time(self._drafts[levels], seconds)
@@ -54,9 +56,12 @@ class LevelRecord:
         times = self._times_of(num_requests)
         if not times.rest or self._num_drafts % TRY_ALL_EVERY == 0:
             return self.most
+        if times.chosen and self._num_drafts % RECONSIDER_EVERY:
+            return times.chosen
         expected = accumulate(self.chances(), initial=1.0)
         rates = [tokens / (times.rest + times.draft(levels)) for levels, tokens in enumerate(expected)]
-        return max(range(1, self.most + 1), key=rates.__getitem__)
+        times.chosen = max(range(1, self.most + 1), key=rates.__getitem__)
+        return times.chosen
 
     def chances(self) -> list[float]:
         """That the accepted path reaches level 1, 2, ..."""

@@ -4,13 +4,16 @@ What it runs and finds is numbered: node 0 is the root, ``pass * width + place``
 candidate ``node * top_k + rank`` is the token of that rank after a node.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
+from draftwood.compiled import build_found, load_core
 from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.neural.spec import GrowthSpec
+from draftwood.targets import Found
 from draftwood.tree import ROOT_SOURCE, DraftTree, TreeShape
 
 
@@ -32,6 +35,11 @@ class SearchKind(NamedTuple):
     is_fixed: bool
 
 
+class FoundTree(NamedTuple):
+    tree: DraftTree
+    order: Sequence[int] | Ids  # of its nodes below the root: the candidates
+
+
 class Search(NamedTuple):
     """One tree. It is the same as if the growth had been asked for its nodes, but for rounding of equal values."""
 
@@ -47,6 +55,16 @@ class Search(NamedTuple):
     @property
     def kind(self) -> SearchKind:
         return SearchKind(self.width, self.top_k, self.anywhere, self.threshold, self.shape is not None)
+
+    def build(self, found: Found) -> FoundTree:
+        """The tree, and its candidates in order."""
+        core = load_core()
+        if core is None:
+            order = self.order(found.values)
+            return FoundTree(self.tree(order, found.tokens, found.probs, found.picks, found.depths), order)
+        spec, wanted = self.spec, None if self.shape is None else self.shape.candidates
+        size = max(spec.budget - 1, 0) if wanted is None else len(wanted)
+        return FoundTree(*build_found(core, found, size, wanted, spec.root, spec.tag))
 
     def order(self, values: Probs) -> Ids:
         """The candidates [n] that the tree consists of, by their path probabilities: parents come first."""
@@ -76,12 +94,12 @@ class Search(NamedTuple):
             proposals={},
         )
 
-    def expansions(self, order: Ids, picks: Ids) -> list[int]:
+    def expansions(self, order: Sequence[int] | Ids, picks: Ids) -> list[int]:
         """Expansion number of every node of the tree: the root is 0, then come the nodes that were run; -1: was not."""
         run = np.full(len(picks) * self.top_k, -1, np.int64)  # by candidate
         nodes = np.flatnonzero(picks >= 0)
         run[picks[nodes]] = nodes - self.width + 1
-        return [0, *run[order].tolist()]
+        return [0, *run[np.asarray(order, np.int64)].tolist()]
 
 
 def search_shape(spec: GrowthSpec, shape: TreeShape) -> Search:

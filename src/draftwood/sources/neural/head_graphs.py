@@ -51,7 +51,7 @@ class GraphedEagleModel(EagleModel):
             self.keep(each.segment.sequence, range(len(each.segment.token_ids)))
         if not self._head.config.has_draft_vocabulary:
             return searches
-        return [search._replace(tokens=self._vocabulary[search.tokens]) for search in searches]
+        return [search._replace(names=self._vocabulary) for search in searches]
 
     def _pack(self, segments: Sequence[DraftSegment]) -> tuple[PackedBatch, list[GivenStates | None]]:
         """With the hidden states of the text, which stay where they are until a pass has run."""

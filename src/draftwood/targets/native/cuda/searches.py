@@ -65,6 +65,7 @@ class SearchLaunch(Generic[PassT]):
         self._found = torch.zeros(self._num_records, sum(sizes), dtype=torch.int32, device=device)
         self._found[0, -2 * trees * width : -trees * width] = NOT_PICKED
         self._answer = torch.zeros(self._found.shape, dtype=torch.int32, pin_memory=pinned)
+        self._answer_array = self._answer.numpy()
         tokens, probs, paths, picks, depths = torch.split(self._found, sizes, dim=1)
         self._parts = tokens, probs.view(torch.float32), paths.view(torch.float32), picks, depths
         self._values = torch.ones(trees, num_nodes, device=device)  # that of the root stays
@@ -146,15 +147,8 @@ class SearchLaunch(Generic[PassT]):
 
     def _read(self, num_trees: int, num_run: int) -> list[Found]:
         """One search per tree, of all passes together."""
-        kind = self._kind
-        size = 3 * kind.num_trees * kind.width * kind.best
-        found = self._answer.numpy()[: num_run + 1]
-        candidates = found[:, :size].reshape(num_run + 1, 3, kind.num_trees, -1)[:, :, :num_trees]
-        nodes = found[:, size:].reshape(num_run + 1, 2, kind.num_trees, -1)[:, :, :num_trees]
-        tokens, probs, values = candidates.transpose(1, 2, 0, 3).reshape(3, num_trees, -1)
-        picks, depths = nodes.transpose(1, 2, 0, 3).reshape(2, num_trees, -1)
-        floats = probs.view(np.float32), values.view(np.float32)
-        return [Found(*parts) for parts in zip(tokens, *floats, picks, depths, strict=True)]
+        kind, records = self._kind, self._answer_array[: num_run + 1]
+        return [Found(records, kind.num_trees, tree, kind.width, kind.best) for tree in range(num_trees)]
 
     # -- launches ----------------------------------------------------------------------------------------------------
 
