@@ -5,7 +5,8 @@
 The model runs and all decisions are the engine's own, but passes of the target and of a head, drafting and learning
 take the times below on a virtual clock. So results do not depend on what else the machine does, and show whether sizes
 and head passes are chosen well. Costs are those of SmolLM2 (Q4_1) on one core of a Xeon with AVX-512 and VNNI, or with
-``--costs arm`` on two Neoverse-N1 cores, where further positions are dear.
+``--costs arm`` on two Neoverse-N1 cores, where further positions are dear, or with ``--costs h200`` on that GPU in
+bfloat16, where they are cheap.
 Methods, tasks and ratios are those of blend_tables.py.
 """
 
@@ -77,6 +78,14 @@ COSTS = {
         cycle=0.25,
         draft={"sam": 0.12, "goose": 0.10, "blend": 0.14, "eagle3": 0.05},
         learn={"sam": 0.12, "goose": 0.13, "blend": 0.20, "eagle3": 0.12},
+    ),
+    "h200": Costs(
+        passes=(0.60, 0.62, 0.63, 0.64, 0.65, 0.66, 0.67, 0.67, 0.70, 0.71, 0.74, 0.77),
+        head_pass=0.055,
+        head_row=0.0,
+        cycle=0.14,
+        draft={"sam": 0.03, "goose": 0.03, "blend": 0.05, "eagle3": 0.13},
+        learn={"sam": 0.06, "goose": 0.06, "blend": 0.07, "eagle3": 0.02},
     ),
 }
 

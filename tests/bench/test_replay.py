@@ -27,6 +27,7 @@ from draftwood.bench.replay.nearest_rows import NearestRows
 from draftwood.bench.replay.replayer import ReplayScript, find_path, locate_nodes
 from draftwood.bench.replay.rows import ON_TEXT, RowStore
 from draftwood.drafters import Drafter, DraftRequest, VerifiedTree, drafter_class
+from draftwood.errors import OptionError
 from draftwood.targets.native.target import NativeTarget
 from draftwood.targets.tiny import TINY_CONFIG, tiny_target
 from draftwood.text.bytes import ByteTokenizer
@@ -72,6 +73,18 @@ def test_sampled_runs_of_the_recorded_method_are_replayed_exactly(target: Native
     assert [counts(result.stats) for result in replays] == [
         counts(stats) for stats in run_without_recording(target, method, SAMPLED)
     ]
+
+
+def test_plain_samples_are_recorded_in_batches(target: NativeTarget) -> None:
+    one, together = (recorded(target, [method_of("plain")], SAMPLED, batch=batch) for batch in (1, 3))
+    for alone, beside in zip(one.requests, together.requests, strict=True):
+        assert alone.output_ids == beside.output_ids
+        assert (alone.prompt, alone.sample) == (beside.prompt, beside.sample)
+        assert len(alone.rows) == len(beside.rows)
+    replays = [replay(recording, method_of("recycling")) for recording in (one, together)]
+    assert [counts(each.stats) for each in replays[0]] == [counts(each.stats) for each in replays[1]]
+    with pytest.raises(OptionError, match="Only plain decoding is recorded in batches"):
+        recorded(target, [method_of("plain"), method_of("goose")], SAMPLED, batch=2)
 
 
 @pytest.mark.parametrize("memory", ["prompt", "process"])

@@ -98,12 +98,22 @@ def test_counts_of_trees(num_cycles: int, seed: int) -> None:
 # -- cutting ---------------------------------------------------------------------------------------------------------
 
 
-def cut_both(trees: Sequence[DraftTree], limits: Sequence[tuple[int, int]], costs: PassCosts) -> tuple[Cut, Cut]:
-    offers = [Offer(tree, *limit) for tree, limit in zip(trees, limits, strict=True)]
-    drafter = AcceptanceRecord(0.9)
-    compiled = [new_guesses(AcceptanceRecord(0.9, drafter), drafter) for _ in trees]
+def cut_both(
+    trees: Sequence[DraftTree],
+    limits: Sequence[tuple[int, int]],
+    costs: PassCosts,
+    lessons: Sequence[float],
+    texts: Sequence[Sequence[int]],
+) -> tuple[Cut, Cut]:
+    """After the trees were followed by the tokens of ``texts``."""
+    offers = [Offer(tree, *limit, lesson) for tree, limit, lesson in zip(trees, limits, lessons, strict=True)]
+    one, other = AcceptanceRecord(0.9), AcceptanceRecord(0.9)
+    compiled = [new_guesses(AcceptanceRecord(0.8, one), one) for _ in trees]
     with in_python():
-        python = [new_guesses(AcceptanceRecord(0.9, drafter), drafter) for _ in trees]
+        python = [new_guesses(AcceptanceRecord(0.8, other), other) for _ in trees]
+    for guesses in (compiled, python):
+        for each, tree, text in zip(guesses, trees, texts, strict=True):
+            each.note(tree, text)
     return cut_trees(compiled, offers, costs), cut_trees(python, offers, costs)
 
 
@@ -115,7 +125,9 @@ def test_trees_of_a_batch_are_cut_alike(count: int, others: int, slope: float, f
     limits = [(rng.randint(1, 40), rng.randint(0, 12)) for _ in trees]
     seconds = array("d", [1.0 + slope * n * rng.choice([1.0, 1.5]) for n in range(others + sum(map(len, trees)))])
     costs = PassCosts(seconds, others, 1.3 * others, fixed, rng.choice([0.0, 0.01]))
-    ours, theirs = cut_both(trees, limits, costs)
+    lessons = [rng.choice([0.0, 0.02, 0.5]) for _ in trees]
+    texts = [[*tree.path_tokens(rng.randrange(len(tree))), 999] for tree in trees]
+    ours, theirs = cut_both(trees, limits, costs, lessons, texts)
     assert ours.trees == theirs.trees
     assert ours.expected == theirs.expected
     for tree, (room, max_depth) in zip(ours.trees, limits, strict=True):

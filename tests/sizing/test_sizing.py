@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.sizing.chances import DISCOUNT, TRUST
+from draftwood.sizing.chances import DISCOUNT
 from draftwood.sizing.costs import CostProfile
 from draftwood.sizing.cutting import Offer
 from draftwood.sizing.live import HostCosts, LiveCosts
@@ -48,11 +48,11 @@ def cost_lines(draw: st.DrawFn) -> CostProfile:
 
 
 def chances_by_hand(tree: DraftTree) -> list[float]:
-    """Chances of a tree with unknown sources: a share of the estimates, siblings sum to at most 1."""
+    """Chances of a tree with unknown sources: the estimates, siblings sum to at most 1."""
     chances, taken = [1.0], [0.0] * len(tree)
     for node in range(1, len(tree)):
         parent = tree.parents[node]
-        share = min(TRUST * tree.probs[node], 1.0 - taken[parent])
+        share = min(tree.probs[node], 1.0 - taken[parent])
         taken[parent] += share
         chances.append(chances[parent] * share)
     return chances
@@ -108,6 +108,15 @@ def test_free_positions_are_used_for_all_guesses() -> None:
     assert len(cut(play(sizer(KNEE), [32] * 10, long), long)) == 16
 
 
+def test_nodes_that_teach_are_verified_where_positions_are_cheap() -> None:
+    hopeless = DraftTree.chain(list(range(8)), "test", [0.0] * 8)
+    for costs, size in ((FREE, 8), (KNEE, 8), (STEEP, 1), (HOPELESS, 1)):
+        for lesson, kept in ((0.0, 1), (0.02, size)):
+            drafted = Drafted(sizer(costs), Offer(hopeless, 8, 8, lesson), 0.0)
+            assert len(cut_drafted([drafted], 16, Load())[0]) == kept
+            assert drafted.sizer.expected == pytest.approx(1.0)
+
+
 def test_good_guesses_pay_for_positions_and_bad_ones_do_not() -> None:
     assert len(cut(play(sizer(), [7] * 100), CHAIN)) == 8
     assert len(cut(play(sizer(), [0] * 100), CHAIN)) == 1
@@ -120,7 +129,7 @@ def test_siblings_are_mutually_exclusive() -> None:
     """Ten guesses of 0.5 for one token are worth one token at most, not five."""
     builder = TreeBuilder(0)
     for token in range(1, 11):
-        builder.add(0, token, "test", 0.5 / TRUST)
+        builder.add(0, token, "test", 0.5)
     by = sizer(FREE)
     part = cut(by, builder.build())
     assert by.expected == pytest.approx(2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftwood.sizing.chances import PRIOR_TRIALS, TRUST, AcceptanceRecord
+from draftwood.sizing.chances import PRIOR_TRIALS, AcceptanceRecord
 from draftwood.sizing.sizer import DRAFTER_DECAY, REQUEST_DECAY, Experience
 from draftwood.tree import DraftTree, TreeBuilder
 from tests.tools.sizing import CHAIN, cut, play, sizer
@@ -21,6 +21,18 @@ def test_rates_move_from_estimates_to_observations() -> None:
         record.note(KIND, False)
     assert record.rate(KIND, 0.4) < 0.01
     assert record.rate(("test", 5, 2, False), 0.4) == pytest.approx(0.4)  # another kind
+
+
+def test_rare_guesses_keep_their_estimates_for_longer() -> None:
+    """25 wrong guesses in a row are what a rate of 0.01 usually brings, and a sign against one of 0.5."""
+    record = AcceptanceRecord(1.0)
+    for _ in range(25):
+        record.note(KIND, False)
+    assert record.rate(KIND, 0.01) > 0.008
+    assert record.rate(KIND, 0.5) < 0.06
+    for _ in range(25):
+        record.note(KIND, True)
+    assert record.rate(KIND, 0.0001) > 0.4  # what happened often is not rare
 
 
 def test_old_observations_count_less() -> None:
@@ -105,7 +117,7 @@ def test_unverified_guesses_count_as_far_as_known() -> None:
         first.note(CHAIN, CHAIN.first(1), [1])
         second.note(CHAIN, CHAIN.first(2), [1, 99])
     doubtful = DraftTree.chain(list(range(8)), "test", [1.0, *[0.95] * 7])
-    assert first._guesses.chances(doubtful)[:2] == pytest.approx([1.0, TRUST * 0.95], abs=0.01)
+    assert first._guesses.chances(doubtful)[:2] == pytest.approx([1.0, 0.95], abs=0.01)
     assert second._guesses.chances(doubtful)[:2] == pytest.approx([1.0, 0.0], abs=0.05)
 
 
@@ -127,4 +139,4 @@ def test_learned_rates_are_believed() -> None:
     assert by._guesses.chances(doubtful)[:2] == pytest.approx([0.6, 0.36])
     play(by, [1, 0, 0, 0, 0, 0], doubtful)  # a few cycles are chance
     assert by._guesses.chances(doubtful)[0] == pytest.approx(0.6, abs=0.06)
-    assert sizer()._guesses.chances(doubtful)[0] == pytest.approx(TRUST * 0.6)
+    assert sizer()._guesses.chances(doubtful)[0] == pytest.approx(0.6)

@@ -48,10 +48,11 @@ def recorded(
     methods: Sequence[BenchMethod],
     params: SamplingParams = GREEDY,
     texts: Sequence[str] = TEXTS,
+    batch: int = 1,
     **options: int,
 ) -> Recording:
     recording = Recording(target=target.info)
-    record(target, ByteTokenizer(), methods, [make_task(*texts, **options)], params, recording)
+    record(target, ByteTokenizer(), methods, [make_task(*texts, **options)], params, recording, batch=batch)
     return recording
 
 

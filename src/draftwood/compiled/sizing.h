@@ -10,7 +10,7 @@
 #define MAX_EDGES 16
 
 typedef struct {
-    double trust, prior_trials, hope;
+    double prior_trials, prior_hits, hope, min_rate;
     int64_t deep, num_edges;
     double edges[MAX_EDGES]; /* bin edges of the sources' own estimates */
 } Rules;
@@ -27,19 +27,30 @@ typedef struct {
     int64_t last_was_right;
 } Experience;
 
-static int64_t kind_of(const Experience *e, const Tree *t, int64_t node) {
-    const Rules *r = e->rules;
-    const int64_t depth_of_node = depths_of(t)[node];
-    int64_t estimate = 0;
-    while (estimate < r->num_edges && r->edges[estimate] <= t->probs[node]) estimate++;
-    const int64_t depth = depth_of_node < r->deep ? depth_of_node : r->deep;
-    const int64_t in_run = e->last_was_right && depth_of_node == 1;
-    return ((sources_of(t)[node] * (r->num_edges + 1) + estimate) * (r->deep + 1) + depth) * 2 + in_run;
+/* The source's estimate if no sibling before the node is right; `*left`: what those leave of a total of 1. */
+static double estimate_of(const Tree *t, int64_t node, double *left) {
+    const double prob = t->probs[node], before = *left;
+    *left = before > prob ? before - prob : 0.0;
+    return before > prob ? prob / before : prob > 0.0 ? 1.0 : 0.0;
 }
 
-static double rate(const Record *record, int64_t kind, double prior_trials, double believed) {
+static int64_t kind_of(const Experience *e, const Tree *t, int64_t node, double estimate) {
+    const Rules *r = e->rules;
+    const int64_t depth_of_node = depths_of(t)[node];
+    int64_t bin = 0;
+    while (bin < r->num_edges && r->edges[bin] <= estimate) bin++;
+    const int64_t depth = depth_of_node < r->deep ? depth_of_node : r->deep;
+    const int64_t in_run = e->last_was_right && depth_of_node == 1;
+    return ((sources_of(t)[node] * (r->num_edges + 1) + bin) * (r->deep + 1) + depth) * 2 + in_run;
+}
+
+static double rate(const Record *record, int64_t kind, const Rules *r, double believed) {
     const double trials = record->counts[kind][0], hits = record->counts[kind][1];
-    const double rate = (hits + prior_trials * believed) / (trials + prior_trials);
+    double likely = believed * trials > hits ? believed : hits / (trials > 0.0 ? trials : 1.0);
+    if (likely < r->min_rate) likely = r->min_rate;
+    const double rare = r->prior_hits / likely;
+    const double weight = r->prior_trials > rare ? r->prior_trials : rare;
+    const double rate = (hits + weight * believed) / (trials + weight);
     return rate < 1.0 ? rate : 1.0;
 }
 
@@ -49,19 +60,20 @@ static void count(Record *record, int64_t kind, double right) {
     counts[1] = counts[1] * record->decay + right;
 }
 
-/* Acceptance probability of every node; 1 for the root. Siblings share a total of 1, earlier ones first. */
+/* Acceptance probability of every node; 1 for the root. `left` has room for twice the nodes. */
 static void find_chances(const Experience *e, const Tree *t, double *chances, double *left) {
     const Rules *r = e->rules;
     const int32_t *parents = parents_of(t);
+    double *open = left + t->size; /* the chance that a node is accepted and none of its children so far is right */
     for (int64_t node = 0; node < t->size; node++) left[node] = 1.0;
-    chances[0] = 1.0;
+    chances[0] = open[0] = 1.0;
     for (int64_t node = 1; node < t->size; node++) {
-        const int64_t kind = kind_of(e, t, node), parent = parents[node];
-        const double believed = rate(&e->drafter, kind, r->prior_trials, r->trust * t->probs[node]);
-        double share = rate(&e->request, kind, r->prior_trials, believed);
-        if (left[parent] < share) share = left[parent];
-        left[parent] -= share;
-        chances[node] = chances[parent] * share;
+        const int64_t parent = parents[node];
+        const double estimate = estimate_of(t, node, &left[parent]);
+        const int64_t kind = kind_of(e, t, node, estimate);
+        const double believed = rate(&e->drafter, kind, r, estimate);
+        chances[node] = open[node] = open[parent] * rate(&e->request, kind, r, believed);
+        open[parent] -= chances[node];
     }
 }
 
@@ -72,6 +84,7 @@ typedef struct {
     Tree tree;
     const Experience *experience;
     int64_t room, max_depth;
+    double lesson; /* tokens that later trees gain from each verified node */
 } Offered;
 
 /* A node that may be kept. Keys of better nodes are smaller; equal chances keep their order, parents first. */
@@ -125,12 +138,12 @@ static int64_t copy_kept(const Tree *t, const uint8_t *kept, int32_t *numbers, i
 
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
-/* `chances` must have room for twice the number of nodes. */
+/* `chances` must have room for three times the number of nodes. */
 void draftwood_chances(const Experience *e, const Tree *t, double *chances) {
     find_chances(e, t, chances, chances + t->size);
 }
 
-/* Cuts the trees of a batch to the nodes that maximise tokens per second, whichever requests they belong to.
+/* Cuts the trees of a batch to the nodes that maximise tokens per second, now and later, whichever requests they belong to.
  * `seconds`: duration of a pass over 1, 2, ... positions more than those of other requests; `fixed`: seconds that do
  * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. The forest
  * `ints [4][stride], probs [stride]` receives the trees side by side; `sizes` their sizes, `expected` their tokens.
@@ -140,22 +153,23 @@ int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double t
                   double *expected) {
     int64_t total = 0, num_keys = 0;
     for (int64_t i = 0; i < n; i++) total += offers[i].tree.size;
-    char *memory = malloc(total * (2 * sizeof(double) + 2 * sizeof(uint64_t) + sizeof(int32_t) + 1));
+    char *memory = malloc(total * (4 * sizeof(double) + 2 * sizeof(uint64_t) + sizeof(int32_t) + 1));
     if (!memory) return 0;
-    double *chances = (double *)memory, *left = chances + total;
-    uint64_t *keys = (uint64_t *)(left + total);
+    double *chances = (double *)memory, *values = chances + total, *left = values + total;
+    uint64_t *keys = (uint64_t *)(left + 2 * total);
     int32_t *numbers = (int32_t *)(keys + 2 * total);
     uint8_t *kept = (uint8_t *)(numbers + total);
     for (int64_t i = 0, first = 0; i < n; first += offers[i++].tree.size) {
         const Offered *o = &offers[i];
         const int32_t *depths = depths_of(&o->tree);
-        find_chances(o->experience, &o->tree, chances + first, left + first);
+        find_chances(o->experience, &o->tree, chances + first, left);
         kept[first] = 1;
         for (int64_t node = 1; node < o->tree.size; node++) {
             kept[first + node] = 0;
             chances[first + node] *= rules->hope;
+            values[first + node] = chances[first + node] + o->lesson;
             if (node < o->room && depths[node] <= o->max_depth)
-                keys[num_keys++] = sort_key(chances[first + node], (uint64_t)(first + node));
+                keys[num_keys++] = sort_key(values[first + node], (uint64_t)(first + node));
         }
         tokens += 1.0;
     }
@@ -163,7 +177,7 @@ int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double t
     double best_rate = tokens / (seconds[n - 1] + fixed);
     int64_t best = 0;
     for (int64_t i = 1; i <= num_keys; i++) {
-        tokens += chances[(uint32_t)keys[i - 1]];
+        tokens += values[(uint32_t)keys[i - 1]];
         const double rate = tokens / (seconds[n + i - 1] + fixed + per_node * (double)i);
         if (rate > best_rate) best = i, best_rate = rate;
     }
@@ -181,7 +195,7 @@ int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double t
 }
 
 /* Counts the guesses that the emitted tokens of each request decide: the children of the root and of every right
- * guess. `emitted` holds the tokens of all requests, `lengths` how many each has. */
+ * guess, up to the right one. `emitted` holds the tokens of all requests, `lengths` how many each has. */
 void draftwood_note(int64_t n, Experience *const *experiences, const Tree *trees, const int64_t *lengths,
                     const int32_t *emitted) {
     for (int64_t i = 0; i < n; emitted += lengths[i++]) {
@@ -190,10 +204,11 @@ void draftwood_note(int64_t n, Experience *const *experiences, const Tree *trees
         const int32_t *parents = parents_of(t);
         int64_t node = 0, right = 0, first_is_right = 0;
         for (int64_t k = 0; k < lengths[i] && right >= 0; k++, node = right) {
+            double left = 1.0;
             right = -1;
-            for (int64_t child = node + 1; child < t->size; child++) {
+            for (int64_t child = node + 1; child < t->size && right < 0; child++) {
                 if (parents[child] != node) continue;
-                const int64_t kind = kind_of(e, t, child);
+                const int64_t kind = kind_of(e, t, child, estimate_of(t, child, &left));
                 const int is_right = t->tokens[child] == emitted[k];
                 if (is_right) right = child;
                 count(&e->request, kind, is_right);

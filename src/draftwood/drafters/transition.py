@@ -10,6 +10,7 @@ from draftwood.sources import IdRows, RowTable, ScoreRows, SuccessorArrays, Tran
 from draftwood.targets import TargetInfo, TopRows
 
 HARVESTS = ("all", "accepted")  # every verified node, or only the accepted path
+LESSON = 0.02  # tokens that later trees gain from the successors of one more verified node
 
 
 class TransitionDrafter(Drafter):
@@ -35,6 +36,7 @@ class TransitionDrafter(Drafter):
     def __init__(self, options: Any, shared: Any, memory: Any = None) -> None:
         super().__init__(options, shared, memory)
         self.wants_top = options.top_k
+        self.lesson = LESSON if options.harvest == "all" else 0.0
 
     def begin(self, request: DraftRequest) -> None:
         self._prompt_ids = request.prompt_ids

@@ -1,8 +1,10 @@
 """The chance that a node is accepted, learned online.
 
-The chance of a node is the product, along its path, of the acceptance rates of each node given its parent. Rates are
-kept per kind: source, the source's own estimate, depth, and for first guesses whether the last first guess was right.
-A rate starts from the rates of earlier requests of the drafter, and those start from a part of the source's estimate.
+The chance of a node is the product, along its path, of the acceptance rates of each node, given that its parent was
+accepted and that no sibling before it was right: at most one sibling is. Rates are kept per kind: source, the source's
+own estimate, given the same, depth, and for first guesses whether the last first guess was right. A rate starts from
+the rates of earlier requests of the drafter, and those start from the source's estimate. Rare guesses keep
+these priors longer: most of the time, none of the last ones was right, which says little.
 
 Chances of chosen nodes are computed in Python and in C (compiled/sizing.h) with bit-identical results: every cycle does
 it for dozens of nodes.
@@ -24,22 +26,23 @@ Kind = tuple[str, int, int, bool]
 
 ESTIMATES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # bucket edges of the sources' own estimates
 DEEP = 3  # all depths from here on share a bucket
-TRUST = 0.7  # sources overestimate: the part of an estimate that is believed before the first trial
 PRIOR_TRIALS = 3.0  # weight of the prior
-CALIBRATED_TRIALS = 100.0  # the same for drafters whose estimates are learned rates, which are believed in full
+PRIOR_HITS = 1.5  # the same for rare guesses: it weighs as many trials as so many hits take, by what is known
+MIN_RATE = 1e-4  # rates count as at least this in that
+CALIBRATED_TRIALS = 100.0  # the same for drafters whose estimates are learned rates
 DISCOUNT = 0.93  # of chances, since they are uncertain and costs are not
 KINDS_OF_A_SOURCE = (len(ESTIMATES) + 1) * (DEEP + 1) * 2
 
 
 RULES, CALIBRATED_RULES = (
-    RulesRecord(trust, prior_trials, DISCOUNT, DEEP, len(ESTIMATES), ESTIMATES)
-    for trust, prior_trials in ((TRUST, PRIOR_TRIALS), (1.0, CALIBRATED_TRIALS))
+    RulesRecord(prior_trials, PRIOR_HITS, DISCOUNT, MIN_RATE, DEEP, len(ESTIMATES), ESTIMATES)
+    for prior_trials in (PRIOR_TRIALS, CALIBRATED_TRIALS)
 )
 RULES_ADDRESS = ctypes.addressof(RULES)
 
 
 class AcceptanceRecord:
-    """Acceptance rates by kind, given that the parent was accepted."""
+    """Acceptance rates by kind, given that the parent was accepted and earlier siblings are wrong."""
 
     def __init__(self, decay: float, before: AcceptanceRecord | None = None, *, is_calibrated: bool = False) -> None:
         """``before``: the record that provides the priors. ``is_calibrated``: estimates are learned rates."""
@@ -75,8 +78,10 @@ class AcceptanceRecord:
         believed = estimate if self._before is None else self._before._rate(place, estimate)
         counts = self._counts
         trials, hits = (counts[place], counts[place + 1]) if place < len(counts) else (0.0, 0.0)
-        prior_trials: float = self.rules.prior_trials
-        return min(1.0, (hits + prior_trials * believed) / (trials + prior_trials))
+        rules = self.rules
+        likely = believed if believed * trials > hits else hits / (trials or 1.0)
+        weight = max(rules.prior_trials, rules.prior_hits / max(likely, rules.min_rate))
+        return float(min(1.0, (hits + weight * believed) / (trials + weight)))
 
     def _note(self, place: int, right: float) -> None:
         self._make_room()
@@ -94,7 +99,8 @@ class Guesses(Protocol):
         """The chance of every node but the root."""
 
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:
-        """Counts the nodes whose outcome is known: the children of the root and of every accepted node."""
+        """Counts the nodes whose outcome is known: the children of the root and of every accepted node, up to the right
+        one."""
 
 
 def new_guesses(request: AcceptanceRecord, drafter: AcceptanceRecord) -> Guesses:
@@ -109,28 +115,40 @@ class PythonGuesses:
         self._last_was_right = False
 
     def chances(self, tree: DraftTree) -> list[float]:
-        """At most one sibling is right: later ones share what earlier ones leave."""
         rate, parents, probs = self._record.rate, tree.parents, tree.probs
-        chances, left, trust = [1.0], [1.0] * len(tree), self._record.rules.trust
+        left = [1.0] * len(tree)
+        chances, still_open = [1.0], [1.0]  # open: the node is accepted, and none of its children so far is right
         for node in range(1, len(tree)):
             parent = parents[node]
-            share = min(rate(self._kind(tree, node), trust * probs[node]), left[parent])
-            left[parent] -= share
-            chances.append(chances[parent] * share)
+            estimate = _estimate(probs[node], left[parent])
+            left[parent] = max(left[parent] - probs[node], 0.0)
+            chances.append(still_open[parent] * rate(self._kind(tree, node, estimate), estimate))
+            still_open.append(chances[node])
+            still_open[parent] -= chances[node]
         return chances[1:]
 
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:
-        children = offered.children()
+        children, probs = offered.children(), offered.probs
         right_nodes = followed(offered, emitted)
         for node in [0, *right_nodes][: len(emitted)]:
+            left = 1.0
             for child in children[node]:
-                self._record.note(self._kind(offered, child), child in right_nodes)
+                is_right = child in right_nodes
+                self._record.note(self._kind(offered, child, _estimate(probs[child], left)), is_right)
+                left = max(left - probs[child], 0.0)
+                if is_right:
+                    break
         self._last_was_right = bool(right_nodes)
 
-    def _kind(self, tree: DraftTree, node: int) -> Kind:
+    def _kind(self, tree: DraftTree, node: int, estimate: float) -> Kind:
         depth = tree.depths[node]
         in_run = self._last_was_right and depth == 1
-        return tree.sources[node], bisect(ESTIMATES, tree.probs[node]), min(depth, DEEP), in_run
+        return tree.sources[node], bisect(ESTIMATES, estimate), min(depth, DEEP), in_run
+
+
+def _estimate(prob: float, left: float) -> float:
+    """The source's estimate, if no sibling before the node is right; ``left``: what those leave of a total of 1."""
+    return prob / left if left > prob else float(prob > 0.0)
 
 
 def followed(tree: DraftTree, emitted: Sequence[int]) -> list[int]:
@@ -155,7 +173,7 @@ class CompiledGuesses:
         self._num_sources = 0  # that the counts have room for
 
     def chances(self, tree: DraftTree) -> list[float]:
-        chances = array("d", bytes(16 * len(tree)))
+        chances = array("d", bytes(24 * len(tree)))
         self.core.chances(self.address(), tree.pack().place, chances.buffer_info()[0])
         return chances[1 : len(tree)].tolist()
 

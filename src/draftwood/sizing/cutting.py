@@ -1,5 +1,6 @@
 """The trees of a batch, cut to the nodes that pay: those with the largest chances, whichever requests they belong to,
-as many as maximise the expected tokens per second of the whole batch.
+as many as maximise the expected tokens per second of the whole batch. Drafters that learn from every verified node gain
+from unlikely ones too, later: that counts as well.
 
 A child is never likelier than its parent, so the likeliest nodes form trees. The same steps exist in C
 (compiled/sizing.h), with identical results.
@@ -18,7 +19,7 @@ import numpy as np
 from draftwood.sizing.chances import DISCOUNT, RULES_ADDRESS, CompiledGuesses, Guesses
 from draftwood.tree import DraftTree, Forest
 
-_LIMITS = Struct("@3q")  # what ``Offered`` of compiled/sizing.h has beside the tree
+_LIMITS = Struct("@3qd")  # what ``Offered`` of compiled/sizing.h has beside the tree
 
 
 class Offer(NamedTuple):
@@ -27,6 +28,7 @@ class Offer(NamedTuple):
     tree: DraftTree
     room: int  # nodes that fit into the cache, at least 1
     max_depth: int  # guesses beyond it cannot be emitted
+    lesson: float = 0.0  # tokens that later trees gain from each verified node
 
 
 class PassCosts(NamedTuple):
@@ -65,8 +67,8 @@ def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], cost
     places = [offer.tree.pack().place for offer in offers]  # first, since a new source moves the records
     given = b"".join(
         [
-            place + _LIMITS.pack(each.address(), room, max_depth)
-            for place, each, (_, room, max_depth) in zip(places, compiled, offers, strict=True)
+            place + _LIMITS.pack(each.address(), room, max_depth, lesson)
+            for place, each, (_, room, max_depth, lesson) in zip(places, compiled, offers, strict=True)
         ]
     )
     forest = Forest(sum([offer.tree.size for offer in offers]))
@@ -88,7 +90,7 @@ def _cut_in_c(compiled: Sequence[CompiledGuesses], offers: Sequence[Offer], cost
     if not done:
         raise MemoryError(f"trees of {forest.capacity} nodes")
     trees, start = list[DraftTree](), 0
-    for (tree, _, _), size in zip(offers, sizes, strict=True):
+    for (tree, *_), size in zip(offers, sizes, strict=True):
         trees.append(tree if size == tree.size else DraftTree.packed_in(forest, start, size, tree.route))
         start += size
     return Cut(trees, expected.tolist())
@@ -101,18 +103,18 @@ def _cut_in_python(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: P
     ]
     candidates = [
         (number, node)
-        for number, (tree, room, max_depth) in enumerate(offers)
+        for number, (tree, room, max_depth, _) in enumerate(offers)
         for node in range(1, min(room, len(tree)))
         if tree.depths[node] <= max_depth
     ]
-    values = np.array([chances[number][node] for number, node in candidates], np.float32)
+    values = np.array([chances[number][node] + offers[number].lesson for number, node in candidates], np.float32)
     order = [candidates[index] for index in np.argsort(-values, kind="stable")]  # of equals the earlier first
     tokens, positions = costs.tokens, costs.others + len(offers)
     for _ in offers:
         tokens += 1.0
     best, best_rate = 0, tokens / (costs.seconds[positions - 1] + costs.fixed)
     for size, (number, node) in enumerate(order, start=1):
-        tokens += chances[number][node]
+        tokens += chances[number][node] + offers[number].lesson
         rate = tokens / (costs.seconds[positions + size - 1] + costs.fixed + costs.per_node * size)
         if rate > best_rate:
             best, best_rate = size, rate

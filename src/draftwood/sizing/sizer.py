@@ -114,7 +114,7 @@ class Sizer:
 
         Draws must not depend on times of this run, or a seed would not determine the output.
         """
-        (tree, room, max_depth), chances = (
+        (tree, room, max_depth, _), chances = (
             drafted.offer,
             [1.0, *(DISCOUNT * chance for chance in self._chances_by_place())],
         )

@@ -31,6 +31,7 @@ def record_to(
     params: SamplingParams,
     *,
     width: int = DEFAULT_WIDTH,
+    batch: int = 1,
     force: bool = False,
     progress: Progress | None = None,
     note: Callable[[str], None] = print,
@@ -46,7 +47,7 @@ def record_to(
     info = loaded.target.info
     recording = Recording(target=info, width=min(width, info.vocab_size))
     try:
-        record(loaded.target, loaded.codec, methods, tasks, params, recording, progress)
+        record(loaded.target, loaded.codec, methods, tasks, params, recording, progress, batch)
     except BaseException:
         if recording.requests:
             place = path.with_name(f"partial-{path.name}") if path.exists() else path

@@ -14,7 +14,8 @@ from draftwood.bench.replay.recording import DEFAULT_WIDTH, RecordedRequest, Rec
 from draftwood.bench.replay.rows import ON_TEXT, RowStore
 from draftwood.bench.tasks import Task, TaskPrompt
 from draftwood.config import SamplingParams
-from draftwood.drafters import Drafter, DraftRequest, PromptRows, VerifiedTree, check_drafter
+from draftwood.drafters import Drafter, DraftRequest, PlainDrafter, PromptRows, VerifiedTree, check_drafter
+from draftwood.errors import OptionError
 from draftwood.llm import LLM, Completion
 from draftwood.progress import Progress, report
 from draftwood.prompts import Message, prompt_ids
@@ -70,7 +71,7 @@ class Recorder:
 
     def take(self, completions: Sequence[Completion], task: str, prompt: str, turn: int = 0) -> list[RecordedRequest]:
         """Return and clear the records of one call of ``generate`` with one prompt."""
-        recorders, self._requests = self._requests, []
+        recorders, self._requests = _in_order(self._requests, completions), []
         return [
             RecordedRequest(
                 task=task,
@@ -86,6 +87,16 @@ class Recorder:
             )
             for recorder, completion in zip(recorders, completions, strict=True)
         ]
+
+
+def _in_order(recorders: Sequence[RequestRecorder], completions: Sequence[Completion]) -> list[RequestRecorder]:
+    """The recorder of each completion. Samples that run together may start in any order; those with equal texts are
+    interchangeable."""
+    left, found = list(recorders), list[RequestRecorder]()
+    for completion in completions:
+        text = list(completion.token_ids)
+        found.append(left.pop(next(i for i, each in enumerate(left) if each.output_ids[: len(text)] == text)))
+    return found
 
 
 class _RecordingMixin(Drafter):
@@ -128,11 +139,19 @@ def record(
     params: SamplingParams,
     into: Recording,
     progress: Progress | None = None,
+    batch: int = 1,
 ) -> None:
-    """Run every prompt with every method, one request at a time, and add the records to ``into``.
+    """Run every prompt with every method and add the records to ``into``. Up to ``batch`` samples of a prompt run at a
+    time; more than one only without drafts, since drafters learn from the samples before.
 
     Only complete texts are added, so an interrupted recording can be saved.
     """
+    if batch > 1 and any(method.drafter != PlainDrafter.name for method in methods):
+        raise OptionError(
+            "Only plain decoding is recorded in batches: samples of other drafters learn from the ones before",
+            got=f"batch {batch} with {', '.join(method.drafter for method in methods)}",
+            next_step=f"Record {PlainDrafter.name!r}, or one sample at a time.",
+        )
     prompts = [(task.name, prompt) for task in tasks for prompt in task.prompts]
     for method in methods:
         recorder = Recorder(into.width)
@@ -146,7 +165,7 @@ def record(
             drafter_options=method.options,
             memory=method.memory,
             budget=method.budget,
-            max_batch=1,  # samples of a prompt run in sequence, as in a replay
+            max_batch=batch,  # 1: samples of a prompt run in sequence, as in a replay
         ) as llm:
             for done, (task, prompt) in enumerate(prompts):
                 report(progress, f"recording {method.label}", done, len(prompts))

@@ -174,6 +174,7 @@ def register_record(commands: Subparsers[Any]) -> None:
     add = _add_methods(parser)
     add_prompt_settings(parser)
     add("--samples", type=int, metavar="N", default=1, help="samples per prompt (default: 1)")
+    add_setting(parser, "batch", int, "N", "samples that run at a time, with --drafters plain", default=1)
     for name, kind, text in (
         ("max_tokens", int, "maximum number of output tokens"),
         ("temperature", float, "0 is greedy"),

@@ -21,8 +21,9 @@ def run_record(args: argparse.Namespace) -> int:
     params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed, n=args.samples)
 
     tasks = load_tasks(args.tasks or [], args.data, args.limit, screen.progress)
-    how = {"width": args.width, "force": args.force, "progress": screen.progress, "note": screen.note}
-    recording = record_to(path, model_options(args, max_batch=1), chosen, tasks, params, **how)
+    how = {"width": args.width, "batch": args.batch, "force": args.force}
+    how |= {"progress": screen.progress, "note": screen.note}
+    recording = record_to(path, model_options(args, max_batch=args.batch), chosen, tasks, params, **how)
     size = path.stat().st_size
     content = {"recording": str(path), "bytes": size, "texts": len(recording.requests), "rows": recording.num_rows}
     return show(args, content, [f"{recording.summary()}, {size / 1e6:.1f} MB: {path}"])

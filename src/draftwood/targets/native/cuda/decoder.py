@@ -26,6 +26,7 @@ from draftwood.targets.native.cuda.device import (
     new_event,
     new_stream,
     on_device,
+    record,
     supports_pdl,
 )
 from draftwood.targets.native.cuda.inputs import MAX_MOVES, new_moves
@@ -184,7 +185,7 @@ class CudaDecoder(Decoder):
                 captured.run()
                 self._passes.move_to_end(shape)
             if captured.done is not None:
-                captured.done.record()
+                record(captured.done, self._device)
         flight = self._latest[lane] = CudaFlight(captured, batch, num_wanted, self.num_best)
         return flight
 

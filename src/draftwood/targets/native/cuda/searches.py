@@ -15,7 +15,7 @@ import torch
 import triton
 
 from draftwood.targets.native.cuda.attention import MIN_WORDS, WORD_BITS
-from draftwood.targets.native.cuda.device import capture, new_event
+from draftwood.targets.native.cuda.device import capture, new_event, record
 from draftwood.targets.native.cuda.inputs import NO_SLOT
 from draftwood.targets.native.cuda.kernels import LIMITS, pick_nodes
 from draftwood.targets.native.cuda.passes import Pass
@@ -133,7 +133,7 @@ class SearchLaunch(Generic[PassT]):
 
     def _wait(self) -> None:
         if self._done is not None:
-            self._done.record()
+            record(self._done, self._found.device)
             self._done.synchronize()
 
     def _write_order(self, plan: SearchPlan) -> None:

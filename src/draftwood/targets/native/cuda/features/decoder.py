@@ -14,7 +14,14 @@ import torch
 
 from draftwood.targets.cache import KVCache
 from draftwood.targets.native.cuda.decoder import CapturedPass, count_rows, run_and_capture
-from draftwood.targets.native.cuda.device import build_rotation_table, describe_gpu, new_stream, on_device, supports_pdl
+from draftwood.targets.native.cuda.device import (
+    build_rotation_table,
+    describe_gpu,
+    new_stream,
+    on_device,
+    record,
+    supports_pdl,
+)
 from draftwood.targets.native.cuda.features.passes import FeatureModel, FeaturePass, FeatureShape, new_feature_pass
 from draftwood.targets.native.cuda.features.weights import MAX_FEATURES, FeatureWeights
 from draftwood.targets.native.cuda.inputs import Moves
@@ -102,7 +109,7 @@ class FeatureDecoder:
                 known.run()
                 self._passes.move_to_end(shape)
             if known.done is not None:
-                known.done.record()
+                record(known.done, self._device)
                 known.done.synchronize()
         rows = batch.logit_rows()
         return known.output.best.at(range(len(rows)) if known.work.selects_rows else rows).first(k)
