@@ -47,7 +47,7 @@ from draftwood.engine import Engine  # noqa: E402
 from draftwood.sizing import CostProfile, LiveCosts  # noqa: E402
 from draftwood.targets import load_target  # noqa: E402
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Costs:
 
 COSTS = {
     "avx512": Costs(
-        passes=(10.7, 11.5, 12.2, 12.9, 14.5, 16.7, 21.0, 26.2, 37.0, 48.0, 70.0, 92.0),
+        passes=(10.7, 11.5, 12.2, 12.9, 14.5, 16.7, 21.0, 26.2, 37.0, 48.0, 70.0, 92.0, 136.0, 180.0),
         head_pass=1.3,
         head_row=0.1,
         cycle=0.5,
@@ -72,7 +72,7 @@ COSTS = {
         learn={"sam": 0.15, "goose": 0.25, "blend": 0.30, "eagle3": 0.15},
     ),
     "arm": Costs(
-        passes=(5.4, 7.3, 9.3, 11.1, 14.9, 19.0, 29.2, 37.1, 55.8, 73.4, 109.9, 147.9),
+        passes=(5.4, 7.3, 9.3, 11.1, 14.9, 19.0, 29.2, 37.1, 55.8, 73.4, 109.9, 147.9, 222.0, 296.0),
         head_pass=1.0,
         head_row=0.2,
         cycle=0.25,
@@ -80,7 +80,7 @@ COSTS = {
         learn={"sam": 0.12, "goose": 0.13, "blend": 0.20, "eagle3": 0.12},
     ),
     "h200": Costs(
-        passes=(0.60, 0.62, 0.63, 0.64, 0.65, 0.66, 0.67, 0.67, 0.70, 0.71, 0.74, 0.77),
+        passes=(0.60, 0.62, 0.63, 0.64, 0.65, 0.66, 0.67, 0.67, 0.70, 0.71, 0.74, 0.77, 0.97, 1.16),
         head_pass=0.055,
         head_row=0.0,
         cycle=0.14,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.sizing.chances import DISCOUNT
+from draftwood.sizing.chances import DISCOUNT, TRUST
 from draftwood.sizing.costs import CostProfile
 from draftwood.sizing.cutting import Offer
 from draftwood.sizing.live import HostCosts, LiveCosts
@@ -48,11 +48,11 @@ def cost_lines(draw: st.DrawFn) -> CostProfile:
 
 
 def chances_by_hand(tree: DraftTree) -> list[float]:
-    """Chances of a tree with unknown sources: the estimates, siblings sum to at most 1."""
+    """Chances of a tree with unknown sources: a share of the estimates, siblings sum to at most 1."""
     chances, taken = [1.0], [0.0] * len(tree)
     for node in range(1, len(tree)):
         parent = tree.parents[node]
-        share = min(tree.probs[node], 1.0 - taken[parent])
+        share = min(TRUST * tree.probs[node], 1.0 - taken[parent])
         taken[parent] += share
         chances.append(chances[parent] * share)
     return chances
@@ -129,7 +129,7 @@ def test_siblings_are_mutually_exclusive() -> None:
     """Ten guesses of 0.5 for one token are worth one token at most, not five."""
     builder = TreeBuilder(0)
     for token in range(1, 11):
-        builder.add(0, token, "test", 0.5)
+        builder.add(0, token, "test", 0.5 / TRUST)
     by = sizer(FREE)
     part = cut(by, builder.build())
     assert by.expected == pytest.approx(2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftwood.sizing.chances import PRIOR_TRIALS, AcceptanceRecord
+from draftwood.sizing.chances import PRIOR_TRIALS, TRUST, AcceptanceRecord
 from draftwood.sizing.sizer import DRAFTER_DECAY, REQUEST_DECAY, Experience
 from draftwood.tree import DraftTree, TreeBuilder
 from tests.tools.sizing import CHAIN, cut, play, sizer
@@ -117,7 +117,7 @@ def test_unverified_guesses_count_as_far_as_known() -> None:
         first.note(CHAIN, CHAIN.first(1), [1])
         second.note(CHAIN, CHAIN.first(2), [1, 99])
     doubtful = DraftTree.chain(list(range(8)), "test", [1.0, *[0.95] * 7])
-    assert first._guesses.chances(doubtful)[:2] == pytest.approx([1.0, 0.95], abs=0.01)
+    assert first._guesses.chances(doubtful)[:2] == pytest.approx([1.0, TRUST * 0.95], abs=0.01)
     assert second._guesses.chances(doubtful)[:2] == pytest.approx([1.0, 0.0], abs=0.05)
 
 
@@ -139,4 +139,4 @@ def test_learned_rates_are_believed() -> None:
     assert by._guesses.chances(doubtful)[:2] == pytest.approx([0.6, 0.36])
     play(by, [1, 0, 0, 0, 0, 0], doubtful)  # a few cycles are chance
     assert by._guesses.chances(doubtful)[0] == pytest.approx(0.6, abs=0.06)
-    assert sizer()._guesses.chances(doubtful)[0] == pytest.approx(0.6)
+    assert sizer()._guesses.chances(doubtful)[0] == pytest.approx(TRUST * 0.6)

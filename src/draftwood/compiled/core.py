@@ -48,10 +48,12 @@ class RulesRecord(ctypes.Structure):
     """``Rules`` of sizing.h; the next class is also from there."""
 
     _fields_ = (
+        ("trust", c_double),
         ("prior_trials", c_double),
         ("prior_hits", c_double),
-        ("hope", c_double),
         ("min_rate", c_double),
+        ("hope", c_double),
+        ("fade", c_double),
         ("deep", c_int64),
         ("num_edges", c_int64),
         ("edges", c_double * 16),

@@ -10,7 +10,8 @@
 #define MAX_EDGES 16
 
 typedef struct {
-    double prior_trials, prior_hits, hope, min_rate;
+    double trust, prior_trials, prior_hits, min_rate;
+    double hope, fade;
     int64_t deep, num_edges;
     double edges[MAX_EDGES]; /* bin edges of the sources' own estimates */
 } Rules;
@@ -27,9 +28,10 @@ typedef struct {
     int64_t last_was_right;
 } Experience;
 
-/* The source's estimate if no sibling before the node is right; `*left`: what those leave of a total of 1. */
-static double estimate_of(const Tree *t, int64_t node, double *left) {
-    const double prob = t->probs[node], before = *left;
+/* The believed part of the source's estimate if no sibling before the node is right; `*left`: what those leave of a
+ * total of 1. */
+static double estimate_of(const Rules *r, const Tree *t, int64_t node, double *left) {
+    const double prob = r->trust * t->probs[node], before = *left;
     *left = before > prob ? before - prob : 0.0;
     return before > prob ? prob / before : prob > 0.0 ? 1.0 : 0.0;
 }
@@ -38,7 +40,7 @@ static int64_t kind_of(const Experience *e, const Tree *t, int64_t node, double 
     const Rules *r = e->rules;
     const int64_t depth_of_node = depths_of(t)[node];
     int64_t bin = 0;
-    while (bin < r->num_edges && r->edges[bin] <= estimate) bin++;
+    while (bin < r->num_edges && r->trust * r->edges[bin] <= estimate) bin++;
     const int64_t depth = depth_of_node < r->deep ? depth_of_node : r->deep;
     const int64_t in_run = e->last_was_right && depth_of_node == 1;
     return ((sources_of(t)[node] * (r->num_edges + 1) + bin) * (r->deep + 1) + depth) * 2 + in_run;
@@ -69,7 +71,7 @@ static void find_chances(const Experience *e, const Tree *t, double *chances, do
     chances[0] = open[0] = 1.0;
     for (int64_t node = 1; node < t->size; node++) {
         const int64_t parent = parents[node];
-        const double estimate = estimate_of(t, node, &left[parent]);
+        const double estimate = estimate_of(r, t, node, &left[parent]);
         const int64_t kind = kind_of(e, t, node, estimate);
         const double believed = rate(&e->drafter, kind, r, estimate);
         chances[node] = open[node] = open[parent] * rate(&e->request, kind, r, believed);
@@ -84,7 +86,7 @@ typedef struct {
     Tree tree;
     const Experience *experience;
     int64_t room, max_depth;
-    double lesson; /* tokens that later trees gain from each verified node */
+    double lesson; /* tokens that later trees gain from the first node that is verified; others teach less */
 } Offered;
 
 /* A node that may be kept. Keys of better nodes are smaller; equal chances keep their order, parents first. */
@@ -163,11 +165,13 @@ int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double t
         const Offered *o = &offers[i];
         const int32_t *depths = depths_of(&o->tree);
         find_chances(o->experience, &o->tree, chances + first, left);
+        double lesson = o->lesson;
         kept[first] = 1;
         for (int64_t node = 1; node < o->tree.size; node++) {
             kept[first + node] = 0;
             chances[first + node] *= rules->hope;
-            values[first + node] = chances[first + node] + o->lesson;
+            values[first + node] = chances[first + node] + lesson;
+            lesson *= rules->fade;
             if (node < o->room && depths[node] <= o->max_depth)
                 keys[num_keys++] = sort_key(values[first + node], (uint64_t)(first + node));
         }
@@ -208,7 +212,7 @@ void draftwood_note(int64_t n, Experience *const *experiences, const Tree *trees
             right = -1;
             for (int64_t child = node + 1; child < t->size && right < 0; child++) {
                 if (parents[child] != node) continue;
-                const int64_t kind = kind_of(e, t, child, estimate_of(t, child, &left));
+                const int64_t kind = kind_of(e, t, child, estimate_of(e->rules, t, child, &left));
                 const int is_right = t->tokens[child] == emitted[k];
                 if (is_right) right = child;
                 count(&e->request, kind, is_right);

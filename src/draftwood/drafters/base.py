@@ -113,7 +113,7 @@ class Drafter(ABC):
     wants_prompt_logits: bool = False  # whether prefill computes logits for ``read_prompt``
     wants_logits: bool = True  # whether ``observe`` reads logits, not only emitted tokens and greedy choices
     wants_top: int = 0  # top entries per row that the target computes in the same pass, for ``best(k)``
-    lesson: float = 0.0  # tokens that later trees gain from each node that is verified, right or wrong
+    lesson: float = 0.0  # tokens that later trees gain from the first node that is verified, even if it is wrong
     wants_taps: tuple[int, ...] = ()  # layers whose hidden states it reads, as in ``Target.set_taps``
     allows_gaps: bool = False  # with ``wants_taps``: whether it can do without those of cached tokens
     drafts_in_batch: bool = False  # whether ``propose_batch`` does more than call ``propose`` in a loop

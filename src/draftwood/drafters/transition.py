@@ -10,7 +10,7 @@ from draftwood.sources import IdRows, RowTable, ScoreRows, SuccessorArrays, Tran
 from draftwood.targets import TargetInfo, TopRows
 
 HARVESTS = ("all", "accepted")  # every verified node, or only the accepted path
-LESSON = 0.02  # tokens that later trees gain from the successors of one more verified node
+LESSON = 0.03  # tokens that later trees gain from the successors of a verified node
 
 
 class TransitionDrafter(Drafter):

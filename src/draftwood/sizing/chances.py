@@ -3,8 +3,8 @@
 The chance of a node is the product, along its path, of the acceptance rates of each node, given that its parent was
 accepted and that no sibling before it was right: at most one sibling is. Rates are kept per kind: source, the source's
 own estimate, given the same, depth, and for first guesses whether the last first guess was right. A rate starts from
-the rates of earlier requests of the drafter, and those start from the source's estimate. Rare guesses keep
-these priors longer: most of the time, none of the last ones was right, which says little.
+the rates of earlier requests of the drafter, and those start from a part of the source's estimate. Rare
+guesses keep these priors longer: most of the time, none of the last ones was right, which says little.
 
 Chances of chosen nodes are computed in Python and in C (compiled/sizing.h) with bit-identical results: every cycle does
 it for dozens of nodes.
@@ -26,17 +26,19 @@ Kind = tuple[str, int, int, bool]
 
 ESTIMATES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # bucket edges of the sources' own estimates
 DEEP = 3  # all depths from here on share a bucket
+TRUST = 0.7  # sources overestimate: the part of an estimate that is believed before the first trial
 PRIOR_TRIALS = 3.0  # weight of the prior
 PRIOR_HITS = 1.5  # the same for rare guesses: it weighs as many trials as so many hits take, by what is known
 MIN_RATE = 1e-4  # rates count as at least this in that
-CALIBRATED_TRIALS = 100.0  # the same for drafters whose estimates are learned rates
+CALIBRATED_TRIALS = 100.0  # the same for drafters whose estimates are learned rates, which are believed in full
 DISCOUNT = 0.93  # of chances, since they are uncertain and costs are not
+FADE = 0.97  # of what nodes teach, from each to the next in a tree: later ones are seldom new
 KINDS_OF_A_SOURCE = (len(ESTIMATES) + 1) * (DEEP + 1) * 2
 
 
 RULES, CALIBRATED_RULES = (
-    RulesRecord(prior_trials, PRIOR_HITS, DISCOUNT, MIN_RATE, DEEP, len(ESTIMATES), ESTIMATES)
-    for prior_trials in (PRIOR_TRIALS, CALIBRATED_TRIALS)
+    RulesRecord(trust, prior_trials, PRIOR_HITS, MIN_RATE, DISCOUNT, FADE, DEEP, len(ESTIMATES), ESTIMATES)
+    for trust, prior_trials in ((TRUST, PRIOR_TRIALS), (1.0, CALIBRATED_TRIALS))
 )
 RULES_ADDRESS = ctypes.addressof(RULES)
 
@@ -112,11 +114,12 @@ def new_guesses(request: AcceptanceRecord, drafter: AcceptanceRecord) -> Guesses
 class PythonGuesses:
     def __init__(self, record: AcceptanceRecord) -> None:
         self._record = record
+        self._edges = [record.rules.trust * edge for edge in ESTIMATES]
         self._last_was_right = False
 
     def chances(self, tree: DraftTree) -> list[float]:
-        rate, parents, probs = self._record.rate, tree.parents, tree.probs
-        left = [1.0] * len(tree)
+        rate, parents = self._record.rate, tree.parents
+        probs, left = self._believed(tree), [1.0] * len(tree)
         chances, still_open = [1.0], [1.0]  # open: the node is accepted, and none of its children so far is right
         for node in range(1, len(tree)):
             parent = parents[node]
@@ -128,7 +131,7 @@ class PythonGuesses:
         return chances[1:]
 
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:
-        children, probs = offered.children(), offered.probs
+        children, probs = offered.children(), self._believed(offered)
         right_nodes = followed(offered, emitted)
         for node in [0, *right_nodes][: len(emitted)]:
             left = 1.0
@@ -143,11 +146,16 @@ class PythonGuesses:
     def _kind(self, tree: DraftTree, node: int, estimate: float) -> Kind:
         depth = tree.depths[node]
         in_run = self._last_was_right and depth == 1
-        return tree.sources[node], bisect(ESTIMATES, estimate), min(depth, DEEP), in_run
+        return tree.sources[node], bisect(self._edges, estimate), min(depth, DEEP), in_run
+
+    def _believed(self, tree: DraftTree) -> list[float]:
+        """The believed parts of the estimates."""
+        trust = self._record.rules.trust
+        return [trust * prob for prob in tree.probs]
 
 
 def _estimate(prob: float, left: float) -> float:
-    """The source's estimate, if no sibling before the node is right; ``left``: what those leave of a total of 1."""
+    """A probability, if no sibling before the node is right; ``left``: what those leave of a total of 1."""
     return prob / left if left > prob else float(prob > 0.0)
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import add, mul
 from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
 
-from draftwood.sizing.chances import DISCOUNT, RULES_ADDRESS, CompiledGuesses, Guesses
+from draftwood.sizing.chances import DISCOUNT, FADE, RULES_ADDRESS, CompiledGuesses, Guesses
 from draftwood.tree import DraftTree, Forest
 
 _LIMITS = Struct("@3qd")  # what ``Offered`` of compiled/sizing.h has beside the tree
@@ -28,7 +29,7 @@ class Offer(NamedTuple):
     tree: DraftTree
     room: int  # nodes that fit into the cache, at least 1
     max_depth: int  # guesses beyond it cannot be emitted
-    lesson: float = 0.0  # tokens that later trees gain from each verified node
+    lesson: float = 0.0  # tokens that later trees gain from the first node that is verified; others teach less
 
 
 class PassCosts(NamedTuple):
@@ -107,14 +108,18 @@ def _cut_in_python(guesses: Sequence[Guesses], offers: Sequence[Offer], costs: P
         for node in range(1, min(room, len(tree)))
         if tree.depths[node] <= max_depth
     ]
-    values = np.array([chances[number][node] + offers[number].lesson for number, node in candidates], np.float32)
-    order = [candidates[index] for index in np.argsort(-values, kind="stable")]  # of equals the earlier first
+    values = [
+        [0.0, *map(add, own[1:], accumulate(repeat(FADE, len(own) - 2), mul, initial=offer.lesson))]
+        for own, offer in zip(chances, offers, strict=True)
+    ]
+    ranked = np.argsort([-np.float32(values[number][node]) for number, node in candidates], kind="stable")
+    order = [candidates[index] for index in ranked]  # of equals the earlier first
     tokens, positions = costs.tokens, costs.others + len(offers)
     for _ in offers:
         tokens += 1.0
     best, best_rate = 0, tokens / (costs.seconds[positions - 1] + costs.fixed)
     for size, (number, node) in enumerate(order, start=1):
-        tokens += chances[number][node] + offers[number].lesson
+        tokens += values[number][node]
         rate = tokens / (costs.seconds[positions + size - 1] + costs.fixed + costs.per_node * size)
         if rate > best_rate:
             best, best_rate = size, rate
