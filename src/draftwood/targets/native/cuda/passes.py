@@ -85,6 +85,11 @@ class Pass(ABC):
         self._peaks = new_scratch(shape.num_logits, config.vocab_size, embed.device)
         self._answer = torch.zeros(self.words.shape, dtype=torch.int32, pin_memory=embed.is_cuda)
 
+    @property
+    def pdl(self) -> bool:
+        """Whether its kernels are launched before the previous one has finished, and wait by themselves."""
+        return self._model.pdl
+
     def launch(self) -> None:
         """Launch the whole pass, from the inputs on the host to the result on the host. Does not wait."""
         self.send()

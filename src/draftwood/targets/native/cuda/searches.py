@@ -15,6 +15,7 @@ import torch
 import triton
 
 from draftwood.targets.native.cuda.attention import MIN_WORDS, WORD_BITS
+from draftwood.targets.native.cuda.common import launch_options
 from draftwood.targets.native.cuda.device import capture, new_event, record
 from draftwood.targets.native.cuda.inputs import NO_SLOT
 from draftwood.targets.native.cuda.kernels import LIMITS, pick_nodes
@@ -154,7 +155,6 @@ class SearchLaunch(Generic[PassT]):
 
     def _launch_root(self) -> None:
         self._order.copy_(self._host_order, non_blocking=True)
-        self._turns.fill_(1)
         self.root.send()
         self.root.compute()
         self._launch_pick(self.root, is_first=True)
@@ -177,11 +177,11 @@ class SearchLaunch(Generic[PassT]):
             WIDTH=width, BEST=kind.best, STRIDE=last.words.shape[1],
             NODES=self._num_nodes, WORDS=self._num_words, ROW_WORDS=row_words, PER_TILE=per_tile, TILES=tiles,
             IS_FIRST=is_first, IS_ANYWHERE=kind.anywhere, IS_FIXED=kind.is_fixed,
-            MAPPED=self._vocabulary is not None, FEATURES=self._has_features,
+            MAPPED=self._vocabulary is not None, FEATURES=self._has_features, PDL=last.pdl,
             LANES=lanes, PLACES=triton.next_power_of_2(width),
             WORD_LANES=triton.next_power_of_2(max(row_words, self._num_words)),
             TILE_LANES=triton.next_power_of_2(tiles),
-            num_warps=min(max(lanes // LANES_PER_WARP, 4), MAX_WARPS),
+            num_warps=min(max(lanes // LANES_PER_WARP, 4), MAX_WARPS), **launch_options(last.pdl),
         )  # fmt: skip
         if kind.anywhere:
             self._host_sums.copy_(self._sums, non_blocking=True)

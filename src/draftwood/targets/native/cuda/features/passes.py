@@ -50,9 +50,9 @@ class FeaturePass(Pass):
         num_rows = wanted.shape.num_rows
         self._joined = feature_cache.new_zeros(num_rows, features.joined_size)
         self._given = feature_cache.new_zeros(num_rows, features.tap_size) if wanted.is_given else None
-        self._host_addresses = torch.zeros(num_rows, dtype=torch.int64, pin_memory=feature_cache.is_cuda)
-        self._address_array = self._host_addresses.numpy()
-        self._addresses = torch.zeros_like(self._host_addresses, device=feature_cache.device)
+        # Read by one kernel, where they are: a copy to the device would take longer.
+        self._addresses = torch.zeros(num_rows, dtype=torch.int64, pin_memory=feature_cache.is_cuda)
+        self._address_array = self._addresses.numpy()
 
     def point_to(self, rows: slice, states: torch.Tensor, state_rows: Sequence[int]) -> None:
         """Use ``state_rows`` of ``states [any, T]`` for these rows. They must stay there until the pass has run."""
@@ -60,11 +60,6 @@ class FeaturePass(Pass):
         assert states.dtype == self._given.dtype
         first, step = states.data_ptr(), states.stride(0) * states.element_size()
         self._address_array[rows] = [first + step * row for row in state_rows]
-
-    def send(self) -> None:
-        super().send()
-        if self._given is not None:
-            self._addresses.copy_(self._host_addresses, non_blocking=True)
 
     def compute(self) -> None:
         features, inputs, weights = self._features, self.inputs, self._model.weights

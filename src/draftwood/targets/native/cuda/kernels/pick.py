@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from draftwood.targets.native.cuda.attention import TILE_FIELDS, WORD_BITS
+from draftwood.targets.native.cuda.common import wait_for_input
 from draftwood.targets.native.cuda.inputs import NO_SLOT
 
 LIMITS = 2  # per tree: nodes below the root, levels below the root
@@ -27,14 +28,15 @@ def pick_nodes(
     WIDTH: tl.constexpr, BEST: tl.constexpr, STRIDE: tl.constexpr, NODES: tl.constexpr,
     WORDS: tl.constexpr, ROW_WORDS: tl.constexpr, PER_TILE: tl.constexpr, TILES: tl.constexpr,
     IS_FIRST: tl.constexpr, IS_ANYWHERE: tl.constexpr, IS_FIXED: tl.constexpr,
-    MAPPED: tl.constexpr, FEATURES: tl.constexpr,
+    MAPPED: tl.constexpr, FEATURES: tl.constexpr, PDL: tl.constexpr,
     LANES: tl.constexpr, PLACES: tl.constexpr, WORD_LANES: tl.constexpr, TILE_LANES: tl.constexpr,
 ):  # fmt: skip
     """One program per tree. The last pass, ``turn - 1``, has left its top entries in ``words [rows, STRIDE]``; after
     the text, those of a root are in its row of ``word_rows``."""
     tree = tl.program_id(0)
+    wait_for_input(PDL)
     used = tree < tl.load(count)
-    turn = tl.load(turns + tree)
+    turn = 1 if IS_FIRST else tl.load(turns + tree)
     size = tl.load(limits + tree * 2)
     max_depth = tl.load(limits + tree * 2 + 1)
     root_row = tl.load(wanted + tree, mask=used, other=0)
