@@ -119,6 +119,7 @@ def replay_records(path: str, drafters: str, budget: int) -> Iterable[RequestRec
                 turn=text.turn,
                 sample=text.sample,
                 output_tokens=stats.output_tokens,
+                token_ids=list(text.output_ids),
                 stats={"cycles": stats.cycles},
             )
 

@@ -43,6 +43,7 @@ import torch  # noqa: E402
 
 from blend_tables import TASKS, Key, Result, answer, describe, make_llm, read_prompts  # noqa: E402
 from draftwood.config import ModelOptions  # noqa: E402
+from draftwood.drafters import transition  # noqa: E402
 from draftwood.engine import Engine  # noqa: E402
 from draftwood.sizing import CostProfile, LiveCosts  # noqa: E402
 from draftwood.targets import load_target  # noqa: E402
@@ -140,8 +141,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--costs", choices=COSTS, default="avx512")
+    parser.add_argument("--lesson", type=float, help="tokens that a verified node is worth to later trees")
     args = parser.parse_args(argv, argparse.Namespace(samples=1, speed=True))
     costs = COSTS[args.costs]
+    transition.LESSON = transition.LESSON if args.lesson is None else args.lesson
     torch.set_num_threads(1)
     prompts = read_prompts(args)
     loaded = load_target(ModelOptions(model=args.model, max_batch=1))
