@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood.sizing.chances import DISCOUNT, TRUST
+from draftwood.sizing.chances import DISCOUNT, TRUST, AcceptanceRecord, PythonGuesses
 from draftwood.sizing.costs import CostProfile
 from draftwood.sizing.cutting import Offer
 from draftwood.sizing.live import HostCosts, LiveCosts
@@ -134,6 +134,17 @@ def test_siblings_are_mutually_exclusive() -> None:
     part = cut(by, builder.build())
     assert by.expected == pytest.approx(2.0)
     assert part.tokens == (0, 1, 2)
+
+
+@pytest.mark.parametrize("estimate", [float("nan"), -3.0, 0.0])
+def test_senseless_estimates_are_worth_nothing(estimate: float) -> None:
+    tree = DraftTree((0, 1, 2), (-1, 0, 0), (0, 1, 1), ("root", "test", "test"), (1.0, estimate, 0.5))
+    core = sizer(FREE)
+    part = cut(core, tree)
+    assert 2 in part.tokens
+    assert core.expected == pytest.approx(1.0 + TRUST * 0.5)
+    by_python = PythonGuesses(AcceptanceRecord(0.9, AcceptanceRecord(0.9)))
+    assert by_python.chances(tree) == pytest.approx([0.0, TRUST * 0.5])
 
 
 def test_positions_cost_more_in_longer_contexts() -> None:

@@ -64,6 +64,7 @@ int64_t draftwood_found_tree(const Found *f, int64_t size, const int32_t *wanted
     if (!keys) return 0;
     int32_t *chosen = (int32_t *)(keys + 2 * num_candidates), *numbers = chosen + num_candidates; /* of candidates */
     const int64_t count = order_found(f, size, wanted, keys, chosen);
+    memset(numbers, 0, num_candidates * sizeof *numbers);
     ints[0] = (int32_t)root, ints[stride] = -1, ints[2 * stride] = 0, ints[3 * stride] = 0, probs[0] = 1.0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t candidate = order[i] = chosen[i], node = candidate / f->best;

@@ -31,7 +31,7 @@ typedef struct {
 /* The believed part of the source's estimate if no sibling before the node is right; `*left`: what those leave of a
  * total of 1. */
 static double estimate_of(const Rules *r, const Tree *t, int64_t node, double *left) {
-    const double prob = r->trust * t->probs[node], before = *left;
+    const double prob = t->probs[node] > 0.0 ? r->trust * t->probs[node] : 0.0, before = *left; /* NaN is 0 */
     *left = before > prob ? before - prob : 0.0;
     return before > prob ? prob / before : prob > 0.0 ? 1.0 : 0.0;
 }

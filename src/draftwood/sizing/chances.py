@@ -149,9 +149,9 @@ class PythonGuesses:
         return tree.sources[node], bisect(self._edges, estimate), min(depth, DEEP), in_run
 
     def _believed(self, tree: DraftTree) -> list[float]:
-        """The believed parts of the estimates."""
+        """The believed parts of the estimates. Drafters may be third-party code: none is negative, and NaN is 0."""
         trust = self._record.rules.trust
-        return [trust * prob for prob in tree.probs]
+        return [trust * prob if prob > 0.0 else 0.0 for prob in tree.probs]
 
 
 def _estimate(prob: float, left: float) -> float:
