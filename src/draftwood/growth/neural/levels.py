@@ -25,6 +25,7 @@ class Times:
         self._drafts = [0.0] * (most + 1)
         self.rest = 0.0
         self.chosen = 0  # levels, the last time that they were considered
+        self.num_chosen = 0  # drafts with them since then
 
     def note_draft(self, levels: int, seconds: float) -> None:
         self._drafts[levels] = follow_time(self._drafts[levels], seconds)
@@ -56,8 +57,10 @@ class LevelRecord:
         times = self._times_of(num_requests)
         if not times.rest or self._num_drafts % TRY_ALL_EVERY == 0:
             return self.most
-        if times.chosen and self._num_drafts % RECONSIDER_EVERY:
+        times.num_chosen += 1
+        if times.chosen and times.num_chosen < RECONSIDER_EVERY:
             return times.chosen
+        times.num_chosen = 0
         expected = accumulate(self.chances(), initial=1.0)
         rates = [tokens / (times.rest + times.draft(levels)) for levels, tokens in enumerate(expected)]
         times.chosen = max(range(1, self.most + 1), key=rates.__getitem__)
