@@ -6,7 +6,7 @@ The model runs and all decisions are the engine's own, but passes of the target 
 take the times below on a virtual clock. So results do not depend on what else the machine does, and show whether sizes
 and head passes are chosen well. Costs are those of SmolLM2 (Q4_1) on one core of a Xeon with AVX-512 and VNNI, or with
 ``--costs arm`` on two Neoverse-N1 cores, where further positions are dear, or with ``--costs h200`` on that GPU in
-bfloat16, where they are cheap.
+bfloat16, where they are cheap. On CPUs, more than 64 positions were not timed: their costs follow from those of fewer.
 Methods, tasks and ratios are those of blend_tables.py.
 """
 

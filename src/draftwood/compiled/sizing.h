@@ -147,7 +147,8 @@ void draftwood_chances(const Experience *e, const Tree *t, double *chances) {
 
 /* Cuts the trees of a batch to the nodes that maximise tokens per second, now and later, whichever requests they belong to.
  * `seconds`: duration of a pass over 1, 2, ... positions more than those of other requests; `fixed`: seconds that do
- * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. The forest
+ * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. What
+ * nodes teach counts like tokens, but is not expected. The forest
  * `ints [4][stride], probs [stride]` receives the trees side by side; `sizes` their sizes, `expected` their tokens.
  * Returns 0 if out of memory. */
 int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double tokens, const double *seconds,

@@ -3,8 +3,8 @@
 The chance of a node is the product, along its path, of the acceptance rates of each node, given that its parent was
 accepted and that no sibling before it was right: at most one sibling is. Rates are kept per kind: source, the source's
 own estimate, given the same, depth, and for first guesses whether the last first guess was right. A rate starts from
-the rates of earlier requests of the drafter, and those start from a part of the source's estimate. Rare
-guesses keep these priors longer: most of the time, none of the last ones was right, which says little.
+the rates of earlier requests of the drafter, and those start from a part of the source's estimate. Rare guesses keep
+these priors longer: most of the time, none of the last ones was right, which says little.
 
 Chances of chosen nodes are computed in Python and in C (compiled/sizing.h) with bit-identical results: every cycle does
 it for dozens of nodes.
@@ -28,8 +28,8 @@ ESTIMATES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # bucket edges of
 DEEP = 3  # all depths from here on share a bucket
 TRUST = 0.7  # sources overestimate: the part of an estimate that is believed before the first trial
 PRIOR_TRIALS = 3.0  # weight of the prior
-PRIOR_HITS = 1.5  # the same for rare guesses: it weighs as many trials as so many hits take, by what is known
-MIN_RATE = 1e-4  # rates count as at least this in that
+PRIOR_HITS = 1.5  # weight of the prior of rare guesses: as many trials as bring so many hits
+MIN_RATE = 1e-4  # guesses count as no rarer than this
 CALIBRATED_TRIALS = 100.0  # the same for drafters whose estimates are learned rates, which are believed in full
 DISCOUNT = 0.93  # of chances, since they are uncertain and costs are not
 FADE = 0.97  # of what nodes teach, from each to the next in a tree: later ones are seldom new

@@ -11,7 +11,7 @@ from operator import mul
 from draftwood.growth.readings import follow_time
 
 TRY_ALL_EVERY = 24  # drafts
-RECONSIDER_EVERY = 4  # drafts: choosing takes the host as long as a draft pass of a small head
+RECONSIDER_EVERY = 4  # drafts: choosing takes time too
 DECAY = 0.98  # per path
 PRIOR_TRIES = 2.0  # weight of the belief that a level is reached as often as the one before it
 FIRST_CHANCE = 0.7  # likewise, of the first level
