@@ -85,6 +85,8 @@ def test_plain_samples_are_recorded_in_batches(target: NativeTarget) -> None:
     assert [counts(each.stats) for each in replays[0]] == [counts(each.stats) for each in replays[1]]
     with pytest.raises(OptionError, match="Only plain decoding is recorded in batches"):
         recorded(target, [method_of("plain"), method_of("goose")], SAMPLED, batch=2)
+    with pytest.raises(OptionError, match="At least one sample"):
+        recorded(target, [method_of("plain")], SAMPLED, batch=0)
 
 
 @pytest.mark.parametrize("memory", ["prompt", "process"])

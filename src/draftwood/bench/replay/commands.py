@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from draftwood.bench.records import BenchMethod
-from draftwood.bench.replay.recorder import record
+from draftwood.bench.replay.recorder import check_batch, record
 from draftwood.bench.replay.recording import DEFAULT_WIDTH, Recording, save_recording
 from draftwood.bench.replay.replayer import check_method, replay
 from draftwood.bench.replay.studies import (
@@ -41,6 +41,7 @@ def record_to(
     An interrupted recording keeps its complete requests, in a separate file if there is an older one.
     """
     check_output(path, force=force)
+    check_batch(methods, batch)  # before the model is loaded
     if width < 1:
         raise OptionError("The width must be positive", got=f"width {width}", allowed="1 or more")
     loaded = load_target(model, progress)

@@ -131,6 +131,18 @@ def make_recording_drafter(drafter: type[Drafter], recorder: Recorder) -> type[D
     )
 
 
+def check_batch(methods: Sequence[BenchMethod], batch: int) -> None:
+    """Raises OptionError if these methods cannot be recorded with so many samples at a time."""
+    if batch < 1:
+        raise OptionError("At least one sample must run at a time", got=f"batch {batch}", allowed="1 or more")
+    if batch > 1 and any(method.drafter != PlainDrafter.name for method in methods):
+        raise OptionError(
+            "Only plain decoding is recorded in batches: samples of other drafters learn from the ones before",
+            got=f"batch {batch} with {', '.join(method.drafter for method in methods)}",
+            next_step=f"Record {PlainDrafter.name!r}, or one sample at a time.",
+        )
+
+
 def record(
     target: Target,
     codec: TextCodec,
@@ -146,12 +158,7 @@ def record(
 
     Only complete texts are added, so an interrupted recording can be saved.
     """
-    if batch > 1 and any(method.drafter != PlainDrafter.name for method in methods):
-        raise OptionError(
-            "Only plain decoding is recorded in batches: samples of other drafters learn from the ones before",
-            got=f"batch {batch} with {', '.join(method.drafter for method in methods)}",
-            next_step=f"Record {PlainDrafter.name!r}, or one sample at a time.",
-        )
+    check_batch(methods, batch)
     prompts = [(task.name, prompt) for task in tasks for prompt in task.prompts]
     for method in methods:
         recorder = Recorder(into.width)

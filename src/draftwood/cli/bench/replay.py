@@ -23,7 +23,7 @@ def run_record(args: argparse.Namespace) -> int:
     tasks = load_tasks(args.tasks or [], args.data, args.limit, screen.progress)
     how = {"width": args.width, "batch": args.batch, "force": args.force}
     how |= {"progress": screen.progress, "note": screen.note}
-    recording = record_to(path, model_options(args, max_batch=args.batch), chosen, tasks, params, **how)
+    recording = record_to(path, model_options(args, max_batch=max(args.batch, 1)), chosen, tasks, params, **how)
     size = path.stat().st_size
     content = {"recording": str(path), "bytes": size, "texts": len(recording.requests), "rows": recording.num_rows}
     return show(args, content, [f"{recording.summary()}, {size / 1e6:.1f} MB: {path}"])
