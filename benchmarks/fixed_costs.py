@@ -103,16 +103,30 @@ def seconds_of_head(costs: Costs, segments: Sequence[Any]) -> float:
 def charge_drafter(cls: Any, costs: Costs) -> None:
     """Drafting and learning of this class take time."""
     draft, learn = (own.get(cls.name, 0.0) / 1e3 for own in (costs.draft, costs.learn))
-    charge(cls, "propose_batch" if cls.drafts_in_batch else "propose", draft)
-    charge(cls, "observe", learn)
-    charge(cls, "observe_batch", learn)
+    charge(cls, ["propose_batch" if cls.drafts_in_batch else "propose"], draft)
+    charge(cls, ["observe", "observe_batch"], learn)
 
 
-def charge(cls: Any, name: str, seconds: float) -> None:
-    method = getattr(cls, name)
-    is_bound = hasattr(method, "__func__")  # to the class
-    timed = CLOCK.around(method.__func__ if is_bound else method, lambda *_: seconds)
-    setattr(cls, name, classmethod(timed) if is_bound else timed)
+def charge(cls: Any, names: Sequence[str], seconds: float) -> None:
+    """These methods take time, once if one calls another."""
+    running = list[str]()
+
+    def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            CLOCK.now += 0.0 if running else seconds
+            running.append(name)
+            try:
+                return method(*args)
+            finally:
+                running.pop()
+
+        return run
+
+    for name in names:
+        method = getattr(cls, name)
+        is_bound = hasattr(method, "__func__")  # to the class
+        own = timed(name, method.__func__ if is_bound else method)
+        setattr(cls, name, classmethod(own) if is_bound else own)
 
 
 def prepare(method: str, loaded: Any, args: argparse.Namespace, costs: Costs) -> Any:

@@ -17,9 +17,11 @@ from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest, VerifiedTree, blend_head, make_factory
 from draftwood.drafters.blend import SOURCES, TABLES
 from draftwood.errors import CapabilityError, OptionError
+from draftwood.growth import SearchRecord
 from draftwood.growth.expanding import FIRST_SHARE, PassRecord
 from draftwood.sizing import CostProfile, LiveCosts
 from draftwood.sources import build_datastore
+from draftwood.sources.neural import DraftModel
 from draftwood.targets import TopRows
 from draftwood.targets.native.target import NativeTarget
 from draftwood.text.bytes import ByteTokenizer
@@ -82,16 +84,32 @@ def test_greedy_output_is_plain_decoding(sources: str, budget: int | str) -> Non
     assert [c.token_ids for c in results] == [c.token_ids for c in plain]
 
 
+@pytest.mark.parametrize("budget", [2, 12, "auto"])
+@pytest.mark.parametrize("source", ["head", "model"])
+def test_greedy_output_with_whole_searches(source: str, budget: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, except that the draft model runs each search pass by pass."""
+    monkeypatch.setattr(DraftModel, "searches", True)
+    llm = blend_llm(f"{TABLES}+{source}", budget=budget)
+    params = SamplingParams(max_tokens=40)
+    results, plain = (llm.generate(PROMPTS, params, drafter=drafter) for drafter in (None, "plain"))
+    assert [c.token_ids for c in results] == [c.token_ids for c in plain]
+    assert isinstance(llm._default._shared.states[0.0].drafts.searches, SearchRecord)
+
+
+@pytest.mark.parametrize("searches", [False, True])
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "hydra"])
-def test_every_kind_of_head(kind: str) -> None:
+def test_every_kind_of_head(kind: str, searches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A perfect head alone: the trees are as deep as it can see."""
+    monkeypatch.setattr(DraftModel, "searches", searches)
     llm = blend_llm("head", clock_target(), head=saved_head(perfect_head(kind)))
     result = llm.generate([clock_text(3, 5)], SamplingParams(max_tokens=24))
     assert result[0].token_ids == clock_text(3, 29)[5:]
     assert tau(result) > 3
 
 
-def test_a_small_model_drafts_too() -> None:
+@pytest.mark.parametrize("searches", [False, True])
+def test_a_small_model_drafts_too(searches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftModel, "searches", searches)
     llm = blend_llm("model", clock_target(), model=clock_target)
     result = llm.generate([clock_text(3, 5)], SamplingParams(max_tokens=24))
     assert result[0].token_ids == clock_text(3, 29)[5:]
@@ -117,9 +135,11 @@ def test_a_head_helps_where_nothing_was_seen_before() -> None:
     assert with_head > 1.5 * without
 
 
+@pytest.mark.parametrize("searches", [False, True])
 @pytest.mark.parametrize("sources", [TABLES, ALL, f"{TABLES}+model"])
-def test_distribution_of_samples(sources: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distribution_of_samples(sources: str, searches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all random outcomes, four tokens have the target's distribution."""
+    monkeypatch.setattr(DraftModel, "searches", searches)
     head = saved_head(random_head("eagle", FEW))
     llm = blend_llm(
         sources,

@@ -120,6 +120,7 @@ class Core:
         self.follow_texts = function("follow_texts", c_int, c_int64, *follow, *[c_void_p] * 3)
         found = (c_void_p, c_int64, c_void_p, c_int64, c_int64)
         self.found_tree = function("found_tree", c_int64, *found, c_int64, *[c_void_p] * 3)
+        self.add_found = function("add_found", None, c_void_p, c_void_p, c_int64, c_void_p)
         self._library = library
 
     def address(self, name: str) -> int:

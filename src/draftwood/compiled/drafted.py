@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood.compiled.core import Core
+from draftwood.compiled.found import found_record
+from draftwood.targets import Found
 
 MAX_DRAFTED, DRAFTED_WIDTH = 160, 16  # as in hints.h
 
@@ -36,3 +38,7 @@ class CompiledDrafted:
         text = array("i", tail)
         rows = len(ids), ids.ctypes.data, scores.ctypes.data
         self._core.add_drafted(self.address, text.buffer_info()[0], len(text), *rows)
+
+    def add_found(self, tail: Sequence[int], found: Found) -> None:
+        text, record = array("i", tail), found_record(found)
+        self._core.add_found(self.address, text.buffer_info()[0], len(text), ctypes.addressof(record))

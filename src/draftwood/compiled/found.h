@@ -1,10 +1,12 @@
-/* The tree of what a draft model found by itself; identical to growth/neural/search.py. */
+/* What a draft model found by itself: its tree, identical to growth/neural/search.py, or its predictions as hints,
+ * identical to sources/hints/drafted.py. */
 #ifndef DRAFTWOOD_FOUND_H
 #define DRAFTWOOD_FOUND_H
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "hints.h"
 #include "sizing.h"
 
 /* Records of passes, for all trees: tokens, probabilities and values of the candidates, picks and depths of the nodes.
@@ -79,6 +81,35 @@ int64_t draftwood_found_tree(const Found *f, int64_t size, const int32_t *wanted
     }
     free(keys);
     return count + 1;
+}
+
+/* Adds the predictions after all nodes of a search, below a text that ends with `tail`. */
+void draftwood_add_found(Drafted *d, const int32_t *tail, int64_t length, const Found *f) {
+    const int64_t num_nodes = f->num_passes * f->width;
+    int32_t tails[MAX_DRAFTED][TAIL], ids[DRAFTED_WIDTH];
+    int64_t lengths[MAX_DRAFTED], width = f->best < DRAFTED_WIDTH ? f->best : DRAFTED_WIDTH;
+    float scores[DRAFTED_WIDTH];
+    if (length > TAIL) tail += length - TAIL, length = TAIL;
+    for (int64_t node = 0; node < num_nodes && node < MAX_DRAFTED; node++) {
+        const int32_t pick = of_node(f, 0, node);
+        if (node && pick < 0) continue;
+        if (!node) {
+            memcpy(tails[0], tail, length * sizeof *tail);
+            lengths[0] = length;
+        } else {
+            const int64_t parent = pick / f->best, first = lengths[parent] == TAIL;
+            const int32_t token = *candidate_at(f, 0, pick);
+            lengths[node] = lengths[parent] - first;
+            memcpy(tails[node], tails[parent] + first, lengths[node] * sizeof *tail);
+            tails[node][lengths[node]++] = f->names ? f->names[token] : token;
+        }
+        for (int64_t i = 0; i < width; i++) {
+            const int32_t token = *candidate_at(f, 0, node * f->best + i);
+            scores[i] = float_at(f, 1, node * f->best + i);
+            ids[i] = f->names && scores[i] > 0.0f ? f->names[token] : token;
+        }
+        draftwood_add_drafted(d, tails[node], lengths[node], width, ids, scores);
+    }
 }
 
 #endif

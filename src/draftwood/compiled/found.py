@@ -1,4 +1,4 @@
-"""The tree of what a draft model found by itself: the function of found.h."""
+"""What a draft model found by itself, as a tree or as hints: the functions of found.h."""
 
 from __future__ import annotations
 
@@ -26,23 +26,19 @@ class FoundRecord(ctypes.Structure):
     )
 
 
+def found_record(found: Found) -> FoundRecord:
+    records, num_trees, tree, width, best, names = found
+    place = records.ctypes.data, records.strides[0] // records.itemsize, len(records)
+    return FoundRecord(*place, num_trees, tree, width, best, None if names is None else names.ctypes.data)
+
+
 def build_found(
     core: Core, found: Found, size: int, wanted: Ints | None, root: int, source: str
 ) -> tuple[DraftTree, array[int]]:
     """The tree of the best ``size`` candidates, or of those in ``wanted`` that exist, in their order; and the
     candidates that its nodes below the root are."""
     forest, order = Forest(size + 1), array("i", bytes(4 * size))
-    records, num_trees, tree, width, best, names = found
-    record = FoundRecord(
-        records.ctypes.data,
-        records.strides[0] // records.itemsize,
-        len(records),
-        num_trees,
-        tree,
-        width,
-        best,
-        None if names is None else names.ctypes.data,
-    )
+    record = found_record(found)
     count = core.found_tree(
         ctypes.addressof(record),
         size,

@@ -14,7 +14,7 @@ from draftwood.drafters.base import DraftRequest, PromptRows, VerifiedBatch, Ver
 from draftwood.drafters.checks import check_choice, check_flag, check_int
 from draftwood.drafters.transition import HARVESTS, TransitionDrafter
 from draftwood.errors import OptionError
-from draftwood.growth import NO_PRIORS, Blend, BlendLimits, Outcome, PassRecord, Priors, load_priors, new_learned
+from draftwood.growth import NO_PRIORS, Blend, BlendLimits, DraftRecords, Outcome, Priors, load_priors, new_learned
 from draftwood.sources import (
     Datastore,
     DatastoreHints,
@@ -111,7 +111,7 @@ class LearnedState(NamedTuple):
     """What requests of one temperature have taught, on which acceptance depends."""
 
     learned: Learned
-    passes: PassRecord
+    drafts: DraftRecords  # of a head or small model
 
 
 class _Shared(NamedTuple):
@@ -193,7 +193,7 @@ class BlendDrafter(TransitionDrafter):
         state = self.shared.states.get(temperature)
         if state is None:
             state = self.shared.states[temperature] = LearnedState(
-                new_learned(sources, self.shared.priors, learns=self.options.learn), PassRecord()
+                new_learned(sources, self.shared.priors, learns=self.options.learn), DraftRecords()
             )
         self._blend = Blend(sources, state.learned)
         compiled = self._blend.compiled
@@ -206,7 +206,7 @@ class BlendDrafter(TransitionDrafter):
         if self._head is not None:
             rows = next(source for source in sources if isinstance(source, DraftedHints))
             is_timed = request.is_timed or not self.options.drafted  # the default's head must pay at any budget
-            self._head.follow(self._blend, rows, state.passes, is_timed=is_timed)
+            self._head.follow(self._blend, rows, state.drafts, is_timed=is_timed)
             self._head.begin(request)
         self._read(request.known_text)
 
@@ -244,7 +244,7 @@ class BlendDrafter(TransitionDrafter):
 
     def observe(self, verified: VerifiedTree) -> None:
         if self._head is not None and self._proposed:
-            self._head.note_cycle(time.perf_counter() - self._proposed, len(verified.tree))
+            self._head.note_cycle(time.perf_counter() - self._proposed, len(verified.tree), verified.emitted)
         if self._learns_in_c:
             outcomes = Outcomes([verified.tree], [verified.path], [verified.emitted])
             self.observe_batch([self], VerifiedBatch(outcomes, [0], verified.best(self.options.top_k)))

@@ -1,18 +1,32 @@
 """The head or small model of a blend: reads the text as other drafters with one do, and expands nodes of the blended
 tree."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 
-from draftwood.drafters.base import PromptRows
+from draftwood.drafters.base import PromptRows, VerifiedTree
 from draftwood.drafters.heads import HeadDrafter
 from draftwood.drafters.neural import MAX_NODES, NeuralDrafter, SharedDraftModel
 from draftwood.drafters.sps import SmallModelDrafter
-from draftwood.growth import Blend, BlendLimits, ExpandingBlend, PassRecord
+from draftwood.growth import (
+    MOST_LEVELS,
+    Blend,
+    BlendedTree,
+    BlendLimits,
+    DraftRecords,
+    ExpandingBlend,
+    SearchedBlend,
+    SearchedDraft,
+    Trust,
+)
 from draftwood.heads import ShippedHead, any_head_fits, find_shipped_head, fingerprint, list_shipped_heads
 from draftwood.sources import DraftedHints
 from draftwood.targets import Target, TargetInfo, TargetParts
+from draftwood.tree import DraftTree
 
+MAX_UNREAD = 256  # tokens that a head that does not pay keeps for the time when it does
 MAX_PROMPT = 256  # last tokens of a prompt that a head reads: the others take longer than they gain
 
 
@@ -20,35 +34,66 @@ class Expander(NeuralDrafter):
     """Drafts for one request of ``blend``."""
 
     name = "blend"
-    chooses_levels = False  # the blended tree decides after each pass
+    chooses_levels = False  # the blended tree decides
 
-    def follow(self, blend: Blend, rows: DraftedHints, passes: PassRecord, *, is_timed: bool) -> None:
+    def follow(self, blend: Blend, rows: DraftedHints, records: DraftRecords, *, is_timed: bool) -> None:
         """Once per request, before ``begin``."""
-        self._blend, self._rows, self._passes, self._is_timed = blend, rows, passes, is_timed
+        self._blend, self._rows, self._records, self._is_timed = blend, rows, records, is_timed
+        self._trust = Trust(records.searches.trust)
+        self._search: SearchedDraft | None = None  # that the last tree is from
+        self._without: BlendedTree | None = None  # instead of it
 
     def aim(self, tail: Sequence[int], limits: BlendLimits) -> None:
         """Before each proposal: the end of the text, and the limits of the tree."""
         self._tail, self._limits = tail, limits._replace(budget=min(limits.budget, MAX_NODES))
 
-    def _new_growth(self, size: int) -> ExpandingBlend:
-        self._rows.clear()
+    @classmethod
+    def propose_batch(cls, drafters: Sequence[Expander], budgets: Sequence[int]) -> list[DraftTree]:  # type: ignore[override]
+        first = drafters[0]
+        if not first._model.searches:
+            return super().propose_batch(drafters, budgets)
+        search = SearchedDraft(first._records.searches, len(drafters), is_timed=first._is_timed)
+        for drafter in drafters:
+            drafter._search = search
+            drafter._rows.clear()
+            drafter._without = drafter._blend_without() if search.looks else None
+        if search.looks:
+            known = [drafter._without for drafter in drafters if drafter._without is not None]
+            search.look(known, [drafter._trust.share for drafter in drafters])
+        trees = super().propose_batch(drafters, budgets)
+        search.end()
+        return trees
+
+    def _blend_without(self) -> BlendedTree:
+        """What the other sources make."""
+        tree = self._blend.tree(self._tail, self._limits)
+        return BlendedTree(tree, self._limits.budget, self._records.searches.floor)
+
+    def _new_growth(self, size: int) -> ExpandingBlend | SearchedBlend:
         can_draft = size > 1
-        self._expanding = ExpandingBlend(
+        if self._search is not None:
+            levels = min(self._search.levels, self._model.max_depth or MOST_LEVELS) if can_draft else 0
+            return SearchedBlend(self._blend, self._tail, self._limits, self._rows, self._without, levels)
+        self._rows.clear()
+        return ExpandingBlend(
             self._blend,
             self._tail,
             self._limits,
             self._rows.add,
-            self._passes if can_draft else None,
+            self._records.passes if can_draft else None,
             max_depth=self._model.max_depth,
             is_timed=self._is_timed,
         )
-        return self._expanding
 
-    def note_cycle(self, seconds: float, num_kept: int) -> None:
+    def note_cycle(self, seconds: float, num_kept: int, emitted: Sequence[int]) -> None:
         """The last tree was cut to ``num_kept`` nodes, and verified ``seconds`` after it was ready."""
-        self._passes.note_cycle(seconds)
-        if self._is_timed:
-            self._passes.note_kept(self._expanding.values, num_kept)
+        growth = self._growth
+        if self._search is not None and isinstance(growth, SearchedBlend):
+            self._search.note(growth, num_kept, emitted, self._trust)
+        elif isinstance(growth, ExpandingBlend):
+            self._records.passes.note_cycle(seconds)
+            if self._is_timed:
+                self._records.passes.note_kept(growth.values, num_kept)
 
 
 class BlendModel(Expander, SmallModelDrafter):
@@ -68,6 +113,12 @@ class BlendHead(Expander, HeadDrafter):
             super().read_prompt(rows)
         elif num_left_out < len(rows.taps):
             super().read_prompt(rows._replace(start=rows.start + num_left_out, taps=rows.taps[num_left_out:]))
+
+    def observe(self, verified: VerifiedTree) -> None:
+        super().observe(verified)
+        while len(self._unread) > MAX_UNREAD and len(self._features) > 1:
+            taps, rows = self._features.pop(0)
+            del self._unread[: len(taps) if rows is None else len(rows)]
 
     def skip(self, token_ids: Sequence[int]) -> None:
         """Without the hidden states of these tokens, it goes on after the next tree."""

@@ -224,7 +224,6 @@ class NeuralDrafter(Drafter):
         can_draft = self._sequence is not None and self._unread
         size = min(budget, MAX_NODES) if can_draft else 1
         self._growth: GrowingTree = self._new_growth(size)
-        self._found: Found | None = None  # by the draft model, if it ran the whole growth by itself
         self._reads_root = True  # the next pass reads the root, later ones the frontier
         self._num_run = 0  # nodes below the root that the draft model has run
         self._max_run = min(MAX_NODES, self._room - self._length - len(self._unread))
@@ -267,7 +266,7 @@ class NeuralDrafter(Drafter):
     def _take_search(self, size: int, found: Found) -> None:
         """The draft model has read and kept the last segment, ``size`` tokens of text, and run the tree below it."""
         self._length += size
-        self._found = found
+        self._growth.take(found)
 
     def _estimate(self, rows: TopRows) -> npt.NDArray[np.float32]:
         """Return the probabilities [n, k] that tokens are drawn with, or that the target accepts them."""
@@ -280,13 +279,8 @@ class NeuralDrafter(Drafter):
         return self.options.sharpen != 1.0 and self._params.is_greedy
 
     def _finish(self) -> DraftTree:
-        found, search = self._found, self._growth.search
-        if found is None or search is None:
-            self._tree = self._growth.tree()
-            self._expansion_of = self._growth.expansion_of
-        else:
-            self._tree, order = search.build(found)
-            self._expansion_of = search.expansions(order, found.picks) if self._model.keeps_drafts else ()
+        self._tree = self._growth.tree()
+        self._expansion_of = self._growth.expansion_of if self._model.keeps_drafts else ()
         return self._tree
 
     def _expanded_along(self, emitted: Sequence[int]) -> list[int]:
@@ -321,7 +315,9 @@ class NeuralDrafter(Drafter):
         """Before the next pass of the target: what the draft model has not read by now must outlast it."""
         if self._is_borrowing:
             self._is_borrowing = False
-            self._features = [(gather_rows(taps, rows).clone(), None) for taps, rows in self._features]
+            if self._features:
+                taps, rows = self._features[-1]  # those before it were copied in earlier cycles
+                self._features[-1] = gather_rows(taps, rows).clone(), None
 
     def _read_text(self, max_left: int) -> None:
         """Run the draft model over unread text until at most ``max_left`` tokens are left."""

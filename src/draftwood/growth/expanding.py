@@ -16,6 +16,7 @@ from draftwood.growth.blend import Blend, BlendLimits
 from draftwood.growth.drawn import Ids, Probs
 from draftwood.growth.neural import Frontier
 from draftwood.growth.readings import follow_time
+from draftwood.targets import Found
 from draftwood.tree import DraftTree
 
 WIDTH = 10  # predictions per node
@@ -119,6 +120,9 @@ class ExpandingBlend:
         gained = sum(value - self._floor for path, value in self._kept.items() if path not in before)
         self._record.note_pass(number, chances, gained, taken)
         self._next, self._chances = self._select()
+
+    def take(self, found: Found) -> None:
+        raise NotImplementedError("it has no search that a draft model could run")
 
     def tree(self) -> DraftTree:
         return self._tree

@@ -23,6 +23,7 @@ import numpy as np
 from draftwood.growth.drawn import MIN_PROB, Ids, Probs, choose_best
 from draftwood.growth.neural.search import Search
 from draftwood.growth.neural.spec import GrowthSpec
+from draftwood.targets import Found
 from draftwood.tree import ROOT_SOURCE, DraftTree, Proposal
 
 
@@ -50,6 +51,9 @@ class GrowingTree(Protocol):
 
     def grow(self, token_ids: Ids, probs: Probs) -> None: ...
 
+    def take(self, found: Found) -> None:
+        """What a draft model found that ran ``search`` by itself; in place of ``frontier`` and ``grow``."""
+
     def tree(self) -> DraftTree: ...
 
 
@@ -59,7 +63,6 @@ class Growth(ABC):
     width: int  # number of top successors needed per expanded node
     search: Search | None = None  # if a draft model can run it by itself
     is_drawn: bool  # whether children are drawn
-    expansion_of: list[int]  # expansion number of every node of `tree()`; -1: not expanded
 
     def __init__(self, spec: GrowthSpec, width: int) -> None:
         self._spec = spec
@@ -73,6 +76,8 @@ class Growth(ABC):
         self._expansions = [-1]
         self._num_expanded = 0
         self._proposals: dict[int, Proposal] = {}
+        self._found: Found | None = None
+        self._in_tree: Sequence[int] | Ids = ()  # nodes, or candidates of what was found
         self._next = [0] if spec.budget > 1 else []
 
     def frontier(self) -> Frontier | None:
@@ -102,12 +107,24 @@ class Growth(ABC):
             self._add(node, [row[entry] for entry in kept], [chances[entry] for entry in kept])
         self._next = self._next_nodes(range(first, len(self._tokens)))
 
+    def take(self, found: Found) -> None:
+        self._found = found
+
+    @property
+    def expansion_of(self) -> list[int]:
+        """Expansion number of every node of `tree()`; -1: not expanded."""
+        if self._found is not None and self.search is not None:
+            return self.search.expansions(self._in_tree, self._found.picks)
+        return [self._expansions[node] for node in self._in_tree]
+
     def tree(self) -> DraftTree:
         """Build the tree from all known nodes, parents and better siblings first."""
-        order = self._order()
+        if self._found is not None and self.search is not None:
+            tree, self._in_tree = self.search.build(self._found)
+            return tree
+        order = self._in_tree = self._order()
         number = dict(zip(order, range(len(order)), strict=True))
-        parents, depths, tokens, expansions = self._parents, self._depths, self._tokens, self._expansions
-        self.expansion_of = [expansions[node] for node in order]
+        parents, depths, tokens = self._parents, self._depths, self._tokens
         return DraftTree.unchecked(
             tokens=tuple([tokens[node] for node in order]),
             parents=(-1, *[number[parents[node]] for node in order[1:]]),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from draftwood.compiled import TAIL, CompiledDrafted, CompiledSource, Harvest, Hints, load_core
 from draftwood.sources.hints.successors import MIDDLES, NUM_PROBS, PROBS
 from draftwood.sources.rowtable import IdRows, ScoreRows
+from draftwood.targets import Found
 
 NUM_DRAFT_DEPTHS = 3
 MAX_DRAFTED, DRAFTED_WIDTH = 160, 16  # nodes, and predictions of each
@@ -30,6 +31,10 @@ class DraftedHints:
     def add(self, tail: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
         """Predictions [K], best first, after a text that ends with ``tail``."""
         self._rows.add(tail, ids, scores)
+
+    def add_found(self, tail: Sequence[int], found: Found) -> None:
+        """Those after all nodes of a search below a text that ends with ``tail``."""
+        self._rows.add_found(tail, found)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The draft model reads the text."""
@@ -64,6 +69,15 @@ class PythonDrafted:
         if len(self._rows) < MAX_DRAFTED:
             known = int((scores[:DRAFTED_WIDTH] > 0.0).sum())
             self._rows.setdefault(tuple(tail[-TAIL:]), (ids[:known].tolist(), scores[:known].tolist()))
+
+    def add_found(self, tail: Sequence[int], found: Found) -> None:
+        ids, scores = (part.reshape(-1, found.best) for part in (found.tokens, found.probs))
+        tails = {0: list(tail)}
+        for node, pick in enumerate(found.picks.tolist()):
+            if pick >= 0:
+                tails[node] = [*tails[pick // found.best], int(ids[pick // found.best, pick % found.best])]
+        for node, own in tails.items():
+            self.add(own, ids[node], scores[node])
 
     def find(self, tail: Sequence[int]) -> tuple[list[int], list[float]] | None:
         found = self._rows.get(tuple(tail[-TAIL:]))

@@ -45,6 +45,7 @@ class DraftModel(ABC):
     max_positions: int  # maximum length of a sequence
     max_depth: int | None = None  # deepest level that it can predict; None: no limit
     keeps_drafts: bool = True  # whether cache entries of accepted draft nodes are as good as those of text
+    searches: bool = False  # whether ``grow`` is there
     root_chunk: int = 512  # text tokens that the pass which a tree grows from may read; few, where graphs have sizes
 
     @abstractmethod

@@ -20,6 +20,7 @@ from draftwood.targets.native.cuda.features import MAX_FEATURES, FeatureDecoder,
 class GraphedEagleModel(EagleModel):
     """``EagleModel`` in CUDA graphs, where ``why_not_graphed`` allows it."""
 
+    searches = True
     root_chunk = 16
 
     def __init__(self, head: EagleHead | Eagle3Head, taps: tuple[int, ...], num_slots: int) -> None:

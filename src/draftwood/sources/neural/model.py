@@ -24,6 +24,7 @@ class SmallModel(DraftModel):
         self.max_positions = min(target.info.context_length, target.num_slots)
         if target.info.pass_sizes:
             self.root_chunk = 16
+            self.searches = target.info.vocab_size <= num_tokens  # it would run guesses that the target does not have
 
     def open(self, capacity: int) -> int | None:
         return self.target.open(capacity) if self.target.can_open(capacity) else None
@@ -46,7 +47,7 @@ class SmallModel(DraftModel):
         return TopRows(np.where(known, top.ids, -1), np.where(known, top.logits, -np.inf), top.log_total)
 
     def grow(self, segments: Sequence[DraftSegment], plan: SearchPlan) -> list[Found] | None:
-        if self.target.info.vocab_size > self._num_tokens:  # a pass would run guesses that the target does not have
+        if not self.searches:
             return None
         self.target.set_taps(())
         return self.target.grow([self._clip_ids(each.segment) for each in segments], plan)

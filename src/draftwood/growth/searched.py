@@ -1,0 +1,285 @@
+"""A blend with what a draft model finds by a search of its own, without the host between its passes.
+
+Where a draft model runs whole searches (a GPU), asking after each pass which nodes come next would take longer than the
+passes. So it runs a beam search of some levels first, and then one tree is blended from all that it predicted and from
+the other sources.
+
+How many levels: as many as gain more tokens than the same time gains elsewhere. What a level promises is known from
+the tree: the chances of the nodes that it would not have had without the level. That depends on how much the other
+sources know, so it is recorded by the tokens that the tree without the draft model promises. Whether promises are kept
+is known after the cycle: the tree without the draft model would have had a part of the accepted path. Texts differ in
+that, so each request learns for itself how far to trust promises. All this takes a second tree, so only some drafts
+look at it; those in between have as many levels as the last one that did.
+"""
+
+import time
+from bisect import bisect
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from draftwood.growth.blend import Blend, BlendLimits
+from draftwood.growth.drawn import Ids, Probs
+from draftwood.growth.expanding import PassRecord
+from draftwood.growth.neural import Frontier, GrowthOptions, Search, Times, make_growth
+from draftwood.targets import Found
+from draftwood.tree import DraftTree
+
+MOST_LEVELS = 7
+TRUSTED, MAX_TRUST = 2.0, 2.0  # tokens' worth of belief that a request gains as much as those before it
+RECORD_DECAY, REQUEST_DECAY = 0.99, 0.95  # per look
+WIDTH = 10  # nodes per level, and predictions of each
+PROMISES = (1.4, 1.8, 2.4, 3.2, 4.5, 7.0)  # tokens of a tree without the draft model: edges of buckets
+FIRST_GAIN, NEXT_GAIN = 0.5, 0.75  # priors: tokens that the first level gains, and each level of the one before
+SMOOTHING = 0.1
+LOOK_EVERY = 4  # drafts
+TRY_EVERY, MAX_TRY_EVERY = 6, 96  # looks after which all levels are run again, fewer and fewer times if none pays
+
+Path = tuple[int, ...]  # tokens below the root
+
+
+class PredictedRows(Protocol):
+    """Takes what the draft model predicts, as hints for the blend."""
+
+    name: str  # of the source
+
+    def add(self, tail: Sequence[int], ids: Ids, scores: Probs, /) -> None:
+        """Predictions [K], best first, after a text that ends with ``tail``."""
+
+    def add_found(self, tail: Sequence[int], found: Found, /) -> None:
+        """Those after all nodes of a search below the text."""
+
+
+class SearchRecord:
+    """What levels of searches gained and took so far; requests share it."""
+
+    def __init__(self) -> None:
+        first = [FIRST_GAIN * NEXT_GAIN**level for level in range(MOST_LEVELS)]
+        self._gains = [list(first) for _ in range(len(PROMISES) + 1)]  # of level 1, 2, ..., by what trees promise
+        self._times: dict[int, Times] = {}  # by the number of requests: the power of two
+        self._num_looks = 0  # since all levels were run
+        self._try_every = TRY_EVERY
+        self.floor = 0.0  # chance of nodes that are not worth their place, about
+        self.trust = Trust()
+
+    def choose(self, promises: Sequence[float], trust: Sequence[float]) -> int:
+        """The levels of the next drafts, for requests whose trees promise so many tokens without any. ``trust``: in
+        what levels promise to each."""
+        times = self.times_of(len(promises))
+        self._num_looks += 1
+        if not times.rest:
+            return MOST_LEVELS
+        gains = [0.0] * MOST_LEVELS
+        for promise, share in zip(promises, trust, strict=True):
+            gains = [gain + share * own for gain, own in zip(gains, self.gains(promise), strict=True)]
+        expected = accumulate(gains, initial=sum(promises))
+        rates = [tokens / (times.rest + times.draft(levels)) for levels, tokens in enumerate(expected)]
+        times.chosen = max(range(MOST_LEVELS + 1), key=rates.__getitem__)
+        is_due = self._num_looks >= self._try_every
+        if times.chosen:
+            self._try_every = TRY_EVERY
+        elif is_due:
+            self._try_every = min(2 * self._try_every, MAX_TRY_EVERY)
+        return MOST_LEVELS if is_due else times.chosen
+
+    def note_gains(self, promise: float, gains: Sequence[float]) -> None:
+        """``gains``: of level 1, 2, ..., of a tree that promised so many tokens without them."""
+        known = self.gains(promise)
+        for level, gain in enumerate(gains):
+            known[level] += SMOOTHING * (gain - known[level])
+        if len(gains) == MOST_LEVELS:
+            self._num_looks = 0
+
+    def note_floor(self, value: float) -> None:
+        self.floor += SMOOTHING * (value - self.floor)
+
+    def times_of(self, num_requests: int) -> Times:
+        return self._times.setdefault(num_requests.bit_length(), Times(MOST_LEVELS))
+
+    def gains(self, promise: float) -> list[float]:
+        """What level 1, 2, ... promise to a tree that promises so much without them."""
+        return self._gains[bisect(PROMISES, promise)]
+
+
+class Trust:
+    """In what levels promise, by what they gained: of one request, beginning with that of those before it."""
+
+    def __init__(self, before: "Trust | None" = None) -> None:
+        self._before = before
+        first = TRUSTED * (1.0 if before is None else before.share)
+        self._gained, self._promised = first, TRUSTED  # decayed sums of tokens
+        self._decay = REQUEST_DECAY if before is not None else RECORD_DECAY
+
+    @property
+    def share(self) -> float:
+        return min(self._gained / self._promised, MAX_TRUST)
+
+    def note(self, promised: float, gained: float) -> None:
+        self._gained = self._decay * self._gained + gained
+        self._promised = self._decay * self._promised + promised
+        if self._before is not None:
+            self._before.note(promised, gained)
+
+
+class DraftRecords:
+    """What runs of a draft model gained and took: pass by pass, or by whole searches."""
+
+    def __init__(self) -> None:
+        self.passes, self.searches = PassRecord(), SearchRecord()
+
+
+class BlendedTree:
+    """A tree with what its nodes promise."""
+
+    def __init__(self, tree: DraftTree, budget: int, floor: float) -> None:
+        self.tree = tree
+        values = [1.0]
+        for parent, chance in zip(tree.parents[1:], tree.probs[1:], strict=True):
+            values.append(values[parent] * chance)
+        # A further node would replace the last one of a full tree.
+        self.floor = max(floor, values[-1]) if len(values) == budget else floor
+        self.values = values
+        self.promise = sum([value for value in values if value >= self.floor])
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens the tree has, one below the other from the root."""
+        own, parents, node = self.tree.tokens, self.tree.parents, 0
+        for depth, token in enumerate(tokens):
+            node = next(
+                (child for child in range(node + 1, len(own)) if own[child] == token and parents[child] == node), 0
+            )
+            if not node:
+                return depth
+        return len(tokens)
+
+
+class SearchedBlend:
+    """One growing tree; the interface is that of ``growth.neural``."""
+
+    width = WIDTH
+
+    def __init__(
+        self,
+        blend: Blend,
+        tail: Sequence[int],
+        limits: BlendLimits,
+        rows: PredictedRows,
+        without: BlendedTree | None,
+        levels: int,
+    ) -> None:
+        """``without``: the tree that the other sources make, if it is known. ``levels``: of the search; 0: none."""
+        self._blend, self._tail, self._limits, self._rows, self.without = blend, tail, limits, rows, without
+        options = GrowthOptions(depth=levels, top_k=WIDTH)
+        self._beam = make_growth("beam", tail[-1], limits.budget if levels else 1, options)
+        self._paths: list[Path] = []  # of the nodes that were run, one pass after the other
+        self._found: Found | None = None
+        self._tree = None if levels or without is None else without.tree
+        self.levels = levels
+
+    @property
+    def search(self) -> Search | None:
+        return self._beam.search
+
+    def frontier(self) -> Frontier | None:
+        return self._beam.frontier()
+
+    def grow(self, token_ids: Ids, probs: Probs) -> None:
+        """A pass by which the beam grows, where the draft model does not search by itself."""
+        frontier = self._beam.frontier()
+        assert frontier is not None
+        for token, parent, ids, row in zip(*frontier, token_ids, probs, strict=True):
+            path = () if parent < 0 else (*self._paths[parent], token)
+            self._paths.append(path)
+            self._rows.add([*self._tail, *path], ids, row)
+        self._beam.grow(token_ids, probs)
+
+    def take(self, found: Found) -> None:
+        """What the draft model found by itself."""
+        self._found = found
+        self._rows.add_found(self._tail, found)
+
+    def tree(self) -> DraftTree:
+        if self._tree is None:
+            self._tree = self._blend.tree(self._tail, self._limits)
+        return self._tree
+
+    def judge(self, floor: float) -> BlendedTree:
+        return BlendedTree(self.tree(), self._limits.budget, floor)
+
+    @property
+    def expansion_of(self) -> list[int]:
+        paths = self._paths if self._found is None else paths_found(self._found)
+        numbers = {path: number for number, path in enumerate(paths) if path is not None}
+        return [numbers.get(path, -1) for path in paths_of(self.tree())]
+
+    def gains(self, without: BlendedTree) -> list[float]:
+        """Of each level: the chances of the nodes that are in the tree because of it."""
+        tree, floor, before = self.tree(), without.floor, set(paths_of(without.tree))
+        gains, levels = [0.0] * self.levels, list[int]()  # the deepest level that predicted a node of its path
+        is_predicted = {source: self._rows.name in source.split("+") for source in set(tree.sources)}
+        for path, parent, source, value in zip(
+            paths_of(tree), tree.parents, tree.sources, self.judge(floor).values, strict=True
+        ):
+            level = len(path) if is_predicted[source] else levels[parent] if path else 0
+            levels.append(level)
+            if 0 < level <= self.levels and value > floor and path not in before:
+                gains[level - 1] += value - floor
+        return gains
+
+
+class SearchedDraft:
+    """One draft for a batch: how many levels it has, how long it takes, and what comes of it."""
+
+    def __init__(self, record: SearchRecord, num_requests: int, *, is_timed: bool) -> None:
+        self._record, self._is_timed, self._times = record, is_timed, record.times_of(num_requests)
+        self._times.num_chosen += 1
+        self.looks = is_timed and (not self._times.rest or self._times.num_chosen >= LOOK_EVERY)
+        self.levels = self._times.chosen if is_timed else MOST_LEVELS
+        self._has_cycled = False
+        self._since = time.perf_counter()
+
+    def look(self, without: Sequence[BlendedTree], trust: Sequence[float]) -> None:
+        """``without``: the trees of the other sources; ``trust``: in what levels promise to each."""
+        self._times.num_chosen = 0
+        self.levels = self._record.choose([each.promise for each in without], trust)
+        self._since = time.perf_counter()
+
+    def end(self) -> None:
+        """The trees are ready."""
+        now = time.perf_counter()
+        if self.levels or not self.looks:
+            self._times.note_draft(self.levels, now - self._since)
+        self._since = now
+
+    def note(self, grown: SearchedBlend, num_kept: int, emitted: Sequence[int], trust: Trust) -> None:
+        """One of the trees was cut to ``num_kept`` nodes and verified; ``trust`` is that of its request."""
+        if not self._has_cycled:
+            self._has_cycled = True
+            self._times.note_rest(time.perf_counter() - self._since)
+        record, without = self._record, grown.without
+        if without is None:
+            return
+        if grown.levels:
+            record.note_gains(without.promise, grown.gains(without))
+            promised = sum(record.gains(without.promise)[: grown.levels])
+            trust.note(promised, len(emitted) - 1 - without.follow(emitted[:-1]))
+        values = grown.judge(record.floor).values
+        record.note_floor(values[num_kept] if num_kept < len(values) else min(record.floor, values[-1]))
+
+
+def paths_of(tree: DraftTree) -> list[Path]:
+    """Of all nodes."""
+    paths: list[Path] = [()]
+    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return paths
+
+
+def paths_found(found: Found) -> list[Path | None]:
+    """Of the nodes of a search in the order in which they were run, the root first; None: there is none."""
+    picks, tokens = found.picks.tolist(), found.tokens.tolist()
+    paths: dict[int, Path] = {0: ()}
+    for node, pick in enumerate(picks):
+        if pick >= 0:
+            paths[node] = (*paths[pick // found.best], tokens[pick])
+    return [(), *[paths.get(node) for node in range(found.width, len(picks))]]
