@@ -210,10 +210,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=200, help="tokens of each prompt")
     parser.add_argument("--cycles", type=int, default=4, help="per round")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=1, help="for the drafts of a batch")
     parser.add_argument("--warm-up", type=int, default=20, help="cycles before the first round")
     args = parser.parse_args(argv)
     args.budget = args.budget if args.budget == "auto" else int(args.budget)
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     phases = [phase for phase in PHASES if hasattr(cycle, phase)]
     print(f"| drafter | batch | nodes | tokens | {' | '.join(phases)} | rest | total, us |")
     print("| --- " * (6 + len(phases)) + "|")

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "hints.h"
+#include "requests.h"
 
 enum { MAX_SOURCES = 8 };
 
@@ -250,8 +251,6 @@ static int learn_blend(Blend *b, const int32_t *tail, int64_t length, int64_t n,
     return 0;
 }
 
-/* -- called from Python -------------------------------------------------------------------------------------------- */
-
 /* The text goes on with these tokens. */
 void draftwood_move_end(Blend *b, int64_t n, const int32_t *tokens) {
     TextEnd *end = &b->end;
@@ -262,13 +261,72 @@ void draftwood_move_end(Blend *b, int64_t n, const int32_t *tokens) {
     end->length = kept + n;
 }
 
-/* Grows a tree for each request, at node `budget 0 + ... + budget i - 1` of a forest. Nonzero: no memory. */
+typedef struct {
+    const Blend *const *blends;
+    const int64_t *budgets;
+    int64_t max_depth;
+    double min_value;
+    int64_t stride;
+    int32_t *ints;
+    double *probs;
+    int64_t *sizes;
+} BlendDrafts;
+
+static void propose_one_blend(void *job, long i, int thread) {
+    const BlendDrafts *d = job;
+    const int64_t first = sum_before(d->budgets, i);
+    (void)thread;
+    d->sizes[i] = grow_blend(d->blends[i], d->budgets[i], d->max_depth, d->min_value, d->stride, d->ints + first,
+                             d->probs + first);
+}
+
+typedef struct {
+    Blend *const *blends;
+    Table *const *tables;
+    const Tree *trees;
+    const int64_t *lengths;
+    const int32_t *paths;
+    const int64_t *num_emitted;
+    const int32_t *emitted;
+    const int64_t *rows;
+    const int32_t *ids;
+    const float *scores;
+    _Atomic int failed;
+    int are_apart; /* each request has its own table, and the chances of hints were learned before */
+} BlendOutcomes;
+
+static void observe_one_blend(void *job, long i, int thread) {
+    BlendOutcomes *o = job;
+    Blend *b = o->blends[i];
+    Table *table = o->tables[i];
+    const Tree *t = &o->trees[i];
+    const int32_t *path = o->paths + sum_before(o->lengths, i);
+    const int32_t *emitted = o->emitted + sum_before(o->num_emitted, i);
+    const int64_t first = o->rows[i] * table->width, count = o->num_emitted[i];
+    const int32_t before = b->end.tokens[b->end.length > 1 ? b->end.length - 2 : 0];
+    const Seen seen = {t, o->lengths[i], path, count, emitted, table->width, o->ids + first, o->scores + first};
+    (void)thread;
+    prefetch_tree(table, t, before, prefetch_slot);
+    int failed = o->are_apart ? 0 : learn_blend(b, b->end.tokens, b->end.length, count, emitted);
+    prefetch_tree(table, t, before, prefetch_row);
+    failed |= learn_tree(table, t->size, t->tokens, parents_of(t), before, o->lengths[i], path, seen.ids, seen.scores);
+    for (int64_t s = 0; s < b->num_sources; s++)
+        if (b->sources[s].follow) failed |= b->sources[s].follow(b->sources[s].data, &seen);
+    draftwood_move_end(b, count, emitted);
+    if (failed) o->failed = 1;
+}
+
+/* -- called from Python -------------------------------------------------------------------------------------------- */
+
+/* Grows a tree for each request, at node `budget 0 + ... + budget i - 1` of a forest. `at_once`: no source is in Python.
+ * Nonzero: no memory. */
 int draftwood_propose_blends(int64_t n, const Blend *const *blends, const int64_t *budgets, int64_t max_depth,
-                             double min_value, int64_t stride, int32_t *ints, double *probs, int64_t *sizes) {
-    for (int64_t i = 0; i < n; ints += budgets[i], probs += budgets[i], i++) {
-        sizes[i] = grow_blend(blends[i], budgets[i], max_depth, min_value, stride, ints, probs);
+                             double min_value, int64_t stride, int32_t *ints, double *probs, int64_t *sizes,
+                             int64_t at_once) {
+    BlendDrafts drafts = {blends, budgets, max_depth, min_value, stride, ints, probs, sizes};
+    for_requests(propose_one_blend, &drafts, n, at_once != 0);
+    for (int64_t i = 0; i < n; i++)
         if (!sizes[i]) return 1;
-    }
     return 0;
 }
 
@@ -277,23 +335,14 @@ int draftwood_propose_blends(int64_t n, const Blend *const *blends, const int64_
 int draftwood_observe_blends(int64_t n, Blend *const *blends, Table *const *tables, const Tree *trees,
                              const int64_t *lengths, const int32_t *paths, const int64_t *num_emitted,
                              const int32_t *emitted, const int64_t *rows, const int32_t *ids, const float *scores) {
-    int failed = 0;
-    for (int64_t i = 0; i < n; paths += lengths[i], emitted += num_emitted[i], i++) {
-        Blend *b = blends[i];
-        const Tree *t = &trees[i];
-        const int64_t width = tables[i]->width, first = rows[i] * width;
-        const int32_t before = b->end.tokens[b->end.length > 1 ? b->end.length - 2 : 0];
-        const Seen seen = {t, lengths[i], paths, num_emitted[i], emitted, width, ids + first, scores + first};
-        prefetch_tree(tables[i], t, before, prefetch_slot);
-        failed |= learn_blend(b, b->end.tokens, b->end.length, num_emitted[i], emitted);
-        prefetch_tree(tables[i], t, before, prefetch_row);
-        failed |= learn_tree(tables[i], t->size, t->tokens, parents_of(t), before, lengths[i], paths, seen.ids,
-                             seen.scores);
-        for (int64_t s = 0; s < b->num_sources; s++)
-            if (b->sources[s].follow) failed |= b->sources[s].follow(b->sources[s].data, &seen);
-        draftwood_move_end(b, num_emitted[i], emitted);
-    }
-    return failed;
+    BlendOutcomes o = {blends, tables, trees, lengths, paths, num_emitted, emitted, rows, ids, scores, 0, 1};
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t other = 0; other < i; other++) o.are_apart &= tables[i] != tables[other];
+    if (o.are_apart) /* requests share the chances of hints, so these are learned one after the other */
+        for (int64_t i = 0; i < n; emitted += num_emitted[i], i++)
+            if (learn_blend(blends[i], blends[i]->end.tokens, blends[i]->end.length, num_emitted[i], emitted)) o.failed = 1;
+    for_requests(observe_one_blend, &o, n, o.are_apart);
+    return o.failed;
 }
 
 /* Writes what all sources hint at after a text: tokens, the sources of each, and its kinds ([guesses][sources]). Returns

@@ -1,4 +1,5 @@
 /* The per-cycle work of drafters as one library. */
+#define _GNU_SOURCE /* CPU affinity */
 #include "blend.h"
 #include "chains.h"
 #include "context.h"

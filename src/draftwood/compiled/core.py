@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import torch
 
 from draftwood.disk import Library
 
+MAX_THREADS = 8  # for the drafts of a batch
 CORE = Library("core", Path(__file__).parent / "core.c", ctypes.PyDLL)
 
 
@@ -111,7 +113,7 @@ class Core:
         self.note_positions = function("note_positions", c_int, c_void_p, *verified, c_int64, c_void_p, c_void_p)
         self.add_drafted = function("add_drafted", None, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
         grown = (c_int64, c_double, c_int64, *[c_void_p] * 3)
-        self.propose_blends = function("propose_blends", c_int, c_int64, *[c_void_p] * 2, *grown)
+        self.propose_blends = function("propose_blends", c_int, c_int64, *[c_void_p] * 2, *grown, c_int64)
         self.observe_blends = function("observe_blends", c_int, c_int64, *[c_void_p] * 10)
         self.move_end = function("move_end", None, c_void_p, c_int64, c_void_p)
         self.blend_guesses = function("blend_guesses", c_int64, c_void_p, c_void_p, *[c_int64] * 3, *[c_void_p] * 3)
@@ -122,6 +124,7 @@ class Core:
         self.found_tree = function("found_tree", c_int64, *found, c_int64, *[c_void_p] * 3)
         self.add_found = function("add_found", None, c_void_p, c_void_p, c_int64, c_void_p)
         self._library = library
+        function("set_threads", None, c_int64)(min(torch.get_num_threads(), MAX_THREADS))
 
     def address(self, name: str) -> int:
         """Address of a function that C calls."""

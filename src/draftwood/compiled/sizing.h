@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "requests.h"
 #include "trees.h"
 
 #define MAX_EDGES 16
@@ -138,6 +139,19 @@ static int64_t copy_kept(const Tree *t, const uint8_t *kept, int32_t *numbers, i
     return size;
 }
 
+typedef struct {
+    const Offered *offers;
+    double *chances, *left; /* of all trees */
+} CutChances;
+
+static void find_chances_of(void *job, long i, int thread) {
+    const CutChances *c = job;
+    int64_t first = 0;
+    for (int64_t before = 0; before < i; before++) first += c->offers[before].tree.size;
+    (void)thread;
+    find_chances(c->offers[i].experience, &c->offers[i].tree, c->chances + first, c->left + 2 * first);
+}
+
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
 /* `chances` must have room for three times the number of nodes. */
@@ -145,12 +159,12 @@ void draftwood_chances(const Experience *e, const Tree *t, double *chances) {
     find_chances(e, t, chances, chances + t->size);
 }
 
-/* Cuts the trees of a batch to the nodes that maximise tokens per second, now and later, whichever requests they belong to.
+/* Cuts the trees of a batch to the nodes that maximise tokens per second, now and later, whichever requests they
+ * belong to.
  * `seconds`: duration of a pass over 1, 2, ... positions more than those of other requests; `fixed`: seconds that do
- * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. What
- * nodes teach counts like tokens, but is not expected. The forest
- * `ints [4][stride], probs [stride]` receives the trees side by side; `sizes` their sizes, `expected` their tokens.
- * Returns 0 if out of memory. */
+ * not depend on the nodes; `per_node`: seconds outside the pass. `tokens`: expected from other requests. What nodes
+ * teach counts like tokens, but is not expected. The forest `ints [4][stride], probs [stride]` receives the trees side
+ * by side; `sizes` their sizes, `expected` their tokens. Returns 0 if out of memory. */
 int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double tokens, const double *seconds,
                   double fixed, double per_node, int64_t stride, int32_t *ints, double *probs, int64_t *sizes,
                   double *expected) {
@@ -162,10 +176,11 @@ int draftwood_cut(int64_t n, const Offered *offers, const Rules *rules, double t
     uint64_t *keys = (uint64_t *)(left + 2 * total);
     int32_t *numbers = (int32_t *)(keys + 2 * total);
     uint8_t *kept = (uint8_t *)(numbers + total);
+    CutChances job = {offers, chances, left};
+    for_requests(find_chances_of, &job, n, 1);
     for (int64_t i = 0, first = 0; i < n; first += offers[i++].tree.size) {
         const Offered *o = &offers[i];
         const int32_t *depths = depths_of(&o->tree);
-        find_chances(o->experience, &o->tree, chances + first, left);
         double lesson = o->lesson;
         kept[first] = 1;
         for (int64_t node = 1; node < o->tree.size; node++) {

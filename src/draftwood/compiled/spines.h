@@ -4,6 +4,7 @@
 
 #include "context.h"
 #include "growth.h"
+#include "requests.h"
 #include "trees.h"
 
 enum { MAX_SPINE = 1024 };
@@ -90,16 +91,32 @@ static int64_t propose_spine(const SpineRequest *q, int64_t budget, int64_t stri
     return size;
 }
 
+typedef struct {
+    const SpineRequest *const *requests;
+    const int64_t *budgets;
+    int64_t stride;
+    int32_t *ints;
+    double *probs;
+    int64_t *sizes, *routes;
+} SpineDrafts;
+
+static void propose_one_spine(void *job, long i, int thread) {
+    const SpineDrafts *d = job;
+    const int64_t first = sum_before(d->budgets, i);
+    (void)thread;
+    d->sizes[i] = propose_spine(d->requests[i], d->budgets[i], d->stride, d->ints + first, d->probs + first, &d->routes[i]);
+}
+
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
 /* Proposes a tree of at most `budgets[i]` nodes for each request, at node `budgets[0] + ... + budgets[i - 1]` of a
  * forest. Returns nonzero if out of memory. */
 int draftwood_propose_spines(int64_t n, const SpineRequest *const *requests, const int64_t *budgets, int64_t stride,
                              int32_t *ints, double *probs, int64_t *sizes, int64_t *routes) {
-    for (int64_t i = 0; i < n; ints += budgets[i], probs += budgets[i], i++) {
-        sizes[i] = propose_spine(requests[i], budgets[i], stride, ints, probs, &routes[i]);
+    SpineDrafts drafts = {requests, budgets, stride, ints, probs, sizes, routes};
+    for_requests(propose_one_spine, &drafts, n, 1);
+    for (int64_t i = 0; i < n; i++)
         if (!sizes[i]) return 1;
-    }
     return 0;
 }
 
@@ -116,25 +133,47 @@ void draftwood_follow_spine(SpineRequest *q, const Tree *tree, int64_t length, c
         q->previous = q->root, q->root = emitted[k];
 }
 
+typedef struct {
+    SpineRequest *const *requests;
+    const Tree *trees;
+    const int64_t *lengths;
+    const int32_t *paths;
+    const int64_t *num_emitted;
+    const int32_t *emitted;
+    const int64_t *rows;
+    const int32_t *ids;
+    const float *scores;
+    _Atomic int failed;
+} SpineOutcomes;
+
+static void observe_one_spine(void *job, long i, int thread) {
+    SpineOutcomes *o = job;
+    SpineRequest *q = o->requests[i];
+    const Tree *t = &o->trees[i];
+    const int32_t *path = o->paths + sum_before(o->lengths, i);
+    const int32_t *emitted = o->emitted + sum_before(o->num_emitted, i);
+    const int64_t first = o->rows[i] * q->table->width;
+    (void)thread;
+    prefetch_tree(q->table, t, q->previous, prefetch_slot);
+    prefetch_tree(q->table, t, q->previous, prefetch_row);
+    if (learn_tree(q->table, t->size, t->tokens, parents_of(t), q->previous, o->lengths[i], path, o->ids + first,
+                   o->scores + first))
+        o->failed = 1;
+    draftwood_follow_spine(q, t, o->lengths[i], path, o->num_emitted[i], emitted);
+    if (q->context) draftwood_extend_contexts(1, &q->context, &o->num_emitted[i], emitted);
+}
+
 /* Learns from verified trees: the rows of all nodes, and what is now text. `rows`: the first row of each tree in `ids`
  * and `scores`. Python has reserved memory. Returns nonzero if a tree is invalid; the other requests have learned. */
 int draftwood_observe_spines(int64_t n, SpineRequest *const *requests, const Tree *trees, const int64_t *lengths,
                              const int32_t *paths, const int64_t *num_emitted, const int32_t *emitted,
                              const int64_t *rows, const int32_t *ids, const float *scores) {
-    int failed = 0;
-    for (int64_t i = 0; i < n; paths += lengths[i], emitted += num_emitted[i], i++) {
-        SpineRequest *q = requests[i];
-        const Tree *t = &trees[i];
-        const int64_t first = rows[i] * q->table->width;
-        if (i == 0) prefetch_tree(q->table, t, q->previous, prefetch_slot);
-        if (i + 1 < n) prefetch_tree(requests[i + 1]->table, t + 1, requests[i + 1]->previous, prefetch_slot);
-        prefetch_tree(q->table, t, q->previous, prefetch_row);
-        failed |= learn_tree(q->table, t->size, t->tokens, parents_of(t), q->previous, lengths[i], paths, ids + first,
-                             scores + first);
-        draftwood_follow_spine(q, t, lengths[i], paths, num_emitted[i], emitted);
-        if (q->context) draftwood_extend_contexts(1, &q->context, &num_emitted[i], emitted);
-    }
-    return failed;
+    SpineOutcomes outcomes = {requests, trees, lengths, paths, num_emitted, emitted, rows, ids, scores, 0};
+    int own = 1; /* whether each request has its own table */
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t other = 0; other < i; other++) own &= requests[i]->table != requests[other]->table;
+    for_requests(observe_one_spine, &outcomes, n, own);
+    return outcomes.failed;
 }
 
 #endif

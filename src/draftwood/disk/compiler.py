@@ -18,6 +18,7 @@ COMMON_FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-f
 NATIVE_FLAGS = (("-march=native",), ("-mcpu=native",), ())
 LIBRARIES = ("-lm", "-pthread")
 TIMEOUT_S = 300
+SHARED = Path(__file__).resolve().parent  # headers that several libraries include
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -65,7 +66,7 @@ def compile_library(
     """Compile with the first of ``flag_choices`` that the compiler accepts."""
     complaint = ""
     for flags in flag_choices:
-        command = [compiler, *COMMON_FLAGS, *flags, str(source), "-o", str(to), *LIBRARIES]
+        command = [compiler, *COMMON_FLAGS, *flags, f"-I{SHARED}", str(source), "-o", str(to), *LIBRARIES]
         result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         if result.returncode == 0:
             return

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftwood.disk.compiler import (
+    SHARED,
     COMMON_FLAGS,
     LIBRARIES,
     NATIVE_FLAGS,
@@ -153,7 +154,7 @@ def _digest(library: Path) -> str:
 def _fingerprint(folder: Path, compiler: str) -> str:
     """A digest of all that determines the library: sources, compiler, flags and CPU (homes are shared by machines)."""
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.c"), *folder.glob("*.h")]):
+    for path in sorted([*folder.glob("*.c"), *folder.glob("*.h"), *SHARED.glob("*.h")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     for part in (compiler, version, repr(COMMON_FLAGS + LIBRARIES), repr(NATIVE_FLAGS), describe_cpu()):

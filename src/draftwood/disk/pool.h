@@ -1,33 +1,32 @@
-/* A thread pool for the phases of a forward.
+/* A thread pool for work that consists of phases, such as a forward.
  *
  * A phase is a number of independent items. Threads take items one by one, so a preempted thread delays only its
- * current item. A phase ends when all items are done; it does not wait for idle threads. Workers spin while a forward
- * runs and sleep between forwards. */
+ * current item. A phase ends when all items are done; it does not wait for idle threads. Workers spin during the work
+ * and sleep afterwards. Each library that includes this has a pool of its own. */
 #ifndef DRAFTWOOD_POOL_H
 #define DRAFTWOOD_POOL_H
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <unistd.h>
-
-#include "vec.h"
 
 #define MAX_THREADS 256
 #define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 4000
-#define MOVES_PER_FORWARD 2
+#define MAX_MOVES 2
 
 typedef void (*ItemFn)(void *context, long item, int thread);
 
 static struct {
-    pthread_mutex_t owner; /* held during a forward: one at a time */
+    pthread_mutex_t owner; /* held during the work: one at a time */
     pthread_mutex_t sleeping;
     pthread_cond_t wake;
     _Atomic uint64_t state; /* phase number << 32 | items not yet taken */
     _Atomic long done; /* items of the phase that are finished */
-    _Atomic int active; /* a forward is running */
-    _Atomic int threads; /* threads of this forward, the caller included */
+    _Atomic int active; /* there is work */
+    _Atomic int threads; /* threads of this work, the caller included */
     _Atomic int caller_cpu; /* CPU of the calling thread */
     ItemFn fn;
     void *context;
@@ -37,7 +36,7 @@ static struct {
     pid_t pid; /* process that owns the threads: a forked child has none */
 } pool = {.owner = PTHREAD_MUTEX_INITIALIZER, .sleeping = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
-INLINE void relax(void) {
+static inline void relax(void) {
 #if defined(__aarch64__)
     __asm__ volatile("isb"); /* "yield" is a no-op on most cores */
 #elif defined(__x86_64__) || defined(__i386__)
@@ -61,7 +60,7 @@ static int pool_take(int thread) {
 }
 
 #if defined(__linux__)
-INLINE int current_cpu(void) { return sched_getcpu(); }
+static inline int current_cpu(void) { return sched_getcpu(); }
 
 /* A busy Linux may leave a woken worker on the CPU of the caller, where the two take turns. Excluding that CPU for a
  * moment moves the worker; then the affinity is restored. */
@@ -74,13 +73,13 @@ static void leave_cpu(int cpu) {
     sched_setaffinity(0, sizeof(allowed), &allowed);
 }
 #else
-INLINE int current_cpu(void) { return -1; }
+static inline int current_cpu(void) { return -1; }
 static void leave_cpu(int cpu) { (void)cpu; }
 #endif
 
 static void *pool_work(void *argument) {
     const int thread = (int)(intptr_t)argument;
-    int moves = MOVES_PER_FORWARD;
+    int moves = MAX_MOVES;
     for (long spins = 0;;) {
         if (pool_take(thread)) {
             spins = 0;
@@ -99,7 +98,7 @@ static void *pool_work(void *argument) {
             while (!pool.active || thread >= pool.threads) pthread_cond_wait(&pool.wake, &pool.sleeping);
             pthread_mutex_unlock(&pool.sleeping);
             spins = 0;
-            moves = MOVES_PER_FORWARD;
+            moves = MAX_MOVES;
         } else if (spins % SPINS_BEFORE_YIELD == 0) {
             sched_yield();
         }
@@ -142,14 +141,14 @@ static void pool_reset_after_fork(void) {
 static int pool_begin(int threads) {
     if (pool.pid != getpid()) pool_reset_after_fork();
     pthread_mutex_lock(&pool.owner);
-    threads = (int)max_long(1, min_long(threads, MAX_THREADS));
+    threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
     while (pool.workers < threads - 1) {
         pthread_t handle;
         if (pthread_create(&handle, NULL, pool_work, (void *)(intptr_t)(pool.workers + 1))) break;
         pthread_detach(handle);
         pool.workers++;
     }
-    threads = (int)min_long(threads, pool.workers + 1);
+    if (threads > pool.workers + 1) threads = pool.workers + 1;
     pthread_mutex_lock(&pool.sleeping);
     pool.threads = threads;
     pool.caller_cpu = current_cpu();
