@@ -16,6 +16,7 @@ import torch
 from draftwood import LLM, SamplingParams
 from draftwood.drafters import DraftRequest, VerifiedTree, blend_head, make_factory
 from draftwood.drafters.blend import SOURCES, TABLES
+from draftwood.engine import GenerationRequest
 from draftwood.errors import CapabilityError, OptionError
 from draftwood.growth import SearchRecord
 from draftwood.growth.expanding import FIRST_SHARE, PassRecord
@@ -94,6 +95,23 @@ def test_greedy_output_with_whole_searches(source: str, budget: int | str, monke
     results, plain = (llm.generate(PROMPTS, params, drafter=drafter) for drafter in (None, "plain"))
     assert [c.token_ids for c in results] == [c.token_ids for c in plain]
     assert isinstance(llm._default._shared.states[0.0].drafts.searches, SearchRecord)
+
+
+def test_searches_are_recorded_by_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of two temperatures draft together; each teaches its own."""
+    monkeypatch.setattr(DraftModel, "searches", True)
+    llm = blend_llm(f"{TABLES}+head", budget="auto")
+    params = [SamplingParams(max_tokens=24, temperature=temperature, seed=1) for temperature in (0.0, 0.8)]
+    ids = []
+    for each in params:
+        request = GenerationRequest(prompt_ids=(7, 8, 9, 7, 8), params=each, drafter=llm._default)
+        ids += llm.engine.submit(request)
+    list(llm.engine.events(ids))
+    states = llm._default._shared.states
+    first = SearchRecord().gains(1.0)
+    for temperature in (0.0, 0.8):
+        record = states[temperature].drafts.searches
+        assert any(record.gains(promise) != first for promise in (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0))
 
 
 @pytest.mark.parametrize("searches", [False, True])

@@ -22,7 +22,7 @@ from draftwood.growth import (
     searched,
 )
 from draftwood.growth.priors import NO_PRIORS
-from draftwood.growth.searched import MOST_LEVELS, TRY_EVERY, paths_of
+from draftwood.growth.searched import MOST_LEVELS, TRY_EVERY, follow, paths_of
 from draftwood.sources import DraftedHints
 from draftwood.sources.hints import drafted
 from draftwood.tree import DraftTree
@@ -127,9 +127,8 @@ def test_a_level_gains_what_the_tree_would_not_have() -> None:
     first, second = growth.gains(without)
     assert first == pytest.approx(paths[7,])  # 5 was there before
     assert second == pytest.approx(paths[5, 8] + paths[7, 9])
-    assert without.follow([5, 8]) == 1
-    assert without.follow([7, 9]) == 0
-    assert without.follow([]) == 0
+    assert [follow(without.tree, path) for path in ([5, 8], [7, 9], [])] == [1, 0, 0]
+    assert [follow(growth.tree(), path) for path in ([5, 8], [7, 9, 1], [])] == [2, 2, 0]
 
 
 class Clock:
@@ -146,13 +145,17 @@ def run_drafts(record: SearchRecord, count: int, *, level_seconds: float, gained
             draft = SearchedDraft(record, 1, is_timed=True)
             without = BlendedTree(new_growth(0).tree(), LIMITS.budget, 0.0)
             if draft.looks:
-                draft.look([without], [trust.share])
+                own = [trust.share * gain for gain in record.gains(without.promise)]
+                draft.look([without.promise], [own])
             growth = new_growth(draft.levels, without if draft.looks else None)
             patch.setattr(growth, "gains", lambda _, levels=draft.levels: [0.3] * levels)
+            text = [99] * (1 + gained if draft.levels else 1)
+            tree = DraftTree.chain([ROOT, *text[:-1]], "head") if draft.levels else without.tree
+            patch.setattr(growth, "tree", lambda tree=tree: tree)
             Clock.now += 0.1 + level_seconds * draft.levels
-            draft.end()
+            draft.end(draft.levels)
             Clock.now += 1.0
-            draft.note(growth, 2, [99] * (1 + (gained if draft.levels else 0)), trust)
+            draft.note(growth, 1, text, record, trust)
             levels.append(draft.levels)
     return levels
 
@@ -177,3 +180,14 @@ def test_promises_that_are_not_kept_are_not_trusted() -> None:
     assert own.share < 0.5
     assert broken[400:].count(0) > 300
     assert shared.share > own.share  # the next request starts with more trust than this one ended with
+
+
+def test_a_draft_that_could_not_run_says_nothing_about_levels() -> None:
+    record = SearchRecord()
+    run_drafts(record, 40, level_seconds=0.1, gained=3, trust=Trust())
+    known = record.times_of(1).draft(MOST_LEVELS)
+    draft = SearchedDraft(record, 1, is_timed=True)
+    draft.look([2.0], [[0.3] * MOST_LEVELS])
+    assert draft.levels
+    draft.end(0)
+    assert record.times_of(1).draft(MOST_LEVELS) == known

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from draftwood.disk.compiler import COMMON_FLAGS, LIBRARIES, describe_cpu, find_compiler
+from draftwood.disk.compiler import COMMON_FLAGS, LIBRARIES, SHARED, describe_cpu, find_compiler
 from draftwood.targets.native.cpu import build
 
 HEADERS = Path(build.__file__).parent
@@ -42,7 +42,7 @@ class InstructionSet(NamedTuple):
 
     def compile(self, source: Path, to: Path, *flags: str) -> None:
         common = [flag for flag in COMMON_FLAGS if flag not in ("-O3", "-fPIC", "-shared")]
-        places = [f"-I{HEADERS}", str(source), "-o", str(to)]
+        places = [f"-I{HEADERS}", f"-I{SHARED}", str(source), "-o", str(to)]
         subprocess.run([self.compiler, "-O1", *common, *self.flags, *flags, *places, *LIBRARIES], check=True)
 
 

@@ -17,7 +17,7 @@ from draftwood.compiled.blend import (
 )
 from draftwood.compiled.chains import follow_texts
 from draftwood.compiled.context import MAX_SIZES, CompiledContext, extend_contexts
-from draftwood.compiled.core import CORE, Core, ExperienceRecord, RulesRecord, address_of, load_core
+from draftwood.compiled.core import CORE, Core, ExperienceRecord, RulesRecord, address_of, load_core, set_threads
 from draftwood.compiled.drafted import CompiledDrafted
 from draftwood.compiled.found import build_found
 from draftwood.compiled.outcomes import Outcomes

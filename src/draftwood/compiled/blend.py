@@ -226,7 +226,7 @@ def propose_blends(
         forest.address,
         forest.probs_address,
         sizes.buffer_info()[0],
-        all([blend.follows for blend in blends]),
+        all(blend.follows for blend in blends),
     ):
         raise MemoryError(f"trees of {forest.capacity} nodes")
     trees, start = list[DraftTree](), 0

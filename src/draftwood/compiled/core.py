@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-import torch
 
 from draftwood.disk import Library
 
-MAX_THREADS = 8  # for the drafts of a batch
+MAX_THREADS = 8
 CORE = Library("core", Path(__file__).parent / "core.c", ctypes.PyDLL)
 
 
@@ -124,7 +123,7 @@ class Core:
         self.found_tree = function("found_tree", c_int64, *found, c_int64, *[c_void_p] * 3)
         self.add_found = function("add_found", None, c_void_p, c_void_p, c_int64, c_void_p)
         self._library = library
-        function("set_threads", None, c_int64)(min(torch.get_num_threads(), MAX_THREADS))
+        self.set_threads = function("set_threads", None, c_int64)
 
     def address(self, name: str) -> int:
         """Address of a function that C calls."""
@@ -137,6 +136,7 @@ def address_of(array: npt.NDArray[Any]) -> int:
 
 
 _loaded: tuple[ctypes.CDLL, Core] | None = None
+_num_threads = 1
 
 
 def load_core() -> Core | None:
@@ -147,4 +147,13 @@ def load_core() -> Core | None:
         return None
     if _loaded is None or _loaded[0] is not library:
         _loaded = library, Core(library)
+        _loaded[1].set_threads(_num_threads)
     return _loaded[1]
+
+
+def set_threads(count: int) -> None:
+    """For the drafts of batches, whichever engine they belong to."""
+    global _num_threads
+    _num_threads = min(count, MAX_THREADS)
+    if _loaded is not None:
+        _loaded[1].set_threads(_num_threads)

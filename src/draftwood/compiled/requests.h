@@ -6,7 +6,7 @@
 
 #include "pool.h"
 
-enum { REQUESTS_PER_THREAD = 2 }; /* at least: waking a thread takes time too */
+enum { REQUESTS_PER_THREAD = 4 }; /* at least: waking a thread takes as long as two or three trees */
 
 static int64_t max_threads = 1;
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from draftwood.disk.compiler import (
-    SHARED,
     COMMON_FLAGS,
     LIBRARIES,
     NATIVE_FLAGS,
+    SHARED,
     CompileError,
     compile_library,
     describe_cpu,

@@ -52,17 +52,23 @@ class Expander(NeuralDrafter):
         first = drafters[0]
         if not first._model.searches:
             return super().propose_batch(drafters, budgets)
-        search = SearchedDraft(first._records.searches, len(drafters), is_timed=first._is_timed)
+        is_timed = any(drafter._is_timed for drafter in drafters)
+        search = SearchedDraft(first._records.searches, len(drafters), is_timed=is_timed)
         for drafter in drafters:
             drafter._search = search
             drafter._rows.clear()
             drafter._without = drafter._blend_without() if search.looks else None
-        if search.looks:
-            known = [drafter._without for drafter in drafters if drafter._without is not None]
-            search.look(known, [drafter._trust.share for drafter in drafters])
+        known = [drafter._without.promise for drafter in drafters if drafter._without is not None]
+        if known:
+            search.look(known, [each._gains(promise) for each, promise in zip(drafters, known, strict=True)])
         trees = super().propose_batch(drafters, budgets)
-        search.end()
+        search.end(max(drafter._growth.levels for drafter in drafters if isinstance(drafter._growth, SearchedBlend)))
         return trees
+
+    def _gains(self, promise: float) -> list[float]:
+        """What levels of a search gain for this request, whose tree promises so much without them."""
+        share = self._trust.share
+        return [share * gain for gain in self._records.searches.gains(promise)]
 
     def _blend_without(self) -> BlendedTree:
         """What the other sources make."""
@@ -72,7 +78,8 @@ class Expander(NeuralDrafter):
     def _new_growth(self, size: int) -> ExpandingBlend | SearchedBlend:
         can_draft = size > 1
         if self._search is not None:
-            levels = min(self._search.levels, self._model.max_depth or MOST_LEVELS) if can_draft else 0
+            deepest = min(self._model.max_depth or MOST_LEVELS, self._limits.max_depth)
+            levels = min(self._search.levels, deepest) if can_draft else 0
             return SearchedBlend(self._blend, self._tail, self._limits, self._rows, self._without, levels)
         self._rows.clear()
         return ExpandingBlend(
@@ -89,7 +96,7 @@ class Expander(NeuralDrafter):
         """The last tree was cut to ``num_kept`` nodes, and verified ``seconds`` after it was ready."""
         growth = self._growth
         if self._search is not None and isinstance(growth, SearchedBlend):
-            self._search.note(growth, num_kept, emitted, self._trust)
+            self._search.note(growth, num_kept, emitted, self._records.searches, self._trust)
         elif isinstance(growth, ExpandingBlend):
             self._records.passes.note_cycle(seconds)
             if self._is_timed:

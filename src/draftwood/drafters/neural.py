@@ -228,7 +228,8 @@ class NeuralDrafter(Drafter):
         self._num_run = 0  # nodes below the root that the draft model has run
         self._max_run = min(MAX_NODES, self._room - self._length - len(self._unread))
         self._frontier = self._next_frontier()
-        if can_draft and self._max_run >= 0 and len(self._unread) > self._model.root_chunk:
+        is_run = self._frontier is not None or not self.allows_gaps  # what allows gaps forgets what it need not read
+        if can_draft and is_run and self._max_run >= 0 and len(self._unread) > self._model.root_chunk:
             self._read_text(1)
 
     def _new_growth(self, size: int) -> GrowingTree:

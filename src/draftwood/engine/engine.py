@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
+import torch
+
+from draftwood.compiled import set_threads
 from draftwood.config import EngineOptions
 from draftwood.drafters import DrafterFactory, NoOptions, PlainDrafter
 from draftwood.engine.events import TokenEvent
@@ -46,6 +49,7 @@ class Engine:
         self._next_id = 0
         self._inboxes: dict[int, deque[TokenEvent | Exception]] = {}  # by request id, from submit to the last event
         self._lock = threading.RLock()
+        set_threads(torch.get_num_threads())
 
     @property
     def budget(self) -> int:

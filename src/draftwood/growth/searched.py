@@ -57,22 +57,19 @@ class SearchRecord:
         first = [FIRST_GAIN * NEXT_GAIN**level for level in range(MOST_LEVELS)]
         self._gains = [list(first) for _ in range(len(PROMISES) + 1)]  # of level 1, 2, ..., by what trees promise
         self._times: dict[int, Times] = {}  # by the number of requests: the power of two
-        self._num_looks = 0  # since all levels were run
+        self._num_looks = 0  # since all levels were tried
         self._try_every = TRY_EVERY
         self.floor = 0.0  # chance of nodes that are not worth their place, about
         self.trust = Trust()
 
-    def choose(self, promises: Sequence[float], trust: Sequence[float]) -> int:
-        """The levels of the next drafts, for requests whose trees promise so many tokens without any. ``trust``: in
-        what levels promise to each."""
+    def choose(self, promises: Sequence[float], gains: Sequence[Sequence[float]]) -> int:
+        """The levels of the next drafts, for requests whose trees promise so many tokens without any. ``gains``: what
+        level 1, 2, ... gain for each."""
         times = self.times_of(len(promises))
         self._num_looks += 1
         if not times.rest:
             return MOST_LEVELS
-        gains = [0.0] * MOST_LEVELS
-        for promise, share in zip(promises, trust, strict=True):
-            gains = [gain + share * own for gain, own in zip(gains, self.gains(promise), strict=True)]
-        expected = accumulate(gains, initial=sum(promises))
+        expected = accumulate([sum(level) for level in zip(*gains, strict=True)], initial=sum(promises))
         rates = [tokens / (times.rest + times.draft(levels)) for levels, tokens in enumerate(expected)]
         times.chosen = max(range(MOST_LEVELS + 1), key=rates.__getitem__)
         is_due = self._num_looks >= self._try_every
@@ -80,6 +77,8 @@ class SearchRecord:
             self._try_every = TRY_EVERY
         elif is_due:
             self._try_every = min(2 * self._try_every, MAX_TRY_EVERY)
+        if is_due:
+            self._num_looks = 0
         return MOST_LEVELS if is_due else times.chosen
 
     def note_gains(self, promise: float, gains: Sequence[float]) -> None:
@@ -87,8 +86,6 @@ class SearchRecord:
         known = self.gains(promise)
         for level, gain in enumerate(gains):
             known[level] += SMOOTHING * (gain - known[level])
-        if len(gains) == MOST_LEVELS:
-            self._num_looks = 0
 
     def note_floor(self, value: float) -> None:
         self.floor += SMOOTHING * (value - self.floor)
@@ -140,17 +137,6 @@ class BlendedTree:
         self.floor = max(floor, values[-1]) if len(values) == budget else floor
         self.values = values
         self.promise = sum([value for value in values if value >= self.floor])
-
-    def follow(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens the tree has, one below the other from the root."""
-        own, parents, node = self.tree.tokens, self.tree.parents, 0
-        for depth, token in enumerate(tokens):
-            node = next(
-                (child for child in range(node + 1, len(own)) if own[child] == token and parents[child] == node), 0
-            )
-            if not node:
-                return depth
-        return len(tokens)
 
 
 class SearchedBlend:
@@ -238,33 +224,47 @@ class SearchedDraft:
         self._has_cycled = False
         self._since = time.perf_counter()
 
-    def look(self, without: Sequence[BlendedTree], trust: Sequence[float]) -> None:
-        """``without``: the trees of the other sources; ``trust``: in what levels promise to each."""
+    def look(self, promises: Sequence[float], gains: Sequence[Sequence[float]]) -> None:
+        """By what trees of the other sources promise, and levels gain."""
         self._times.num_chosen = 0
-        self.levels = self._record.choose([each.promise for each in without], trust)
+        self.levels = self._record.choose(promises, gains)
         self._since = time.perf_counter()
 
-    def end(self) -> None:
-        """The trees are ready."""
+    def end(self, num_run: int) -> None:
+        """The trees are ready. ``num_run``: levels, fewer than were chosen if no request could run them."""
         now = time.perf_counter()
-        if self.levels or not self.looks:
-            self._times.note_draft(self.levels, now - self._since)
+        if num_run or not (self.levels or self.looks):
+            self._times.note_draft(num_run, now - self._since)
         self._since = now
 
-    def note(self, grown: SearchedBlend, num_kept: int, emitted: Sequence[int], trust: Trust) -> None:
-        """One of the trees was cut to ``num_kept`` nodes and verified; ``trust`` is that of its request."""
+    def note(
+        self, grown: SearchedBlend, num_kept: int, emitted: Sequence[int], record: SearchRecord, trust: Trust
+    ) -> None:
+        """One of the trees was cut to ``num_kept`` nodes and verified; the last two are those of its request."""
         if not self._has_cycled:
             self._has_cycled = True
             self._times.note_rest(time.perf_counter() - self._since)
-        record, without = self._record, grown.without
+        without = grown.without
         if without is None:
             return
         if grown.levels:
             record.note_gains(without.promise, grown.gains(without))
             promised = sum(record.gains(without.promise)[: grown.levels])
-            trust.note(promised, len(emitted) - 1 - without.follow(emitted[:-1]))
+            path = emitted[:-1]  # which may have more tokens, such as those that a grammar forces
+            trust.note(promised, follow(grown.tree(), path) - follow(without.tree, path))
         values = grown.judge(record.floor).values
         record.note_floor(values[num_kept] if num_kept < len(values) else min(record.floor, values[-1]))
+
+
+def follow(tree: DraftTree, tokens: Sequence[int]) -> int:
+    """How many of these tokens the tree has, one below the other from the root."""
+    own, parents, node = tree.tokens, tree.parents, 0
+    for depth, token in enumerate(tokens):
+        later = range(node + 1, len(own))
+        node = next((child for child in later if own[child] == token and parents[child] == node), 0)
+        if not node:
+            return depth
+    return len(tokens)
 
 
 def paths_of(tree: DraftTree) -> list[Path]:
