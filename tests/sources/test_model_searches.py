@@ -96,5 +96,5 @@ def test_drafts_that_the_target_does_not_have_are_left_to_single_passes() -> Non
     model = SmallModel(new_target(), BASE.vocab_size - 5)
     (first, _) = new_drafters(model, replace(SmallModelOptions(model="small"), growth="chain", depth=3))
     tree = first.propose(4)
-    assert first._found is None
+    assert first._growth._found is None
     assert 1 <= len(tree) <= 4
