@@ -22,7 +22,7 @@ from draftwood.growth import (
     searched,
 )
 from draftwood.growth.priors import NO_PRIORS
-from draftwood.growth.searched import MOST_LEVELS, TRY_EVERY, follow, paths_of
+from draftwood.growth.searched import MOST_LEVELS, TRY_EVERY
 from draftwood.sources import DraftedHints
 from draftwood.sources.hints import drafted
 from draftwood.tree import DraftTree
@@ -74,12 +74,12 @@ def test_a_search_predicts_what_its_passes_would(has_core: bool, seed: int, leve
         by_search.take(found)
         # A pass by pass search leaves out nodes that cannot have a child in its own tree, the other one does not.
         blended = by_search.tree()
-    common = set(paths_of(grown)) & set(paths_of(blended))
+    common = set(grown.paths()) & set(blended.paths())
     assert len(common) >= 0.8 * len(grown)
     run = [number for number in by_search.expansion_of if number >= 0]
     assert by_search.expansion_of[0] == 0
     assert len(set(run)) == len(run)
-    paths = paths_of(blended)
+    paths = blended.paths()
     for path, number in zip(paths, by_search.expansion_of, strict=True):
         if number > 0:  # it was run, so it is a token that was found after its parent
             node = number - 1 + found.width
@@ -122,13 +122,13 @@ def test_a_level_gains_what_the_tree_would_not_have() -> None:
     ids = np.array([[5, 7]], np.int32)
     growth.grow(ids, np.array([[0.7, 0.2]], np.float32))
     growth.grow(np.array([[8], [9]], np.int32), np.array([[0.9], [0.9]], np.float32))
-    paths = dict(zip(paths_of(growth.tree()), growth.judge(0.0).values, strict=True))
+    paths = dict(zip(growth.tree().paths(), growth.tree().values(), strict=True))
     assert set(paths) == {(), (5,), (7,), (5, 8), (7, 9)}
-    first, second = growth.gains(without)
+    first, second = growth.gains(without, growth.tree().values())
     assert first == pytest.approx(paths[7,])  # 5 was there before
     assert second == pytest.approx(paths[5, 8] + paths[7, 9])
-    assert [follow(without.tree, path) for path in ([5, 8], [7, 9], [])] == [1, 0, 0]
-    assert [follow(growth.tree(), path) for path in ([5, 8], [7, 9, 1], [])] == [2, 2, 0]
+    assert [len(without.tree.follow(path)) for path in ([5, 8], [7, 9], [])] == [1, 0, 0]
+    assert [len(growth.tree().follow(path)) for path in ([5, 8], [7, 9, 1], [])] == [2, 2, 0]
 
 
 class Clock:
@@ -148,7 +148,7 @@ def run_drafts(record: SearchRecord, count: int, *, level_seconds: float, gained
                 own = [trust.share * gain for gain in record.gains(without.promise)]
                 draft.look([without.promise], [own])
             growth = new_growth(draft.levels, without if draft.looks else None)
-            patch.setattr(growth, "gains", lambda _, levels=draft.levels: [0.3] * levels)
+            patch.setattr(growth, "gains", lambda *_, levels=draft.levels: [0.3] * levels)
             text = [99] * (1 + gained if draft.levels else 1)
             tree = DraftTree.chain([ROOT, *text[:-1]], "head") if draft.levels else without.tree
             patch.setattr(growth, "tree", lambda tree=tree: tree)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -74,6 +76,15 @@ def test_a_child_is_found_by_its_token(tree: DraftTree) -> None:
     for node in range(len(tree)):
         of_token = {tree.tokens[child]: child for child in children[node]}
         assert [tree.child_with(node, token) for token in range(10)] == [of_token.get(token) for token in range(10)]
+
+
+@given(trees())
+def test_paths_and_values_of_all_nodes(tree: DraftTree) -> None:
+    paths, values = tree.paths(), tree.values()
+    for node in range(len(tree)):
+        assert paths[node] == tuple(tree.path_tokens(node))
+        assert values[node] == pytest.approx(math.prod(tree.probs[above] for above in tree.path(node)[1:]))
+        assert tree.follow([*paths[node], -1, 3]) == tree.path(node)[1:]
 
 
 def test_parts_keep_proposals_of_drawn_children() -> None:

@@ -283,37 +283,30 @@ static void propose_one_blend(void *job, long i, int thread) {
 typedef struct {
     Blend *const *blends;
     Table *const *tables;
-    const Tree *trees;
-    const int64_t *lengths;
-    const int32_t *paths;
-    const int64_t *num_emitted;
-    const int32_t *emitted;
-    const int64_t *rows;
-    const int32_t *ids;
-    const float *scores;
+    Outcomes outcomes;
+    int are_apart; /* the tables */
     _Atomic int failed;
-    int are_apart; /* each request has its own table, and the chances of hints were learned before */
-} BlendOutcomes;
+} BlendLessons;
+
+/* How good the hints about the emitted tokens were. */
+static int learn_chances(Blend *b, const Seen *seen) {
+    return learn_blend(b, b->end.tokens, b->end.length, seen->num_emitted, seen->emitted);
+}
 
 static void observe_one_blend(void *job, long i, int thread) {
-    BlendOutcomes *o = job;
-    Blend *b = o->blends[i];
-    Table *table = o->tables[i];
-    const Tree *t = &o->trees[i];
-    const int32_t *path = o->paths + sum_before(o->lengths, i);
-    const int32_t *emitted = o->emitted + sum_before(o->num_emitted, i);
-    const int64_t first = o->rows[i] * table->width, count = o->num_emitted[i];
+    BlendLessons *lessons = job;
+    Blend *b = lessons->blends[i];
+    Table *table = lessons->tables[i];
+    const Seen seen = seen_by(&lessons->outcomes, i, table->width);
     const int32_t before = b->end.tokens[b->end.length > 1 ? b->end.length - 2 : 0];
-    const Seen seen = {t, o->lengths[i], path, count, emitted, table->width, o->ids + first, o->scores + first};
     (void)thread;
-    prefetch_tree(table, t, before, prefetch_slot);
-    int failed = o->are_apart ? 0 : learn_blend(b, b->end.tokens, b->end.length, count, emitted);
-    prefetch_tree(table, t, before, prefetch_row);
-    failed |= learn_tree(table, t->size, t->tokens, parents_of(t), before, o->lengths[i], path, seen.ids, seen.scores);
+    prefetch_tree(table, seen.tree, before, prefetch_slot);
+    int failed = lessons->are_apart ? 0 : learn_chances(b, &seen);
+    failed |= learn_seen(table, &seen, before);
     for (int64_t s = 0; s < b->num_sources; s++)
         if (b->sources[s].follow) failed |= b->sources[s].follow(b->sources[s].data, &seen);
-    draftwood_move_end(b, count, emitted);
-    if (failed) o->failed = 1;
+    draftwood_move_end(b, seen.num_emitted, seen.emitted);
+    if (failed) lessons->failed = 1;
 }
 
 /* -- called from Python -------------------------------------------------------------------------------------------- */
@@ -335,14 +328,16 @@ int draftwood_propose_blends(int64_t n, const Blend *const *blends, const int64_
 int draftwood_observe_blends(int64_t n, Blend *const *blends, Table *const *tables, const Tree *trees,
                              const int64_t *lengths, const int32_t *paths, const int64_t *num_emitted,
                              const int32_t *emitted, const int64_t *rows, const int32_t *ids, const float *scores) {
-    BlendOutcomes o = {blends, tables, trees, lengths, paths, num_emitted, emitted, rows, ids, scores, 0, 1};
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t other = 0; other < i; other++) o.are_apart &= tables[i] != tables[other];
-    if (o.are_apart) /* requests share the chances of hints, so these are learned one after the other */
-        for (int64_t i = 0; i < n; emitted += num_emitted[i], i++)
-            if (learn_blend(blends[i], blends[i]->end.tokens, blends[i]->end.length, num_emitted[i], emitted)) o.failed = 1;
-    for_requests(observe_one_blend, &o, n, o.are_apart);
-    return o.failed;
+    const Outcomes outcomes = {trees, lengths, paths, num_emitted, emitted, rows, ids, scores};
+    BlendLessons lessons = {blends, tables, outcomes, are_apart(tables, n), 0};
+    /* Requests share the chances of hints, so these are learned one after the other; where they share tables too, each
+     * request learns all before the next. */
+    for (int64_t i = 0; i < n && lessons.are_apart; i++) {
+        const Seen seen = seen_by(&outcomes, i, tables[i]->width);
+        if (learn_chances(blends[i], &seen)) lessons.failed = 1;
+    }
+    for_requests(observe_one_blend, &lessons, n, lessons.are_apart);
+    return lessons.failed;
 }
 
 /* Writes what all sources hint at after a text: tokens, the sources of each, and its kinds ([guesses][sources]). Returns

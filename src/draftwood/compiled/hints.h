@@ -19,18 +19,6 @@ typedef struct {
     int32_t absent;
 } Hints;
 
-/* A verified tree: its accepted path, root first, the tokens that are now text, and the rows of all nodes. */
-typedef struct {
-    const Tree *tree;
-    int64_t path_length;
-    const int32_t *path;
-    int64_t num_emitted;
-    const int32_t *emitted;
-    int64_t width;
-    const int32_t *ids; /* [nodes][width] best first */
-    const float *scores;
-} Seen;
-
 /* `depth`: how many of the last tokens are drafted, not text. */
 typedef void (*Look)(const void *data, const int32_t *tail, int64_t length, int64_t depth, Hints *hints);
 

@@ -104,7 +104,8 @@ static void propose_one_spine(void *job, long i, int thread) {
     const SpineDrafts *d = job;
     const int64_t first = sum_before(d->budgets, i);
     (void)thread;
-    d->sizes[i] = propose_spine(d->requests[i], d->budgets[i], d->stride, d->ints + first, d->probs + first, &d->routes[i]);
+    d->sizes[i] =
+        propose_spine(d->requests[i], d->budgets[i], d->stride, d->ints + first, d->probs + first, &d->routes[i]);
 }
 
 /* -- called from Python -------------------------------------------------------------------------------------------- */
@@ -135,45 +136,31 @@ void draftwood_follow_spine(SpineRequest *q, const Tree *tree, int64_t length, c
 
 typedef struct {
     SpineRequest *const *requests;
-    const Tree *trees;
-    const int64_t *lengths;
-    const int32_t *paths;
-    const int64_t *num_emitted;
-    const int32_t *emitted;
-    const int64_t *rows;
-    const int32_t *ids;
-    const float *scores;
+    Outcomes outcomes;
     _Atomic int failed;
-} SpineOutcomes;
+} SpineLessons;
 
 static void observe_one_spine(void *job, long i, int thread) {
-    SpineOutcomes *o = job;
-    SpineRequest *q = o->requests[i];
-    const Tree *t = &o->trees[i];
-    const int32_t *path = o->paths + sum_before(o->lengths, i);
-    const int32_t *emitted = o->emitted + sum_before(o->num_emitted, i);
-    const int64_t first = o->rows[i] * q->table->width;
+    SpineLessons *lessons = job;
+    SpineRequest *q = lessons->requests[i];
+    const Seen seen = seen_by(&lessons->outcomes, i, q->table->width);
     (void)thread;
-    prefetch_tree(q->table, t, q->previous, prefetch_slot);
-    prefetch_tree(q->table, t, q->previous, prefetch_row);
-    if (learn_tree(q->table, t->size, t->tokens, parents_of(t), q->previous, o->lengths[i], path, o->ids + first,
-                   o->scores + first))
-        o->failed = 1;
-    draftwood_follow_spine(q, t, o->lengths[i], path, o->num_emitted[i], emitted);
-    if (q->context) draftwood_extend_contexts(1, &q->context, &o->num_emitted[i], emitted);
+    prefetch_tree(q->table, seen.tree, q->previous, prefetch_slot);
+    if (learn_seen(q->table, &seen, q->previous)) lessons->failed = 1;
+    draftwood_follow_spine(q, seen.tree, seen.path_length, seen.path, seen.num_emitted, seen.emitted);
+    if (q->context) draftwood_extend_contexts(1, &q->context, &seen.num_emitted, seen.emitted);
 }
 
-/* Learns from verified trees: the rows of all nodes, and what is now text. `rows`: the first row of each tree in `ids`
- * and `scores`. Python has reserved memory. Returns nonzero if a tree is invalid; the other requests have learned. */
+/* Learns from verified trees: the rows of all nodes, and what is now text. Python has reserved memory. Returns nonzero
+ * if a tree is invalid; the other requests have learned. */
 int draftwood_observe_spines(int64_t n, SpineRequest *const *requests, const Tree *trees, const int64_t *lengths,
                              const int32_t *paths, const int64_t *num_emitted, const int32_t *emitted,
                              const int64_t *rows, const int32_t *ids, const float *scores) {
-    SpineOutcomes outcomes = {requests, trees, lengths, paths, num_emitted, emitted, rows, ids, scores, 0};
-    int own = 1; /* whether each request has its own table */
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t other = 0; other < i; other++) own &= requests[i]->table != requests[other]->table;
-    for_requests(observe_one_spine, &outcomes, n, own);
-    return outcomes.failed;
+    SpineLessons lessons = {requests, {trees, lengths, paths, num_emitted, emitted, rows, ids, scores}, 0};
+    Table *tables[n];
+    for (int64_t i = 0; i < n; i++) tables[i] = requests[i]->table;
+    for_requests(observe_one_spine, &lessons, n, are_apart(tables, n));
+    return lessons.failed;
 }
 
 #endif

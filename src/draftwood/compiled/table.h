@@ -9,6 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "requests.h"
 #include "trees.h"
 
 #define NONE (-1) /* end of the list of rows; also the token that pads short rows */
@@ -213,6 +214,53 @@ static inline void prefetch_tree(const Table *table, const Tree *t, int64_t befo
     const int32_t *parents = parents_of(t);
     for (int64_t node = 0; node < t->size; node++)
         prefetch(table, node && parents[node] >= 0 ? t->tokens[parents[node]] : before, t->tokens[node]);
+}
+
+/* -- verified trees of many requests ------------------------------------------------------------------------------- */
+
+/* One after the other: accepted paths, root first, the tokens that are now text, and the rows of all nodes. */
+typedef struct {
+    const Tree *trees;
+    const int64_t *lengths; /* of the paths */
+    const int32_t *paths;
+    const int64_t *num_emitted;
+    const int32_t *emitted;
+    const int64_t *rows; /* the first of each tree in `ids` and `scores` */
+    const int32_t *ids;
+    const float *scores;
+} Outcomes;
+
+/* One of them. */
+typedef struct {
+    const Tree *tree;
+    int64_t path_length;
+    const int32_t *path;
+    int64_t num_emitted;
+    const int32_t *emitted;
+    int64_t width;
+    const int32_t *ids; /* [nodes][width] best first */
+    const float *scores;
+} Seen;
+
+static Seen seen_by(const Outcomes *o, int64_t i, int64_t width) {
+    const int32_t *path = o->paths + sum_before(o->lengths, i), *text = o->emitted + sum_before(o->num_emitted, i);
+    const int64_t first = o->rows[i] * width;
+    return (Seen){&o->trees[i], o->lengths[i], path, o->num_emitted[i], text, width, o->ids + first, o->scores + first};
+}
+
+static int learn_seen(Table *t, const Seen *seen, int64_t before) {
+    const Tree *tree = seen->tree;
+    prefetch_tree(t, tree, before, prefetch_row);
+    return learn_tree(t, tree->size, tree->tokens, parents_of(tree), before, seen->path_length, seen->path, seen->ids,
+                      seen->scores);
+}
+
+/* Whether each of `n` requests has a table of its own. */
+static int are_apart(Table *const *tables, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t other = 0; other < i; other++)
+            if (tables[i] == tables[other]) return 0;
+    return 1;
 }
 
 /* Returns the first table from `start` on that may lack memory for `more` rows, or -1. */

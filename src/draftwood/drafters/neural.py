@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -286,15 +287,8 @@ class NeuralDrafter(Drafter):
 
     def _expanded_along(self, emitted: Sequence[int]) -> list[int]:
         """Expansion numbers of the accepted path, up to its first node that was not expanded."""
-        tree, expansion_of = self._tree, self._expansion_of
-        numbers: list[int] = []
-        node = 0
-        for token in emitted[:-1]:  # the last one is the bonus token
-            node = next((child for child in tree.children_of(node) if tree.tokens[child] == token), -1)
-            if node < 0 or expansion_of[node] < 0:
-                break
-            numbers.append(expansion_of[node])
-        return numbers
+        numbers = [self._expansion_of[node] for node in self._tree.follow(emitted[:-1])]  # the last one is the bonus
+        return list(takewhile(lambda number: number >= 0, numbers))
 
     # -- reading text -------------------------------------------------------------------------------------------------
 

@@ -122,7 +122,8 @@ class ExpandingBlend:
         self._next, self._chances = self._select()
 
     def take(self, found: Found) -> None:
-        raise NotImplementedError("it has no search that a draft model could run")
+        """Only growths with a ``search`` are given what one found."""
+        raise AssertionError("a search was run that this growth did not ask for")
 
     def tree(self) -> DraftTree:
         return self._tree
@@ -133,10 +134,7 @@ class ExpandingBlend:
 
     def _grow_tree(self) -> DraftTree:
         tree = self._blend.tree(self._tail, self._limits)
-        self._paths, self.values = [()], [1.0]
-        for token, parent, chance in zip(tree.tokens[1:], tree.parents[1:], tree.probs[1:], strict=True):
-            self._paths.append((*self._paths[parent], token))
-            self.values.append(self.values[parent] * chance)
+        self._paths, self.values = tree.paths(), tree.values()
         nodes = zip(self._paths, self.values, strict=True)
         self._kept = {path: value for path, value in nodes if value >= self._floor}
         self._expected = sum(self._kept.values())

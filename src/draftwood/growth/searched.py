@@ -12,6 +12,8 @@ that, so each request learns for itself how far to trust promises. All this take
 look at it; those in between have as many levels as the last one that did.
 """
 
+from __future__ import annotations
+
 import time
 from bisect import bisect
 from collections.abc import Sequence
@@ -101,7 +103,7 @@ class SearchRecord:
 class Trust:
     """In what levels promise, by what they gained: of one request, beginning with that of those before it."""
 
-    def __init__(self, before: "Trust | None" = None) -> None:
+    def __init__(self, before: Trust | None = None) -> None:
         self._before = before
         first = TRUSTED * (1.0 if before is None else before.share)
         self._gained, self._promised = first, TRUSTED  # decayed sums of tokens
@@ -126,16 +128,12 @@ class DraftRecords:
 
 
 class BlendedTree:
-    """A tree with what its nodes promise."""
+    """A tree with what it promises: the tokens of its nodes that are worth their place."""
 
     def __init__(self, tree: DraftTree, budget: int, floor: float) -> None:
-        self.tree = tree
-        values = [1.0]
-        for parent, chance in zip(tree.parents[1:], tree.probs[1:], strict=True):
-            values.append(values[parent] * chance)
+        self.tree, values = tree, tree.values()
         # A further node would replace the last one of a full tree.
         self.floor = max(floor, values[-1]) if len(values) == budget else floor
-        self.values = values
         self.promise = sum([value for value in values if value >= self.floor])
 
 
@@ -189,23 +187,18 @@ class SearchedBlend:
             self._tree = self._blend.tree(self._tail, self._limits)
         return self._tree
 
-    def judge(self, floor: float) -> BlendedTree:
-        return BlendedTree(self.tree(), self._limits.budget, floor)
-
     @property
     def expansion_of(self) -> list[int]:
         paths = self._paths if self._found is None else paths_found(self._found)
         numbers = {path: number for number, path in enumerate(paths) if path is not None}
-        return [numbers.get(path, -1) for path in paths_of(self.tree())]
+        return [numbers.get(path, -1) for path in self.tree().paths()]
 
-    def gains(self, without: BlendedTree) -> list[float]:
-        """Of each level: the chances of the nodes that are in the tree because of it."""
-        tree, floor, before = self.tree(), without.floor, set(paths_of(without.tree))
+    def gains(self, without: BlendedTree, values: Sequence[float]) -> list[float]:
+        """Of each level: the chances of the nodes that are in the tree because of it. ``values``: of all nodes."""
+        tree, floor, before = self.tree(), without.floor, set(without.tree.paths())
         gains, levels = [0.0] * self.levels, list[int]()  # the deepest level that predicted a node of its path
         is_predicted = {source: self._rows.name in source.split("+") for source in set(tree.sources)}
-        for path, parent, source, value in zip(
-            paths_of(tree), tree.parents, tree.sources, self.judge(floor).values, strict=True
-        ):
+        for path, parent, source, value in zip(tree.paths(), tree.parents, tree.sources, values, strict=True):
             level = len(path) if is_predicted[source] else levels[parent] if path else 0
             levels.append(level)
             if 0 < level <= self.levels and value > floor and path not in before:
@@ -217,7 +210,7 @@ class SearchedDraft:
     """One draft for a batch: how many levels it has, how long it takes, and what comes of it."""
 
     def __init__(self, record: SearchRecord, num_requests: int, *, is_timed: bool) -> None:
-        self._record, self._is_timed, self._times = record, is_timed, record.times_of(num_requests)
+        self._record, self._times = record, record.times_of(num_requests)
         self._times.num_chosen += 1
         self.looks = is_timed and (not self._times.rest or self._times.num_chosen >= LOOK_EVERY)
         self.levels = self._times.chosen if is_timed else MOST_LEVELS
@@ -247,32 +240,14 @@ class SearchedDraft:
         without = grown.without
         if without is None:
             return
+        tree = grown.tree()
+        values = tree.values()
         if grown.levels:
-            record.note_gains(without.promise, grown.gains(without))
+            record.note_gains(without.promise, grown.gains(without, values))
             promised = sum(record.gains(without.promise)[: grown.levels])
             path = emitted[:-1]  # which may have more tokens, such as those that a grammar forces
-            trust.note(promised, follow(grown.tree(), path) - follow(without.tree, path))
-        values = grown.judge(record.floor).values
+            trust.note(promised, len(tree.follow(path)) - len(without.tree.follow(path)))
         record.note_floor(values[num_kept] if num_kept < len(values) else min(record.floor, values[-1]))
-
-
-def follow(tree: DraftTree, tokens: Sequence[int]) -> int:
-    """How many of these tokens the tree has, one below the other from the root."""
-    own, parents, node = tree.tokens, tree.parents, 0
-    for depth, token in enumerate(tokens):
-        later = range(node + 1, len(own))
-        node = next((child for child in later if own[child] == token and parents[child] == node), 0)
-        if not node:
-            return depth
-    return len(tokens)
-
-
-def paths_of(tree: DraftTree) -> list[Path]:
-    """Of all nodes."""
-    paths: list[Path] = [()]
-    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
-        paths.append((*paths[parent], token))
-    return paths
 
 
 def paths_found(found: Found) -> list[Path | None]:

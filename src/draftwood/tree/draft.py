@@ -6,7 +6,7 @@ A tree holds tokens, parents, depths, sources and probabilities. It is independe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter, lt
@@ -207,6 +207,20 @@ class DraftTree:
         """The tokens that a path adds to the output, without the root."""
         return [self.tokens[i] for i in self.path(node)[1:]]
 
+    def paths(self) -> list[tuple[int, ...]]:
+        """``path_tokens`` of every node."""
+        paths: list[tuple[int, ...]] = [()]
+        for token, parent in zip(self.tokens[1:], self.parents[1:], strict=True):
+            paths.append((*paths[parent], token))
+        return paths
+
+    def values(self) -> list[float]:
+        """For every node the product of the estimates on its path."""
+        values = [1.0]
+        for parent, prob in zip(self.parents[1:], self.probs[1:], strict=True):
+            values.append(values[parent] * prob)
+        return values
+
     def child_with(self, node: int, token: int) -> int | None:
         """The child of a node that carries the token."""
         tokens, parents, child = self.tokens, self.parents, node
@@ -218,6 +232,16 @@ class DraftTree:
             if parents[child] == node:
                 return child
         return None
+
+    def follow(self, tokens: Iterable[int]) -> list[int]:
+        """The nodes below the root that carry the first of these tokens, one below the other."""
+        path = [0]
+        for token in tokens:
+            child = self.child_with(path[-1], token)
+            if child is None:
+                break
+            path.append(child)
+        return path[1:]
 
     def limit_depth(self, max_depth: int) -> DraftTree:
         """The tree without the nodes below ``max_depth``."""

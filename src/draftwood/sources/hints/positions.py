@@ -66,9 +66,7 @@ class PythonPositions:
 
     def note(self, seen: Harvest) -> None:
         """Predictions of earlier trees stay where this one has none."""
-        values = [1.0]
-        for parent, chance in zip(seen.tree.parents[1:], seen.tree.probs[1:], strict=True):
-            values.append(values[parent] * chance)
+        values = seen.tree.values()
         rejected = set(range(len(values))) - set(seen.path)
         before = [*self._levels, *[([], [])] * seen.num_emitted]
         for level in range(NUM_LEVELS):
