@@ -212,7 +212,7 @@ def test_a_compiled_table_stays_within_its_memory() -> None:
     compiled = TransitionTable(V, K, num_pairs=100)
     empty = compiled.num_bytes
     learn([compiled], [(1, 2), (3, 4)], random.Random(0))
-    assert compiled.num_bytes == empty + 2 * (table.ROW_BYTES + 8 * K)
+    assert compiled.num_bytes == empty + 2 * (table.ROW_BYTES + 8 * K) + 2 * 8 * K  # two pairs and two tokens
     assert table.ROW_BYTES + 2 * 2 * 4 <= 140  # a row with up to four slots; the limit is rowtable.ENTRY_BYTES
 
 
@@ -297,6 +297,16 @@ def test_sizes_are_the_same_whatever_was_learned(costs: str, calibrated: bool, n
         theirs.note(tree, part, emitted)
     tree = random_tree(rng, 40)
     assert [one._guesses.chances(tree) for one in compiled] == [one._guesses.chances(tree) for one in python]
+
+
+def test_nodes_of_sources_that_nobody_has_seen_have_their_first_chance() -> None:
+    """Their counts get memory before they are read."""
+    (compiled, _) = two_requests(PROFILES["free"])
+    with in_python():
+        (python, _) = two_requests(PROFILES["free"])
+    for number in range(40):
+        tree = DraftTree.chain([1, 2, 3], f"first seen here {number}", [1.0, 0.5, 0.5])
+        assert compiled._guesses.chances(tree) == python._guesses.chances(tree)
 
 
 def two_requests(costs: CostProfile, is_calibrated: bool = False) -> list[Sizer]:

@@ -128,7 +128,7 @@ def run(kind: type[Blends | Spines], threads: int, sharing: str, count: int) -> 
         own = table.compiled
         assert own is not None
         pairs = own.keys, own.pair_ids, own.pair_scores
-        state += [own.ids[own.known].tobytes(), own.pair_rows().tobytes()]
+        state += [*[part.tobytes() for part in own.token_arrays()], own.pair_rows().tobytes()]
         state += [part[: own.num_pairs].tobytes() for part in pairs]
     return found, state
 

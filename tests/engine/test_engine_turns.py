@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from draftwood.config import EngineOptions, SamplingParams
 from draftwood.drafters import make_factory
 from draftwood.engine import Engine, GenerationRequest
 from draftwood.engine.turns import MIN_REQUESTS, Turns
+from draftwood.engine.worth import Worth
 from draftwood.errors import CapabilityError
 from draftwood.targets.base import ForwardOutput, PendingPass, Segment
 from draftwood.targets.native.decoder import pack
@@ -90,8 +91,10 @@ def run(
     drafter: str = "goose",
     budget: int = 6,
     codec: ByteTokenizer | None = None,
+    prepare: Callable[[Engine], None] = lambda _: None,
 ) -> list[list[int]]:
     engine = Engine(target, codec or ByteTokenizer(), EngineOptions(budget=budget, max_batch=len(PROMPTS)))
+    prepare(engine)
     factory = make_factory(drafter, {}, target.info)
     ids = []
     for prompt, wanted in zip(PROMPTS, params, strict=False):
@@ -103,6 +106,21 @@ def run(
         tokens[event.request_id] += event.token_ids
     assert not engine.has_work
     return list(tokens.values())
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_turns_with_drafts_say_nothing_about_plain_decoding(drafts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is busy with drafts is not busy without them."""
+    monkeypatch.setattr(Turns, "pay", lambda turns, _: turns.are_taken)
+    monkeypatch.setattr(Turns, "note", lambda *_: None)
+    monkeypatch.setattr(Worth, "of_drafts", lambda *_: drafts)
+    target = LateTarget.made()
+
+    def take_turns_with_drafts(engine: Engine) -> None:
+        engine._turns[True].are_taken = True
+
+    run(target, [SamplingParams(max_tokens=8)] * len(PROMPTS), prepare=take_turns_with_drafts)
+    assert target.most_at_once == (2 if drafts else 1)
 
 
 @pytest.mark.parametrize("drafter", ["plain", "goose", "recycling"])

@@ -24,9 +24,11 @@ class TableRecord(ctypes.Structure):
     _fields_ = (
         ("vocab", c_int64),
         ("width", c_int64),
+        ("row_of", c_void_p),
+        ("num_seen", c_int64),
+        ("seen_room", c_int64),
         ("ids", c_void_p),
         ("scores", c_void_p),
-        ("known", c_void_p),
         ("initial_ids", c_void_p),
         ("initial_scores", c_void_p),
         ("initial_stride", c_int64),

@@ -1,8 +1,9 @@
 /* The transition table: top successors by token, and by pair of tokens in a bounded table.
  *
- * Python owns all memory; the record holds its addresses. Pairs are found by open addressing: a hash slot holds a row
- * index plus 1, and each row has its key. The rows form a list from the least to the most recently written, so the row
- * to evict is known. */
+ * Python owns all memory; the record holds its addresses. Only contexts that were seen have a row, since every request
+ * may have a table of its own and a vocabulary is large. Pairs are found by open addressing: a hash slot holds a row
+ * index plus 1, and each row has its key. The rows of pairs form a list from the least to the most recently written, so
+ * the row to evict is known. */
 #ifndef DRAFTWOOD_TABLE_H
 #define DRAFTWOOD_TABLE_H
 
@@ -16,9 +17,10 @@
 
 typedef struct {
     int64_t vocab, width;
-    int32_t *ids; /* [vocab][width], valid where known */
-    float *scores; /* [vocab][width] */
-    uint8_t *known; /* [vocab] */
+    int32_t *row_of; /* [vocab] row of a token plus 1; 0: not seen */
+    int64_t num_seen, seen_room; /* rows of tokens; that memory is reserved for */
+    int32_t *ids; /* [rows][width] */
+    float *scores; /* [rows][width] */
     const int32_t *initial_ids; /* [vocab], rows initial_stride apart, or NULL: initial successors */
     const float *initial_scores;
     int64_t initial_stride;
@@ -113,12 +115,15 @@ static int64_t claim(Table *t, uint64_t key) {
 static inline void prefetch_slot(const Table *t, int64_t previous, int64_t token) {
     if (token < 0 || token >= t->vocab) return;
     if (t->capacity) __builtin_prefetch(t->slots + home_slot(t, pair_key(previous, token)));
-    __builtin_prefetch(t->known + token);
-    __builtin_prefetch(t->ids + token * t->width);
-    __builtin_prefetch(t->scores + token * t->width);
+    __builtin_prefetch(t->row_of + token);
 }
 
 static inline void prefetch_row(const Table *t, int64_t previous, int64_t token) {
+    if (token >= 0 && token < t->vocab && t->row_of[token]) {
+        const int64_t seen = t->row_of[token] - 1;
+        __builtin_prefetch(t->ids + seen * t->width);
+        __builtin_prefetch(t->scores + seen * t->width);
+    }
     if (!t->capacity) return;
     const int64_t row = t->slots[home_slot(t, pair_key(previous, token))] - 1;
     if (row < 0) return;
@@ -136,16 +141,23 @@ static int64_t find(const Table *t, int64_t previous, int64_t token) {
         if (row) return row - 1;
     }
     if (token < 0 || token >= t->vocab) return NOT_FOUND;
-    if (t->known[token]) return BY_TOKEN;
+    if (t->row_of[token]) return BY_TOKEN;
     return t->initial_ids && t->initial_ids[token * t->initial_stride] != NONE ? INITIAL : NOT_FOUND;
 }
 
-static Row successors(const Table *t, int64_t previous, int64_t token) {
-    const int64_t row = find(t, previous, token);
-    if (row >= 0) return (Row){t->pair_ids + row * t->width, t->pair_scores + row * t->width};
-    if (row == BY_TOKEN) return (Row){t->ids + token * t->width, t->scores + token * t->width};
-    if (row == INITIAL) return (Row){t->initial_ids + token * t->initial_stride, t->initial_scores + token * t->initial_stride};
+/* The successors that `find` found for the token and the one before it. */
+static Row row_at(const Table *t, int64_t found, int64_t token) {
+    if (found >= 0) return (Row){t->pair_ids + found * t->width, t->pair_scores + found * t->width};
+    if (found == BY_TOKEN) {
+        const int64_t row = t->row_of[token] - 1;
+        return (Row){t->ids + row * t->width, t->scores + row * t->width};
+    }
+    if (found == INITIAL) return (Row){t->initial_ids + token * t->initial_stride, t->initial_scores + token * t->initial_stride};
     return (Row){0, 0};
+}
+
+static Row successors(const Table *t, int64_t previous, int64_t token) {
+    return row_at(t, find(t, previous, token), token);
 }
 
 static int are_tokens(const Table *t, int64_t n, const int32_t *tokens) {
@@ -157,9 +169,10 @@ static int are_tokens(const Table *t, int64_t n, const int32_t *tokens) {
 /* Stores the successors of one context. */
 static void learn(Table *t, int64_t previous, int64_t token, const int32_t *ids, const float *scores) {
     const int64_t width = t->width;
-    memcpy(t->ids + token * width, ids, width * sizeof *ids);
-    memcpy(t->scores + token * width, scores, width * sizeof *scores);
-    t->known[token] = 1;
+    if (!t->row_of[token]) t->row_of[token] = (int32_t)++t->num_seen;
+    const int64_t seen = t->row_of[token] - 1;
+    memcpy(t->ids + seen * width, ids, width * sizeof *ids);
+    memcpy(t->scores + seen * width, scores, width * sizeof *scores);
     if (!t->capacity) return;
     const int64_t row = claim(t, pair_key(previous, token));
     memcpy(t->pair_ids + row * width, ids, width * sizeof *ids);
@@ -267,9 +280,10 @@ static int are_apart(Table *const *tables, int64_t n) {
 int64_t draftwood_find_full(int64_t n, Table *const *tables, int64_t more, int64_t start) {
     for (int64_t i = start; i < n; i++) {
         const Table *t = tables[i];
-        int64_t needed = t->used + more;
+        int64_t needed = t->used + more, tokens = t->num_seen + more;
         if (needed > t->capacity) needed = t->capacity;
-        if (needed > t->room || needed > INT64_C(1) << t->bits >> 1) return i;
+        if (tokens > t->vocab) tokens = t->vocab;
+        if (tokens > t->seen_room || needed > t->room || needed > INT64_C(1) << t->bits >> 1) return i;
     }
     return -1;
 }

@@ -36,19 +36,17 @@ class CompiledTable:
         self.core = core
         self.width = width
         self.capacity = min(num_pairs, MAX_ROWS)
-        self.ids: IdRows = np.empty((vocab_size, width), dtype=np.int32)  # [V, K]
-        self.scores: ScoreRows = np.empty((vocab_size, width), dtype=np.float32)  # [V, K]
-        self.known = np.zeros(vocab_size, dtype=np.bool_)  # [V]
+        self.vocab_size = vocab_size
+        self.row_of = np.zeros(vocab_size, dtype=np.int32)  # [V] the token's row plus 1; 0: not seen
         self._record = TableRecord(vocab=vocab_size, width=width, capacity=self.capacity, oldest=-1, latest=-1)
         self.address = ctypes.addressof(self._record)
-        self._point_to("ids", self.ids)
-        self._point_to("scores", self.scores)
-        self._point_to("known", self.known)
+        self._point_to("row_of", self.row_of)
         if initial is not None:
             self._initial = _align_rows(*initial)
             self._point_to("initial_ids", self._initial[0])
             self._point_to("initial_scores", self._initial[1])
             self._record.initial_stride = self._initial[0].strides[0] // self._initial[0].itemsize
+        self._resize_tokens(min(vocab_size, FIRST_ROWS))
         self._resize_rows(min(self.capacity, FIRST_ROWS))
         self._resize_slots(FIRST_BITS if self.capacity else 0)
 
@@ -58,9 +56,9 @@ class CompiledTable:
 
     @property
     def num_bytes(self) -> int:
-        """Only used rows of pairs count: untouched memory is not allocated by the system."""
-        own = self.ids.nbytes + self.scores.nbytes + self.known.nbytes
-        return own + self._slots.nbytes + self.num_pairs * (ROW_BYTES + 8 * self.width)
+        """Only used rows count: untouched memory is not allocated by the system."""
+        rows = self.num_pairs * (ROW_BYTES + 8 * self.width) + self._record.num_seen * 8 * self.width
+        return self.row_of.nbytes + self._slots.nbytes + int(rows)
 
     def __call__(self, previous: int, token: int) -> tuple[list[int], list[float]]:
         """The top successors of the pair if known, else of the token."""
@@ -73,8 +71,11 @@ class CompiledTable:
             return 0, (self.pair_ids[row].tolist(), self.pair_scores[row].tolist())
         if row == NOT_FOUND:
             return 2, ([], [])
-        ids, scores = (self.ids, self.scores) if row == BY_TOKEN else self._initial
-        return 1 if row == BY_TOKEN else 2, (ids[token].tolist(), scores[token].tolist())
+        if row == BY_TOKEN:
+            seen = self.row_of[token] - 1
+            return 1, (self.ids[seen].tolist(), self.scores[seen].tolist())
+        ids, scores = self._initial
+        return 2, (ids[token].tolist(), scores[token].tolist())
 
     def learn(self, previous: Sequence[int], tokens: Sequence[int], ids: IdRows, scores: ScoreRows) -> None:
         """Store rows [n, K]: successors of ``tokens[i]`` after ``previous[i]``. For equal contexts the last wins."""
@@ -86,7 +87,7 @@ class CompiledTable:
         rows = _contiguous(ids, np.int32), _contiguous(scores, np.float32)
         addresses = (*[part.buffer_info()[0] for part in contexts], *[address_of(part) for part in rows])
         if self.core.learn(self.address, len(tokens), *addresses):
-            raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {len(self.known)}")
+            raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {self.vocab_size}")
 
     def learn_tree(
         self,
@@ -105,7 +106,7 @@ class CompiledTable:
         own, above, last = [column.buffer_info()[0] for column in columns]
         addresses = last, address_of(rows[0]), address_of(rows[1])
         if self.core.learn_tree(self.address, len(tokens), own, above, before, len(path), *addresses):
-            raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {len(self.known)}, path {list(path)}")
+            raise IndexError(f"tokens {min(tokens)} to {max(tokens)} of {self.vocab_size}, path {list(path)}")
 
     def _prepare_rows(self, count: int, ids: IdRows, scores: ScoreRows) -> bool:
         """Check the shapes and reserve memory for ``count`` rows; False if there are none."""
@@ -114,7 +115,22 @@ class CompiledTable:
         self._reserve(count)
         return count > 0
 
-    # -- all pairs at once -------------------------------------------------------------------------------------------
+    # -- all tokens and pairs at once --------------------------------------------------------------------------------
+
+    def token_arrays(self) -> tuple[npt.NDArray[np.int64], IdRows, ScoreRows]:
+        """All tokens that have successors, with their rows."""
+        tokens = np.flatnonzero(self.row_of)
+        rows = self.row_of[tokens] - 1
+        return tokens, self.ids[rows], self.scores[rows]
+
+    def restore_tokens(self, tokens: npt.NDArray[Any], ids: npt.NDArray[Any], scores: npt.NDArray[Any]) -> None:
+        self._reserve(len(tokens))
+        new = np.unique(tokens[self.row_of[tokens] == 0])
+        self.row_of[new] = 1 + self._record.num_seen + np.arange(len(new))
+        self._record.num_seen += len(new)
+        rows = self.row_of[tokens] - 1
+        self.ids[rows] = ids
+        self.scores[rows] = scores
 
     def pair_rows(self) -> npt.NDArray[np.int64]:
         """Rows of all pairs, least recently written first."""
@@ -133,26 +149,34 @@ class CompiledTable:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def _reserve(self, more: int) -> None:
-        """Reserve memory for ``more`` new pairs, up to the capacity."""
+        """Reserve memory for ``more`` new tokens and pairs, up to the capacity."""
         record = self._record
+        tokens = min(self.vocab_size, record.num_seen + more)
+        if tokens > len(self.ids):
+            self._resize_tokens(min(self.vocab_size, max(tokens, 2 * len(self.ids))))
         needed = min(record.capacity, record.used + more)
         if needed > len(self.keys):
             self._resize_rows(min(record.capacity, max(needed, 2 * len(self.keys))))
         if needed > 1 << record.bits >> 1:
             self._resize_slots(int(2 * needed - 1).bit_length())
 
-    def _resize_rows(self, count: int) -> None:
-        """Allocate ``count`` rows and copy the used ones."""
-        width, self._record.room = self.width, count
-        self.keys = self._reallocate("keys", (count,), np.uint64)
-        self.older = self._reallocate("older", (count,), np.int32)
-        self.later = self._reallocate("later", (count,), np.int32)
-        self.pair_ids: IdRows = self._reallocate("pair_ids", (count, width), np.int32)
-        self.pair_scores: ScoreRows = self._reallocate("pair_scores", (count, width), np.float32)
+    def _resize_tokens(self, count: int) -> None:
+        """Allocate ``count`` rows of tokens and copy the used ones."""
+        used, shape, self._record.seen_room = self._record.num_seen, (count, self.width), count
+        self.ids: IdRows = self._reallocate("ids", used, shape, np.int32)
+        self.scores: ScoreRows = self._reallocate("scores", used, shape, np.float32)
 
-    def _reallocate(self, name: str, shape: tuple[int, ...], kind: type[np.generic]) -> npt.NDArray[Any]:
+    def _resize_rows(self, count: int) -> None:
+        """Likewise, rows of pairs."""
+        used, width, self._record.room = self.num_pairs, self.width, count
+        self.keys = self._reallocate("keys", used, (count,), np.uint64)
+        self.older = self._reallocate("older", used, (count,), np.int32)
+        self.later = self._reallocate("later", used, (count,), np.int32)
+        self.pair_ids: IdRows = self._reallocate("pair_ids", used, (count, width), np.int32)
+        self.pair_scores: ScoreRows = self._reallocate("pair_scores", used, (count, width), np.float32)
+
+    def _reallocate(self, name: str, used: int, shape: tuple[int, ...], kind: type[np.generic]) -> npt.NDArray[Any]:
         new = np.empty(shape, dtype=kind)
-        used = self.num_pairs
         if used:
             new[:used] = getattr(self, name)[:used]
         self._point_to(name, new)

@@ -21,8 +21,6 @@ def draft(sessions: Sequence[Session], *, drafts: bool = True) -> list[Session]:
             session.leave()
         if session.is_prefilling:  # logits and hidden states of prompts cost something too
             session.is_resting = session.has_left or (not drafts and session.may_rest)
-            if not session.is_resting:
-                session.begin_drafting()
             continue
         if session.error is not None:
             continue

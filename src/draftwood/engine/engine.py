@@ -43,7 +43,8 @@ class Engine:
         self._in_flight: Pass | None = None
         self._late_error: Exception | None = None
         self._lane = 0
-        self._turns, self._worth = Turns(), Worth()
+        self._worth = Worth()
+        self._turns = {True: Turns(), False: Turns()}  # with drafts, without: the host has other work then
         self._experience: WeakKeyDictionary[DrafterFactory, Experience] = WeakKeyDictionary()
         self._progress = progress
         self._next_id = 0
@@ -160,8 +161,9 @@ class Engine:
         """
         with self._lock:
             if not self._scheduler.running:
-                self._turns.rest()
                 self._worth.rest()
+                for turns in self._turns.values():
+                    turns.rest()
             self._scheduler.admit()
             self._scheduler.grow(set() if self._in_flight is None else set(map(id, self._in_flight.sessions)))
             if self._scheduler.has_work and not self._scheduler.running:
@@ -190,7 +192,7 @@ class Engine:
             launched = self._begin(running, before_launch=before_wait)
             return [] if launched is None else write_out(self._finish(launched))
         self._raise_late()
-        if self._turns.pay(len(running)) and not any(
+        if self._turns[self._drafts].pay(len(running)) and not any(
             session.reads_logits or session.drafts_with_model for session in running
         ):
             return self._take_turns(running, before, before_wait)
@@ -217,11 +219,12 @@ class Engine:
 
     def _finish(self, launched: Pass) -> Finished:
         finished = finish(self.target, launched)
-        self._turns.note(launched.times.waiting)
+        self._turns[self._drafts].note(launched.times.waiting)
+        self._turns[not self._drafts].rest()
         tokens = sum([len(each.block.token_ids) for each in finished.accepted])
         sessions, num_running = launched.sessions, len(self._scheduler.running)
         counts = all(session.may_rest for session in sessions)
-        if counts and self._worth.of_drafts(num_running):
+        if counts and self._drafts:
             counts = not all(session.has_left for session in sessions)  # nothing is drafted until new requests come
         self._worth.note(num_running, tokens, finished.num_read, counts=counts)
         return finished
@@ -229,8 +232,12 @@ class Engine:
     def _begin(
         self, sessions: Sequence[Session], lane: int = 0, before_launch: Callable[[], None] = lambda: None
     ) -> Pass | None:
-        drafts = self._worth.of_drafts(len(self._scheduler.running))
-        return begin(self.target, sessions, lane, drafts=drafts, before_launch=before_launch)
+        return begin(self.target, sessions, lane, drafts=self._drafts, before_launch=before_launch)
+
+    @property
+    def _drafts(self) -> bool:
+        """Whether as many requests as run now should draft."""
+        return self._worth.of_drafts(len(self._scheduler.running))
 
     def _run_ahead(self) -> None:
         """Launches the next pass, unless events still read logits of the last one. Drafts of a model are made before

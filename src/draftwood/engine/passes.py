@@ -50,7 +50,14 @@ class Answer:
         """The rows of one session. All are split when the first is read: hundreds of views take their time."""
         if self._parts is None:
             self._parts = self.output.split(self.segments)
-        part = self._parts[index]
+        return self._with_own_taps(self._parts[index], index)
+
+    def only_part(self, index: int) -> ForwardOutput:
+        """The same, where few sessions read theirs."""
+        part = self.output.only(self.segments, index) if self._parts is None else self._parts[index]
+        return self._with_own_taps(part, index)
+
+    def _with_own_taps(self, part: ForwardOutput, index: int) -> ForwardOutput:
         session = self.sessions[index]
         if not self._taps or session.has_left:
             return part

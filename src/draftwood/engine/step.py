@@ -58,6 +58,7 @@ def begin(
     before_launch()
     launched = launch(target, running, lane)
     launched.times.drafting = time.perf_counter() - started - launched.times.passing
+    show_prompts(running)
     return launched
 
 
@@ -88,6 +89,13 @@ def write_out(finished: Finished) -> list[TokenEvent]:
     return write(finished.accepted, finished.answer, finished.at)
 
 
+def show_prompts(sessions: Sequence[Session]) -> None:
+    """Shows drafters their prompts while the target reads them."""
+    for session in sessions:
+        if session.is_prefilling and not session.is_resting:
+            session.begin_drafting()
+
+
 def read_prompts(target: Target, answer: Answer) -> None:
     """Commits parts of prompts and shows them to the drafters that ask for that."""
     for index, (session, segment) in enumerate(zip(answer.sessions, answer.segments, strict=True)):
@@ -98,7 +106,7 @@ def read_prompts(target: Target, answer: Answer) -> None:
         session.num_committed += len(segment.token_ids)
         if segment.num_logits or (session.drafter.wants_taps and not session.is_resting):
             with session:
-                output = answer.part(index)
+                output = answer.only_part(index)
                 session.drafter.read_prompt(PromptRows(start, output.logits, output.top, output.taps))
 
 

@@ -181,8 +181,8 @@ class CompiledGuesses:
         self._num_sources = 0  # that the counts have room for
 
     def chances(self, tree: DraftTree) -> list[float]:
-        chances = array("d", bytes(24 * len(tree)))
-        self.core.chances(self.address(), tree.pack().place, chances.buffer_info()[0])
+        chances, place = array("d", bytes(24 * len(tree))), tree.pack().place  # first, since it may add a source
+        self.core.chances(self.address(), place, chances.buffer_info()[0])
         return chances[1 : len(tree)].tolist()
 
     def note(self, offered: DraftTree, emitted: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ so C is used if there is a compiler, and compiled growth reads the tiers directl
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,7 @@ class TransitionTable:
     @property
     def layout(self) -> str:
         pairs = " and of pairs" if self._has_pairs else ""
-        return f"successors of {len(self._tiers.known)} tokens{pairs}, {self.width} each"
+        return f"successors of {self._tiers.vocab_size} tokens{pairs}, {self.width} each"
 
     @property
     def num_bytes(self) -> int:
@@ -89,23 +89,16 @@ class TransitionTable:
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """What was learned, without the initial successors."""
         tiers = self._tiers
-        known = np.flatnonzero(tiers.known)
-        single: dict[str, npt.NDArray[np.generic]] = {
-            "tokens": known,
-            "ids": tiers.ids[known],
-            "scores": tiers.scores[known],
-        }
+        tokens, ids, scores = tiers.token_arrays()
+        single: dict[str, npt.NDArray[np.generic]] = {"tokens": tokens, "ids": ids, "scores": scores}
         return {**single, **tiers.pair_arrays("pairs")} if self._has_pairs else single
 
     def restore(self, arrays: Arrays) -> None:
         tiers = self._tiers
         for name in ("tokens", "ids", "pairs.ids"):
             if name in arrays:
-                check_vocabulary(name, arrays, len(tiers.known))
-        known = arrays["tokens"]
-        tiers.ids[known] = arrays["ids"]
-        tiers.scores[known] = arrays["scores"]
-        tiers.known[known] = True
+                check_vocabulary(name, arrays, tiers.vocab_size)
+        tiers.restore_tokens(arrays["tokens"], arrays["ids"], arrays["scores"])
         if self._has_pairs:
             tiers.restore_pairs("pairs", arrays)
 
@@ -114,6 +107,7 @@ class PythonTiers:
     """Reference implementation: arrays by token, and a bounded table by pair."""
 
     def __init__(self, vocab_size: int, width: int, num_pairs: int, initial: SuccessorArrays | None) -> None:
+        self.vocab_size = vocab_size
         self.ids: IdRows = np.empty((vocab_size, width), dtype=np.int32)  # [V, K]
         self.scores: ScoreRows = np.empty((vocab_size, width), dtype=np.float32)  # [V, K]
         self.known = np.zeros(vocab_size, dtype=np.bool_)  # [V]
@@ -165,6 +159,15 @@ class PythonTiers:
         if self._initial is not None and self._initial.ids[token, 0] != NOTHING:
             return 2, (self._initial.ids[token].tolist(), self._initial.scores[token].tolist())
         return 2, NO_SUCCESSORS
+
+    def token_arrays(self) -> tuple[npt.NDArray[np.int64], IdRows, ScoreRows]:
+        tokens = np.flatnonzero(self.known)
+        return tokens, self.ids[tokens], self.scores[tokens]
+
+    def restore_tokens(self, tokens: npt.NDArray[Any], ids: npt.NDArray[Any], scores: npt.NDArray[Any]) -> None:
+        self.ids[tokens] = ids
+        self.scores[tokens] = scores
+        self.known[tokens] = True
 
     def pair_arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
         return self._pairs.arrays(prefix)

@@ -76,6 +76,16 @@ class ForwardOutput(NamedTuple):
         views = [each.split_with_sizes(num_rows) for each in (self.logits, self.greedy_ids)]
         return list(map(ForwardOutput, *views, taps, top))
 
+    def only(self, segments: Sequence[Segment], index: int) -> ForwardOutput:
+        """The output of one segment; views, as in ``split``."""
+        first = sum([segment.num_logits for segment in segments[:index]])
+        start = sum([len(segment.token_ids) for segment in segments[:index]])
+        segment = segments[index]
+        rows, nodes = slice(first, first + segment.num_logits), slice(start, start + len(segment.token_ids))
+        taps = None if self.taps is None else self.taps[nodes]
+        top = None if self.top is None else self.top.at(rows)
+        return ForwardOutput(self.logits[rows], self.greedy_ids[rows], taps, top)
+
 
 class PendingPass(ABC):
     """A pass that was started."""
