@@ -43,8 +43,7 @@ class CompiledTable:
         self._point_to("row_of", self.row_of)
         if initial is not None:
             self._initial = _align_rows(*initial)
-            self._point_to("initial_ids", self._initial[0])
-            self._point_to("initial_scores", self._initial[1])
+            self._record.initial_ids, self._record.initial_scores = [part.ctypes.data for part in self._initial]
             self._record.initial_stride = self._initial[0].strides[0] // self._initial[0].itemsize
         self._resize_tokens(min(vocab_size, FIRST_ROWS))
         self._resize_rows(min(self.capacity, FIRST_ROWS))
@@ -189,8 +188,8 @@ class CompiledTable:
         self.core.rehash(self.address)
 
     def _point_to(self, field: str, memory: npt.NDArray[Any]) -> None:
-        """Store an address in the record; this object keeps the memory alive."""
-        setattr(self._record, field, memory.ctypes.data)
+        """Store the address of writable memory in the record; this object keeps it alive."""
+        setattr(self._record, field, address_of(memory) if memory.size else 0)
 
 
 def reserve_rows(tables: Sequence[CompiledTable], ids: IdRows, scores: ScoreRows) -> array[int]:
