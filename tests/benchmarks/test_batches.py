@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -32,6 +33,34 @@ def test_every_cell_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(shown) == 2 * (2 + 4)
     assert len({line.count("|") for line in shown}) == 1
+
+
+def test_table_has_one_row_for_all_tasks_of_a_drafter() -> None:
+    batches = load_script("batches")
+    measured = itertools.product((8, 1), (("code", 3.0), ("chat", 1.0)), ("plain", "blend"), ("auto", "never"))
+    cells = [
+        batches.Cell(
+            drafter=drafter,
+            batch=batch,
+            task=task,
+            turns=turns,
+            prompts=2,
+            tokens_per_second=times * 100,
+            times_plain=times,
+            tau=1.0,
+            nodes=1.0,
+            host=0.5,
+            equal=1.0,
+            equal_alone=None,
+        )
+        for batch, (task, times), drafter, turns in measured
+    ]
+    header, _, *rows = ([each.strip() for each in line.split("|")[1:-1]] for line in batches.table(cells).splitlines())
+    assert header[:6] == ["batch", "drafter", "turns", "mean", "code", "chat"]
+    assert [tuple(row[:3]) for row in rows] == list(
+        itertools.product(("1", "8"), ("plain", "blend"), ("auto", "never"))
+    )
+    assert {tuple(row[3:]) for row in rows} == {("2.00x", "3.00x", "1.00x", "200", "1.00", "1.0", "50%", "4 of 4")}
 
 
 def test_unknown_tasks_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,10 +210,15 @@ def test_too_small_initial_table_is_refused(shape: tuple[int, int]) -> None:
 
 def test_a_compiled_table_stays_within_its_memory() -> None:
     compiled = TransitionTable(V, K, num_pairs=100)
-    empty = compiled.num_bytes
-    learn([compiled], [(1, 2), (3, 4)], random.Random(0))
-    assert compiled.num_bytes == empty + 2 * (table.ROW_BYTES + 8 * K) + 2 * 8 * K  # two pairs and two tokens
-    assert table.ROW_BYTES + 2 * 2 * 4 <= 140  # a row with up to four slots; the limit is rowtable.ENTRY_BYTES
+    assert compiled.num_bytes == 0
+    learn([compiled], [(1, 2)], random.Random(0))
+    one, successors = compiled.num_bytes, 8 * K
+    learn([compiled], [(1, 4), (3, 4)], random.Random(0))  # two pairs and a token
+    assert (
+        compiled.num_bytes == one + 2 * (table.KEY_BYTES + table.LINK_BYTES + successors) + table.KEY_BYTES + successors
+    )
+    pair_bytes = table.KEY_BYTES + table.LINK_BYTES + 4 * 4  # with up to four slots
+    assert pair_bytes <= 140  # the limit is rowtable.ENTRY_BYTES
 
 
 # -- trees -----------------------------------------------------------------------------------------------------------

@@ -127,9 +127,9 @@ def run(kind: type[Blends | Spines], threads: int, sharing: str, count: int) -> 
     for table in tables:
         own = table.compiled
         assert own is not None
-        pairs = own.keys, own.pair_ids, own.pair_scores
-        state += [*[part.tobytes() for part in own.token_arrays()], own.pair_rows().tobytes()]
-        state += [part[: own.num_pairs].tobytes() for part in pairs]
+        for rows in (own.tokens, own.pairs):
+            state += [part[: len(rows)].tobytes() for part in (rows.keys, rows.ids, rows.scores)]
+        state.append(own.pairs.order().tobytes())
     return found, state
 
 

@@ -18,32 +18,26 @@ MAX_THREADS = 8
 CORE = Library("core", Path(__file__).parent / "core.c", ctypes.PyDLL)
 
 
+class RowsRecord(ctypes.Structure):
+    """``Rows`` of table.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("capacity", "used", "room", "oldest", "latest", "bits")),
+        *((name, c_void_p) for name in ("slots", "keys", "older", "later", "ids", "scores")),
+    )
+
+
 class TableRecord(ctypes.Structure):
     """``Table`` of table.h."""
 
     _fields_ = (
         ("vocab", c_int64),
         ("width", c_int64),
-        ("row_of", c_void_p),
-        ("num_seen", c_int64),
-        ("seen_room", c_int64),
-        ("ids", c_void_p),
-        ("scores", c_void_p),
         ("initial_ids", c_void_p),
         ("initial_scores", c_void_p),
         ("initial_stride", c_int64),
-        ("capacity", c_int64),
-        ("used", c_int64),
-        ("room", c_int64),
-        ("oldest", c_int64),
-        ("latest", c_int64),
-        ("bits", c_int64),
-        ("slots", c_void_p),
-        ("keys", c_void_p),
-        ("older", c_void_p),
-        ("later", c_void_p),
-        ("pair_ids", c_void_p),
-        ("pair_scores", c_void_p),
+        ("tokens", RowsRecord),
+        ("pairs", RowsRecord),
     )
 
 
@@ -83,7 +77,7 @@ class Core:
             entry.restype, entry.argtypes = result, arguments
             return entry  # type: ignore[no-any-return]
 
-        self.find = function("find", c_int64, c_void_p, c_int64, c_int64)
+        self.find = function("find", c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
         self.learn = function("learn", c_int, c_void_p, c_int64, *[c_void_p] * 4)
         self.learn_tree = function(
             "learn_tree", c_int, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, *[c_void_p] * 3

@@ -120,7 +120,7 @@ static int is_guess(const Growth *g, Row row, int64_t rank) {
 /* Queues the best successor of a node, starting at `rank`. */
 static void offer(Growth *g, int32_t node, int32_t previous, int32_t token, double value, int32_t depth, int64_t rank) {
     if (depth >= g->max_depth) return;
-    const Row row = successors(g->table, previous, token);
+    const Row row = find(g->table, previous, token);
     if (!is_guess(g, row, rank)) return;
     prefetch_slot(g->table, token, row.ids[rank]);
     push(&g->queue, (Candidate){value * row.scores[rank], value, 0, rank, node, token, depth, row});
@@ -139,7 +139,7 @@ static void lay_spine(Growth *g, int32_t previous, int64_t length, const int32_t
 
 /* Adds the best successors of a start as children, which become starts too. */
 static void attach(Growth *g, Start *start, int64_t allowance) {
-    const Row row = successors(g->table, start->previous, start->token);
+    const Row row = find(g->table, start->previous, start->token);
     int64_t rank = 0;
     for (; allowance && is_guess(g, row, rank); rank++) {
         const double score = row.scores[rank];

@@ -88,15 +88,13 @@ void draftwood_look_successors(const void *data, const int32_t *tail, int64_t le
     const Table *t = data;
     (void)depth;
     const int32_t token = tail[length - 1], previous = length > 1 ? tail[length - 2] : token;
-    const int64_t found = find(t, previous, token);
-    if (found == NOT_FOUND) return;
-    const int32_t tier = found >= 0 ? 0 : found == BY_TOKEN ? 1 : 2;
-    const Row row = row_at(t, found, token);
+    const Row row = find(t, previous, token);
+    if (row.tier == NOT_FOUND) return;
     for (int64_t rank = 0; rank < t->width && rank < MAX_HINTS && row.scores[rank] > 0.0f; rank++) {
         hints->tokens[hints->count] = row.ids[rank];
-        hints->kinds[hints->count++] = NUM_TIERS + tier * NUM_PROBS + bucket(PROBS, NUM_PROBS - 1, row.scores[rank]);
+        hints->kinds[hints->count++] = NUM_TIERS + row.tier * NUM_PROBS + bucket(PROBS, NUM_PROBS - 1, row.scores[rank]);
     }
-    hints->absent = tier;
+    hints->absent = row.tier;
 }
 
 /* -- predictions for the same position ----------------------------------------------------------------------------- */

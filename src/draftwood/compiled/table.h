@@ -1,9 +1,7 @@
 /* The transition table: top successors by token, and by pair of tokens in a bounded table.
  *
- * Python owns all memory; the record holds its addresses. Only contexts that were seen have a row, since every request
- * may have a table of its own and a vocabulary is large. Pairs are found by open addressing: a hash slot holds a row
- * index plus 1, and each row has its key. The rows of pairs form a list from the least to the most recently written, so
- * the row to evict is known. */
+ * Both tiers are hash tables of rows. Only contexts that were seen have a row, since every request may have a table of
+ * its own and a vocabulary is large. Python owns all memory; the records hold its addresses. */
 #ifndef DRAFTWOOD_TABLE_H
 #define DRAFTWOOD_TABLE_H
 
@@ -13,151 +11,152 @@
 #include "requests.h"
 #include "trees.h"
 
-#define NONE (-1) /* end of the list of rows; also the token that pads short rows */
+#define NONE (-1) /* no row; also the token that pads short rows */
 
+/* Rows by key, found by open addressing: a hash slot holds a row index plus 1, and each row has its key. If they are
+ * bounded, the rows form a list from the least to the most recently written, so the row to evict is known. */
 typedef struct {
-    int64_t vocab, width;
-    int32_t *row_of; /* [vocab] row of a token plus 1; 0: not seen */
-    int64_t num_seen, seen_room; /* rows of tokens; that memory is reserved for */
-    int32_t *ids; /* [rows][width] */
-    float *scores; /* [rows][width] */
-    const int32_t *initial_ids; /* [vocab], rows initial_stride apart, or NULL: initial successors */
-    const float *initial_scores;
-    int64_t initial_stride;
-    int64_t capacity, used, room; /* rows of pairs; capacity 0: no pairs; room: that memory is reserved for */
+    int64_t capacity, used, room; /* rows: at most, so far, that memory is reserved for */
     int64_t oldest, latest; /* rows */
     int64_t bits; /* log2 of the number of slots */
     int32_t *slots; /* [1 << bits] */
-    uint64_t *keys; /* [rows] */
-    int32_t *older, *later; /* [rows] list links */
-    int32_t *pair_ids; /* [rows][width] */
-    float *pair_scores; /* [rows][width] */
+    uint64_t *keys; /* [room] */
+    int32_t *older, *later; /* [room] list links; NULL: never evicted */
+    int32_t *ids; /* [room][width] */
+    float *scores; /* [room][width] */
+} Rows;
+
+typedef struct {
+    int64_t vocab, width;
+    const int32_t *initial_ids; /* [vocab], rows initial_stride apart, or NULL: initial successors */
+    const float *initial_scores;
+    int64_t initial_stride;
+    Rows tokens, pairs; /* by token; by pair, if these have a capacity */
 } Table;
 
-/* The successors of a context, best first; scores is NULL if there are none. */
-typedef struct {
-    const int32_t *ids;
-    const float *scores;
-} Row;
+enum { BY_PAIR, BY_TOKEN, INITIAL, NOT_FOUND }; /* tiers, in the order in which they are looked up */
 
-enum { NOT_FOUND = -1, BY_TOKEN = -2, INITIAL = -3 }; /* results of find that are not rows of pairs */
+/* The successors of a context, best first. */
+typedef struct {
+    int32_t tier;
+    const int32_t *ids;
+    const float *scores; /* NULL if not found */
+} Row;
 
 static inline uint64_t pair_key(int64_t previous, int64_t token) {
     return (uint64_t)(uint32_t)previous << 32 | (uint32_t)token;
 }
 
-static inline uint64_t home_slot(const Table *t, uint64_t key) {
-    return key * UINT64_C(0x9E3779B97F4A7C15) >> (64 - t->bits);
+static inline uint64_t home_slot(const Rows *r, uint64_t key) {
+    return key * UINT64_C(0x9E3779B97F4A7C15) >> (64 - r->bits);
 }
 
 /* The slot of the key, or the empty slot where it belongs. */
-static uint64_t slot_of(const Table *t, uint64_t key) {
-    const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
-    uint64_t slot = home_slot(t, key);
-    while (t->slots[slot] && t->keys[t->slots[slot] - 1] != key) slot = (slot + 1) & mask;
+static uint64_t slot_of(const Rows *r, uint64_t key) {
+    const uint64_t mask = (UINT64_C(1) << r->bits) - 1;
+    uint64_t slot = home_slot(r, key);
+    while (r->slots[slot] && r->keys[r->slots[slot] - 1] != key) slot = (slot + 1) & mask;
     return slot;
 }
 
 /* Empties a slot; displaced entries after it move up. */
-static void remove_slot(Table *t, uint64_t slot) {
-    const uint64_t mask = (UINT64_C(1) << t->bits) - 1;
-    for (uint64_t next = (slot + 1) & mask; t->slots[next]; next = (next + 1) & mask) {
-        const uint64_t wanted = home_slot(t, t->keys[t->slots[next] - 1]);
+static void remove_slot(Rows *r, uint64_t slot) {
+    const uint64_t mask = (UINT64_C(1) << r->bits) - 1;
+    for (uint64_t next = (slot + 1) & mask; r->slots[next]; next = (next + 1) & mask) {
+        const uint64_t wanted = home_slot(r, r->keys[r->slots[next] - 1]);
         if (((next - wanted) & mask) >= ((next - slot) & mask)) {
-            t->slots[slot] = t->slots[next];
+            r->slots[slot] = r->slots[next];
             slot = next;
         }
     }
-    t->slots[slot] = 0;
+    r->slots[slot] = 0;
 }
 
-static void unlink_row(Table *t, int64_t row) {
-    const int32_t older = t->older[row], later = t->later[row];
-    if (older == NONE) t->oldest = later; else t->later[older] = later;
-    if (later == NONE) t->latest = older; else t->older[later] = older;
+static void unlink_row(Rows *r, int64_t row) {
+    const int32_t older = r->older[row], later = r->later[row];
+    if (older == NONE) r->oldest = later; else r->later[older] = later;
+    if (later == NONE) r->latest = older; else r->older[later] = older;
 }
 
-static void link_as_latest(Table *t, int64_t row) {
-    t->older[row] = (int32_t)t->latest;
-    t->later[row] = NONE;
-    if (t->latest == NONE) t->oldest = row; else t->later[t->latest] = (int32_t)row;
-    t->latest = row;
+static void link_as_latest(Rows *r, int64_t row) {
+    r->older[row] = (int32_t)r->latest;
+    r->later[row] = NONE;
+    if (r->latest == NONE) r->oldest = row; else r->later[r->latest] = (int32_t)row;
+    r->latest = row;
 }
 
 /* Returns a free row: a new one, or the least recently written one, which is evicted. */
-static int64_t free_row(Table *t) {
-    if (t->used < t->capacity) return t->used++;
-    const int64_t row = t->oldest;
-    remove_slot(t, slot_of(t, t->keys[row]));
-    unlink_row(t, row);
+static int64_t free_row(Rows *r) {
+    if (r->used < r->capacity) return r->used++;
+    const int64_t row = r->oldest;
+    remove_slot(r, slot_of(r, r->keys[row]));
+    unlink_row(r, row);
     return row;
 }
 
 /* Returns the row of the key, adding it if new; it becomes the latest. */
-static int64_t claim(Table *t, uint64_t key) {
-    uint64_t slot = slot_of(t, key);
-    if (t->slots[slot]) {
-        const int64_t row = t->slots[slot] - 1;
-        unlink_row(t, row);
-        link_as_latest(t, row);
+static int64_t claim(Rows *r, uint64_t key) {
+    uint64_t slot = slot_of(r, key);
+    if (r->slots[slot]) {
+        const int64_t row = r->slots[slot] - 1;
+        if (r->older) unlink_row(r, row), link_as_latest(r, row);
         return row;
     }
-    const int64_t used = t->used, row = free_row(t);
-    if (used == t->used) slot = slot_of(t, key); /* the eviction moved entries */
-    t->slots[slot] = (int32_t)row + 1;
-    t->keys[row] = key;
-    link_as_latest(t, row);
+    const int64_t used = r->used, row = free_row(r);
+    if (used == r->used) slot = slot_of(r, key); /* the eviction moved entries */
+    r->slots[slot] = (int32_t)row + 1;
+    r->keys[row] = key;
+    if (r->older) link_as_latest(r, row);
     return row;
+}
+
+static void write_row(Rows *r, uint64_t key, int64_t width, const int32_t *ids, const float *scores) {
+    const int64_t row = claim(r, key);
+    memcpy(r->ids + row * width, ids, width * sizeof *ids);
+    memcpy(r->scores + row * width, scores, width * sizeof *scores);
 }
 
 /* Tables are far larger than caches, and a cycle reads and writes dozens of rows in places that it knows beforehand.
  * These fetch what `find` and `learn` read first, and what they read next. */
+static inline void prefetch_key(const Rows *r, uint64_t key) {
+    if (r->used) __builtin_prefetch(r->slots + home_slot(r, key));
+}
+
+static inline void prefetch_row_of(const Rows *r, uint64_t key, int64_t width) {
+    if (!r->used) return;
+    const int64_t row = r->slots[home_slot(r, key)] - 1;
+    if (row < 0) return;
+    __builtin_prefetch(r->keys + row);
+    __builtin_prefetch(r->ids + row * width);
+    __builtin_prefetch(r->scores + row * width);
+    if (!r->older) return;
+    __builtin_prefetch(r->older + row);
+    __builtin_prefetch(r->later + row);
+}
+
 static inline void prefetch_slot(const Table *t, int64_t previous, int64_t token) {
-    if (token < 0 || token >= t->vocab) return;
-    if (t->capacity) __builtin_prefetch(t->slots + home_slot(t, pair_key(previous, token)));
-    __builtin_prefetch(t->row_of + token);
+    prefetch_key(&t->pairs, pair_key(previous, token));
+    prefetch_key(&t->tokens, (uint32_t)token);
 }
 
 static inline void prefetch_row(const Table *t, int64_t previous, int64_t token) {
-    if (token >= 0 && token < t->vocab && t->row_of[token]) {
-        const int64_t seen = t->row_of[token] - 1;
-        __builtin_prefetch(t->ids + seen * t->width);
-        __builtin_prefetch(t->scores + seen * t->width);
-    }
-    if (!t->capacity) return;
-    const int64_t row = t->slots[home_slot(t, pair_key(previous, token))] - 1;
-    if (row < 0) return;
-    __builtin_prefetch(t->keys + row);
-    __builtin_prefetch(t->older + row);
-    __builtin_prefetch(t->later + row);
-    __builtin_prefetch(t->pair_ids + row * t->width);
-    __builtin_prefetch(t->pair_scores + row * t->width);
+    prefetch_row_of(&t->pairs, pair_key(previous, token), t->width);
+    prefetch_row_of(&t->tokens, (uint32_t)token, t->width);
 }
 
-/* Finds the successors of two tokens: the row of the pair, else BY_TOKEN, INITIAL or NOT_FOUND. */
-static int64_t find(const Table *t, int64_t previous, int64_t token) {
-    if (t->capacity) {
-        const int64_t row = t->slots[slot_of(t, pair_key(previous, token))];
-        if (row) return row - 1;
-    }
-    if (token < 0 || token >= t->vocab) return NOT_FOUND;
-    if (t->row_of[token]) return BY_TOKEN;
-    return t->initial_ids && t->initial_ids[token * t->initial_stride] != NONE ? INITIAL : NOT_FOUND;
-}
+/* The row of the key, or NONE. */
+static int64_t row_of(const Rows *r, uint64_t key) { return r->used ? r->slots[slot_of(r, key)] - 1 : NONE; }
 
-/* The successors that `find` found for the token and the one before it. */
-static Row row_at(const Table *t, int64_t found, int64_t token) {
-    if (found >= 0) return (Row){t->pair_ids + found * t->width, t->pair_scores + found * t->width};
-    if (found == BY_TOKEN) {
-        const int64_t row = t->row_of[token] - 1;
-        return (Row){t->ids + row * t->width, t->scores + row * t->width};
-    }
-    if (found == INITIAL) return (Row){t->initial_ids + token * t->initial_stride, t->initial_scores + token * t->initial_stride};
-    return (Row){0, 0};
-}
-
-static Row successors(const Table *t, int64_t previous, int64_t token) {
-    return row_at(t, find(t, previous, token), token);
+/* Finds the successors of two tokens: of the pair, else of the second one, else the initial ones of that. */
+static Row find(const Table *t, int64_t previous, int64_t token) {
+    int64_t row = row_of(&t->pairs, pair_key(previous, token));
+    if (row >= 0) return (Row){BY_PAIR, t->pairs.ids + row * t->width, t->pairs.scores + row * t->width};
+    if (token < 0 || token >= t->vocab) return (Row){NOT_FOUND, 0, 0};
+    row = row_of(&t->tokens, (uint32_t)token);
+    if (row >= 0) return (Row){BY_TOKEN, t->tokens.ids + row * t->width, t->tokens.scores + row * t->width};
+    const int64_t first = token * t->initial_stride;
+    if (!t->initial_ids || t->initial_ids[first] == NONE) return (Row){NOT_FOUND, 0, 0};
+    return (Row){INITIAL, t->initial_ids + first, t->initial_scores + first};
 }
 
 static int are_tokens(const Table *t, int64_t n, const int32_t *tokens) {
@@ -168,15 +167,8 @@ static int are_tokens(const Table *t, int64_t n, const int32_t *tokens) {
 
 /* Stores the successors of one context. */
 static void learn(Table *t, int64_t previous, int64_t token, const int32_t *ids, const float *scores) {
-    const int64_t width = t->width;
-    if (!t->row_of[token]) t->row_of[token] = (int32_t)++t->num_seen;
-    const int64_t seen = t->row_of[token] - 1;
-    memcpy(t->ids + seen * width, ids, width * sizeof *ids);
-    memcpy(t->scores + seen * width, scores, width * sizeof *scores);
-    if (!t->capacity) return;
-    const int64_t row = claim(t, pair_key(previous, token));
-    memcpy(t->pair_ids + row * width, ids, width * sizeof *ids);
-    memcpy(t->pair_scores + row * width, scores, width * sizeof *scores);
+    write_row(&t->tokens, (uint32_t)token, t->width, ids, scores);
+    if (t->pairs.capacity) write_row(&t->pairs, pair_key(previous, token), t->width, ids, scores);
 }
 
 static void learn_node(Table *t, int64_t node, const int32_t *tokens, const int32_t *parents, int64_t before,
@@ -187,8 +179,13 @@ static void learn_node(Table *t, int64_t node, const int32_t *tokens, const int3
 
 /* -- called from Python -------------------------------------------------------------------------------------------- */
 
-int64_t draftwood_find(const Table *t, int64_t previous, int64_t token) {
-    return find(t, previous, token);
+/* Copies the successors [width] of two tokens; returns their tier. */
+int draftwood_find(const Table *t, int64_t previous, int64_t token, int32_t *ids, float *scores) {
+    const Row row = find(t, previous, token);
+    if (row.tier == NOT_FOUND) return NOT_FOUND;
+    memcpy(ids, row.ids, t->width * sizeof *ids);
+    memcpy(scores, row.scores, t->width * sizeof *scores);
+    return row.tier;
 }
 
 /* Stores one row of successors per context, in order; for equal contexts the last wins. Python has reserved memory.
@@ -276,30 +273,30 @@ static int are_apart(Table *const *tables, int64_t n) {
     return 1;
 }
 
+static int is_full(const Rows *r, int64_t more) {
+    const int64_t needed = r->used + more < r->capacity ? r->used + more : r->capacity;
+    return needed > r->room || needed > INT64_C(1) << r->bits >> 1;
+}
+
 /* Returns the first table from `start` on that may lack memory for `more` rows, or -1. */
 int64_t draftwood_find_full(int64_t n, Table *const *tables, int64_t more, int64_t start) {
-    for (int64_t i = start; i < n; i++) {
-        const Table *t = tables[i];
-        int64_t needed = t->used + more, tokens = t->num_seen + more;
-        if (needed > t->capacity) needed = t->capacity;
-        if (tokens > t->vocab) tokens = t->vocab;
-        if (tokens > t->seen_room || needed > t->room || needed > INT64_C(1) << t->bits >> 1) return i;
-    }
+    for (int64_t i = start; i < n; i++)
+        if (is_full(&tables[i]->tokens, more) || is_full(&tables[i]->pairs, more)) return i;
     return -1;
 }
 
-void draftwood_claim(Table *t, int64_t n, const uint64_t *keys, int64_t *rows) {
-    for (int64_t i = 0; i < n; i++) rows[i] = claim(t, keys[i]);
+void draftwood_claim(Rows *r, int64_t n, const uint64_t *keys, int64_t *rows) {
+    for (int64_t i = 0; i < n; i++) rows[i] = claim(r, keys[i]);
 }
 
-/* All rows, least recently written first. */
-void draftwood_order(const Table *t, int64_t *rows) {
-    for (int64_t row = t->oldest; row != NONE; row = t->later[row]) *rows++ = row;
+/* All rows that can be evicted, least recently written first. */
+void draftwood_order(const Rows *r, int64_t *rows) {
+    for (int64_t row = r->oldest; row != NONE; row = r->later[row]) *rows++ = row;
 }
 
 /* Inserts all rows into new, empty slots. */
-void draftwood_rehash(Table *t) {
-    for (int64_t row = 0; row < t->used; row++) t->slots[slot_of(t, t->keys[row])] = (int32_t)row + 1;
+void draftwood_rehash(Rows *r) {
+    for (int64_t row = 0; row < r->used; row++) r->slots[slot_of(r, r->keys[row])] = (int32_t)row + 1;
 }
 
 #endif

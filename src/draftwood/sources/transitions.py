@@ -183,14 +183,23 @@ class CompiledTiers(CompiledTable):
     def successors(self) -> Lookup:
         return self  # callable; compiled growth recognises it by its class
 
+    def token_arrays(self) -> tuple[npt.NDArray[np.int64], IdRows, ScoreRows]:
+        rows = np.argsort(self.tokens.keys[: len(self.tokens)])
+        return self.tokens.keys[rows].astype(np.int64), self.tokens.ids[rows], self.tokens.scores[rows]
+
+    def restore_tokens(self, tokens: npt.NDArray[Any], ids: npt.NDArray[Any], scores: npt.NDArray[Any]) -> None:
+        rows = self.tokens.claim(tokens.astype(np.uint64))
+        self.tokens.ids[rows] = ids
+        self.tokens.scores[rows] = scores
+
     def pair_arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:
-        rows = self.pair_rows()
-        keys = self.keys[rows]
+        rows = self.pairs.order()
+        keys = self.pairs.keys[rows]
         return {
             f"{prefix}.key_low": (keys & np.uint64((1 << KEY_BITS) - 1)).astype(np.int64),
             f"{prefix}.key_high": (keys >> np.uint64(KEY_BITS)).astype(np.int64),
-            f"{prefix}.ids": self.pair_ids[rows],
-            f"{prefix}.scores": self.pair_scores[rows],
+            f"{prefix}.ids": self.pairs.ids[rows],
+            f"{prefix}.scores": self.pairs.scores[rows],
             f"{prefix}.counts": np.ones(len(rows), np.int32),  # only the latest row of a pair is kept
         }
 
@@ -199,7 +208,7 @@ class CompiledTiers(CompiledTable):
         size = len(columns[0])
         if [column.shape for column in columns] != [(size,)] * 3 + [(size, self.width)] * 2:
             raise ValueError(f"{prefix} has columns {[column.shape for column in columns]}")
-        low, high, _, ids, scores = [column[-self.capacity :] for column in columns]
-        rows = self.claim(high.astype(np.uint64) << np.uint64(KEY_BITS) | low.astype(np.uint64))
-        self.pair_ids[rows] = ids
-        self.pair_scores[rows] = scores
+        low, high, _, ids, scores = [column[-self.pairs.capacity :] for column in columns]
+        rows = self.pairs.claim(high.astype(np.uint64) << np.uint64(KEY_BITS) | low.astype(np.uint64))
+        self.pairs.ids[rows] = ids
+        self.pairs.scores[rows] = scores
